@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that nicps raises, as one tree.
+
+    NicpsError                  exit code 1
+    ├── UsageProblem            2   the command or its arguments are wrong
+    ├── EnvironmentProblem      3   this host lacks something
+    ├── NetworkProblem          4   another host, or the local agent, is not there or does not fit
+    │   └── WireError               bytes that are not a frame of ours
+    └── JobFailed               5   the job, its data or its model
+
+A message is one line: what is wrong, with the value, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class NicpsError(Exception):
+    """Base of all; `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class UsageProblem(NicpsError):
+    """The command or its arguments are wrong."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(NicpsError):
+    """This host lacks something that nicps needs."""
+
+    exit_code = 3
+
+
+class NetworkProblem(NicpsError):
+    """Another host, or the local agent, is not there or does not fit."""
+
+    exit_code = 4
+
+
+class WireError(NetworkProblem):
+    """Bytes that are not a frame of ours."""
+
+
+class JobFailed(NicpsError):
+    """The job, its data or its model cannot go on."""
+
+    exit_code = 5
