@@ -116,12 +116,13 @@ class Mark(IntFlag):
 
 
 class PhaseKind(IntEnum):
-    """What a decision starts. Each is a series of rounds, except STOP, which ends the job."""
+    """What a decision starts: a series of rounds, except FINISH and STOP."""
 
     HANDOUT = 1  # R5, R6: raw bytes of one member to all
     TRAIN = 2  # R8 to R13
     TEST = 3  # R15: one round of two lanes, succeeded and failed
-    STOP = 4  # R14, or a job that failed
+    FINISH = 4  # R14: save the model; the acknowledgement tells what there is to collect
+    STOP = 5  # back to standby, after the end or because the job failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ class Decision:
 
     number: Annotated[int, _u32("1, 2, ... in a view")]
     generation: Annotated[int, _u32("of the token that the phase starts with")]
-    phase: Annotated[int, _u8("1 hand-out, 2 train, 3 test, 4 stop")]
+    phase: Annotated[int, _u8("1 hand-out, 2 train, 3 test, 4 finish, 5 stop")]
     reserved: Annotated[int, _u8("0")] = 0
     reserved2: Annotated[int, _u16("0")] = 0
     reserved3: Annotated[int, _u32("0")] = 0
@@ -239,10 +240,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A member has taken a decision (0: the list) and is prepared for it."""
+    """A member has heard a decision (0: the list); once it is prepared, the tail may hold an answer as JSON."""
 
     number: Annotated[int, _u32("of the decision")]
-    reserved: Annotated[int, _u32("0")] = 0
+    prepared: Annotated[int, _u8("1: prepared; 0: heard, still preparing")]
+    reserved: Annotated[int, _u8("0")] = 0
+    reserved2: Annotated[int, _u16("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
