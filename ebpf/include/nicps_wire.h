@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * The wire of nicps, for C. Generated from nicps/wire.py by `python -m nicps.wiregen`:
+ * change it there. Read by the XDP and TC programs, and by any C program in user space.
+ * The EtherType can be set from the compiler's command line.
+ */
+/* clang-format off */
+#ifndef NICPS_WIRE_H
+#define NICPS_WIRE_H
+
+#include <linux/types.h>
+
+#ifndef NICPS_ETHERTYPE
+#define NICPS_ETHERTYPE 0x88b5 /* IEEE 802 local experimental; settable */
+#endif
+
+#define NICPS_VERSION 1                /* first byte of every frame of ours */
+#define NICPS_MAX_MEMBERS 64           /* members of a network */
+#define NICPS_PAYLOAD_BYTES 1440       /* payload of a fragment */
+#define NICPS_BLOCK_LANES 1440         /* accumulators in a block of the map */
+#define NICPS_MAX_FRAME_BYTES 1500     /* longest frame, from version on */
+#define NICPS_NAME_BYTES 14            /* host name in a member list */
+#define NICPS_HEADER_BYTES 32          /* header */
+#define NICPS_FRAGMENT_HEADER_BYTES 48 /* header and fragment */
+#define NICPS_TOKEN_HEADER_BYTES 56    /* header and token */
+#define NICPS_MAX_SHIFT_0 0            /* shift of raw bytes */
+#define NICPS_MAX_SHIFT_8 50           /* largest shift, lanes of 8 bits */
+#define NICPS_MAX_SHIFT_16 42          /* largest shift, lanes of 16 bits */
+#define NICPS_MAX_SHIFT_32 26          /* largest shift, lanes of 32 bits */
+
+/* The header's `type`. */
+enum nicps_type {
+	NICPS_TYPE_CALL = 1,     /* R1: who takes part? */
+	NICPS_TYPE_ANSWER = 2,   /* R2: I do */
+	NICPS_TYPE_FORMED = 3,   /* R3: the member list */
+	NICPS_TYPE_DECISION = 4, /* R5 to R7, R14: node 1 decides, all acknowledge */
+	NICPS_TYPE_ACK = 5,
+	NICPS_TYPE_TOKEN = 6,    /* R9, R10 */
+	NICPS_TYPE_FRAGMENT = 7, /* R10, R11 */
+	NICPS_TYPE_WANT = 8,     /* a member has become ready while the token is parked */
+	NICPS_TYPE_FAIL = 9,     /* a member cannot go on */
+};
+
+/* The header's `flags`. */
+enum nicps_flag {
+	NICPS_FLAG_REPEAT = 1,        /* R16: sent before */
+	NICPS_FLAG_BOUNCED = 2,       /* handed on by the kernel */
+	NICPS_FLAG_PARKED = 4,        /* the owner keeps the token: nothing to do */
+	NICPS_FLAG_REPAIR = 8,        /* a fragment sent again on request */
+	NICPS_FLAG_TOKEN_WANTED = 16, /* WANT: hand me the token */
+};
+
+/* The token's `state`: gradients may still come, or the list is closed. */
+enum nicps_state {
+	NICPS_STATE_OPEN = 0,
+	NICPS_STATE_CLOSING = 1,
+};
+
+/* A member's `marks` in the token, about the open round. */
+enum nicps_mark {
+	NICPS_MARK_CONTRIBUTED = 1,
+	NICPS_MARK_COMPLETE = 2,    /* has every fragment of the list */
+	NICPS_MARK_SKIPPED = 4,     /* had a gradient that does not fit the unit: asks for a larger one */
+};
+
+/* What a decision starts: a series of rounds, except FINISH and STOP. */
+enum nicps_phase {
+	NICPS_PHASE_HANDOUT = 1, /* R5, R6: raw bytes of one member to all */
+	NICPS_PHASE_TRAIN = 2,   /* R8 to R13 */
+	NICPS_PHASE_TEST = 3,    /* R15: one round of two lanes, succeeded and failed */
+	NICPS_PHASE_FINISH = 4,  /* R14: save the model; the acknowledgement tells what there is to collect */
+	NICPS_PHASE_STOP = 5,    /* back to standby, after the end or because the job failed */
+};
+
+/* Common to all frames of ours; follows the Ethernet header. */
+struct nicps_header {
+	__u8 version;    /* format version, 1 */
+	__u8 type;       /* frame type */
+	__be16 flags;    /* flag mask */
+	__be32 network;  /* hash of the network's name */
+	__be32 view;     /* number of the member list; 0 before any */
+	__be32 round;    /* round that the frame belongs to */
+	__be16 sender;   /* member number from 1; 0 if none yet */
+	__be16 length;   /* bytes from version on, without padding */
+	__be32 sequence; /* sender's frame counter; a repeat has a new one */
+	__be64 tag;      /* authentication tag; 0 on a trusted LAN */
+};
+_Static_assert(sizeof(struct nicps_header) == 32, "struct nicps_header has a hole");
+
+/* One frame's worth of a gradient (or of a hand-out); `PAYLOAD_BYTES` follow, zero padded. */
+struct nicps_fragment {
+	__be32 index;     /* place in the contribution, from 0 */
+	__be32 fragments; /* fragments in the contribution */
+	__be16 lanes;     /* lanes in use; bytes if raw */
+	__u8 width;       /* bits of a lane: 32, 16, 8; 0 is raw bytes */
+	__u8 shift;       /* left shift of every lane before it is added */
+	__be32 samples;   /* samples in the whole gradient */
+};
+_Static_assert(sizeof(struct nicps_fragment) == 16, "struct nicps_fragment has a hole");
+
+/* The right to broadcast (R9, R10), and the state of the open round. */
+struct nicps_token {
+	__be32 generation; /* raised by whoever creates a token */
+	__be32 hop;        /* raised by every hand-on */
+	__be16 owner;      /* number of the member that may take it */
+	__u8 state;        /* 0 open, 1 closing */
+	__u8 members;      /* entries that follow */
+	__be16 idle;       /* hops since anything changed */
+	__be16 ranges;     /* missing ranges after the entries */
+	__be32 sent;       /* distinct fragments sent in the open round */
+	__s8 unit;         /* log2 of the accumulators' unit, open round */
+	__s8 unit_before;  /* the same, of the round committed last */
+	__be16 stripe;     /* 0; room for several tokens */
+};
+_Static_assert(sizeof(struct nicps_token) == 24, "struct nicps_token has a hole");
+
+/* One member's line in the token; the k-th is that of member k. */
+struct nicps_entry {
+	__be32 samples_before; /* samples counted in the round committed last */
+	__be32 samples;        /* samples counted in the open round */
+	__be32 ready;          /* samples worked so far, not yet sent */
+	__be32 read;           /* last round whose sum was read out */
+	__u8 marks;            /* mark mask */
+	__s8 unit;             /* log2 of the unit wanted for the next round */
+	__be16 reserved;       /* 0 */
+};
+_Static_assert(sizeof(struct nicps_entry) == 20, "struct nicps_entry has a hole");
+
+/* Fragments that some member lacks; only their sender repairs. */
+struct nicps_range {
+	__be32 first;  /* first missing fragment */
+	__be16 count;  /* how many in a row */
+	__be16 sender; /* member that sent them */
+};
+_Static_assert(sizeof(struct nicps_range) == 8, "struct nicps_range has a hole");
+
+/* R1: the starter asks who takes part. The tail is its name. */
+struct nicps_call {
+	__be64 nonce; /* names this formation */
+};
+_Static_assert(sizeof(struct nicps_call) == 8, "struct nicps_call has a hole");
+
+/* R2: a host takes part. The tail is its name. */
+struct nicps_answer {
+	__be64 nonce;    /* of the call */
+	__be32 view;     /* highest view this host has been in */
+	__be32 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_answer) == 16, "struct nicps_answer has a hole");
+
+/* R3: the network is formed; the list is the truth. Acknowledged like a decision, as number 0. */
+struct nicps_formed {
+	__be64 nonce;     /* of the call */
+	__be16 members;   /* entries that follow */
+	__be16 reserved;  /* 0 */
+	__be32 reserved2; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_formed) == 16, "struct nicps_formed has a hole");
+
+/* One member of a list; the k-th is member k. */
+struct nicps_formed_member {
+	__u8 mac[6];   /* MAC address */
+	__u8 name[14]; /* host name, UTF-8, zero padded */
+};
+_Static_assert(sizeof(struct nicps_formed_member) == 20, "struct nicps_formed_member has a hole");
+
+/* Node 1 opens the next phase. The tail is its settings as JSON. In force once all have acknowledged. */
+struct nicps_decision {
+	__be32 number;     /* 1, 2, ... in a view */
+	__be32 generation; /* of the token that the phase starts with */
+	__u8 phase;        /* 1 hand-out, 2 train, 3 test, 4 finish, 5 stop */
+	__u8 reserved;     /* 0 */
+	__be16 reserved2;  /* 0 */
+	__be32 reserved3;  /* 0 */
+};
+_Static_assert(sizeof(struct nicps_decision) == 16, "struct nicps_decision has a hole");
+
+/* A member has heard a decision (0: the list); once it is prepared, the tail may hold an answer as JSON. */
+struct nicps_ack {
+	__be32 number;    /* of the decision */
+	__u8 prepared;    /* 1: prepared; 0: heard, still preparing */
+	__u8 reserved;    /* 0 */
+	__be16 reserved2; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_ack) == 8, "struct nicps_ack has a hole");
+
+/* A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over. */
+struct nicps_want {
+	__be32 ready; /* samples worked so far in the round */
+	__be32 read;  /* last round whose sum was read out */
+};
+_Static_assert(sizeof(struct nicps_want) == 8, "struct nicps_want has a hole");
+
+/* A member cannot go on with the job; the tail says why, in one line. */
+struct nicps_fail {
+	__be64 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_fail) == 8, "struct nicps_fail has a hole");
+
+#endif /* NICPS_WIRE_H */
