@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `nicps` command: one module of this folder per sub-command, imported only when it is called.
+
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 this machine lacks something, 4 no network or no agent,
+5 the job failed, 130 interrupted. Every error is one line on stderr unless `--verbose` asks for the
+traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+from nicps import __version__
+from nicps.errors import NicpsError
+
+COMMANDS: dict[str, str] = {
+    "join": "be in the network on an interface, until stopped",
+    "submit": "give a job to the local agent",
+    "status": "show the network, its members and the job",
+    "leave": "take this host out of the network",
+    "doctor": "check this host, and say how to mend what is wrong",
+    "lab": "a LAN of namespaces on this machine",
+    "bench": "measure",
+    "wire": "print the frame formats, read a capture",
+}
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors take one line, and whose sub-commands all accept `--verbose`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("conflict_handler", "resolve")
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+        self.add_argument(
+            "--verbose",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="show the traceback of an error",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"nicps: error: {message} (see `{self.prog} --help`)\n")
+
+
+def build_parser(command: str | None = None) -> CommandParser:
+    """The parser with the arguments of `command` only, so that only its module is imported."""
+    parser = CommandParser(prog="nicps", description="The network adds up gradients.")
+    parser.add_argument("--version", action="version", version=f"nicps {__version__}")
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=CommandParser
+    )
+    for name, text in COMMANDS.items():
+        if name == command:
+            module = importlib.import_module(f"nicps.cli.{name}")
+            module.add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=text)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    verbose = "--verbose" in own
+    command = next((word for word in own if not word.startswith("-")), None)
+    try:
+        options = build_parser(command).parse_args(arguments)
+        run = cast(Callable[[argparse.Namespace], int], options.func)
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except NicpsError as error:
+        return _fail(error, str(error), error.exit_code, verbose)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone: not an error, but Python's exit must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        text = f"unexpected {type(error).__name__}: {error} (--verbose shows where)"
+        return _fail(error, text, EXIT_FAILED, verbose)
+
+
+def _fail(error: BaseException, text: str, code: int, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exception(error)
+    line = " ".join(text.split())
+    print(f"nicps: error: {line}", file=sys.stderr)
+    return code
