@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what others need of the wire definition: the C and P4 headers.
+"""Writes what others need of the wire definition: the C and P4 headers, and the tables in docs.
 
     python -m nicps.wiregen            # write the files
     python -m nicps.wiregen --check    # exit 1 and name each file that differs from `nicps.wire`
@@ -10,111 +10,24 @@ The files are committed, and CI runs the check. The output depends on `nicps/wir
 from __future__ import annotations
 
 import argparse
-import inspect
-import re
 import sys
 from collections.abc import Callable, Sequence
-from enum import IntEnum, IntFlag
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from nicps import wire
 from nicps.errors import EnvironmentProblem, NicpsError
+from nicps.wiretable import (
+    ENUMS,
+    STRUCTS,
+    comments,
+    constants,
+    fields_of,
+    markdown,
+    size_of,
+    snake,
+    summary,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Constant(NamedTuple):
-    """A number that all three languages know; `bits` is its width in P4."""
-
-    name: str
-    value: int
-    bits: int
-    doc: str
-
-    @property
-    def text(self) -> str:
-        """The value as people write it: EtherTypes in hexadecimal."""
-        return f"{self.value:#06x}" if self.name == "ETHERTYPE" else str(self.value)
-
-
-class Values(NamedTuple):
-    """An enumeration of the wire: prefix of its names, and the field of the wire that holds it."""
-
-    prefix: str
-    enum: type[IntEnum] | type[IntFlag]
-    cls: type[Any]
-    field: str
-
-    @property
-    def bits(self) -> int:
-        """Width of the field on the wire."""
-        layout = wire.Layout.of(self.cls)
-        return layout.wires[layout.names.index(self.field)].size * 8
-
-
-#: Every struct of the wire, in the order in which a reader meets them.
-STRUCTS: tuple[type[Any], ...] = (
-    wire.Header,
-    wire.Fragment,
-    wire.Token,
-    wire.Entry,
-    wire.Range,
-    wire.Call,
-    wire.Answer,
-    wire.Formed,
-    wire.FormedMember,
-    wire.Decision,
-    wire.Ack,
-    wire.Want,
-    wire.Fail,
-)
-
-ENUMS: tuple[Values, ...] = (
-    Values("TYPE", wire.FrameType, wire.Header, "type"),
-    Values("FLAG", wire.Flag, wire.Header, "flags"),
-    Values("STATE", wire.TokenState, wire.Token, "state"),
-    Values("MARK", wire.Mark, wire.Entry, "marks"),
-    Values("PHASE", wire.PhaseKind, wire.Decision, "phase"),
-)
-
-
-def constants() -> tuple[Constant, ...]:
-    """The numbers that C and P4 share with `nicps.wire`."""
-    return (
-        Constant("VERSION", wire.VERSION, 8, "first byte of every frame of ours"),
-        Constant("ETHERTYPE", wire.ETHERTYPE, 16, "IEEE 802 local experimental; settable"),
-        Constant("MAX_MEMBERS", wire.MAX_MEMBERS, 16, "members of a network"),
-        Constant("PAYLOAD_BYTES", wire.PAYLOAD_BYTES, 16, "payload of a fragment"),
-        Constant("BLOCK_LANES", wire.BLOCK_LANES, 16, "accumulators in a block of the map"),
-        Constant("MAX_FRAME_BYTES", wire.MAX_FRAME_BYTES, 16, "longest frame, from version on"),
-        Constant("NAME_BYTES", wire.NAME_BYTES, 16, "host name in a member list"),
-        Constant("HEADER_BYTES", wire.HEADER_BYTES, 16, "header"),
-        Constant("FRAGMENT_HEADER_BYTES", wire.FRAGMENT_HEADER_BYTES, 16, "header and fragment"),
-        Constant("TOKEN_HEADER_BYTES", wire.TOKEN_HEADER_BYTES, 16, "header and token"),
-        *(
-            Constant(f"MAX_SHIFT_{width}", shift, 8, f"largest shift, lanes of {width} bits")
-            if width
-            else Constant("MAX_SHIFT_0", shift, 8, "shift of raw bytes")
-            for width, shift in sorted(wire.MAX_SHIFT.items())
-        ),
-    )
-
-
-def comments(cls: type[Any]) -> dict[str, str]:
-    """The comments behind an enumeration's members in the source: member's name -> text."""
-    found = re.finditer(r"^    ([A-Z_]+) = \d+(?:  # (.*))?$", inspect.getsource(cls), re.MULTILINE)
-    return {match[1]: match[2] or "" for match in found}
-
-
-def snake(cls: type[Any]) -> str:
-    """`formed_member` for `FormedMember`: the name of a struct in C and P4."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-
-
-def summary(cls: type[Any]) -> str:
-    """First paragraph of a class's docstring, in one line."""
-    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
 def _columns(rows: Sequence[tuple[str, str]], indent: str) -> list[str]:
@@ -146,29 +59,22 @@ def c_header() -> str:
     lines += ["#ifndef NICPS_ETHERTYPE", *_columns([settable], ""), "#endif", ""]
     lines += _columns(fixed, "")
     for values in ENUMS:
-        docs = comments(values.enum)
-        lines += ["", f"/* {summary(values.enum)} */", f"enum nicps_{values.prefix.lower()} {{"]
+        docs, prefix = comments(values.enum), f"NICPS_{values.prefix}"
+        lines += ["", f"/* {summary(values.enum)} */", f"enum {prefix.lower()} {{"]
         lines += _columns(
-            [
-                (f"NICPS_{values.prefix}_{m.name} = {m.value},", docs[str(m.name)])
-                for m in values.enum
-            ],
-            "\t",
+            [(f"{prefix}_{m.name} = {m.value},", docs[str(m.name)]) for m in values.enum], "\t"
         )
         lines.append("};")
     for cls in STRUCTS:
-        layout = wire.Layout.of(cls)
-        lines += ["", f"/* {summary(cls)} */", f"struct nicps_{snake(cls)} {{"]
-        lines += _columns(
-            [
-                (f"{w.c} {name}{f'[{w.size}]' if w.code.endswith('s') else ''};", w.doc)
-                for name, w in zip(layout.names, layout.wires, strict=True)
-            ],
-            "\t",
-        )
         name = f"struct nicps_{snake(cls)}"
-        text = f"{name} has a hole"
-        lines += ["};", f'_Static_assert(sizeof({name}) == {layout.struct.size}, "{text}");']
+        lines += ["", f"/* {summary(cls)} */", f"{name} {{"]
+        rows = []
+        for field in fields_of(cls):
+            array = f"[{field.bytes}]" if field.type == "bytes" else ""
+            rows.append((f"{field.wire.c} {field.name}{array};", field.doc))
+        lines += _columns(rows, "\t")
+        lines.append("};")
+        lines.append(f'_Static_assert(sizeof({name}) == {size_of(cls)}, "{name} has a hole");')
     lines += ["", "#endif /* NICPS_WIRE_H */"]
     return "\n".join(lines) + "\n"
 
@@ -184,38 +90,21 @@ def p4_header() -> str:
         "",
     ]
     lines += _columns(
-        [
-            (
-                f"const bit<{c.bits}> NICPS_{c.name} = {c.text};",
-                c.doc,
-            )
-            for c in constants()
-        ],
-        "",
+        [(f"const bit<{c.bits}> NICPS_{c.name} = {c.text};", c.doc) for c in constants()], ""
     )
     for values in ENUMS:
-        docs = comments(values.enum)
+        docs, prefix = comments(values.enum), f"const bit<{values.bits}> NICPS_{values.prefix}"
         lines += ["", f"// {summary(values.enum)}"]
         lines += _columns(
-            [
-                (
-                    f"const bit<{values.bits}> NICPS_{values.prefix}_{m.name} = {m.value};",
-                    docs[str(m.name)],
-                )
-                for m in values.enum
-            ],
-            "",
+            [(f"{prefix}_{m.name} = {m.value};", docs[str(m.name)]) for m in values.enum], ""
         )
     for cls in STRUCTS:
-        layout = wire.Layout.of(cls)
         lines += ["", f"// {summary(cls)}", f"header nicps_{snake(cls)}_t {{"]
-        lines += _columns(
-            [
-                (f"{'int' if w.code == 'b' else 'bit'}<{w.size * 8}> {name};", w.doc)
-                for name, w in zip(layout.names, layout.wires, strict=True)
-            ],
-            "    ",
-        )
+        rows = []
+        for field in fields_of(cls):
+            kind = "int" if field.type.startswith("i") else "bit"
+            rows.append((f"{kind}<{field.bytes * 8}> {field.name};", field.doc))
+        lines += _columns(rows, "    ")
         lines.append("}")
     lines += ["", "#endif  // NICPS_WIRE_P4"]
     return "\n".join(lines) + "\n"
@@ -225,6 +114,7 @@ def p4_header() -> str:
 OUTPUTS: dict[str, Callable[[], str]] = {
     "ebpf/include/nicps_wire.h": c_header,
     "p4/include/nicps_wire.p4": p4_header,
+    "docs/wire.md": markdown,
 }
 
 
@@ -243,7 +133,7 @@ def write(root: Path = ROOT) -> list[str]:
     Raises:
         EnvironmentProblem: `root` is not a checkout of nicps, or cannot be written.
     """
-    if not (root / "nicps" / "wire.py").is_file() or not (root / "pyproject.toml").is_file():
+    if not (root / "pyproject.toml").is_file():
         raise EnvironmentProblem(f"{root} is not a checkout of nicps; name one with --root")
     changed = drifted(root)
     for path in changed:
@@ -258,14 +148,11 @@ def write(root: Path = ROOT) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the generator; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m nicps.wiregen", description=__doc__.split("\n")[0]
+        prog="python -m nicps.wiregen",
+        description="Write the C and P4 headers and docs/wire.md from the wire definition.",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail on any difference"
-    )
-    parser.add_argument(
-        "--root", type=Path, default=ROOT, help="the checkout (default: %(default)s)"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to write into")
     options = parser.parse_args(argv)
     try:
         if not options.check:
