@@ -243,9 +243,7 @@ def text() -> str:
             lines.append(f"  {note}")
         for row in (heads, *rows):
             cells = (
-                cell.rjust(width)
-                if cell.isdigit() or head in ("offset", "bytes")
-                else cell.ljust(width)
+                cell.rjust(width) if head in ("offset", "bytes", "value") else cell.ljust(width)
                 for cell, width, head in zip(row, widths, heads, strict=True)
             )
             lines.append(("  " + "  ".join(cells)).rstrip())
