@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps doctor`: check this host, and say how to mend what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from nicps.errors import EnvironmentProblem
+
+DESCRIPTION = """\
+Check this host for what nicps needs and say how to mend what is wrong. With --iface a program that
+passes every frame is attached to the interface for a moment, where nothing else is attached, to see
+which XDP mode the driver has. Exit code: 0 when nothing failed, 3 otherwise."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps doctor`."""
+    parser = subparsers.add_parser(
+        "doctor", help="check this host, and say how to mend what is wrong", description=DESCRIPTION
+    )
+    parser.add_argument("--iface", metavar="IF", help="the interface that `nicps join` would use")
+    parser.add_argument("--user", default="nobody", help="the user that would train (%(default)s)")
+    parser.add_argument("--job", type=Path, metavar="DIR", help="a job that this user must read")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="PATH",
+        default=os.environ.get("NICPS_DATA"),
+        help="data that this user must read ($NICPS_DATA)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the rows; 3 when one failed."""
+    from nicps import doctor
+
+    data = Path(args.data) if args.data else None
+    rows = doctor.examine(args.iface, args.user, args.job, data)
+    worst = doctor.worst(rows)
+    if args.json:
+        import orjson
+
+        report = {"ok": worst != "fail", "checks": [dataclasses.asdict(row) for row in rows]}
+        print(orjson.dumps(report).decode())
+    else:
+        print(doctor.table(rows))
+    return EnvironmentProblem.exit_code if worst == "fail" else 0

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `nicps doctor` looks at, one function a check; each gives a row and raises nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nicps.doctor.access import check_access
+from nicps.doctor.check import Check, State, fail, ok
+from nicps.doctor.host import (
+    check_bcc,
+    check_btf,
+    check_jit,
+    check_kernel,
+    check_lockdown,
+    check_memory,
+    check_packages,
+    check_privileges,
+)
+from nicps.doctor.interface import check_interface
+from nicps.errors import NicpsError
+
+__all__ = [
+    "Check",
+    "State",
+    "check_headers",
+    "check_sources",
+    "examine",
+    "table",
+    "worst",
+]
+
+
+def check_headers() -> Check:
+    """Kernel headers for BCC's compiler; any recent ones serve."""
+    from nicps.dataplane import headers
+
+    try:
+        return ok("headers", headers.find().description)
+    except NicpsError as error:
+        text, _, mend = str(error).partition("; run: ")
+        return fail("headers", text, mend or headers.install_command())
+
+
+def check_sources() -> Check:
+    """The BPF programs' sources: the checkout's, or the wheel's."""
+    from nicps.dataplane import sources
+
+    try:
+        return ok("BPF sources", str(sources.folder()))
+    except NicpsError as error:
+        return fail("BPF sources", str(error), "install nicps again")
+
+
+def examine(
+    iface: str | None = None,
+    user: str = "nobody",
+    job: Path | None = None,
+    data: Path | None = None,
+) -> list[Check]:
+    """All rows for this host, in the order in which one would mend them.
+
+    The interface's row attaches a program for a moment where none is attached.
+    """
+    return [
+        check_kernel(),
+        check_btf(),
+        check_jit(),
+        check_lockdown(),
+        check_privileges(),
+        check_memory(),
+        check_packages(),
+        check_bcc(),
+        check_headers(),
+        check_sources(),
+        *check_interface(iface),
+        *check_access(user, job, data),
+    ]
+
+
+def worst(rows: list[Check]) -> State:
+    """The worst state among the rows."""
+    states = {row.state for row in rows}
+    return "fail" if "fail" in states else "warn" if "warn" in states else "ok"
+
+
+def table(rows: list[Check]) -> str:
+    """The rows as aligned text; what is to be done stands below its row."""
+    width = max(len(row.name) for row in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{row.state:<4}  {row.name:<{width}}  {row.found}")
+        if row.mend:
+            lines.append(f"{'':<4}  {'':<{width}}  -> {row.mend}")
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Markers that probe for what they need, and the fixtures that all tests share.
+
+A test in tests/unit, tests/xdp, tests/netns, tests/p4 or tests/vm gets its folder's marker by
+itself. With NICPS_NO_SKIPS=1 a skipped unit, xdp or netns test fails the run (`.ci/run` sets it for
+root).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MUST_RUN = frozenset({"unit", "xdp", "netns"})
+CLONE_NEWNET = 0x40000000
+NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
+
+#: Says what is missing, or None.
+Probe = Callable[[], str | None]
+
+
+@functools.cache
+def missing_for_netns() -> str | None:
+    """A new network namespace, made in a child that ends at once."""
+    if os.geteuid() != 0:
+        return "needs root"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0 else 1)
+    _, status = os.waitpid(child, 0)
+    return "cannot make network namespaces" if status else None
+
+
+@functools.cache
+def missing_for_xdp() -> str | None:
+    """Root, BCC, kernel headers and a network namespace to attach in."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if importlib.util.find_spec("bcc") is None:
+        return "needs BCC (python3-bpfcc)"
+    from nicps.doctor import check_headers
+
+    headers = check_headers()
+    if headers.state == "fail":
+        return f"needs kernel headers: {headers.found}"
+    return missing_for_netns()
+
+
+@functools.cache
+def missing_for_p4() -> str | None:
+    """BMv2's simple switch and the P4 compiler."""
+    absent = [name for name in ("simple_switch", "p4c-bm2-ss") if shutil.which(name) is None]
+    return f"needs {' and '.join(absent)}" if absent else None
+
+
+@functools.cache
+def missing_for_vm() -> str | None:
+    """QEMU, and virtme-ng to start it."""
+    absent = [name for name in ("qemu-system-x86_64", "vng") if shutil.which(name) is None]
+    return f"needs {' and '.join(absent)}" if absent else None
+
+
+PROBES: dict[str, Probe] = {
+    "xdp": missing_for_xdp,
+    "netns": missing_for_netns,
+    "p4": missing_for_p4,
+    "vm": missing_for_vm,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test its folder's marker."""
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in {"unit", *PROBES}:
+            item.add_marker(folder)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose marker's probe finds something missing."""
+    for name, probe in PROBES.items():
+        if item.get_closest_marker(name) is not None:
+            missing = probe()
+            if missing is not None:
+                pytest.skip(f"{name}: {missing}")
+
+
+class SkipGuard:
+    """Turns skips of the tests that must run into a failed session."""
+
+    def __init__(self) -> None:
+        self.skipped: list[str] = []
+        self.must_run: set[str] = set()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.must_run = {
+            item.nodeid
+            for item in items
+            if any(item.get_closest_marker(name) is not None for name in MUST_RUN)
+        }
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.skipped.append(report.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid in self.must_run:
+            self.skipped.append(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.skipped and session.exitstatus in (pytest.ExitCode.OK, 5):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for nodeid in self.skipped:
+            terminalreporter.write_line(f"NICPS_NO_SKIPS: {nodeid} was skipped", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the guard in where skips are not allowed."""
+    if NO_SKIPS:
+        config.pluginmanager.register(SkipGuard(), "nicps-skip-guard")
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """An empty folder that every user may enter (pytest's own tmp_path is its user's only)."""
+    path = Path(tempfile.mkdtemp(prefix="nicps-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
