@@ -18,7 +18,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum, IntFlag
-from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 from nicps.errors import WireError
@@ -290,9 +289,12 @@ class Layout(NamedTuple):
     struct: struct.Struct
 
     @staticmethod
-    @cache
     def of(cls: type[Any]) -> Layout:
         """Layout of one of this module's dataclasses."""
+        return _LAYOUTS.get(cls) or _LAYOUTS.setdefault(cls, Layout._derive(cls))
+
+    @staticmethod
+    def _derive(cls: type[Any]) -> Layout:
         hints = get_type_hints(cls, include_extras=True)
         names = tuple(field.name for field in fields(cls))
         wires = tuple(hints[name].__metadata__[0] for name in names)
@@ -302,6 +304,9 @@ class Layout(NamedTuple):
             offsets.append(at)
             at += wire.size
         return Layout(names, wires, tuple(offsets), struct.Struct(">" + "".join(w.code for w in wires)))
+
+
+_LAYOUTS: dict[type[Any], Layout] = {}
 
 
 @dataclass(frozen=True, slots=True)

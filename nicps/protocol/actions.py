@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the state machines ask for, and what they need to know of the kernel's accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from nicps.protocol.phase import Member, Phase
+
+
+class Receiver(Protocol):
+    """What has arrived: the kernel's maps in production, a model in tests."""
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        """Distinct fragments taken from that member in that round."""
+
+    def missing(
+        self, round_: int, view: int, sender: int, fragments: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """At most `limit` (first, count) ranges that have not arrived, first ones first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Broadcast one frame (from the version byte on), after everything asked for before."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendFragments:
+    """Broadcast fragments of this member's contribution, before anything asked for later.
+
+    `ranges` are (first, count). The agent answers with `Node.sent` once the kernel has them all.
+    """
+
+    round: int
+    samples: int
+    ranges: tuple[tuple[int, int], ...]
+    repair: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A member list is in force here (R3)."""
+
+    view: int
+    number: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A decision was heard and its turn has come: get ready for the phase, then call `Node.prepared`."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseAgreed:
+    """Node 1 only: everybody has acknowledged; `answers` are the members' JSON tails by number."""
+
+    phase: Phase
+    answers: Mapping[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """The first token of the phase has been seen: it is in force."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Samples that are still enough for the quorum, for who has not contributed (R13)."""
+
+    round: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The round's list is closed without this member: drop the rest of the batch."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Everybody has everything: weights may change.
+
+    `counted` maps member numbers to samples; members whose gradient is not in the sum are missing from it.
+    """
+
+    round: int
+    counted: Mapping[int, int]
+    unit: int
+    next_unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job cannot go on; one line for the user."""
+
+    reason: str
+
+
+Action: TypeAlias = (
+    Send
+    | SendFragments
+    | Formed
+    | Prepare
+    | PhaseAgreed
+    | PhaseStarted
+    | Need
+    | Closed
+    | Committed
+    | Failed
+)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Node 1's side of a decision: repeated until every member has acknowledged that it is prepared (R5 to R7, R14).
+
+The member list (R3) is decision number 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nicps import wire
+from nicps.protocol.actions import Action, Send
+from nicps.protocol.phase import Member, Timings
+
+
+@dataclass(slots=True)
+class Ballot:
+    """One decision under way. `frame` makes it anew for each repeat (every frame has its own sequence number)."""
+
+    number: int
+    frame: Callable[[], bytes]
+    members: tuple[Member, ...]
+    timings: Timings
+    emit: Callable[[Action], None]
+    answers: dict[int, bytes] = field(default_factory=dict)
+    heard: dict[int, float] = field(default_factory=dict)
+    next_send: float = 0.0
+    interval: float = 0.0
+
+    def start(self, now: float) -> None:
+        """Send it for the first time."""
+        self.heard = {member.number: now for member in self.members}
+        self.interval = self.timings.decision_s
+        self.next_send = now
+        self.tick(now)
+
+    def acknowledge(self, now: float, number: int, prepared: bool, answer: bytes) -> None:
+        """A member has heard the decision, or is prepared for it."""
+        self.heard[number] = now
+        if prepared:
+            self.answers.setdefault(number, answer)
+
+    @property
+    def agreed(self) -> bool:
+        """Everybody is prepared."""
+        return len(self.answers) == len(self.members)
+
+    def silent(self, now: float) -> Member | None:
+        """A member that has answered nothing for too long."""
+        for member in self.members[1:]:
+            if member.number in self.answers:
+                continue
+            if now > self.heard[member.number] + self.timings.silent_s:
+                return member
+        return None
+
+    def tick(self, now: float) -> None:
+        """Repeat to those who have not answered."""
+        if now >= self.next_send and set(self.answers) < {m.number for m in self.members[1:]} | {1}:
+            self.emit(Send(self.frame()))
+            self.next_send = now + self.interval
+            self.interval = min(self.interval * 1.5, self.timings.decision_s * 10)
+
+    def deadline(self) -> float:
+        """When `tick` wants to be called next."""
+        return self.next_send
+
+
+def acknowledgement(header: wire.Header, number: int, prepared: bool, answer: bytes) -> bytes:
+    """A member's frame for node 1."""
+    return wire.pack(header, wire.Ack(number, int(prepared)), tail=answer)

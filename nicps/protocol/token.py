@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The token as its holder works on it: a mutable copy of the frame's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nicps import wire
+from nicps.protocol.phase import Phase
+
+
+@dataclass(slots=True)
+class Line:
+    """One member's entry (`wire.Entry`)."""
+
+    samples_before: int = 0
+    samples: int = 0
+    ready: int = 0
+    read: int = 0
+    marks: int = 0
+    unit: int = -128
+
+    @property
+    def contributed(self) -> bool:
+        """Its gradient is in the open round's list."""
+        return bool(self.marks & wire.Mark.CONTRIBUTED)
+
+    @property
+    def complete(self) -> bool:
+        """It has every fragment of the list."""
+        return bool(self.marks & wire.Mark.COMPLETE)
+
+    @property
+    def settled(self) -> bool:
+        """It has contributed, or has said that it will not."""
+        return bool(self.marks & (wire.Mark.CONTRIBUTED | wire.Mark.SKIPPED))
+
+
+@dataclass(slots=True)
+class TokenState:
+    """Everything that a token frame says. `lines[k-1]` is member k's; `ranges` are (sender, first, count)."""
+
+    generation: int
+    hop: int
+    owner: int
+    round: int
+    unit: int
+    unit_before: int
+    lines: list[Line]
+    state: int = wire.TokenState.OPEN
+    idle: int = 0
+    sent: int = 0
+    ranges: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def create(cls, phase: Phase, members: int) -> TokenState:
+        """R9: the first token of a phase, owned by node 1."""
+        return cls(
+            generation=phase.generation,
+            hop=0,
+            owner=1,
+            round=phase.first_round,
+            unit=phase.unit,
+            unit_before=phase.unit,
+            lines=[Line(read=phase.first_round - 1) for _ in range(members)],
+        )
+
+    @classmethod
+    def of(cls, frame: wire.Frame) -> TokenState:
+        """The state that a token frame carries."""
+        body = frame.body
+        assert isinstance(body, wire.Token)
+        entries, ranges = frame.items
+        return cls(
+            generation=body.generation,
+            hop=body.hop,
+            owner=body.owner,
+            round=frame.header.round,
+            unit=body.unit,
+            unit_before=body.unit_before,
+            lines=[
+                Line(e.samples_before, e.samples, e.ready, e.read, e.marks, e.unit)
+                for e in entries
+                if isinstance(e, wire.Entry)
+            ],
+            state=body.state,
+            idle=body.idle,
+            sent=body.sent,
+            ranges=[(r.sender, r.first, r.count) for r in ranges if isinstance(r, wire.Range)],
+        )
+
+    def pack(self, header: wire.Header) -> bytes:
+        """The frame; the header's round is this token's."""
+        entries = [
+            wire.Entry(
+                line.samples_before, line.samples, line.ready, line.read, line.marks, line.unit
+            )
+            for line in self.lines
+        ]
+        ranges: Sequence[wire.Range] = [wire.Range(f, c, s) for s, f, c in self.ranges]
+        body = wire.Token(
+            generation=self.generation,
+            hop=self.hop,
+            owner=self.owner,
+            state=self.state,
+            members=len(entries),
+            idle=self.idle,
+            ranges=len(ranges),
+            sent=self.sent,
+            unit=self.unit,
+            unit_before=self.unit_before,
+        )
+        return wire.pack(header, body, entries, ranges)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(generation, hop): nobody accepts one that is not greater than the last seen."""
+        return self.generation, self.hop
+
+    @property
+    def counted(self) -> int:
+        """Samples of the gradients in the open round's list."""
+        return sum(line.samples for line in self.lines)
+
+    def quorum_reached(self, phase: Phase) -> bool:
+        """R13: enough has been counted, or nobody is left who could contribute."""
+        return self.counted >= phase.quorum or all(
+            line.settled or not share for line, share in zip(self.lines, phase.shares, strict=True)
+        )
+
+    def commit(self) -> None:
+        """Close the open round for good and open the next one."""
+        for line in self.lines:
+            line.samples_before, line.samples = line.samples, 0
+            line.ready = 0
+            line.marks = 0
+        self.unit_before = self.unit
+        self.unit = max(self.unit, *(line.unit for line in self.lines))
+        for line in self.lines:
+            line.unit = -128
+        self.round += 1
+        self.state = wire.TokenState.OPEN
+        self.sent = 0
+        self.ranges = []
