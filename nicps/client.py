@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training program's side of the agent: NumPy vectors in, exact sums out.
+
+    session = Session.attach()                  # the agent's socket is in NICPS_SOCKET
+    session.ready(lanes=model_size, digest=...)
+    while (phase := session.next_phase()).kind != "end":
+        ...                                     # docs/jobs.md; trainer/loop.py is the PyTorch program
+
+Gradients do not pass through the socket: they are converted into memory that the agent sends from, while it sends,
+and sums are read where the kernel adds them up. Rules R8, R11 to R15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from nicps.dataplane.arena import Arena
+from nicps.dataplane.channel import Channel, ChannelClosed
+from nicps.dataplane.lanes import F32, I64, LaneFormat, Quantiser, sum_to_float
+from nicps.errors import JobFailed, NetworkProblem
+from nicps.wire import BLOCK_LANES
+
+DEFAULT_SOCKET = "@nicps"
+
+
+class NonFinite(JobFailed):
+    """A gradient holds NaN or infinity; `index` is where in the vector."""
+
+    def __init__(self, index: int, value: float) -> None:
+        super().__init__(f"the gradient is {value} at index {index}")
+        self.index = index
+
+
+class JobAborted(JobFailed):
+    """The job was stopped: by the user, or because a member failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What to do next: "train", "test" (one round), or "end"."""
+
+    kind: str
+    first_round: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12)."""
+
+    round: int
+    samples: int
+    counted: Mapping[int, int]
+    unit: int
+
+
+class Session:
+    """A member's training program, attached to its agent. Not for use from several threads."""
+
+    def __init__(self, channel: Channel, welcome: dict[str, Any]) -> None:
+        self._channel = channel
+        self.number: int = welcome["number"]
+        self.members: int = len(welcome["members"])
+        self.name: str = welcome["name"]
+        self.settings: dict[str, Any] = welcome["settings"]
+        self.workdir: str = welcome["workdir"]
+        self.view: int = welcome["view"]
+        self._format: LaneFormat | None = None
+        self._quantiser: Quantiser | None = None
+        self._arena: Arena | None = None
+        self._doorbell = -1
+        self._accumulators: I64 | None = None
+        self._phase = Phase("none", 0, 0)
+        self._next: dict[str, Any] | None = None
+        self._unit = 0
+        self._offered = 0  # round of the last contribution
+
+    @classmethod
+    def attach(cls, socket: str | None = None) -> Self:
+        """Connect to the agent.
+
+        Args:
+            socket: a path, or `@name` for an abstract address; default: NICPS_SOCKET, or `@nicps`.
+
+        Raises:
+            NetworkProblem: no agent listens there, or it expects no training program now.
+        """
+        address = socket or os.environ.get("NICPS_SOCKET", DEFAULT_SOCKET)
+        try:
+            channel = Channel.connect(address)
+        except OSError as error:
+            raise NetworkProblem(
+                f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
+            ) from None
+        channel.send({"op": "attach", "pid": os.getpid()})
+        welcome, _ = channel.recv(timeout_s=30.0)
+        if welcome["op"] != "welcome":
+            raise NetworkProblem(welcome.get("message", "the agent expects no training program now"))
+        return cls(channel, welcome)
+
+    # ---- getting ready
+
+    def ready(self, lanes: int, digest: str) -> None:
+        """The model is built: `lanes` float32 a round, and a digest that must be the same on all members.
+
+        Raises:
+            JobAborted: another member's model differs, or the job was stopped.
+        """
+        self._channel.send({"op": "ready", "lanes": lanes, "digest": digest})
+        self._format = LaneFormat(lanes, self._width())
+        self._quantiser = Quantiser(self._format)
+        message, fds = self._receive("arena")
+        self._doorbell = fds[1]
+        self._arena = Arena(fds[0], message["fragments"])
+
+    def next_phase(self) -> Phase:
+        """Wait for node 1's next decision (R7, R14, R15).
+
+        Raises:
+            JobAborted: the job was stopped.
+        """
+        message = self._next or self._receive("phase")[0]
+        self._next = None
+        self._unit = message["unit"]
+        self._phase = Phase(message["kind"], message["first_round"], message["number"])
+        self._channel.send({"op": "prepared", "number": message["number"]})
+        return self._phase
+
+    # ---- a training round
+
+    def need(self, round_: int) -> int:
+        """Samples that are still enough to reach the quorum (R13); a large number before anybody contributed."""
+        of_round, samples = self._shared().need
+        return samples if of_round == round_ else 1 << 40
+
+    def closed(self, round_: int) -> bool:
+        """The round's list is closed without us, or the phase is over: drop the rest of the batch."""
+        arena = self._shared()
+        return arena.closed >= round_ or arena.phase > self._phase.number
+
+    def progress(self, round_: int, samples: int) -> None:
+        """A micro-batch is done; `samples` of the round so far."""
+        self._channel.send({"op": "progress", "round": round_, "samples": samples})
+
+    def contribute(self, round_: int, vector: F32, samples: int) -> None:
+        """Offer this member's gradient, the sum over `samples`; it is being sent while it is converted.
+
+        Args:
+            vector: float32 (lanes,), not changed.
+
+        Raises:
+            NonFinite: it holds NaN or infinity; nothing was offered.
+        """
+        arena, quantiser, format = self._shared(), self._quantiser, self._format
+        assert quantiser is not None and format is not None
+        largest = self._largest(vector)
+        self._offered = round_
+        if largest > format.largest(self._unit):
+            unit = format.unit_for(largest) + 1  # one bit of room: the next one may be larger still
+            self._channel.send({"op": "offer", "round": round_, "samples": samples, "unit": unit})
+            return
+        arena.set_converted(round_, 0)
+        self._channel.send({"op": "offer", "round": round_, "samples": samples, "unit": None})
+        lanes, shifts = arena.lanes[round_ & 1], arena.shifts[round_ & 1]
+        done = 0
+        while done < format.fragments:
+            done += quantiser.batch(vector, done, self._unit, lanes, shifts)
+            arena.set_converted(round_, done)
+            os.eventfd_write(self._doorbell, 1)
+
+    def wait_commit(self, round_: int) -> Commit | None:
+        """Wait until the round is committed; None if the phase ended before: nothing of the round counts.
+
+        Raises:
+            JobAborted: the job was stopped.
+        """
+        if self._next is not None:
+            return None
+        while True:
+            message, _ = self._receive("committed", "phase")
+            if message["op"] == "phase":
+                self._next = message
+                return None
+            if message["round"] == round_:
+                self._unit = message["next_unit"]
+                counted = {int(k): int(v) for k, v in message["counted"].items()}
+                return Commit(round_, sum(counted.values()), counted, message["unit"])
+
+    def sum(self, commit: Commit, out: F32 | None = None) -> F32:
+        """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted.
+
+        The accumulators are free for another round afterwards.
+        """
+        arena, quantiser, format = self._shared(), self._quantiser, self._format
+        assert quantiser is not None and format is not None
+        if out is None:
+            out = np.empty(format.lanes, np.float32)
+        own = others = None
+        parity = commit.round & 1
+        if self.number in commit.counted:
+            own = arena.lanes[parity, : format.fragments], arena.shifts[parity, : format.fragments]
+            quantiser.keep()
+        if set(commit.counted) - {self.number}:
+            assert self._accumulators is not None
+            others = self._accumulators[parity]
+        sum_to_float(others, own, format, commit.unit, out)
+        self._channel.send({"op": "read", "round": commit.round})
+        return out
+
+    def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
+        """Contribute with one sample, wait for everybody, and read the sum."""
+        self.contribute(round_, vector, 1)
+        commit = self.wait_commit(round_)
+        if commit is None:
+            raise JobAborted(f"the phase ended before round {round_} was committed")
+        return self.sum(commit, out)
+
+    # ---- a test round, node 1's decisions, and messages
+
+    def tally(self, round_: int, succeeded: int, failed: int) -> tuple[int, int]:
+        """R15: the successes and failures of all members.
+
+        Raises:
+            JobAborted: the job was stopped.
+        """
+        arena, parity = self._shared(), round_ & 1
+        arena.lanes[parity, 0] = 0
+        lanes = arena.lanes[parity, 0].view(">i4")
+        lanes[:2] = succeeded, failed
+        arena.shifts[parity, 0] = 0
+        arena.set_converted(round_, 1)
+        self._channel.send({"op": "offer", "round": round_, "samples": 1, "unit": None})
+        os.eventfd_write(self._doorbell, 1)
+        commit = self.wait_commit(round_)
+        if commit is None:
+            raise JobAborted(f"the phase ended before the test round {round_} was committed")
+        total = np.array((succeeded, failed), np.int64)
+        if self._accumulators is not None and set(commit.counted) - {self.number}:
+            total += self._accumulators[parity, 0, :2]
+        self._channel.send({"op": "read", "round": round_})
+        return int(total[0]), int(total[1])
+
+    def decide(self, round_: int, what: str) -> None:
+        """Node 1 only, after each round: "continue", "test" or "end" (R14)."""
+        self._channel.send({"op": "decide", "round": round_, "what": what})
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        """Live progress, for whoever watches the job."""
+        self._channel.send({"op": "report", "values": dict(values)})
+
+    def fail(self, message: str) -> None:
+        """The job cannot go on here, in one line; it is stopped everywhere."""
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send({"op": "fail", "message": message})
+
+    def close(self) -> None:
+        """Detach from the agent."""
+        self._channel.close()
+
+    # ---- inside
+
+    def _shared(self) -> Arena:
+        assert self._arena is not None, "call ready() first"
+        return self._arena
+
+    def _width(self) -> int:
+        return int(str(self.settings.get("lane", "i16")).removeprefix("i"))
+
+    def _largest(self, vector: F32) -> float:
+        """An upper bound of the magnitude that is to be sent; exact when it comes near the limit."""
+        quantiser, format = self._quantiser, self._format
+        assert quantiser is not None and format is not None
+        bound = math.sqrt(float(np.dot(vector, vector)))
+        if bound < format.largest(self._unit) / 4:  # a residual is far smaller than that
+            return bound
+        finite = np.isfinite(vector)
+        if not finite.all():
+            index = int(np.argmin(finite))
+            raise NonFinite(index, float(vector[index]))
+        return float(np.abs(vector + quantiser.residual[: format.lanes]).max())
+
+    def _receive(self, *ops: str) -> tuple[dict[str, Any], list[int]]:
+        """The next message of one of these kinds; others that tell state are taken note of."""
+        while True:
+            message, fds = self._channel.recv()
+            if message["op"] == "phase" and message.get("blocks"):
+                self._map_accumulators(fds[0], message["blocks"])
+            if message["op"] == "abort":
+                raise JobAborted(message["message"])
+            if message["op"] in ops:
+                return message, fds
+
+    def _map_accumulators(self, fd: int, blocks: int) -> None:
+        """Map the kernel's sums: int64 (2, blocks, 1440). The mapping must be writable, we only read."""
+        count = 2 * blocks * BLOCK_LANES
+        size = -(-count * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(fd, size)
+        os.close(fd)
+        lanes: I64 = np.frombuffer(memory, np.int64)[:count]
+        self._accumulators = lanes.reshape(2, blocks, BLOCK_LANES)

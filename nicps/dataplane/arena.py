@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that the agent and its trainer share: the gradient as it goes out, and a few words of state.
+
+Two buffers, one for each parity of the round, so that a round's fragments stay sendable while the next is converted.
+The trainer writes lanes, shifts and `converted`; the agent writes the rest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Self
+
+import numpy as np
+
+from nicps.dataplane.lanes import I64, U8
+from nicps.wire import PAYLOAD_BYTES
+
+_PAGE = 4096
+
+
+class Arena:
+    """A mapping of the shared memory for contributions of up to `fragments` fragments."""
+
+    def __init__(self, fd: int, fragments: int) -> None:
+        self.fd = fd
+        self.fragments = fragments
+        self._memory = mmap.mmap(fd, _size(fragments))
+        whole = np.frombuffer(self._memory, np.uint8)
+        self._words: I64 = whole[:_PAGE].view(np.int64)
+        shifts_end = _PAGE + _pages(2 * fragments)
+        self.shifts: U8 = whole[_PAGE : _PAGE + 2 * fragments].reshape(2, fragments)
+        payload = whole[shifts_end : shifts_end + 2 * fragments * PAYLOAD_BYTES]
+        self.lanes: U8 = payload.reshape(2, fragments, PAYLOAD_BYTES)
+
+    @classmethod
+    def create(cls, fragments: int) -> Self:
+        """A new one, in a memory file of the right size."""
+        fd = os.memfd_create("nicps-arena", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _size(fragments))
+        return cls(fd, fragments)
+
+    @property
+    def need(self) -> tuple[int, int]:
+        """(round, samples that are still enough for the quorum), written by the agent (R13)."""
+        return int(self._words[0]), int(self._words[1])
+
+    @need.setter
+    def need(self, value: tuple[int, int]) -> None:
+        self._words[1] = value[1]
+        self._words[0] = value[0]
+
+    @property
+    def closed(self) -> int:
+        """The last round whose list is closed without this member."""
+        return int(self._words[2])
+
+    @closed.setter
+    def closed(self, round_: int) -> None:
+        self._words[2] = round_
+
+    @property
+    def phase(self) -> int:
+        """Number of the newest phase that the agent knows of."""
+        return int(self._words[3])
+
+    @phase.setter
+    def phase(self, number: int) -> None:
+        self._words[3] = number
+
+    def converted(self, round_: int) -> int:
+        """Fragments of that round's contribution that are ready to be sent."""
+        return int(self._words[8 + (round_ & 1)])
+
+    def set_converted(self, round_: int, fragments: int) -> None:
+        """The trainer has converted that many."""
+        self._words[8 + (round_ & 1)] = fragments
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping goes with the last view of it."""
+        os.close(self.fd)
+
+
+def _pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def _size(fragments: int) -> int:
+    return _PAGE + _pages(2 * fragments) + _pages(2 * fragments * PAYLOAD_BYTES)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages over a UNIX stream socket: a big-endian u32 length, a JSON object, and file descriptors beside it.
+
+Both ends use the same class: the trainer's and the commands' end blocks, the agent's does not.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from nicps.errors import NetworkProblem
+
+MAX_MESSAGE_BYTES = 1 << 28
+_LENGTH = struct.Struct(">I")
+_MAX_FDS = 8
+
+
+class ChannelClosed(NetworkProblem):
+    """The other end has gone."""
+
+
+class Channel:
+    """One end of a connection. `recv` blocks; `pump` and `pop` do not."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._in = bytearray()
+        self._fds: list[int] = []
+        self._out = bytearray()
+
+    @classmethod
+    def connect(cls, address: str) -> Channel:
+        """Connect to an agent; `@name` is an abstract address, which belongs to the network namespace.
+
+        Raises:
+            OSError: nobody listens there.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(unix_address(address))
+        except OSError:
+            connection.close()
+            raise
+        return cls(connection)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for selectors."""
+        return self.socket.fileno()
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send a message, waiting until the other end takes it (at most 30 s).
+
+        Raises:
+            ChannelClosed: the other end has gone, or takes nothing.
+        """
+        self.post(message, fds)
+        while self._out:
+            if not select.select([], [self.socket], [], 30.0)[1]:
+                raise ChannelClosed("the other end of the socket takes no messages")
+            self.flush()
+
+    def post(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Queue a message and send what goes without waiting; `flush` sends the rest.
+
+        Raises:
+            ChannelClosed: the other end has gone.
+        """
+        body = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+        data = _LENGTH.pack(len(body)) + body
+        if fds:
+            while self._out:  # descriptors travel with their own message's first byte
+                select.select([], [self.socket], [], 30.0)
+                self.flush()
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            try:
+                taken = self.socket.sendmsg([data], ancillary)
+            except OSError as error:
+                raise ChannelClosed(f"the other end of the socket has gone: {error}") from None
+            data = data[taken:]
+        self._out += data
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what is queued, as far as it goes; whether nothing is left."""
+        while self._out:
+            try:
+                taken = self.socket.send(self._out, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise ChannelClosed(f"the other end of the socket has gone: {error}") from None
+            del self._out[:taken]
+        return True
+
+    def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], list[int]]:
+        """The next message and the descriptors that came with it.
+
+        Raises:
+            ChannelClosed: the other end has gone.
+            TimeoutError: nothing came for `timeout_s`.
+        """
+        while (message := self.pop()) is None:
+            if not select.select([self.socket], [], [], timeout_s)[0]:
+                raise TimeoutError(f"no message within {timeout_s} s")
+            self.pump()
+        return message
+
+    def pump(self) -> None:
+        """Read what is there.
+
+        Raises:
+            ChannelClosed: the other end has gone.
+        """
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(
+                    self.socket, 1 << 18, _MAX_FDS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelClosed(f"the other end of the socket has gone: {error}") from None
+            self._fds += fds
+            if not data:
+                if len(self._in) >= _LENGTH.size and self._complete():
+                    return
+                raise ChannelClosed("the other end of the socket has gone")
+            self._in += data
+            if len(data) < 1 << 18:
+                return
+
+    def pop(self) -> tuple[dict[str, Any], list[int]] | None:
+        """The next whole message, if one is there.
+
+        Raises:
+            ChannelClosed: the other end sent something that is not a message.
+        """
+        if not self._complete():
+            return None
+        (length,) = _LENGTH.unpack_from(self._in)
+        body = bytes(self._in[_LENGTH.size : _LENGTH.size + length])
+        del self._in[: _LENGTH.size + length]
+        try:
+            message = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise ChannelClosed(f"the other end of the socket sent no JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise ChannelClosed("the other end of the socket sent no JSON object")
+        fds: list[int] = []
+        if "fds" in message:
+            fds, self._fds = self._fds[: message["fds"]], self._fds[message["fds"] :]
+        return message, fds
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that nobody took."""
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._fds = []
+        self.socket.close()
+
+    def _complete(self) -> bool:
+        if len(self._in) < _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(self._in)
+        if length > MAX_MESSAGE_BYTES:
+            raise ChannelClosed(f"a message of {length} bytes is larger than {MAX_MESSAGE_BYTES}")
+        return len(self._in) >= _LENGTH.size + length
+
+
+def unix_address(address: str) -> str:
+    """The socket address for a path, or for `@name`, an abstract one."""
+    return "\0" + address[1:] if address.startswith("@") else address

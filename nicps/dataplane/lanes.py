@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients as integers: block floating point with one power-of-two scale a fragment, and back.
+
+A fragment's lanes are `rint(value / 2**(unit + shift))` in `width` bits, big-endian; the kernel adds `lane << shift`
+into 64-bit accumulators whose lowest bit is worth `2**unit`. What rounding leaves over is the residual (error
+feedback). All functions work on whole batches of fragments. See docs/protocol.md, "Numbers on the wire".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.protocol.phase import lanes_per_fragment
+from nicps.wire import MAX_SHIFT, PAYLOAD_BYTES
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+#: float32 values in a batch: its temporaries stay in a core's cache.
+BATCH_VALUES = 92_160
+
+_NATIVE = {8: np.int8, 16: np.int16, 32: np.int32}
+_WIRE = {8: ">i1", 16: ">i2", 32: ">i4"}
+#: Largest magnitude of a lane that a float32 can name.
+_LARGEST = {8: 127.0, 16: 32767.0, 32: 2147483520.0}
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFormat:
+    """How a vector of `lanes` float32 lies in fragments of `width`-bit lanes."""
+
+    lanes: int
+    width: int
+
+    @property
+    def per_fragment(self) -> int:
+        """Lanes in a fragment."""
+        return lanes_per_fragment(self.width)
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of the whole vector; at least one."""
+        return max(1, -(-self.lanes // self.per_fragment))
+
+    @property
+    def batch(self) -> int:
+        """Fragments that are converted at a time."""
+        return max(1, BATCH_VALUES // self.per_fragment)
+
+    def largest(self, unit: int) -> float:
+        """The largest value that can be sent under `unit`."""
+        return math.ldexp(_LARGEST[self.width], unit + MAX_SHIFT[self.width])
+
+    def unit_for(self, largest: float) -> int:
+        """The smallest unit under which `largest` can be sent."""
+        return math.frexp(largest / _LARGEST[self.width])[1] - MAX_SHIFT[self.width]
+
+
+class Quantiser:
+    """Converts one vector after another, batch by batch, keeping the residual of what was counted.
+
+    Args:
+        format: the vector's length and the lanes' width.
+    """
+
+    def __init__(self, format: LaneFormat) -> None:
+        self.format = format
+        self.residual: F32 = np.zeros(format.fragments * format.per_fragment, np.float32)
+        self._next = np.zeros_like(self.residual)
+        shape = (format.batch, format.per_fragment)
+        self._value = np.empty(shape, np.float32)
+        self._scaled = np.empty(shape, np.float32)
+        self._native = np.empty(shape, _NATIVE[format.width])
+
+    def batch(self, vector: F32, first: int, unit: int, lanes: U8, shifts: U8) -> int:
+        """Convert fragments from `first` on; how many, at most `format.batch`.
+
+        Args:
+            vector: float32 (lanes,), finite and within `format.largest(unit)` together with the residual.
+            lanes: uint8 (fragments, 1440), written in wire order.
+            shifts: uint8 (fragments,), written.
+        """
+        per, total = self.format.per_fragment, self.format.fragments
+        count = min(self.format.batch, total - first)
+        at, end = first * per, (first + count) * per
+        value, scaled = self._value[:count], self._scaled[:count]
+        flat, inside = value.reshape(-1), min(end, self.format.lanes) - at
+        np.add(vector[at : at + inside], self.residual[at : at + inside], out=flat[:inside])
+        flat[inside:] = 0.0
+        np.abs(value, out=scaled)
+        shift = self._shifts(scaled.max(axis=1), unit)
+        shifts[first : first + count] = shift
+        exponent = shift.astype(np.int32) + unit
+        np.multiply(value, np.ldexp(np.float32(1), -exponent)[:, None], out=scaled)
+        np.rint(scaled, out=scaled)
+        native = self._native[:count]
+        np.copyto(native, scaled, casting="unsafe")
+        out = lanes[first : first + count].view(_WIRE[self.format.width])
+        np.copyto(out, native)
+        np.multiply(scaled, np.ldexp(np.float32(1), exponent)[:, None], out=scaled)
+        left = self._next[at:end].reshape(count, per)
+        np.subtract(value, scaled, out=left)
+        return count
+
+    def keep(self) -> None:
+        """The vector was counted: what rounding left over goes into the next one."""
+        self.residual, self._next = self._next, self.residual
+
+    def _shifts(self, largest: F32, unit: int) -> U8:
+        """Smallest shift under which each fragment's largest magnitude fits a lane."""
+        mantissa, exponent = np.frexp(largest * np.float32(1 / _LARGEST[self.format.width]))
+        exponent = np.where(mantissa == 0.5, exponent - 1, exponent)  # 2**k itself fits a step of 2**k
+        shift = np.maximum(exponent - unit, 0)
+        over = np.ldexp(largest, -(shift + unit)) > _LARGEST[self.format.width]
+        return np.where(largest > 0, shift + over, 0).astype(np.uint8)
+
+
+def add_own(total: I64, lanes: U8, shifts: U8, width: int) -> None:
+    """Add a member's own lanes, as the kernel would have.
+
+    Args:
+        total: int64 (k, lanes per fragment).
+        lanes: uint8 (k, 1440) in wire order; shifts: uint8 (k,).
+    """
+    own = lanes.view(_WIRE[width]).astype(np.int64)
+    own <<= shifts.astype(np.int64)[:, None]
+    total += own
+
+
+def sum_to_float(
+    accumulators: I64 | None,
+    own: tuple[U8, U8] | None,
+    format: LaneFormat,
+    unit: int,
+    out: F32,
+) -> None:
+    """The exact sum of a round as float32: `float32(float64(sum) * 2**unit)`.
+
+    Args:
+        accumulators: int64 (blocks, 1440) of the round's bank, or None if nobody else contributed.
+        own: this member's (lanes, shifts), or None if it did not contribute.
+        out: float32 (format.lanes,), written.
+    """
+    per = format.per_fragment
+    rows = None if accumulators is None else accumulators.reshape(-1, per)
+    scale = math.ldexp(1.0, unit)
+    total = np.empty((format.batch, per), np.int64)
+    for first in range(0, format.fragments, format.batch):
+        count = min(format.batch, format.fragments - first)
+        at, end = first * per, min((first + count) * per, format.lanes)
+        part: Any
+        if own is None:
+            part = rows[first : first + count] if rows is not None else np.zeros((count, per))
+        else:
+            lanes, shifts = own
+            part = total[:count]
+            wide = lanes[first : first + count].view(_WIRE[format.width])
+            np.left_shift(wide, shifts[first : first + count, None].astype(np.int64), out=part)
+            if rows is not None:
+                part += rows[first : first + count]
+        flat = part.reshape(-1)[: end - at]
+        np.multiply(flat, scale, out=out[at:end], casting="unsafe")
+
+
+assert PAYLOAD_BYTES % 4 == 0
