@@ -74,6 +74,8 @@ class Channel:
         Raises:
             ChannelClosed: the other end has gone.
         """
+        if fds:
+            message = {**message, "fds": len(fds)}
         body = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
         data = _LENGTH.pack(len(body)) + body
         if fds:
@@ -174,7 +176,7 @@ class Channel:
         (length,) = _LENGTH.unpack_from(self._in)
         if length > MAX_MESSAGE_BYTES:
             raise ChannelClosed(f"a message of {length} bytes is larger than {MAX_MESSAGE_BYTES}")
-        return len(self._in) >= _LENGTH.size + length
+        return bool(len(self._in) >= _LENGTH.size + length)
 
 
 def unix_address(address: str) -> str:

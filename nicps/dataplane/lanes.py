@@ -115,7 +115,9 @@ class Quantiser:
     def _shifts(self, largest: F32, unit: int) -> U8:
         """Smallest shift under which each fragment's largest magnitude fits a lane."""
         mantissa, exponent = np.frexp(largest * np.float32(1 / _LARGEST[self.format.width]))
-        exponent = np.where(mantissa == 0.5, exponent - 1, exponent)  # 2**k itself fits a step of 2**k
+        exponent = np.where(
+            mantissa == 0.5, exponent - 1, exponent
+        )  # 2**k itself fits a step of 2**k
         shift = np.maximum(exponent - unit, 0)
         over = np.ldexp(largest, -(shift + unit)) > _LARGEST[self.format.width]
         return np.where(largest > 0, shift + over, 0).astype(np.uint8)
