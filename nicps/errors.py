@@ -46,3 +46,47 @@ class JobFailed(NicpsError):
     """The job, its data or its model cannot go on."""
 
     exit_code = 5
+
+
+class NotRoot(EnvironmentProblem):
+    """The command needs privileges that this process lacks."""
+
+
+class KernelHeadersMissing(EnvironmentProblem):
+    """BCC has nothing to compile against."""
+
+
+class BpfLoadError(EnvironmentProblem):
+    """A BPF program could not be compiled or loaded; `log` holds all that compiler and verifier said."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class InterfaceMissing(EnvironmentProblem):
+    """There is no such network interface."""
+
+
+class InterfaceDown(EnvironmentProblem):
+    """The network interface is down."""
+
+
+class InterfaceUnfit(EnvironmentProblem):
+    """The network interface cannot carry our frames or programs."""
+
+
+class InterfaceBusy(EnvironmentProblem):
+    """Another XDP program is on the interface, ours or somebody else's."""
+
+
+class GradientFormatError(JobFailed):
+    """A gradient in JSON that does not fit its form or the model (R8)."""
+
+
+class NonFinite(JobFailed):
+    """A contribution holds a NaN or an infinity at lane `index`."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the gradient is not finite at lane {index}")
+        self.index = index
