@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bpf(2) system call: maps, links and test runs, without a library.
+
+File descriptors are plain integers that the caller owns. Every failure is an `OSError` that says which
+command failed; the rooms above turn those that a user can mend into errors of `nicps.errors`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+from dataclasses import dataclass
+
+#: `__NR_bpf`: it differs between architectures, and libc has no wrapper.
+_SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
+
+MAP_CREATE = 0
+MAP_UPDATE_ELEM = 2
+PROG_TEST_RUN = 10
+PROG_GET_FD_BY_ID = 13
+OBJ_GET_INFO_BY_FD = 15
+LINK_CREATE = 28
+
+MAP_TYPE_ARRAY = 2
+F_MMAPABLE = 1 << 10
+F_INNER_MAP = 1 << 12
+
+XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
+XDP_ATTACH = 37  # enum bpf_attach_type: BPF_XDP
+XDP_FLAGS_SKB_MODE = 1 << 1
+XDP_FLAGS_DRV_MODE = 1 << 2
+
+_ATTR_BYTES = 128
+_libc: ctypes.CDLL | None = None
+
+
+def _bpf(command: int, what: str, attr: ctypes.Array[ctypes.c_char]) -> int:
+    global _libc
+    if _libc is None:
+        _libc = ctypes.CDLL(None, use_errno=True)
+    number = _SYSCALL.get(platform.machine())
+    if number is None:
+        raise OSError(38, f"bpf(2) has no known number on {platform.machine()}")
+    result: int = _libc.syscall(number, command, ctypes.byref(attr), len(attr))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _attr(fmt: str, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(struct.pack("=" + fmt, *values), _ATTR_BYTES)
+
+
+def map_create(kind: int, key: int, value: int, entries: int, flags: int, name: str) -> int:
+    """Create a map; `key` and `value` are sizes in bytes."""
+    attr = _attr("IIIIIII16s", kind, key, value, entries, flags, 0, 0, name.encode()[:15])
+    return _bpf(MAP_CREATE, f"map {name} of {entries} x {value} bytes", attr)
+
+
+def map_update(map_fd: int, key: bytes, value: bytes) -> None:
+    """Set one element. On a map of maps this returns after every program that saw the old one has ended."""
+    k, v = (
+        ctypes.create_string_buffer(key, len(key)),
+        ctypes.create_string_buffer(value, len(value)),
+    )
+    _bpf(
+        MAP_UPDATE_ELEM,
+        "map update",
+        _attr("I4xQQQ", map_fd, ctypes.addressof(k), ctypes.addressof(v), 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MapInfo:
+    """What the kernel says of a map; sizes in bytes."""
+
+    kind: int
+    id: int
+    key: int
+    value: int
+    entries: int
+    flags: int
+    name: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of an array map's memory: elements lie at multiples of 8."""
+        return (self.value + 7) // 8 * 8 * self.entries
+
+
+def _info(fd: int, size: int) -> bytes:
+    out = ctypes.create_string_buffer(size)
+    _bpf(OBJ_GET_INFO_BY_FD, "object info", _attr("IIQ", fd, size, ctypes.addressof(out)))
+    return out.raw
+
+
+def map_info(map_fd: int) -> MapInfo:
+    """Type, sizes and name of a map."""
+    kind, ident, key, value, entries, flags, name = struct.unpack_from(
+        "=IIIIII16s", _info(map_fd, 80)
+    )
+    return MapInfo(kind, ident, key, value, entries, flags, name.split(b"\0")[0].decode())
+
+
+def map_memory(map_fd: int) -> mmap.mmap:
+    """Map all of a BPF_F_MMAPABLE array, for reading and writing.
+
+    A descriptor that may only read refuses even a shared mapping for reading.
+    """
+    page = mmap.PAGESIZE
+    size = (map_info(map_fd).bytes + page - 1) // page * page
+    return mmap.mmap(map_fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInfo:
+    """What the kernel says of a program."""
+
+    id: int
+    name: str
+
+
+def program_info(program_fd: int) -> ProgramInfo:
+    """Id and name of a program (names are cut to 15 characters)."""
+    raw = _info(program_fd, 80)
+    return ProgramInfo(struct.unpack_from("=I", raw, 4)[0], raw[64:80].split(b"\0")[0].decode())
+
+
+def program_by_id(ident: int) -> ProgramInfo:
+    """The same, for a program that somebody else loaded."""
+    fd = _bpf(PROG_GET_FD_BY_ID, f"program {ident}", _attr("I", ident))
+    try:
+        return program_info(fd)
+    finally:
+        os.close(fd)
+
+
+def xdp_link(program_fd: int, ifindex: int, flags: int) -> int:
+    """Attach an XDP program; it is detached when the last descriptor of the link is closed, kill -9 included."""
+    return _bpf(LINK_CREATE, "XDP attach", _attr("IIII", program_fd, ifindex, XDP_ATTACH, flags))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a test run gave: the program's verdict, the frame after it, and the mean time of one run."""
+
+    verdict: int
+    frame: bytes
+    duration_ns: int
+
+
+def prog_test_run(program_fd: int, frame: bytes, repeat: int = 1) -> Run:
+    """BPF_PROG_TEST_RUN: run a program on a frame, without any interface."""
+    given = ctypes.create_string_buffer(frame, len(frame))
+    out = ctypes.create_string_buffer(4096)
+    attr = _attr(
+        "IIIIQQII",
+        program_fd,
+        0,
+        len(frame),
+        len(out),
+        ctypes.addressof(given),
+        ctypes.addressof(out),
+        repeat,
+        0,
+    )
+    _bpf(PROG_TEST_RUN, "test run", attr)
+    _, verdict, _, size, _, _, _, duration = struct.unpack_from("=IIIIQQII", attr.raw)
+    return Run(verdict, out.raw[:size], duration)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child process in which BCC compiles and loads a BPF source; see `nicps.dataplane.loader`.
+
+Reads one JSON request from stdin, answers with one JSON line on the socket whose descriptor is the only argument,
+and hands the descriptors of programs and maps over with it (SCM_RIGHTS). What the compiler and the verifier
+write goes to stderr, which the parent keeps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+#: SCM_MAX_FD of the kernel is 253.
+MOST_DESCRIPTORS = 250
+
+
+def _load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    try:
+        import bcc
+    except ImportError as error:
+        return {"error": "bcc", "detail": str(error)}, []
+    kinds = {"xdp": bcc.BPF.XDP, "sched_cls": bcc.BPF.SCHED_CLS}
+    cflags = [
+        f"-I{request['folder']}",
+        f"-I{request['folder']}/include",
+        "-Wno-unused-command-line-argument",
+    ]
+    cflags += [f"-D{name}={value}" for name, value in request["defines"].items()]
+    try:
+        program = bcc.BPF(src_file=request["source"].encode(), cflags=cflags)
+    except Exception as error:  # BCC raises bare Exception
+        return {"error": "compile", "detail": str(error)}, []
+    programs: dict[str, int] = {}
+    for name, kind in request["programs"].items():
+        try:
+            programs[name] = program.load_func(name.encode(), kinds[kind]).fd
+        except Exception as error:
+            return {"error": "load", "program": name, "detail": str(error)}, []
+    maps = _maps(program)
+    fds = [*programs.values(), *maps.values()]
+    return {"programs": list(programs), "maps": list(maps)}, fds
+
+
+def _maps(program: Any) -> dict[str, int]:
+    # BCC's Python lists only the maps that have been asked for by name; its library knows all of them.
+    import bcc
+
+    lib, module = bcc.lib, ctypes.c_void_p(program.module)
+    lib.bpf_num_tables.restype = ctypes.c_size_t
+    lib.bpf_table_name.restype = ctypes.c_char_p
+    lib.bpf_table_fd_id.restype = ctypes.c_int
+    numbers = [ctypes.c_size_t(number) for number in range(lib.bpf_num_tables(module))]
+    return {
+        lib.bpf_table_name(module, number).decode(): lib.bpf_table_fd_id(module, number)
+        for number in numbers
+    }
+
+
+def main() -> None:
+    """Serve one request."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    request = json.loads(sys.stdin.read())
+    with tempfile.TemporaryDirectory(prefix="nicps-headers-") as folder:
+        if request["trees"]:
+            from nicps.dataplane.headers import Headers
+
+            Headers("", tuple(Path(tree) for tree in request["trees"])).merge(Path(folder))
+            os.environ["BCC_KERNEL_SOURCE"] = folder
+        answer, fds = _load(request)
+    socket.send_fds(channel, [json.dumps(answer).encode()], fds[:MOST_DESCRIPTORS])
+
+
+if __name__ == "__main__":
+    main()

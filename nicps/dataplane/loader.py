@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile and load BPF programs through BCC, in a child process.
+
+BCC's compiler takes 150 MB and writes to stderr from C++; both stay in the child, which ends before `load`
+returns. Only descriptors come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nicps.dataplane import headers, sources
+from nicps.errors import BpfLoadError, NotRoot
+
+ProgramKind = Literal["xdp", "sched_cls"]
+
+#: A compilation takes two to four seconds on a slow machine.
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Descriptors of what was loaded, by name; the caller owns them."""
+
+    programs: dict[str, int]
+    maps: dict[str, int]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for fd in (*self.programs.values(), *self.maps.values()):
+            os.close(fd)
+        self.programs.clear()
+        self.maps.clear()
+
+
+def load(
+    source: str, programs: Mapping[str, ProgramKind], defines: Mapping[str, int] | None = None
+) -> Loaded:
+    """Compile `source` (a name in `ebpf/`) and load the programs named, by their kind.
+
+    Raises:
+        NotRoot: without the privileges to load BPF programs.
+        KernelHeadersMissing: nothing to compile against.
+        BpfLoadError: BCC is missing, or the compiler or the verifier refuses; `.log` holds all that they said.
+    """
+    if os.geteuid() != 0:
+        raise NotRoot("loading BPF programs needs root: run it with sudo")
+    found = headers.find()
+    request = {
+        "source": str(sources.path(source)),
+        "folder": str(sources.folder()),
+        "programs": dict(programs),
+        "defines": dict(defines or {}),
+        "trees": [str(tree) for tree in found.trees],
+    }
+    answer, fds, log = _compile(request)
+    if "error" in answer:
+        raise _error(source, answer, log)
+    names = [*answer["programs"], *answer["maps"]]
+    assert len(names) == len(fds)
+    split = len(answer["programs"])
+    return Loaded(
+        dict(zip(names[:split], fds[:split], strict=True)),
+        dict(zip(names[split:], fds[split:], strict=True)),
+    )
+
+
+def _compile(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    # -P: a folder that happens to be current must not give a root process its modules.
+    command = [sys.executable, "-P", "-m", "nicps.dataplane.compile", str(theirs.fileno())]
+    with ours, theirs, tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        try:
+            try:
+                child.communicate(json.dumps(request).encode(), timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise BpfLoadError(
+                    f"BCC did not compile {request['source']} within {TIMEOUT_S:.0f} s"
+                ) from None
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        said.seek(0)
+        log = said.read().decode(errors="replace")
+        ours.setblocking(False)
+        try:
+            message, fds, _, _ = socket.recv_fds(ours, 65536, 253, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            message, fds = b"", []
+    if not message:
+        return {"error": "child", "detail": f"exit status {child.returncode}"}, [], log
+    return json.loads(message), list(fds), log
+
+
+def _error(source: str, answer: dict[str, Any], log: str) -> BpfLoadError:
+    kind = answer["error"]
+    if kind == "bcc":
+        return BpfLoadError(
+            f"{sys.executable} has no BCC ({answer['detail']}): apt-get install python3-bpfcc, and give the virtual "
+            "environment --system-site-packages",
+            log,
+        )
+    if kind == "compile":
+        first = re.search(r"^.*\berror: .*$", log, re.MULTILINE)
+        return BpfLoadError(
+            f"{source} does not compile: {first[0] if first else answer['detail']}", log
+        )
+    if kind == "load":
+        reason = _verifier_reason(log) or answer["detail"]
+        return BpfLoadError(f"the kernel refuses {answer['program']} of {source}: {reason}", log)
+    last = log.strip().splitlines()[-1:] or ["no output"]
+    return BpfLoadError(f"BCC's compiler died on {source} ({answer['detail']}): {last[0]}", log)
+
+
+def _verifier_reason(log: str) -> str:
+    """The verifier's last sentence: the line before its statistics."""
+    lines = [
+        line for line in log.splitlines() if line.strip() and not line.startswith("processed ")
+    ]
+    return lines[-1].strip() if lines else ""
