@@ -82,11 +82,3 @@ class InterfaceBusy(EnvironmentProblem):
 
 class GradientFormatError(JobFailed):
     """A gradient in JSON that does not fit its form or the model (R8)."""
-
-
-class NonFinite(JobFailed):
-    """A contribution holds a NaN or an infinity at lane `index`."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(f"the gradient is not finite at lane {index}")
-        self.index = index
