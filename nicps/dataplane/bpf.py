@@ -19,14 +19,18 @@ _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390
 
 MAP_CREATE = 0
 MAP_UPDATE_ELEM = 2
+PROG_LOAD = 5
 PROG_TEST_RUN = 10
 PROG_GET_FD_BY_ID = 13
+MAP_GET_FD_BY_ID = 14
 OBJ_GET_INFO_BY_FD = 15
 LINK_CREATE = 28
 
 MAP_TYPE_ARRAY = 2
+PROG_TYPE_XDP = 6
 F_MMAPABLE = 1 << 10
 F_INNER_MAP = 1 << 12
+F_XDP_HAS_FRAGS = 1 << 5  # of a program
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 XDP_ATTACH = 37  # enum bpf_attach_type: BPF_XDP
@@ -92,6 +96,11 @@ class MapInfo:
         return (self.value + 7) // 8 * 8 * self.entries
 
 
+def map_by_id(ident: int) -> int:
+    """A descriptor of a map that somebody else made; the caller owns it."""
+    return _bpf(MAP_GET_FD_BY_ID, f"map {ident}", _attr("I", ident))
+
+
 def _info(fd: int, size: int) -> bytes:
     out = ctypes.create_string_buffer(size)
     _bpf(OBJ_GET_INFO_BY_FD, "object info", _attr("IIQ", fd, size, ctypes.addressof(out)))
@@ -114,6 +123,18 @@ def map_memory(map_fd: int) -> mmap.mmap:
     page = mmap.PAGESIZE
     size = (map_info(map_fd).bytes + page - 1) // page * page
     return mmap.mmap(map_fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def program_load_xdp(instructions: bytes, flags: int, name: str) -> int:
+    """Load an XDP program of a few instructions, without a compiler; the caller owns it."""
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    licence = ctypes.create_string_buffer(b"Dual BSD/GPL")
+    addresses = ctypes.addressof(code), ctypes.addressof(licence)
+    label = name.encode()[:15]
+    attr = _attr(
+        "IIQQIIQII16s", PROG_TYPE_XDP, len(instructions) // 8, *addresses, 0, 0, 0, 0, flags, label
+    )
+    return _bpf(PROG_LOAD, f"program {name}", attr)
 
 
 @dataclass(frozen=True, slots=True)

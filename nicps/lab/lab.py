@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lab: made, opened, used and taken down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pyroute2 import NetlinkError
+
+from nicps.errors import NotRoot
+from nicps.lab import enter, links, namespaces, port, processes, state
+from nicps.lab.errors import LabExists, LabNotFound, LabProblem
+from nicps.lab.links import LinkStatus
+from nicps.lab.port import LossCount
+from nicps.lab.processes import Running
+from nicps.lab.settings import LabSettings
+from nicps.lab.shield import shielded
+from nicps.lab.state import LabState, ProcessRecord
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a lab; `mac` and `ip` are those of its eth1."""
+
+    number: int
+    name: str
+    netns: str
+    mac: str
+    ip: str
+
+    def set_link(self, up: bool) -> None:
+        """Take the host's eth1 down, or up again."""
+        links.set_link(self.netns, links.HOST_INTERFACE, up)
+
+    def read_link(self) -> LinkStatus:
+        """The host's eth1 as the kernel has it."""
+        return links.read_links(self.netns)[links.HOST_INTERFACE]
+
+
+@dataclass(frozen=True)
+class PortCounters:
+    """The switch port of one host. Link counters as seen from the port: rx came from the host."""
+
+    link: LinkStatus
+    from_host: LossCount
+    to_host: LossCount
+
+
+class Lab:
+    """A lab that this process makes, and takes down when the context ends.
+
+        with Lab(LabSettings(name="two", hosts=2)) as lab:
+            lab.run("h1", ["ping", "-c1", lab.hosts[1].ip]).wait()
+
+    `Lab.open` gives one that stands already; leaving its context then leaves it standing.
+
+    Raises:
+        NotRoot: namespaces need root.
+        LabExists: the name is taken.
+    """
+
+    def __init__(self, settings: LabSettings) -> None:
+        self.settings = settings
+        self._owned = True
+        self._children: list[subprocess.Popen[Any]] = []
+
+    @property
+    def name(self) -> str:
+        """The lab's name."""
+        return self.settings.name
+
+    @property
+    def switch_netns(self) -> str:
+        """The namespace of the switch, whose ports are p1 to pN."""
+        return namespaces.switch_name(self.name)
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """h1 to hN."""
+        return tuple(_host(self.name, n) for n in range(1, self.settings.hosts + 1))
+
+    @classmethod
+    def open(cls, name: str = "lab") -> Lab:
+        """The lab of that name, which must stand."""
+        require_root()
+        found = state.read(name)
+        if found is None or not found.ready:
+            if found is not None or name in namespaces.find():
+                raise LabNotFound(f"lab {name} is half made: run `nicps lab down --lab {name}`")
+            raise LabNotFound(f"no lab {name} stands: run `nicps lab up --lab {name}`")
+        lab = cls(found.settings)
+        lab._owned = False
+        return lab
+
+    def __enter__(self) -> Lab:
+        if self._owned:
+            self.up()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._owned:
+            self.close()
+
+    def up(self) -> None:
+        """Make the lab; whatever goes wrong on the way, nothing of it is left."""
+        require_root()
+        self._refuse_if_taken()
+        try:
+            # A compiler may run for seconds: not under the lock.
+            with port.programs(self.settings.loss) as programs, state.lock():
+                self._refuse_if_taken()
+                try:
+                    self._make(programs)
+                except BaseException:
+                    with shielded():
+                        _remove(self.name)
+                    raise
+        except (OSError, NetlinkError) as error:
+            raise LabProblem(f"lab {self.name} cannot be made: {_reason(error)}") from error
+
+    def close(self) -> None:
+        """Take the lab down, with everything that was started in it."""
+        with shielded():
+            try:
+                down(self.name)
+            finally:
+                for child in self._children:
+                    child.wait()
+
+    def host(self, name: str) -> Host:
+        """The host `h1` to `hN` of that name."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        last = self.hosts[-1].name
+        raise LabNotFound(f"lab {self.name} has no host {name}: its hosts are h1 to {last}")
+
+    def run(
+        self, host: str | Host, argv: Sequence[str], *, user: str | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start `argv` on a host, as a direct child with a session of its own.
+
+        `options` go to `subprocess.Popen`. The process ends with the lab, if it has not before.
+        A command that is not there ends with exit code 127.
+        """
+        where = host if isinstance(host, Host) else self.host(host)
+        child = processes.start(self.name, where.netns, argv, user, options)
+        self._children.append(child)
+        self.record(child.pid, where, argv)
+        return child
+
+    def become(self, host: str, argv: Sequence[str]) -> int:
+        """Let this very process become `argv` on a host; returns only if that fails (126, 127)."""
+        where = self.host(host)
+        self.record(os.getpid(), where, argv)
+        os.environ.update(processes.environment(self.name, {}))
+        enter.enter(where.netns)
+        return enter.become_command(list(argv))
+
+    def record(self, pid: int, host: Host, argv: Sequence[str]) -> None:
+        """Note in the lab's state that a process belongs to it."""
+        start = processes.start_time(pid)
+        if start is not None:
+            record = ProcessRecord(pid, start, host.name, tuple(argv))
+            state.add_process(self.name, record, processes.alive)
+
+    def processes(self) -> dict[str, list[Running]]:
+        """The live processes that were started in the lab, by host."""
+        found = state.read(self.name)
+        result: dict[str, list[Running]] = {host.name: [] for host in self.hosts}
+        places = {namespaces.identity(enter.path_of(h.netns)): h.name for h in self.hosts}
+        for process in processes.find(self.name, found.processes if found else ()):
+            if (host := places.get(process.netns)) is not None:
+                result[host].append(process)
+        return result
+
+    def counters(self) -> dict[str, PortCounters]:
+        """Every switch port's counters, by host."""
+        found = state.read(self.name)
+        counters_map = found.counters_map if found else None
+        ports = links.read_links(self.switch_netns)
+        result = {}
+        for host in self.hosts:
+            link = ports[links.port_name(host.number)]
+            from_host, to_host = LossCount(), LossCount()
+            if counters_map is not None:
+                from_host, to_host = port.read_counts(counters_map, link.index)
+            result[host.name] = PortCounters(link, from_host, to_host)
+        return result
+
+    def _refuse_if_taken(self) -> None:
+        if self.name in standing():
+            raise LabExists(
+                f"a lab {self.name} stands already: take it down with "
+                f"`nicps lab down --lab {self.name}`, or choose another --lab name"
+            )
+
+    def _make(self, programs: port.PortPrograms) -> None:
+        state.write(LabState(self.settings))
+        namespaces.create([self.switch_netns, *(host.netns for host in self.hosts)])
+        links.build(self.settings, programs)
+        made = LabState(self.settings, ready=True, counters_map=programs.counters_map)
+        state.write(made)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What `down` found: `strangers` were not started by the lab, and go on running."""
+
+    namespaces: tuple[str, ...]
+    ended: tuple[Running, ...]
+    strangers: tuple[Running, ...]
+
+
+def standing() -> list[str]:
+    """The names of all labs that stand, or of which something is left."""
+    return sorted({*state.names(), *namespaces.find()})
+
+
+def down(name: str = "lab") -> Removed:
+    """Take a lab down, also one that a crash left half made. Nothing there: nothing happens."""
+    require_root()
+    try:
+        with state.lock():
+            return _remove(name)
+    except (OSError, NetlinkError) as error:
+        raise LabProblem(f"lab {name} cannot be taken down: {_reason(error)}") from error
+
+
+def require_root() -> None:
+    """Raise NotRoot unless we may make namespaces."""
+    if os.geteuid() != 0:
+        raise NotRoot("the lab makes network namespaces, which needs root: run it with sudo")
+
+
+def _remove(name: str) -> Removed:
+    found = state.read(name)
+    recorded = found.processes if found else ()
+    ended = processes.end(name, recorded)
+    names = namespaces.find().get(name, [])
+    left = processes.strangers(names, ())
+    # The switch first: its bridge and all its cables go at once.
+    for netns in sorted(names, key=lambda netns: netns != namespaces.switch_name(name)):
+        if _mounted(netns):
+            links.clear(netns)
+    namespaces.remove(names)
+    state.remove(name)
+    return Removed(tuple(names), tuple(ended), tuple(left))
+
+
+def _mounted(netns: str) -> bool:
+    """Whether a namespace is behind the name: an `up` that was killed may have left a bare file."""
+    path = enter.path_of(netns)
+    return os.stat(path).st_dev != os.stat(enter.NETNS_DIR).st_dev
+
+
+def _host(lab: str, number: int) -> Host:
+    name = f"h{number}"
+    return Host(
+        number,
+        name,
+        namespaces.host_name(lab, name),
+        links.mac_of(number),
+        links.ip_of(number),
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, NetlinkError):
+        return f"netlink: {error.args[1] if len(error.args) > 1 else error}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)

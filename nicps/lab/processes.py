@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that were started in a lab: started, found again, ended.
+
+A process is the lab's if its environment carries NICPS_LAB=<lab> (descendants inherit it, however
+they detach themselves), if the state file names it with its start time, or if it descends from
+such a process. Nothing else is ever signalled, and a pidfd makes sure that a number which the
+kernel gave away again is not either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nicps.lab import enter, namespaces
+from nicps.lab.errors import LabProblem
+from nicps.lab.state import ProcessRecord
+
+MARK = "NICPS_LAB"
+TERM_GRACE_S = 5.0
+KILL_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A live process: `start` in clock ticks since boot, `netns` the identity of its namespace."""
+
+    pid: int
+    start: int
+    parent: int
+    command: str
+    netns: tuple[int, int] | None
+    marked: bool
+
+
+def start_time(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None if there is none (or a zombie)."""
+    found = _stat(pid)
+    return found[1] if found else None
+
+
+def alive(record: ProcessRecord) -> bool:
+    """Whether that very process still runs."""
+    return start_time(record.pid) == record.start
+
+
+def environment(lab: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """`base` (ours by default) with the lab's mark."""
+    return {**(os.environ if base is None else base), MARK: lab}
+
+
+def start(
+    lab: str, netns: str, argv: Sequence[str], user: str | None, options: dict[str, Any]
+) -> subprocess.Popen[Any]:
+    """Start `argv` inside `netns`, as a direct child with a session of its own.
+
+    `options` go to Popen; `user` is who the command runs as (the launcher itself needs root).
+    """
+    launcher = [sys.executable, "-I", "-S", enter.__file__, netns]
+    if user is not None:
+        launcher += ["--user", user]
+    options = {"start_new_session": True, **options}
+    options["env"] = environment(lab, options.get("env"))
+    return subprocess.Popen([*launcher, "--", *argv], **options)
+
+
+def find(lab: str, recorded: Iterable[ProcessRecord] = ()) -> list[Running]:
+    """The lab's live processes, without the caller and its ancestors."""
+    everyone = {process.pid: process for process in _scan(f"{MARK}={lab}".encode())}
+    known = {(record.pid, record.start) for record in recorded}
+    ours = {
+        process.pid
+        for process in everyone.values()
+        if process.marked or (process.pid, process.start) in known
+    }
+    grown = True
+    while grown:
+        children = {p.pid for p in everyone.values() if p.parent in ours and p.pid not in ours}
+        ours |= children
+        grown = bool(children)
+    spared: int | None = os.getpid()
+    while spared:
+        ours.discard(spared)
+        spared = everyone[spared].parent if spared in everyone else None
+    return [everyone[pid] for pid in sorted(ours)]
+
+
+def strangers(netns: Iterable[str], ours: Iterable[Running]) -> list[Running]:
+    """Processes inside these namespaces that the lab did not start."""
+    places = {namespaces.identity(enter.path_of(name)) for name in netns} - {None}
+    known = {process.pid for process in ours}
+    return [p for p in _scan(b"") if p.netns in places and p.pid not in known]
+
+
+def end(
+    lab: str,
+    recorded: Sequence[ProcessRecord] = (),
+    term_grace_s: float = TERM_GRACE_S,
+    kill_grace_s: float = KILL_GRACE_S,
+) -> list[Running]:
+    """End the lab's processes: SIGTERM, after a grace SIGKILL. Returns those that were there."""
+    ended: dict[tuple[int, int], Running] = {}
+    begun = time.monotonic()
+    while left := find(lab, recorded):
+        waited = time.monotonic() - begun
+        if waited > term_grace_s + kill_grace_s:
+            process = left[0]
+            raise LabProblem(
+                f"process {process.pid} ({process.command}) of lab {lab} does not end, "
+                "not even by SIGKILL; see what it waits for, then run `nicps lab down` again"
+            )
+        forced = waited >= term_grace_s
+        deadline = begun + term_grace_s + (kill_grace_s if forced else 0.0)
+        fresh = [p for p in left if forced or (p.pid, p.start) not in ended]
+        ended.update({(process.pid, process.start): process for process in left})
+        _signal(fresh, left, signal.SIGKILL if forced else signal.SIGTERM, deadline)
+    return list(ended.values())
+
+
+def _signal(
+    fresh: Sequence[Running], left: Sequence[Running], number: signal.Signals, deadline: float
+) -> None:
+    """Signal the fresh ones, and wait for any of those left to end, until the deadline."""
+    fds: dict[int, Running] = {}
+    try:
+        for process in left:
+            try:
+                fd = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                continue
+            if start_time(process.pid) == process.start:
+                fds[fd] = process
+            else:
+                os.close(fd)
+        for fd, process in fds.items():
+            if process in fresh:
+                _send(fd, number)
+                _send(fd, signal.SIGCONT)
+        poll = select.poll()
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        # Wake now and then even if none ends: one may have started another meanwhile.
+        remaining = deadline - time.monotonic()
+        while fds and remaining > 0:
+            if poll.poll(min(remaining, 0.5) * 1000):
+                break
+            remaining = deadline - time.monotonic()
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _send(fd: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(fd, number)
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(parent, start) of a live process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name in parentheses may hold spaces and parentheses itself.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[19]))
+
+
+def _scan(mark: bytes) -> list[Running]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        pid = int(entry)
+        times = _stat(pid)
+        if times is None:
+            continue
+        try:
+            marked = bool(mark) and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        except OSError:
+            continue
+        netns = namespaces.identity(f"/proc/{pid}/ns/net")
+        command = b" ".join(words).decode(errors="replace")
+        found.append(Running(pid, times[1], times[0], command, netns, marked))
+    return found

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lab is made of, and the units that people write it in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nicps.errors import UsageProblem
+
+MOST_HOSTS = 64
+LEAST_MTU = 576
+MOST_MTU = 65_521
+#: With a larger MTU a veth takes only XDP programs that know fragmented frames.
+MOST_RATE_BPS = 34_000_000_000
+LEAST_RATE_BPS = 8_000
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit|bps|bit/s)?", re.IGNORECASE)
+_LOSS = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
+_SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@dataclass(frozen=True)
+class LabSettings:
+    """One lab: a switch with `hosts` ports.
+
+    `rate_bps` shapes both ends of every cable, in bits per second (None: unshaped); `loss` is the
+    probability, 0 to 1, that a switch port drops a frame, in each direction on its own.
+    """
+
+    name: str = "lab"
+    hosts: int = 4
+    rate_bps: int | None = None
+    mtu: int = 1500
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UsageProblem(
+                f"{self.name!r} cannot name a lab: up to 40 letters, digits and _ . - are allowed"
+            )
+        if not 1 <= self.hosts <= MOST_HOSTS:
+            raise UsageProblem(f"a lab has 1 to {MOST_HOSTS} hosts, not {self.hosts}")
+        if not LEAST_MTU <= self.mtu <= MOST_MTU:
+            raise UsageProblem(f"the MTU must be {LEAST_MTU} to {MOST_MTU}, not {self.mtu}")
+        if not 0.0 <= self.loss <= 1.0:
+            raise UsageProblem(f"the loss must be 0 to 1 (or 0% to 100%), not {self.loss}")
+        if self.rate_bps is not None and not LEAST_RATE_BPS <= self.rate_bps <= MOST_RATE_BPS:
+            raise UsageProblem(f"the rate must be 8kbit to 34gbit, not {self.rate_bps} bit/s")
+
+
+def parse_rate(text: str) -> int:
+    """Bits per second from `1gbit`, `100mbit`, `2.5g` or a bare number of bits per second."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise UsageProblem(f"{text!r} is not a rate: write 1gbit, 100mbit or bits per second")
+    return round(float(match[1]) * _SCALE[match[2].lower()])
+
+
+def parse_loss(text: str) -> float:
+    """A probability from `2%` or `0.02`."""
+    match = _LOSS.fullmatch(text.strip())
+    if match is None:
+        raise UsageProblem(f"{text!r} is not a loss: write 2% or 0.02")
+    loss = float(match[1]) / (100.0 if match[2] else 1.0)
+    if loss > 1.0:
+        raise UsageProblem(f"a loss of {text} is more than everything: write 2% or 0.02")
+    return loss
+
+
+def format_rate(rate_bps: int | None) -> str:
+    """`1gbit` for 10**9; `unshaped` for None."""
+    if rate_bps is None:
+        return "unshaped"
+    for unit in ("g", "m", "k"):
+        if rate_bps >= _SCALE[unit]:
+            return f"{rate_bps / _SCALE[unit]:g}{unit}bit"
+    return f"{rate_bps}bit"
