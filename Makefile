@@ -9,9 +9,14 @@
 # DATA=PATH names the folder that holds the data sets, HOSTS=N the number of the demo's hosts, ARGS=...
 # more arguments for the command, TORCH_INDEX=URL the package index that has PyTorch's CPU builds.
 
-# `make -C` would print "Leaving directory" after the demo's result, which is the last line on stdout.
-MAKEFLAGS += --no-print-directory
+# The demo's result must be the last line on stdout, so make may not print "Leaving directory" after it
+# when it is called with -C. GNU make 4.4 and newer obey --no-print-directory here. Older ones only keep
+# quiet when they collect the output of parallel jobs, and leave alone the lines that begin with a +.
+MAKEFLAGS += --no-print-directory -Oline -j2
+.NOTPARALLEL:
 .SILENT:
+LIVE := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)
+RUN := $(LIVE)env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
 
 PYTHON := .venv/bin/python
 HOSTS ?= 4
@@ -24,35 +29,33 @@ export TORCH_INDEX TORCH_VERSION
 .PHONY: setup demo test test-long lint format clean distclean
 
 setup:
-	.ci/setup
+	$(RUN) .ci/setup
 
 demo: setup
-	job=trainer/jobs/digits; \
-	for folder in "$$NICPS_DATA" "$$NICPS_DATA/mnist"; do \
-		for name in train-images-idx3-ubyte train-images-idx3-ubyte.gz; do \
-			if [ -n "$$NICPS_DATA" ] && [ -e "$$folder/$$name" ]; then job=trainer/jobs/mnist; fi; \
-		done; \
-	done; \
-	exec $(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
+	$(LIVE)job=trainer/jobs/digits; \
+	if ls "$$NICPS_DATA"/train-images-idx3-ubyte* "$$NICPS_DATA"/mnist/train-images-idx3-ubyte* \
+		2>/dev/null | grep -q .; then job=trainer/jobs/mnist; fi; \
+	exec env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL \
+		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
 
 test: setup
-	$(PYTHON) -m pytest $(ARGS)
+	$(RUN) $(PYTHON) -m pytest $(ARGS)
 
 test-long: setup
-	$(PYTHON) -m pytest -m long $(ARGS)
+	$(RUN) $(PYTHON) -m pytest -m long $(ARGS)
 
 lint: setup
-	$(PYTHON) .ci/check_tree.py
-	$(PYTHON) -m ruff check
-	$(PYTHON) -m ruff format --check
-	$(PYTHON) -m mypy
-	$(PYTHON) -m nicps.wiregen --check
-	find ebpf -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
+	$(RUN) $(PYTHON) .ci/check_tree.py
+	$(RUN) $(PYTHON) -m ruff check
+	$(RUN) $(PYTHON) -m ruff format --check
+	$(RUN) $(PYTHON) -m mypy
+	$(RUN) $(PYTHON) -m nicps.wiregen --check
+	$(RUN) find ebpf -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
 
 format: setup
-	$(PYTHON) -m ruff check --fix
-	$(PYTHON) -m ruff format
-	find ebpf -name '*.[ch]' -exec clang-format -i {} +
+	$(RUN) $(PYTHON) -m ruff check --fix
+	$(RUN) $(PYTHON) -m ruff format
+	$(RUN) find ebpf -name '*.[ch]' -exec clang-format -i {} +
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
