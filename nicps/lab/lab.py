@@ -201,7 +201,7 @@ class Lab:
     def _refuse_if_taken(self) -> None:
         if self.name in standing():
             raise LabExists(
-                f"a lab {self.name} stands already: take it down with "
+                f"there is a lab named {self.name} already: take it down with "
                 f"`nicps lab down --lab {self.name}`, or choose another --lab name"
             )
 

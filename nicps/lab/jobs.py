@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps lab run`: a lab, an agent on each host, one job, and everything taken down again.
+
+It uses the commands that a person would use on real hosts (`nicps join`, `nicps submit`), and knows
+of them what a person sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nicps
+from nicps.errors import JobFailed, NetworkProblem, UsageProblem
+from nicps.lab import namespaces
+from nicps.lab.errors import AgentFailed
+from nicps.lab.lab import Host, Lab, require_root
+from nicps.lab.links import HOST_INTERFACE
+from nicps.lab.settings import LabSettings
+
+AGENT_SOCKET = "\0nicps"
+READY_S = 120.0
+POLL_S = 0.05
+UNPRIVILEGED = "nobody"
+
+_CHECK = """
+import importlib.util, os, sys
+for name in ("nicps", "trainer", "torch"):
+    try:
+        found = importlib.util.find_spec(name)
+    except OSError:
+        found = None
+    if found is None:
+        sys.exit("import " + name)
+for path in sys.argv[1:]:
+    try:
+        os.listdir(path) if os.path.isdir(path) else open(path).close()
+    except OSError:
+        sys.exit("read " + path)
+"""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What to run where. `settings` are KEY=VALUE texts; `user` None lets the lab choose."""
+
+    job: Path
+    shape: LabSettings
+    data: Path | None = None
+    settings: tuple[str, ...] = ()
+    user: str | None = None
+    runs: Path = Path("runs")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How `nicps submit` ended: its exit code, and its result if it printed one."""
+
+    exit_code: int
+    result: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class _Agent:
+    host: Host
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def last_words(self) -> str:
+        """Its error line, else the last line of its log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        lines = [line.strip() for line in lines if line.strip()]
+        errors = [line for line in lines if "error:" in line]
+        last = [*lines, *errors][-1:] or ["it said nothing"]
+        return last[0].removeprefix("nicps: error: ")
+
+
+def run_job(settings: RunSettings) -> Outcome:
+    """Make the lab, run the job, take the lab down; progress goes to stderr.
+
+    Agents' logs end up beside the host's results, or, when the job fails, stay in a folder that a
+    line on stderr names.
+
+    Raises:
+        AgentFailed: an agent ended before it answered, with that agent's own error.
+        NetworkProblem: an agent does not answer in time.
+        JobFailed: the submission ended without a result.
+    """
+    require_root()
+    if not settings.job.is_dir():
+        raise UsageProblem(f"{settings.job} is not a job's folder")
+    runs = settings.runs.resolve()
+    work = runs / f"lab-{settings.shape.name}"
+    try:
+        work.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageProblem(f"{work} is in the way: remove it, or choose another --runs") from None
+    user = settings.user or choose_user(settings, runs)
+    outcome = None
+    try:
+        with Lab(settings.shape) as lab:
+            agents = [_start_agent(lab, host, user, runs, work) for host in lab.hosts]
+            try:
+                _await_agents(agents)
+                modes = {host.read_link().xdp_mode for host in lab.hosts}
+                outcome = _submit(lab, settings)
+            finally:
+                early = [agent for agent in agents if agent.process.poll() is not None]
+        if outcome.result is not None:
+            known = {"hosts": settings.shape.hosts, "xdp_mode": _mode(modes)}
+            outcome = Outcome(outcome.exit_code, {**outcome.result, **known})
+        for agent in early:
+            code = agent.process.returncode
+            words = agent.last_words()
+            _say(f"the agent on {agent.host.name} ended early (exit code {code}): {words}")
+        if outcome.result is None and outcome.exit_code == 0:
+            raise JobFailed("`nicps submit` ended without a result")
+    except (KeyboardInterrupt, SystemExit):
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    except BaseException:
+        _say(f"the agents' logs and files are in {work}")
+        raise
+    if outcome.exit_code:
+        _say(f"the agents' logs and files are in {work}")
+    else:
+        _keep_logs(work, outcome.result or {})
+    return outcome
+
+
+def choose_user(settings: RunSettings, runs: Path) -> str:
+    """`nobody` if that user can run the interpreter and read packages, job and data; else root."""
+    paths = [settings.job.resolve(), settings.job.resolve() / "job.py", runs]
+    data = settings.data or (Path(os.environ["NICPS_DATA"]) if "NICPS_DATA" in os.environ else None)
+    if data is not None and data.exists():
+        paths.append(data.resolve())
+    problem = _barrier([str(path) for path in paths if path.exists()])
+    if problem is None:
+        return UNPRIVILEGED
+    _say(
+        f"WARNING: training runs as root, because the user {UNPRIVILEGED} {problem}; "
+        "--user names another"
+    )
+    return "root"
+
+
+def _barrier(paths: list[str]) -> str | None:
+    try:
+        entry = pwd.getpwnam(UNPRIVILEGED)
+    except KeyError:
+        return "does not exist"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _CHECK, *paths],
+            user=entry.pw_uid,
+            group=entry.pw_gid,
+            extra_groups=[],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    except PermissionError:
+        return f"cannot run {sys.executable}"
+    if done.returncode == 0:
+        return None
+    said = (done.stderr.strip().splitlines() or ["start python"])[-1]
+    return f"cannot {said}"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, and a checkout's packages are found from any folder."""
+    environment = dict(os.environ)
+    root = Path(nicps.__file__).resolve().parent.parent
+    if root.name not in ("site-packages", "dist-packages"):
+        before = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(root), *([before] if before else [])])
+    return environment
+
+
+def _nicps(*arguments: str) -> list[str]:
+    # -P: a folder that happens to be current must not give a root process its modules.
+    return [sys.executable, "-P", "-m", "nicps", *arguments]
+
+
+def _start_agent(lab: Lab, host: Host, user: str, runs: Path, work: Path) -> _Agent:
+    """Each host has its own disk in life, so only h1, where the user sits, gets the real folder."""
+    own = work / host.name
+    own.mkdir()
+    folder = runs if host.number == 1 else own / "runs"
+    folder.mkdir(exist_ok=True)
+    log = own / "agent.log"
+    command = _nicps("join", "--iface", HOST_INTERFACE, "--name", host.name)
+    command += ["--runs", str(folder), "--user", user]
+    with log.open("wb") as file:
+        process = lab.run(
+            host,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+        )
+    return _Agent(host, process, log)
+
+
+def _await_agents(agents: list[_Agent]) -> None:
+    """Until every agent's socket answers."""
+    deadline = time.monotonic() + READY_S
+    watched = {os.pidfd_open(agent.process.pid): agent for agent in agents}
+    try:
+        waiting = list(agents)
+        while waiting:
+            ended = select.select(list(watched), [], [], POLL_S)[0]
+            for agent in (watched[fd] for fd in ended):
+                code = agent.process.wait()
+                where = agent.host.name
+                raise AgentFailed(f"the agent on {where} ended: {agent.last_words()}", code)
+            waiting = [agent for agent in waiting if not _answers(agent.host)]
+            if waiting and time.monotonic() > deadline:
+                names = ", ".join(agent.host.name for agent in waiting)
+                raise NetworkProblem(
+                    f"no answer after {READY_S:.0f} s from the agent on {names}: "
+                    f"{waiting[0].last_words()}"
+                )
+    finally:
+        for fd in watched:
+            os.close(fd)
+
+
+def _answers(host: Host) -> bool:
+    def connect() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(AGENT_SOCKET)
+            except OSError:
+                return False
+            return True
+
+    return namespaces.inside(host.netns, connect)
+
+
+def _submit(lab: Lab, settings: RunSettings) -> Outcome:
+    command = _nicps("submit", str(settings.job.resolve()), "--wait", "--json")
+    if settings.data is not None:
+        command += ["--data", str(settings.data.resolve())]
+    for setting in settings.settings:
+        command += ["--set", setting]
+    process = lab.run(
+        "h1", command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=_environment()
+    )
+    text = process.communicate()[0].decode(errors="replace")
+    code = process.returncode
+    return Outcome(code if code >= 0 else 128 - code, _last_object(text))
+
+
+def _last_object(text: str) -> dict[str, Any] | None:
+    for line in reversed(text.splitlines()):
+        if line.startswith("{"):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                return None
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _mode(modes: set[str | None]) -> str:
+    """Native only if every host's is."""
+    if None in modes:
+        return "none"
+    return "native" if modes == {"native"} else "generic"
+
+
+def _keep_logs(work: Path, result: Mapping[str, Any]) -> None:
+    report = result.get("report")
+    if isinstance(report, str) and (folder := Path(report).parent).is_dir():
+        for log in work.glob("*/agent.log"):
+            target = folder / log.parent.name
+            target.mkdir(exist_ok=True)
+            shutil.move(log, target / log.name)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    print(f"nicps: {text}", file=sys.stderr, flush=True)
