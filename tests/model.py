@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the XDP program does, in Python: written from docs/protocol.md, not from the C.
+
+`XdpModel.run` takes a frame as it comes from the LAN and says verdict, frame out and the counters
+that rise. Sequences (`tests/vectors/sequences`) run against this and against the program itself;
+random ones compare the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nicps import wire
+from nicps.wire import Flag, FrameType
+
+PASS, DROP, TX = "pass", "drop", "tx"
+BANKS = 2
+SLOTS_PER_BLOCK = 8
+CONTROL = frozenset(FrameType) - {FrameType.TOKEN, FrameType.FRAGMENT}
+BLOCK_BYTES = wire.BLOCK_LANES * 8
+#: Fragments that share a block, by lane width; 0 is raw bytes.
+PER_BLOCK = {0: 8, 8: 1, 16: 2, 32: 4}
+
+
+@dataclass
+class Config:
+    """`struct nicps_config`; `alive` stands for the heartbeat."""
+
+    enabled: int = 1
+    network: int = 0
+    view: int = 0
+    round_low: int = 0
+    round_high: int = 0
+    number: int = 1
+    members: int = 0
+    bounce: int = 0
+    round: int = 0
+    sent_seen: int = 0
+    own_sent: int = 0
+    fragments: int = 0
+    blocks: int = 0
+    alive: bool = True
+
+
+@dataclass
+class Outcome:
+    """What came of one frame."""
+
+    verdict: str
+    counters: tuple[str, ...] = ()
+    out: bytes | None = None
+
+
+@dataclass
+class Slot:
+    """One fragment's place in a bank: whose it is, and which members are in it."""
+
+    tag: int = 0
+    seen: int = 0
+
+
+@dataclass
+class XdpModel:
+    """The program with its maps."""
+
+    config: Config
+    members: Sequence[bytes]
+    counters: Counter[str] = field(default_factory=Counter)
+    seen: int = 0  # generation << 32 | hop
+    bounced: int = 0
+    bounces: int = 0
+    bounced_frame: bytes = b""
+
+    def __post_init__(self) -> None:
+        blocks = self.config.blocks
+        self.progress: dict[tuple[int, int], tuple[int, int]] = {}  # bank, sender -> tag, count
+        self.slots: dict[tuple[int, int], Slot] = {}  # bank, fragment
+        self.accumulators = np.zeros((BANKS, blocks, wire.BLOCK_LANES), np.int64)
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """The agent writes into the configuration."""
+        for name, value in changes.items():
+            assert hasattr(self.config, name)
+            setattr(self.config, name, value)
+
+    def run(self, frame: bytes) -> Outcome:
+        """One frame from its Ethernet header on."""
+        outcome = self._run(frame)
+        self.counters.update(outcome.counters)
+        return outcome
+
+    def _run(self, frame: bytes) -> Outcome:
+        if len(frame) < wire.ETHERNET_BYTES or frame[12:14] != wire.ETHERTYPE.to_bytes(2, "big"):
+            return Outcome(PASS)
+        ours, config = frame[wire.ETHERNET_BYTES :], self.config
+        if len(ours) < wire.HEADER_BYTES:
+            return Outcome(DROP, ("truncated",))
+        header = wire.Header(*wire.Layout.of(wire.Header).struct.unpack_from(ours))
+        if header.version != wire.VERSION:
+            return Outcome(DROP, ("version",))
+        if not wire.HEADER_BYTES <= header.length <= len(ours):
+            return Outcome(DROP, ("truncated",))
+        if header.network != config.network:
+            return Outcome(DROP, ("network",))
+        if header.type in CONTROL:
+            return Outcome(PASS, ("control",))
+        if header.type not in (FrameType.TOKEN, FrameType.FRAGMENT):
+            return Outcome(DROP, ("type",))
+        if not config.enabled:
+            return Outcome(DROP, ("disabled",))
+        if header.view != config.view:
+            return Outcome(DROP, ("view",))
+        if header.sender == config.number:
+            return Outcome(DROP, ("echo",))
+        known = 1 <= header.sender <= min(config.members, len(self.members))
+        if not known or self.members[header.sender - 1] != frame[6:12]:
+            return Outcome(DROP, ("stranger",))
+        if header.type == FrameType.TOKEN:
+            return self._token(frame, ours, header)
+        return self._fragment(ours, header)
+
+    def _token(self, frame: bytes, ours: bytes, header: wire.Header) -> Outcome:
+        config = self.config
+        if not wire.TOKEN_HEADER_BYTES <= header.length <= wire.MAX_FRAME_BYTES:
+            return Outcome(DROP, ("truncated",))
+        token = wire.Token(*wire.Layout.of(wire.Token).struct.unpack_from(ours, wire.HEADER_BYTES))
+        items = 20 * token.members + 8 * token.ranges
+        if (
+            token.members != config.members
+            or not 1 <= token.owner <= config.members
+            or header.length != wire.TOKEN_HEADER_BYTES + items
+        ):
+            return Outcome(DROP, ("malformed",))
+        key = token.generation << 32 | token.hop
+        if key <= self.seen:
+            if header.flags & Flag.REPEAT:
+                return Outcome(PASS, ("raised",))
+            return Outcome(DROP, ("stale",))
+        self.seen = key
+        if token.owner == config.number:
+            if self._may_bounce(header, token):
+                return self._bounce(frame, header, token)
+            return Outcome(PASS, ("raised",))
+        if (
+            header.flags & (Flag.REPEAT | Flag.PARKED)
+            or header.round != config.round
+            or token.sent != config.sent_seen
+            or token.state == wire.TokenState.CLOSING
+        ):
+            return Outcome(PASS, ("raised",))
+        return Outcome(DROP, ("heard",))
+
+    def _may_bounce(self, header: wire.Header, token: wire.Token) -> bool:
+        config = self.config
+        tag, count = self.progress.get((header.round & 1, 0), (0, 0))
+        taken = count if tag == config.view << 32 | header.round else 0
+        return bool(
+            config.bounce
+            and config.alive
+            and not header.flags & ~(Flag.REPEAT | Flag.BOUNCED)
+            and token.state == wire.TokenState.OPEN
+            and token.ranges == 0
+            and token.idle + 1 < config.members
+            and header.round == config.round
+            and taken + config.own_sent == token.sent
+        )
+
+    def _bounce(self, frame: bytes, header: wire.Header, token: wire.Token) -> Outcome:
+        number = self.config.number
+        out = bytearray(frame)
+        out[6:12] = self.members[number - 1]
+        at = wire.ETHERNET_BYTES
+        out[at + 2 : at + 4] = int(Flag.BOUNCED).to_bytes(2, "big")
+        out[at + 16 : at + 18] = number.to_bytes(2, "big")
+        hop = (token.hop + 1) & 0xFFFFFFFF
+        out[at + 36 : at + 40] = hop.to_bytes(4, "big")
+        out[at + 40 : at + 42] = (number % self.config.members + 1).to_bytes(2, "big")
+        out[at + 44 : at + 46] = (token.idle + 1).to_bytes(2, "big")
+        self.seen = self.bounced = token.generation << 32 | hop
+        self.bounces += 1
+        self.bounced_frame = bytes(out)
+        return Outcome(TX, ("bounced",), bytes(out))
+
+    def _fragment(self, ours: bytes, header: wire.Header) -> Outcome:
+        config = self.config
+        if header.length != wire.FRAGMENT_HEADER_BYTES + wire.PAYLOAD_BYTES:
+            return Outcome(DROP, ("truncated",))
+        if not config.round_low <= header.round <= config.round_high:
+            return Outcome(DROP, ("round",))
+        layout = wire.Layout.of(wire.Fragment).struct
+        fragment = wire.Fragment(*layout.unpack_from(ours, wire.HEADER_BYTES))
+        width = fragment.width
+        if width not in PER_BLOCK or fragment.index >= fragment.fragments:
+            return Outcome(DROP, ("malformed",))
+        if fragment.shift > wire.MAX_SHIFT[width]:
+            return Outcome(DROP, ("shift",))
+        if fragment.index >= config.blocks * PER_BLOCK[width]:
+            return Outcome(DROP, ("range",))
+        bank, tag = header.round & 1, header.view << 32 | header.round
+        bit = 1 << header.sender - 1
+        slot = self.slots.setdefault((bank, fragment.index), Slot())
+        fresh = slot.tag != tag
+        if not fresh and slot.seen & bit:
+            return Outcome(DROP, ("duplicate",))
+        start = wire.FRAGMENT_HEADER_BYTES
+        self._add(bank, fragment, ours[start : start + wire.PAYLOAD_BYTES], fresh)
+        slot.tag, slot.seen = tag, bit if fresh else slot.seen | bit
+        self._count(bank, 0, tag)
+        if self._count(bank, header.sender, tag) == fragment.fragments:
+            return Outcome(PASS, ("added",))
+        return Outcome(DROP, ("added",))
+
+    def _add(self, bank: int, fragment: wire.Fragment, payload: bytes, fresh: bool) -> None:
+        block, part = divmod(fragment.index, PER_BLOCK[fragment.width])
+        target = self.accumulators[bank, block]
+        if fragment.width == 0:
+            start = part * wire.PAYLOAD_BYTES
+            target.view(np.uint8)[start : start + wire.PAYLOAD_BYTES] = np.frombuffer(payload, "u1")
+            return
+        lanes = np.frombuffer(payload, f">i{fragment.width // 8}").astype(np.int64)
+        place = target[part * len(lanes) : (part + 1) * len(lanes)]
+        shifted = lanes << fragment.shift
+        if fresh:
+            place[:] = shifted
+        else:
+            place += shifted
+
+    def _count(self, bank: int, sender: int, tag: int) -> int:
+        old, count = self.progress.get((bank, sender), (0, 0))
+        count = count + 1 if old == tag else 1
+        self.progress[bank, sender] = tag, count
+        return count

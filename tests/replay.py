@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the sequences of `tests/vectors/sequences` against what behaves like the XDP program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nicps import wire
+from tests.model import BANKS, Config, Outcome, XdpModel
+from tests.vectors import encode
+
+SEQUENCES = sorted((Path(__file__).parent / "vectors" / "sequences").glob("*.json"))
+
+
+@dataclass
+class State:
+    """The maps in one form for all; what was never written is left out.
+
+    progress: (bank, sender) -> (view, round, count); slots: (bank, fragment) -> (view, round,
+    members seen); accumulators: int64 (2, blocks, 1440); ring: (generation, hop) seen, the same of
+    the last token bounced, and how many were.
+    """
+
+    progress: dict[tuple[int, int], tuple[int, int, int]]
+    slots: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]]
+    accumulators: NDArray[np.int64]
+    ring: tuple[tuple[int, int], tuple[int, int], int]
+
+
+class Target(Protocol):
+    """The model, or the program itself."""
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Write into the configuration."""
+
+    def run(self, frame: bytes) -> Outcome:
+        """Give it one frame."""
+
+    def state(self) -> State:
+        """What the maps hold."""
+
+
+def halves(value: int) -> tuple[int, int]:
+    """View and round of a tag, generation and hop of a token."""
+    return value >> 32, value & 0xFFFFFFFF
+
+
+def bits(mask: int) -> tuple[int, ...]:
+    """Numbers of the members whose bits are set: member k has bit k - 1."""
+    return tuple(number for number in range(1, 65) if mask >> number - 1 & 1)
+
+
+class ModelTarget:
+    """The Python model."""
+
+    def __init__(self, config: Mapping[str, Any], members: list[bytes]) -> None:
+        self.model = XdpModel(Config(**config), members)
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        self.model.configure(changes)
+
+    def run(self, frame: bytes) -> Outcome:
+        return self.model.run(frame)
+
+    def state(self) -> State:
+        model = self.model
+        return State(
+            {at: (*halves(tag), count) for at, (tag, count) in model.progress.items()},
+            {at: (*halves(s.tag), bits(s.seen)) for at, s in model.slots.items() if s.seen},
+            model.accumulators,
+            (halves(model.seen), halves(model.bounced), model.bounces),
+        )
+
+
+def load(path: Path) -> dict[str, Any]:
+    """One sequence."""
+    sequence: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return sequence
+
+
+def member_macs(sequence: Mapping[str, Any]) -> list[bytes]:
+    """The members' addresses, that of member 1 first."""
+    return [bytes.fromhex(text.replace(":", "")) for text in sequence["members"]]
+
+
+def expected_state(sequence: Mapping[str, Any]) -> State:
+    """What a sequence says of the end."""
+    end = sequence["end"]
+    accumulators = np.zeros((BANKS, sequence["config"]["blocks"], wire.BLOCK_LANES), np.int64)
+    for entry in end["accumulators"]:
+        block = accumulators[entry["bank"], entry["block"]]
+        place = block.view(np.uint8)[entry["byte"] :] if "byte" in entry else block[entry["lane"] :]
+        place[: len(entry["values"])] = entry["values"]
+    ring = end["ring"]
+    return State(
+        {
+            (e["round"] & 1, e["sender"]): (e["view"], e["round"], e["count"])
+            for e in end["progress"]
+        },
+        {
+            (e["round"] & 1, e["fragment"]): (e["view"], e["round"], tuple(e["seen"]))
+            for e in end["slots"]
+        },
+        accumulators,
+        (tuple(ring["seen"]), tuple(ring["bounced"]), ring["bounces"]),
+    )
+
+
+def compare(found: State, expected: State) -> None:
+    """Both states are the same."""
+    assert found.progress == expected.progress
+    assert found.slots == expected.slots
+    differ = np.argwhere(found.accumulators != expected.accumulators)
+    assert not len(differ), [
+        (*at, int(found.accumulators[*at]), int(expected.accumulators[*at])) for at in differ[:8]
+    ]
+    assert found.ring == expected.ring
+
+
+def replay(sequence: Mapping[str, Any], target: Target) -> None:
+    """Run a sequence and check every step and the end."""
+    for number, step in enumerate(sequence["steps"], 1):
+        where = f"{sequence['name']}, step {number}: {step['say']}"
+        if "config" in step:
+            target.configure(step["config"])
+            continue
+        outcome = target.run(encode.from_text(step["frame"]))
+        assert outcome.verdict == step["verdict"], where
+        assert sorted(outcome.counters) == sorted(step["counters"]), where
+        if step["verdict"] == "tx":
+            assert outcome.out is not None, where
+            assert outcome.out.hex() == encode.from_text(step["out"]).hex(), where
+    compare(target.state(), expected_state(sequence))

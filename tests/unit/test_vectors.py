@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vectors against the definition, scapy and the model of the XDP program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nicps import wire
+from nicps.errors import WireError
+from nicps.wiretable import STRUCTS, snake
+from tests import replay, scapy_layers
+from tests.vectors import encode, make
+
+pytestmark = pytest.mark.unit
+
+CLASSES = {snake(cls): cls for cls in STRUCTS}
+VECTORS = json.loads((make.HERE / "frames.json").read_text("utf-8"))
+FRAMES: list[dict[str, Any]] = VECTORS["frames"]
+
+
+def data_of(vector: dict[str, Any]) -> bytes:
+    return bytes.fromhex("".join(p["hex"] for p in vector["parts"])) + encode.from_text(
+        vector["tail"]
+    )
+
+
+def frame_of(vector: dict[str, Any]) -> wire.Frame:
+    def one(part: dict[str, Any]) -> Any:
+        cls = CLASSES[part["struct"]]
+        wires = dict(zip(wire.Layout.of(cls).names, wire.Layout.of(cls).wires, strict=True))
+        values = {
+            name: bytes.fromhex(value).ljust(wires[name].size, b"\0")
+            if isinstance(value, str)
+            else value
+            for name, value in part["fields"].items()
+        }
+        return cls(**values)
+
+    header, body, *rest = (one(part) for part in vector["parts"])
+    groups = wire.FORMATS[wire.FrameType(header.type)][1]
+    items = tuple(tuple(item for item in rest if type(item) is cls) for cls, _ in groups)
+    return wire.Frame(header, body, items, encode.from_text(vector["tail"]))
+
+
+def test_files_are_those_that_the_scenarios_make() -> None:
+    assert make.drifted() == []
+
+
+def test_every_type_has_a_vector() -> None:
+    assert {frame_of(v).type for v in FRAMES} == set(wire.FrameType)
+
+
+@pytest.mark.parametrize("vector", FRAMES, ids=lambda v: v["name"])
+def test_pack_and_unpack(vector: dict[str, Any]) -> None:
+    data, frame = data_of(vector), frame_of(vector)
+    assert wire.pack(frame.header, frame.body, *frame.items, tail=frame.tail).hex() == data.hex()
+    assert wire.unpack(data) == frame
+    assert wire.unpack(data + bytes(7)) == frame  # Ethernet pads short frames
+
+
+@pytest.mark.parametrize("vector", FRAMES, ids=lambda v: v["name"])
+def test_scapy_builds_and_dissects_the_same(vector: dict[str, Any]) -> None:
+    source = bytes.fromhex("020000000002")
+    data = wire.ethernet(source, data_of(vector))
+    assert bytes(scapy_layers.build(source, frame_of(vector))).hex() == data.hex()
+    assert scapy_layers.dissect(data) == (source, frame_of(vector))
+    assert scapy_layers.dissect(data + bytes(7)) == (source, frame_of(vector))
+
+
+@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda v: v["name"])
+def test_refused(vector: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        wire.unpack(bytes.fromhex(vector["hex"]))
+
+
+@pytest.mark.parametrize("path", replay.SEQUENCES, ids=lambda path: path.stem)
+def test_sequences_against_the_model(path: Path) -> None:
+    sequence = replay.load(path)
+    target = replay.ModelTarget(sequence["config"], replay.member_macs(sequence))
+    replay.replay(sequence, target)
+
+
+def test_text_form_of_bytes() -> None:
+    data = b"\1" + bytes(15) + b"\2" + bytes(16) + b"\3" + bytes(40)
+    assert encode.to_text(data, 1) == f"01 {'00' * 15}02 00x16 03 00x40"
+    assert encode.from_text(encode.to_text(data, 1)) == data

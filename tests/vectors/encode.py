@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames as bytes, written down a second time: nothing here comes from `nicps.wire`.
+
+The vectors are there to show that the definition and what is made of it say the same, so they have
+layouts of their own. Whoever changes `nicps/wire.py` changes this table by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LAYOUTS = {
+    "header": "version:B type:B flags:H network:I view:I round:I sender:H length:H sequence:I "
+    "tag:Q",
+    "fragment": "index:I fragments:I lanes:H width:B shift:B samples:I",
+    "token": "generation:I hop:I owner:H state:B members:B idle:H ranges:H sent:I unit:b "
+    "unit_before:b stripe:H",
+    "entry": "samples_before:I samples:I ready:I read:I marks:B unit:b reserved:H",
+    "range": "first:I count:H sender:H",
+    "call": "nonce:Q",
+    "answer": "nonce:Q view:I reserved:I",
+    "formed": "nonce:Q members:H reserved:H reserved2:I",
+    "formed_member": "mac:6s name:14s",
+    "decision": "number:I generation:I phase:B reserved:B reserved2:H reserved3:I",
+    "ack": "number:I prepared:B reserved:B reserved2:H",
+    "want": "ready:I read:I",
+    "fail": "reserved:Q",
+}
+TYPES = ("", "call", "answer", "formed", "decision", "ack", "token", "fragment", "want", "fail")
+REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED = 1, 2, 4, 8, 16
+OPEN, CLOSING = 0, 1
+ETHERTYPE = 0x88B5
+LANES = {32: ("i", 360), 16: ("h", 720), 8: ("b", 1440)}
+
+Fields = dict[str, Any]
+
+
+def struct_bytes(name: str, fields: Mapping[str, Any]) -> bytes:
+    """One struct, big-endian; fields that are not given are 0."""
+    pairs = [pair.split(":") for pair in LAYOUTS[name].split()]
+    unknown = set(fields) - {pair[0] for pair in pairs}
+    assert not unknown, f"{name} has no {unknown}"
+    values = (fields.get(field, b"" if code.endswith("s") else 0) for field, code in pairs)
+    return struct.pack(">" + "".join(code for _, code in pairs), *values)
+
+
+def with_defaults(name: str, fields: Mapping[str, Any]) -> Fields:
+    """All fields of a struct, in their order."""
+    pairs = [pair.split(":") for pair in LAYOUTS[name].split()]
+    return {field: fields.get(field, "" if code.endswith("s") else 0) for field, code in pairs}
+
+
+def frame(
+    header: Mapping[str, Any], *structs: tuple[str, Mapping[str, Any]], tail: bytes = b""
+) -> bytes:
+    """A frame from its version byte on. `type` and `length` are filled in unless given."""
+    body = b"".join(struct_bytes(name, fields) for name, fields in structs) + tail
+    kind = TYPES.index(structs[0][0]) if structs and structs[0][0] in TYPES else 0
+    fields = {"version": 1, "type": kind, "length": 32 + len(body), **header}
+    return struct_bytes("header", fields) + body
+
+
+def ethernet(source: str, data: bytes, ethertype: int = ETHERTYPE) -> bytes:
+    """The frame as it is on the LAN: broadcast from a MAC in text form."""
+    return (
+        b"\xff" * 6 + bytes.fromhex(source.replace(":", "")) + struct.pack(">H", ethertype) + data
+    )
+
+
+def lanes(width: int, values: Mapping[int, int]) -> bytes:
+    """A fragment's payload: lane -> value, all others 0; `width` 0 is raw: byte -> value."""
+    if width == 0:
+        return bytes(values.get(at, 0) for at in range(1440))
+    code, count = LANES[width]
+    assert all(at < count for at in values)
+    return struct.pack(f">{count}{code}", *(values.get(at, 0) for at in range(count)))
+
+
+def to_text(data: bytes, *cuts: int) -> str:
+    """Hexadecimal, in words: cut at these places, and `00x24` for 24 (16 or more) zero bytes."""
+    words = []
+    for start, end in itertools.pairwise((0, *(cut for cut in cuts if cut < len(data)), len(data))):
+        for run in re.findall(rb"\0{16,}|(?:(?!\0{16}).)+", data[start:end], re.DOTALL):
+            words.append(run.hex() if any(run) or len(run) < 16 else f"00x{len(run)}")
+    return " ".join(words)
+
+
+def from_text(text: str) -> bytes:
+    """The bytes that `to_text` wrote."""
+    return b"".join(
+        bytes(int(word[3:])) if word.startswith("00x") else bytes.fromhex(word)
+        for word in text.split()
+    )
+
+
+def words(structs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """What a frame is, in one line."""
+    return "; ".join(
+        " ".join([name, *(f"{key}={value}" for key, value in fields.items())])
+        for name, fields in structs
+    )

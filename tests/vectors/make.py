@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the vectors from `frames.py` and `scenarios/`.
+
+python -m tests.vectors.make            # write frames.json and sequences/*.json
+python -m tests.vectors.make --check    # exit 1 and name each file that differs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.vectors import encode, frames
+from tests.vectors.scenarios import adding, passing, refusing
+
+HERE = Path(__file__).resolve().parent
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+
+
+def _part(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    data = encode.struct_bytes(name, fields)
+    shown = {
+        field: value.hex() if isinstance(value, bytes) else value
+        for field, value in encode.with_defaults(name, fields).items()
+    }
+    return {"struct": name, "hex": data.hex(), "fields": shown}
+
+
+def frames_json() -> dict[str, Any]:
+    """`frames.json`: each frame as its structs, hex beside fields, and its tail."""
+    out = []
+    for vector in frames.FRAMES:
+        body = b"".join(encode.struct_bytes(*struct) for struct in vector.structs) + vector.tail
+        header = {"version": 1, "type": encode.TYPES.index(vector.structs[0][0])}
+        header |= {"length": 32 + len(body)} | vector.header
+        parts = [_part("header", header), *(_part(*struct) for struct in vector.structs)]
+        out.append({"name": vector.name, "parts": parts, "tail": encode.to_text(vector.tail)})
+    refused = [{"name": name, "hex": data.hex()} for name, data in frames.REFUSED]
+    return {"license": SPDX, "frames": out, "refused": refused}
+
+
+def dump(value: Any, indent: str = "") -> str:
+    """JSON for people: lists of objects, and the objects that tell a story, take a line an item."""
+    deeper = indent + " "
+    if isinstance(value, dict) and (not indent or {"say", "parts", "progress"} & set(value)):
+        items = [f"{deeper}{json.dumps(key)}: {dump(item, deeper)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        items = [deeper + dump(item, deeper) for item in value]
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def outputs() -> dict[Path, str]:
+    """Every file and what it must hold."""
+    files = {HERE / "frames.json": dump(frames_json()) + "\n"}
+    for make in (*adding.SCENARIOS, *refusing.SCENARIOS, *passing.SCENARIOS):
+        scenario = make()
+        path = HERE / "sequences" / f"{scenario.name}.json"
+        assert path not in files, f"two scenarios are called {scenario.name}"
+        files[path] = dump({"license": SPDX, **scenario.as_json()}) + "\n"
+    return files
+
+
+def drifted() -> list[Path]:
+    """Files that are missing, differ, or that nothing makes any more."""
+    made = outputs()
+    stale = [p for p, text in made.items() if not p.is_file() or p.read_text("utf-8") != text]
+    return stale + sorted(set((HERE / "sequences").glob("*.json")) - set(made))
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check; returns the exit code."""
+    stale, made = drifted(), outputs()
+    for path in stale:
+        print(path.relative_to(HERE))
+        if "--check" not in arguments:
+            path.write_text(made[path], "utf-8") if path in made else path.unlink()
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
