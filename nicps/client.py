@@ -103,7 +103,9 @@ class Session:
         channel.send({"op": "attach", "pid": os.getpid()})
         welcome, _ = channel.recv(timeout_s=30.0)
         if welcome["op"] != "welcome":
-            raise NetworkProblem(welcome.get("message", "the agent expects no training program now"))
+            raise NetworkProblem(
+                welcome.get("message", "the agent expects no training program now")
+            )
         return cls(channel, welcome)
 
     # ---- getting ready

@@ -303,7 +303,9 @@ class Layout(NamedTuple):
             assert at % wire.align == 0, f"{cls.__name__}.{name} is not aligned at {at}"
             offsets.append(at)
             at += wire.size
-        return Layout(names, wires, tuple(offsets), struct.Struct(">" + "".join(w.code for w in wires)))
+        return Layout(
+            names, wires, tuple(offsets), struct.Struct(">" + "".join(w.code for w in wires))
+        )
 
 
 _LAYOUTS: dict[type[Any], Layout] = {}
@@ -350,7 +352,9 @@ def pack(header: Header, body: Body, *items: Sequence[Item], tail: bytes = b"") 
     parts = [pack_one(body), *(pack_one(item) for group in items for item in group), tail]
     length = Layout.of(Header).struct.size + sum(map(len, parts))
     if length > MAX_FRAME_BYTES:
-        raise WireError(f"a {type(body).__name__} frame of {length} bytes is longer than {MAX_FRAME_BYTES}")
+        raise WireError(
+            f"a {type(body).__name__} frame of {length} bytes is longer than {MAX_FRAME_BYTES}"
+        )
     return pack_one(replace(header, type=_TYPE_OF[type(body)], length=length)) + b"".join(parts)
 
 
@@ -389,7 +393,9 @@ def unpack(frame: bytes) -> Frame:
         nonlocal at
         layout = Layout.of(cls)
         if at + layout.struct.size > end:
-            raise WireError(f"{body_class.__name__} frame is cut off in {cls.__name__} at byte {at}")
+            raise WireError(
+                f"{body_class.__name__} frame is cut off in {cls.__name__} at byte {at}"
+            )
         value = cls(*layout.struct.unpack_from(frame, at))
         at += layout.struct.size
         return value

@@ -46,7 +46,9 @@ class Formation:
                 return
             self.starting = None
             self.emit(
-                Failed(f"{wire.mac_text(source)} started a job at the same moment; submit again later")
+                Failed(
+                    f"{wire.mac_text(source)} started a job at the same moment; submit again later"
+                )
             )
         self.answered = nonce
         body = wire.Answer(nonce, highest_view)
@@ -59,7 +61,9 @@ class Formation:
         if starting is None or answer.nonce != starting.nonce:
             return
         starting.highest_view = max(starting.highest_view, answer.view)
-        if len(starting.hosts) < wire.MAX_MEMBERS and all(source != mac for mac, _ in starting.hosts):
+        if len(starting.hosts) < wire.MAX_MEMBERS and all(
+            source != mac for mac, _ in starting.hosts
+        ):
             starting.hosts.append((source, frame.tail.decode(errors="replace")))
             starting.last_new = now
 

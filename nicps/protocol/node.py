@@ -100,7 +100,7 @@ class Node:
         tail = phase.pack()
         self._balloted = phase
         self._ballot = self._begin_ballot(
-            phase.number, lambda: wire.pack(self._header(0, round_), body, tail=tail)
+            phase.number, lambda: wire.pack(self.header(0, round_), body, tail=tail)
         )
         self._ballot.start(now)
         self._hear(now, _Heard(phase, round_))
@@ -119,7 +119,7 @@ class Node:
                 len(self.members),
                 self._receiver,
                 self.timings,
-                self._header,
+                self.header,
                 self._actions.append,
             )
         self._acked = (number, True, answer)
@@ -219,8 +219,10 @@ class Node:
             self.ring.tick(now)
         if self._failure is not None and now >= self._fail_at:
             self._fail_at = now + 10 * self.timings.decision_s
-            header = self._header(0, self.open_round)
-            self._actions.append(Send(wire.pack(header, wire.Fail(), tail=self._failure.encode()[:1000])))
+            header = self.header(0, self.open_round)
+            self._actions.append(
+                Send(wire.pack(header, wire.Fail(), tail=self._failure.encode()[:1000]))
+            )
         if self._is_deserted(now):
             silent_s = self.timings.silent_s
             self._actions.append(Failed(f"no member has been heard for {silent_s:g} s"))
@@ -281,7 +283,7 @@ class Node:
         """R3: close the list, and tell everybody until all have acknowledged."""
         self._enter(now, view, 1, members)
         self._ballot = self._begin_ballot(
-            0, lambda: pack_list(self._header(0, 0), nonce, self.members)
+            0, lambda: pack_list(self.header(0, 0), nonce, self.members)
         )
         self._ballot.start(now)
         self._ballot.acknowledge(now, 1, True, b"")
@@ -340,7 +342,7 @@ class Node:
 
     def _acknowledge(self) -> None:
         number, prepared, answer = self._acked
-        frame = acknowledgement(self._header(0, self.open_round), number, prepared, answer)
+        frame = acknowledgement(self.header(0, self.open_round), number, prepared, answer)
         self._actions.append(Send(frame))
 
     def _give_up(self, silent: Member) -> None:
@@ -420,8 +422,9 @@ class Node:
 
     # ---- headers
 
-    def _header(self, flags: int, round_: int) -> wire.Header:
-        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+    def header(self, flags: int, round_: int) -> wire.Header:
+        """This node's next frame header."""
+        self.take_sequence(1)
         return wire.Header(
             flags=flags,
             network=self.network,
@@ -431,8 +434,14 @@ class Node:
             sequence=self._sequence,
         )
 
+    def take_sequence(self, count: int) -> int:
+        """Reserve `count` sequence numbers; the first of them."""
+        first = self._sequence + 1
+        self._sequence = (self._sequence + count) & 0xFFFFFFFF
+        return first & 0xFFFFFFFF
+
     def _header_without_view(self, flags: int, round_: int) -> wire.Header:
-        return replace(self._header(flags, round_), view=0, sender=0)
+        return replace(self.header(flags, round_), view=0, sender=0)
 
 
 __all__ = ["Node", "NodeState", "WireError"]

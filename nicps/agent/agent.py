@@ -1,0 +1,537 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps join`: the host's agent, an event loop around the state machines.
+
+Frames, time, the training program's messages and commands come in; what the machines ask for is carried out: small
+frames and fragments through the sender, settings through the XDP program's maps, files in a background thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nicps import wire
+from nicps.agent.conductor import Conductor
+from nicps.agent.control import ControlSocket, Peer
+from nicps.agent.job import LocalJob
+from nicps.agent.process import Child, User
+from nicps.agent.sender import Sender
+from nicps.agent.settings import AgentSettings
+from nicps.dataplane import DataPlane
+from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem, WireError
+from nicps.protocol import (
+    Action,
+    Closed,
+    Committed,
+    Failed,
+    Formed,
+    Need,
+    Node,
+    NodeState,
+    Phase,
+    PhaseAgreed,
+    PhaseStarted,
+    Prepare,
+    Send,
+    SendFragments,
+)
+from nicps.protocol.ring import KernelState
+
+_ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
+_WAKE_S = 0.05  # so we give one at least this often while a ring is under way
+_IDLE_S = 1.0
+
+
+class Agent:
+    """One host of the network. Use as a context manager; `run` returns when it is told to stop."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.user = User.named(settings.user)
+        self.now = time.monotonic()
+        self.job: LocalJob | None = None
+        self.conductor: Conductor | None = None
+        self.turns = 0
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._stopping = False
+        self._kernel: KernelState | None = None
+        self._hold_started = 0.0
+        self._last_job: dict[str, Any] = {}
+        self._report: dict[str, Any] = {}
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._done: queue.SimpleQueue[tuple[Callable[[], None], BaseException | None]] = (
+            queue.SimpleQueue()
+        )
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with contextlib.ExitStack() as stack:
+            self.dataplane = stack.enter_context(
+                DataPlane(
+                    settings.iface, wire.network_id(settings.network), ethertype=settings.ethertype
+                )
+            )
+            self.control = ControlSocket(
+                settings.socket, self.watch, self.unwatch, self._on_message, self._on_close
+            )
+            stack.callback(self.control.close)
+            self._stack = stack.pop_all()
+        self.node = Node(
+            self.dataplane.mac, settings.name, settings.network, self.dataplane, settings.timings
+        )
+        self.sender = Sender(
+            self.dataplane, self.node.header, self.node.take_sequence, self._fragments_sent
+        )
+        self.watch(self.dataplane.rx_fileno(), self._receive)
+        self.watch(self._bell, self._background_done)
+        self._poll.register(self.dataplane.tx.fileno(), 0)
+        self._handlers[self.dataplane.tx.fileno()] = self.pump
+        self._tx_armed = False
+        self._worker = threading.Thread(target=self._do_background, daemon=True)
+        self._worker.start()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Serve until SIGINT, SIGTERM or `nicps leave`."""
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        self.watch(read, self.stop)
+        with contextlib.suppress(PermissionError):
+            os.setpriority(
+                os.PRIO_PROCESS, 0, -15
+            )  # a token that waits for a processor delays everybody
+        while not self._stopping:
+            self._step()
+        self._say_goodbye()
+
+    def stop(self) -> None:
+        """Leave the loop."""
+        self._stopping = True
+
+    def _step(self) -> None:
+        wait = _WAKE_S if self.node.ring is not None else _IDLE_S
+        deadline = self.node.deadline()
+        if deadline is not None:
+            wait = min(wait, max(0.0, deadline - time.monotonic()))
+        events = self._poll.poll(wait)
+        self.now = time.monotonic()
+        for fd, _ in events:
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler()
+        self._sync_from_kernel()
+        deadline = self.node.deadline()
+        if deadline is not None and deadline <= self.now:
+            self.act(self.node.tick(self.now))
+        self._sync_to_kernel()
+        self.pump()
+        self.control.flush()
+
+    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever `fd` is readable."""
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._poll.unregister(fd)
+
+    def log(self, text: str) -> None:
+        """One line for the operator."""
+        print(f"nicps: {text}", file=sys.stderr, flush=True)
+
+    # ---- frames
+
+    def _receive(self) -> None:
+        self._sync_from_kernel()
+        for source, frame in self.dataplane.receive():
+            turns = self.node.ring.turns if self.node.ring is not None else 0
+            try:
+                self.act(self.node.on_frame(self.now, source, frame))
+            except WireError as error:
+                self._bad_frames = getattr(self, "_bad_frames", 0) + 1
+                if self._bad_frames <= 3:
+                    self.log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
+            if self.node.ring is not None and self.node.ring.turns > turns:
+                self.turns += 1
+
+    def pump(self) -> None:
+        """Send what can be sent; wait for room in the ring only if that is what is missing."""
+        self.sender.pump(self.now)
+        if self.sender.blocked_by_kernel != self._tx_armed:
+            self._tx_armed = self.sender.blocked_by_kernel
+            mask = select.EPOLLOUT if self._tx_armed else 0
+            self._poll.modify(self.dataplane.tx.fileno(), mask)
+
+    def _fragments_sent(self, action: SendFragments, started: float) -> None:
+        now = time.monotonic()
+        if self.job is not None and self.node.phase is not None:
+            if self.node.phase.kind is wire.PhaseKind.TRAIN:
+                self.job.log_send(action, started, now)
+        self.act(self.node.sent(now))
+
+    def _sync_from_kernel(self) -> None:
+        if self.node.ring is None:
+            return
+        ring = self.dataplane.ring
+        seen = int(ring["seen"])
+        self.node.kernel_saw(
+            self.now,
+            (seen >> 32, seen & 0xFFFFFFFF),
+            int(ring["heard_ns"]) / 1e9,
+            self.dataplane.bounced(),
+        )
+
+    def _sync_to_kernel(self) -> None:
+        state = self.node.kernel
+        config = self.dataplane.config
+        if state is not None:
+            config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
+        if state == self._kernel:
+            return
+        self._kernel = state
+        if state is None:
+            config["bounce"] = 0
+            return
+        config["round_high"] = state.round_high
+        config["round_low"] = state.round_low
+        config["round"] = state.round
+        config["fragments"] = state.fragments
+        config["sent_seen"] = state.sent_seen
+        config["own_sent"] = state.own_sent
+        config["bounce"] = int(state.bounce)
+
+    # ---- what the machines ask for
+
+    def act(self, actions: Sequence[Action]) -> None:
+        """Carry actions out, in order."""
+        for action in actions:
+            if isinstance(action, Send):
+                self.sender.frame(action.frame)
+            elif isinstance(action, SendFragments):
+                if self.job is not None and self.node.ring is not None:
+                    self.sender.fragments_of(action, self.node.ring.phase, self.job.source())
+            elif isinstance(action, Need):
+                if self.job is not None:
+                    self.job.need(action.round, action.samples)
+            elif isinstance(action, Closed):
+                if self.job is not None:
+                    self.job.closed(action.round)
+            elif isinstance(action, Committed):
+                self._committed(action)
+            elif isinstance(action, Formed):
+                self._formed(action)
+            elif isinstance(action, Prepare):
+                self._prepare(action.phase)
+            elif isinstance(action, PhaseAgreed):
+                if self.conductor is not None:
+                    self.conductor.agreed(action.phase, action.answers)
+            elif isinstance(action, PhaseStarted):
+                pass
+            elif isinstance(action, Failed):
+                self._failed(action.reason)
+
+    def _formed(self, formed: Formed) -> None:
+        config = self.dataplane.config
+        config["enabled"] = 0
+        self.dataplane.members([m.mac for m in formed.members])
+        config["view"] = formed.view
+        config["number"] = formed.number
+        config["members"] = len(formed.members)
+        config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
+        self.dataplane.ring["seen"] = 0
+        config["enabled"] = 1
+        self._kernel = None
+        names = ", ".join(m.name for m in formed.members)
+        self.log(f"network {self.settings.network} formed: view {formed.view}, {names}")
+        if formed.number == 1 and self.conductor is not None:
+            self.conductor.formed()
+
+    def _prepare(self, phase: Phase) -> None:
+        if phase.kind is wire.PhaseKind.STOP:
+            ok, message = phase.settings.get("ok"), str(phase.settings.get("message", ""))
+            if self.conductor is None:
+                self._end_job("the job is done" if ok else message)
+                self.log("job done, standing by" if ok else f"job stopped: {message}")
+            self.prepared(phase.number)
+            return
+        if self.job is None:
+            self.begin_job(str(phase.settings["job"]))
+        assert self.job is not None
+        try:
+            self.job.prepare(phase)
+        except (OSError, NicpsError) as error:
+            self.act(self.node.fail(self.now, str(error)))
+
+    def _committed(self, commit: Committed) -> None:
+        if self.job is None:
+            return
+        phase = self.node.ring.phase if self.node.ring is not None else None
+        if self.conductor is not None and phase is not None:
+            if phase.kind is wire.PhaseKind.TRAIN:
+                self.act(self.node.hold_back(self.now, True))
+        self.job.committed(commit)
+
+    def _failed(self, reason: str) -> None:
+        if self.conductor is not None:
+            self.conductor.fail(reason)
+        elif self.job is not None:
+            self._end_job(reason)
+            self.log(f"job stopped: {reason}")
+
+    # ---- the job here
+
+    def begin_job(self, job_id: str) -> LocalJob:
+        """A job reaches this host."""
+        if self.job is not None:
+            self._end_job("another job has begun")
+        self.job = LocalJob(self, job_id)
+        self.log(f"job {job_id}")
+        return self.job
+
+    def prepared(self, number: int, answer: bytes = b"") -> None:
+        """This host is ready for the decision of that number."""
+        self.act(self.node.prepared(self.now, number, answer))
+
+    def handed_out(self, phase: Phase, digest: str) -> None:
+        """A hand-out has ended here."""
+        if self.conductor is not None:
+            self.conductor.handed_out(phase, digest)
+
+    def trainer_ready(self, lanes: int, digest: str) -> None:
+        """The training program has built the model."""
+        if self.conductor is not None:
+            self.conductor.trainer_ready(lanes)
+
+    def trainer_says(self, message: Mapping[str, Any]) -> None:
+        """A decision of node 1's training program, or live progress."""
+        if message["op"] == "report":
+            self._report = dict(message["values"])
+            if self.conductor is not None:
+                self.conductor.event("progress", **self._report, token_turns=self.turns)
+        elif self.conductor is not None:
+            self.conductor.decided(message["what"])
+
+    def job_is_over(self, reason: str | None, result: Mapping[str, Any]) -> None:
+        """Node 1: the job has ended everywhere."""
+        conductor = self.conductor
+        assert conductor is not None
+        self._end_job(reason or "the job is done")
+        self.conductor = None
+        self._last_job = {"job_id": conductor.job_id, "error": reason, "result": dict(result)}
+        if reason is None:
+            self.log(f"job {conductor.job_id} done: {result.get('report')}")
+            self.publish({"op": "result", "result": dict(result)})
+        else:
+            self.log(f"job stopped: {reason}")
+            self.publish({"op": "error", "message": reason, "exit_code": JobFailed.exit_code})
+
+    def _end_job(self, message: str) -> None:
+        job, self.job = self.job, None
+        self.sender.drop_fragments()
+        if job is not None:
+            job.close(message)
+        self._report = {}
+
+    def run_folder(self, job_id: str) -> Path:
+        """Where a job leaves its results on this host."""
+        if os.path.basename(job_id) != job_id or job_id in ("", ".", ".."):
+            raise JobFailed(f"{job_id!r} is no name for a run")
+        return self.settings.runs / job_id
+
+    # ---- processes and background work
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        log: Path,
+        done: Callable[[int], None],
+        as_owner: bool = False,
+    ) -> Child:
+        """Start a process as the training user; `done(exit_code)` is called when it has ended."""
+        user = User.named("root") if as_owner and os.geteuid() == 0 else self.user
+        child = Child(argv, user, folder, log, {"NICPS_SOCKET": self.settings.socket})
+
+        def ended() -> None:
+            self.unwatch(child.fileno())
+            done(child.reap())
+
+        self.watch(child.fileno(), ended)
+        return child
+
+    def background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Do something slow (files, hashes) in order in a thread, and `then` in the loop."""
+        self._work.put((work, then))
+
+    def _do_background(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, then = item
+            error: BaseException | None = None
+            try:
+                work()
+            except Exception as raised:  # whatever it is, the loop reports it
+                error = raised
+            self._done.put((then, error))
+            os.eventfd_write(self._bell, 1)
+
+    def _background_done(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while not self._done.empty():
+            then, error = self._done.get()
+            if error is None:
+                then()
+            else:
+                self.act(self.node.fail(self.now, f"{self.settings.name}: {error}"))
+
+    # ---- the socket
+
+    def _on_message(self, peer: Peer, message: dict[str, Any]) -> None:
+        op = message.get("op")
+        try:
+            if peer.is_trainer:
+                if self.job is not None:
+                    self.job.on_message(message)
+            elif op == "attach":
+                self._attach(peer)
+            elif op == "status":
+                peer.post({"op": "status", **self.status()})
+            elif op == "watch":
+                peer.watches = True
+            elif op in ("submit", "leave"):
+                self._command(peer, op, message)
+            else:
+                raise UsageProblem(f"the agent knows no {op!r}")
+        except NicpsError as error:
+            peer.refuse(error)
+
+    def _command(self, peer: Peer, op: str, message: Mapping[str, Any]) -> None:
+        if peer.uid not in (0, os.geteuid()):
+            raise UsageProblem(f"user {peer.uid} may not {op}: run it as root")
+        if op == "leave":
+            peer.post({"op": "ok"})
+            self.stop()
+            return
+        if (
+            self.conductor is not None
+            or self.job is not None
+            or self.node.state is not NodeState.STANDBY
+        ):
+            raise NetworkProblem("a job is under way: wait for its end (`nicps status --watch`)")
+        peer.watches = True
+        self.conductor = Conductor(self, peer, message)
+
+    def _attach(self, peer: Peer) -> None:
+        if peer.uid not in (0, os.geteuid(), self.user.uid):
+            raise UsageProblem(f"user {peer.uid} may not train here, only {self.user.name}")
+        if self.job is None:
+            raise NetworkProblem("no job is under way that a training program could join")
+        peer.is_trainer = True
+        self.job.attach(peer.channel)
+
+    def _on_close(self, peer: Peer) -> None:
+        if peer.is_trainer and self.job is not None:
+            self.job.detached()
+
+    def publish(self, message: Mapping[str, Any]) -> None:
+        """To everybody who watches the job."""
+        for peer in self.control.peers[:]:
+            if peer.watches:
+                peer.post(message)
+
+    def status(self) -> dict[str, Any]:
+        """What `nicps status` shows."""
+        node = self.node
+        ring = node.ring
+        phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
+        members = []
+        for member in node.members:
+            state = "standby"
+            if node.state is NodeState.MEMBER:
+                state = phase or "member"
+                if ring is not None and ring.token is not None and phase == "train":
+                    line = ring.token.lines[member.number - 1]
+                    state = "sent" if line.settled else "computing"
+            members.append(
+                {
+                    "number": member.number,
+                    "mac": wire.mac_text(member.mac),
+                    "name": member.name,
+                    "state": state,
+                    "self": member.number == node.number,
+                }
+            )
+        return {
+            "network": self.settings.network,
+            "name": self.settings.name,
+            "iface": self.settings.iface,
+            "xdp_mode": self.dataplane.mode,
+            "state": node.state.value,
+            "phase": phase,
+            "view": node.view,
+            "round": node.open_round,
+            "number": node.number,
+            "members": members,
+            "job": self.job.id if self.job is not None else None,
+            "progress": self._report,
+            "last_job": self._last_job,
+            "token_turns": self.turns,
+            "fragments_sent": self.sender.fragments,
+            "counters": self.dataplane.counters(),
+        }
+
+    @property
+    def sent_again(self) -> int:
+        """Fragments that this host repaired."""
+        return self.sender.again
+
+    # ---- leaving
+
+    def _say_goodbye(self) -> None:
+        """Leaving in the middle of a job stops it for all: nobody can go on without us (yet)."""
+        self.now = time.monotonic()
+        if self.job is None and self.conductor is None:
+            return
+        reason = f"{self.settings.name} has left the network"
+        if self.conductor is not None:
+            self.conductor.fail(reason)
+        else:
+            self.act(self.node.fail(self.now, reason))
+        deadline = self.now + 1.0
+        while self.node.state is NodeState.MEMBER and self.now < deadline:
+            self._step()
+        self._end_job(reason)
+
+    def close(self) -> None:
+        """Detach the program, close everything; nothing of ours stays."""
+        if self.conductor is not None:
+            self.conductor.abandon()
+            self.conductor = None
+        self._end_job("the agent stops")
+        self._work.put(None)
+        self._worker.join(timeout=5.0)
+        self._stack.close()
+        self._poll.close()
+        os.close(self._bell)

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host's part in a job: its files, its training program, and what each phase asks of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from nicps import wire
+from nicps.agent.bundle import WINDOW_BYTES, InStream, OutStream
+from nicps.agent.process import Child, python
+from nicps.dataplane.arena import Arena
+from nicps.dataplane.channel import Channel, ChannelClosed
+from nicps.dataplane.lanes import U8, LaneFormat
+from nicps.errors import JobFailed, NicpsError
+from nicps.protocol import Committed, Phase, SendFragments
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+_KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
+COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
+
+
+@dataclass(slots=True)
+class ArenaSource:
+    """A contribution in the memory that the trainer writes."""
+
+    arena: Arena
+
+    def available(self, round_: int) -> int:
+        """Converted so far."""
+        return self.arena.converted(round_)
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """A view, no copy."""
+        parity = round_ & 1
+        lanes = self.arena.lanes[parity, first : first + count]
+        return lanes, self.arena.shifts[parity, first : first + count]
+
+
+@dataclass(slots=True)
+class StreamSource:
+    """A window of a hand-out."""
+
+    stream: OutStream
+    first_round: int
+
+    def available(self, round_: int) -> int:
+        """Files are all there."""
+        return 1 << 32
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """Read from the files."""
+        return self.stream.read(round_ - self.first_round, first, count), 0
+
+
+class LocalJob:
+    """The job at this host, from the first hand-out decision to the stop."""
+
+    def __init__(self, agent: Agent, job_id: str) -> None:
+        self.agent = agent
+        self.id = job_id
+        self.folder = Path(
+            tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=agent.settings.work)
+        )
+        os.chown(self.folder, agent.user.uid, agent.user.gid)
+        self.out = self.folder / "out"
+        self.out.mkdir()
+        os.chown(self.out, agent.user.uid, agent.user.gid)
+        self.outgoing: OutStream | None = None  # what this host hands out next
+        self.arena: Arena | None = None
+        self.ready: dict[str, Any] | None = None  # the trainer's "ready"
+        self.expected = 0  # fragments that the kernel must have added in the committed rounds
+        self.added = 0  # fragments that it has added in them
+        self.train_rounds = 0
+        self.digest = ""
+        self._phase: Phase | None = None
+        self._source: ArenaSource | StreamSource | None = None
+        self._in: InStream | None = None
+        self._blocks = 0
+        self._blocks_told = 0
+        self._trainer: Child | None = None
+        self._channel: Channel | None = None
+        self._doorbell = -1
+        self._waiting: Phase | None = None  # for the trainer to be ready
+        self._timeline: list[dict[str, Any]] = []
+        self._timeline_file = (self.folder / "timeline.jsonl").open("ab")
+        self._ended = False
+
+    # ---- phases
+
+    def prepare(self, phase: Phase) -> None:
+        """A decision's turn has come; `agent.prepared` is called once this host is ready for it."""
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            self._phase = phase
+            self._prepare_handout(phase)
+        elif phase.kind is wire.PhaseKind.STOP:
+            self._phase = phase
+            self.agent.prepared(phase.number)
+        else:
+            self._waiting = phase
+            self._prepare_training()
+
+    def source(self) -> ArenaSource | StreamSource:
+        """Where the payload of this host's contribution is."""
+        assert self._source is not None
+        return self._source
+
+    def committed(self, commit: Committed) -> None:
+        """A round of the phase in force is committed."""
+        phase = self._phase
+        assert phase is not None
+        others = len(set(commit.counted) - {self.agent.node.number})
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            self._committed_window(phase, commit)
+            return
+        self.expected += others * phase.fragments_in(commit.round)
+        self.added += self.agent.dataplane.count(commit.round, self.agent.node.view, 0)
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.train_rounds += 1
+        self._post(
+            {
+                "op": "committed",
+                "round": commit.round,
+                "counted": dict(commit.counted),
+                "unit": commit.unit,
+                "next_unit": commit.next_unit,
+            }
+        )
+
+    # ---- hand-out (R5, R6)
+
+    def _prepare_handout(self, phase: Phase) -> None:
+        agent, settings = self.agent, phase.settings
+        self._allocate(phase.blocks)
+        mine = settings["source"] == agent.node.number
+        if mine:
+            assert self.outgoing is not None
+            self._source = StreamSource(self.outgoing, phase.first_round)
+        if settings["purpose"] == "job":
+            folder, keep = self.folder, True
+        else:
+            name = agent.node.members[settings["source"] - 1].name
+            folder, keep = agent.run_folder(self.id) / name, agent.node.number == 1
+            if keep:
+                folder.mkdir(parents=True, exist_ok=True)
+        owner = (agent.user.uid, agent.user.gid) if settings["purpose"] == "job" else (0, 0)
+        self._in = InStream(
+            folder,
+            settings["bytes"],
+            settings["index_bytes"],
+            agent.node.number,
+            len(agent.node.members),
+            owner if os.geteuid() == 0 else (os.getuid(), os.getgid()),
+            keep,
+        )
+        agent.prepared(phase.number)
+        if mine:
+            agent.act(agent.node.offer(agent.now, phase.first_round, 1))
+
+    def _committed_window(self, phase: Phase, commit: Committed) -> None:
+        """Store a window in the background; its bank is free once it is on disk."""
+        agent, stream, round_ = self.agent, self._in, commit.round
+        assert stream is not None
+        window, last = round_ - phase.first_round, round_ == phase.last_round
+        size = min(WINDOW_BYTES, phase.settings["bytes"] - window * WINDOW_BYTES)
+        if isinstance(self._source, StreamSource) and phase.settings["source"] == agent.node.number:
+            out = self._source.stream
+            fragments = phase.fragments_in(round_)
+            agent.background(
+                lambda: stream.write(out.read(window, 0, fragments).reshape(-1)[:size]),
+                lambda: self._stored(phase, round_, last),
+            )
+            if not last:
+                agent.act(agent.node.offer(agent.now, round_ + 1, 1))
+        else:
+            bank = agent.dataplane.accumulators[round_ & 1]
+            data = bank.view(np.uint8).reshape(-1)[:size]
+            agent.background(lambda: stream.write(data), lambda: self._stored(phase, round_, last))
+
+    def _stored(self, phase: Phase, round_: int, last: bool) -> None:
+        agent = self.agent
+        agent.act(agent.node.read(agent.now, round_))
+        if not last or self._in is None:
+            return
+        digest = self._in.finish()
+        self._in = None
+        if phase.settings["source"] == agent.node.number and self.outgoing is not None:
+            self.outgoing.close()
+            self.outgoing = None
+        if phase.settings["purpose"] == "job":
+            self.digest = digest
+            self._start_trainer()
+        agent.handed_out(phase, digest)
+
+    # ---- the training program (R8)
+
+    def _start_trainer(self) -> None:
+        settings = self.agent.settings
+        argv = list(settings.trainer) or python(self.entry, "run", "--workdir", str(self.folder))
+        self._trainer = self.agent.spawn(
+            argv, self.folder, self.folder / "trainer.log", self._trainer_ended
+        )
+
+    @property
+    def entry(self) -> str:
+        """The training program's module, as the prepared job names it."""
+        return str(self.prepared.get("entry", "trainer"))
+
+    @property
+    def prepared(self) -> dict[str, Any]:
+        """prepared.json, as it was handed out."""
+        try:
+            value = orjson.loads((self.folder / "prepared.json").read_bytes())
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise JobFailed(f"the hand-out holds no readable prepared.json: {error}") from None
+        assert isinstance(value, dict)
+        return value
+
+    def attach(self, channel: Channel) -> None:
+        """The training program has connected.
+
+        Raises:
+            JobFailed: one is attached already.
+        """
+        if self._channel is not None:
+            raise JobFailed("a training program is attached already")
+        self._channel = channel
+        node = self.agent.node
+        self._post(
+            {
+                "op": "welcome",
+                "number": node.number,
+                "members": [{"number": m.number, "name": m.name} for m in node.members],
+                "name": self.agent.settings.name,
+                "settings": self.prepared.get("settings", {}),
+                "workdir": str(self.folder),
+                "view": node.view,
+            }
+        )
+
+    def on_message(self, message: Mapping[str, Any]) -> None:
+        """A message from the training program."""
+        agent = self.agent
+        node, now, op = agent.node, agent.now, message["op"]
+        if op == "progress":
+            agent.act(node.progress(now, message["round"], message["samples"]))
+        elif op == "offer":
+            agent.act(node.offer(now, message["round"], message["samples"], message["unit"]))
+        elif op == "read":
+            agent.act(node.read(now, message["round"]))
+        elif op == "prepared":
+            if self._phase is not None and self._phase.number == message["number"]:
+                if self._phase.kind is not wire.PhaseKind.FINISH:
+                    agent.prepared(message["number"])
+        elif op == "ready":
+            self.ready = dict(message)
+            self._make_arena(message["lanes"])
+            self._prepare_training()
+            agent.trainer_ready(message["lanes"], message["digest"])
+        elif op in ("decide", "report"):
+            agent.trainer_says(message)
+        elif op == "fail":
+            agent.act(node.fail(now, message["message"]))
+
+    def detached(self) -> None:
+        """The training program has closed its connection."""
+        self._channel = None
+
+    def ring(self) -> None:
+        """More of a contribution has been converted."""
+        os.eventfd_read(self._doorbell)
+        self.agent.pump()
+
+    def need(self, round_: int, samples: int) -> None:
+        """Tell the training program what still makes the quorum (R13)."""
+        if self.arena is not None:
+            self.arena.need = (round_, samples)
+
+    def closed(self, round_: int) -> None:
+        """Tell the training program that the round closed without it."""
+        if self.arena is not None:
+            self.arena.closed = round_
+
+    def _make_arena(self, lanes: int) -> None:
+        width = int(str(self.prepared["settings"].get("lane", "i16")).removeprefix("i"))
+        fragments = LaneFormat(lanes, width).fragments
+        self.arena = Arena.create(fragments)
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.agent.watch(self._doorbell, self.ring)
+        self._post({"op": "arena", "fragments": fragments}, (self.arena.fd, self._doorbell))
+
+    def _prepare_training(self) -> None:
+        """Bring the training program into the phase that waits for it, if both are there."""
+        phase = self._waiting
+        if phase is None or self.ready is None or self.arena is None:
+            return
+        self._waiting = None
+        agent = self.agent
+        if phase.kind is not wire.PhaseKind.FINISH:
+            if phase.settings["handout"] != self.digest:
+                agent.act(agent.node.fail(agent.now, "what was handed out has arrived damaged"))
+                return
+            if phase.settings["model"] != self.ready["digest"]:
+                reason = (
+                    "the model built here differs from node 1's: the same job.py and the same "
+                    "versions of Python and PyTorch are needed on every host"
+                )
+                agent.act(agent.node.fail(agent.now, reason))
+                return
+        self._phase = phase
+        message: dict[str, Any] = {
+            "op": "phase",
+            "kind": _KINDS[phase.kind],
+            "first_round": phase.first_round,
+            "number": phase.number,
+            "unit": phase.unit,
+        }
+        self.arena.phase = phase.number
+        self._source = ArenaSource(self.arena)
+        if phase.blocks > self._blocks or phase.kind is wire.PhaseKind.TRAIN:
+            self._allocate(phase.blocks)
+        if self._blocks and self._blocks_told != self._blocks:
+            self._blocks_told = self._blocks
+            message["blocks"] = self._blocks
+            self._post(message, (agent.dataplane.accumulators_fd,))
+        else:
+            self._post(message)
+
+    def _allocate(self, blocks: int) -> None:
+        """Accumulators of the size that the phase needs; the old ones go."""
+        if blocks and blocks != self._blocks:
+            self.agent.dataplane.allocate(blocks)
+            self._blocks, self._blocks_told = blocks, 0
+
+    def _trainer_ended(self, code: int) -> None:
+        trainer, self._trainer = self._trainer, None
+        if self._ended or trainer is None:
+            return
+        agent = self.agent
+        if code or self._phase is None or self._phase.kind is not wire.PhaseKind.FINISH:
+            said = trainer.last_line()
+            agent.act(agent.node.fail(agent.now, f"the training program ended: {said}"))
+            return
+        try:
+            answer = self._finish()
+        except (OSError, NicpsError) as error:
+            agent.act(agent.node.fail(agent.now, f"cannot keep the results: {error}"))
+            return
+        agent.prepared(self._phase.number, answer)
+
+    # ---- the end (R14)
+
+    def log_send(self, action: SendFragments, started: float, ended: float) -> None:
+        """For the time line: this host had the token and sent."""
+        kind = "repair" if action.repair else "send"
+        self._timeline.append({"t0": started, "t1": ended, "kind": kind, "round": action.round})
+        if len(self._timeline) >= 256:
+            self._flush_timeline()
+
+    def log_hold(self, started: float, ended: float, round_: int) -> None:
+        """For the time line: this host had the token."""
+        self._timeline.append({"t0": started, "t1": ended, "kind": "hold", "round": round_})
+
+    def _flush_timeline(self) -> None:
+        lines = b"".join(orjson.dumps(row) + b"\n" for row in self._timeline)
+        self._timeline.clear()
+        self._timeline_file.write(lines)
+        self._timeline_file.flush()
+
+    def _finish(self) -> bytes:
+        """Keep the results in the run's folder, and tell node 1 how much there is to collect."""
+        agent = self.agent
+        self._flush_timeline()
+        shutil.copy(self.folder / "timeline.jsonl", self.out / "timeline.jsonl")
+        facts = {
+            "name": agent.settings.name,
+            "mac": wire.mac_text(agent.node.mac),
+            "xdp_mode": agent.dataplane.mode,
+            "rounds": self.train_rounds,
+            "fragments_added": self.added,
+            "fragments_expected": self.expected,
+            "fragments_sent_again": agent.sent_again,
+            "token_turns": agent.turns,
+            "counters": agent.dataplane.counters(),
+        }
+        (self.out / "agent.json").write_bytes(orjson.dumps(facts))
+        kept = agent.run_folder(self.id) / agent.settings.name
+        kept.mkdir(parents=True, exist_ok=True)
+        for path in self.out.iterdir():
+            if path.is_file() and not path.is_symlink():
+                _copy(path, kept / path.name)
+        _copy(self.folder / "trainer.log", kept / "trainer.log")
+        if (self.out / "gradients").is_dir():
+            shutil.copytree(self.out / "gradients", kept / "gradients", dirs_exist_ok=True)
+        files = [{"path": name, "store": "all"} for name in COLLECTED if (kept / name).exists()]
+        self.outgoing = OutStream(kept, files)
+        return orjson.dumps({"bytes": self.outgoing.size, "index_bytes": len(self.outgoing.index)})
+
+    def close(self, message: str) -> None:
+        """The job is over, however it ended: stop the training program, remove its files."""
+        self._ended = True
+        if self._channel is not None:
+            with contextlib.suppress(ChannelClosed):
+                self._channel.post({"op": "abort", "message": message})
+        if self._trainer is not None:
+            self.agent.unwatch(self._trainer.fileno())
+            self._trainer.kill()
+            self._trainer = None
+        for stream in (self._in, self.outgoing):
+            if stream is not None:
+                stream.close()
+        if self.arena is not None:
+            self.agent.unwatch(self._doorbell)
+            os.close(self._doorbell)
+            self.arena.close()
+            self.arena = None
+        self._timeline_file.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _post(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.post(message, fds)
+        except ChannelClosed:
+            self._channel = None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy into place at once, so that no half file is ever seen."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(source, partial)
+    os.replace(partial, target)
+
+
+def new_job_id(name: str) -> str:
+    """A run's name: time and job."""
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-{os.urandom(2).hex()}"

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Child processes of the agent: training code, run as another user and never imported here."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nicps.errors import EnvironmentProblem
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who runs training code."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def named(cls, name: str) -> User:
+        """Look the name up.
+
+        Raises:
+            EnvironmentProblem: there is no such user.
+        """
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            raise EnvironmentProblem(
+                f"there is no user {name!r} to run training code: name another with --user"
+            ) from None
+        return cls(name, entry.pw_uid, entry.pw_gid)
+
+
+class Child:
+    """A started process. `fileno` becomes readable when it has ended."""
+
+    def __init__(
+        self, argv: Sequence[str], user: User, folder: Path, log: Path, env: Mapping[str, str]
+    ) -> None:
+        self.log = log
+        packages = str(Path(__file__).resolve().parents[2])
+        inherited = [p for p in (packages, os.environ.get("PYTHONPATH", "")) if p]
+        environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": os.pathsep.join(inherited),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **env,
+        }
+        switch = os.geteuid() == 0 and user.uid != 0
+        try:
+            with log.open("ab") as stderr:
+                self._process = subprocess.Popen(
+                    argv,
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    start_new_session=True,
+                    preexec_fn=_before_exec,
+                    user=user.uid if switch else None,
+                    group=user.gid if switch else None,
+                    extra_groups=[] if switch else None,
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise EnvironmentProblem(
+                f"user {user.name!r} cannot run {argv[0]}: {error}; `nicps doctor --user {user.name}` says why"
+            ) from None
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once the process has ended."""
+        return self._pidfd
+
+    def reap(self) -> int:
+        """The exit code of the ended process; negative for a signal."""
+        code = self._process.wait()
+        os.close(self._pidfd)
+        return code
+
+    def last_line(self) -> str:
+        """What it said last, for an error message."""
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1].removeprefix("trainer: error: ") if lines else "it said nothing"
+
+    def kill(self) -> None:
+        """End it and all that it started, and wait for it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.reap()
+
+
+def _before_exec() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing of ours outlives the agent
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """A command line for this interpreter."""
+    return [sys.executable, "-m", module, *arguments]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves this host, in order: small frames, and contributions in batches of fragments."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from nicps import wire
+from nicps.dataplane import DataPlane
+from nicps.dataplane.lanes import U8
+from nicps.protocol import SendFragments
+from nicps.protocol.phase import Phase, lanes_per_fragment
+
+_BATCH = 256  # frames for one system call
+
+
+class Source(Protocol):
+    """Where a contribution's payload comes from: the trainer's memory, or a file."""
+
+    def available(self, round_: int) -> int:
+        """Fragments that are ready to be sent, from the first on."""
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """uint8 (count, 1440) and the shifts, uint8 (count,) or one for all."""
+
+
+@dataclass(slots=True)
+class _Bulk:
+    action: SendFragments
+    phase: Phase
+    source: Source
+    template: U8
+    ranges: deque[tuple[int, int]] = field(default_factory=deque)
+    started: float = 0.0
+
+
+def _header_dtype() -> np.dtype[np.void]:
+    """The fragment's header as a NumPy record, from the wire definition."""
+    names, formats, offsets = [], [], []
+    base = 0
+    for cls in (wire.Header, wire.Fragment):
+        layout = wire.Layout.of(cls)
+        for name, kind, offset in zip(layout.names, layout.wires, layout.offsets, strict=True):
+            names.append(name)
+            formats.append(f">{'i' if kind.code == 'b' else 'u'}{kind.size}")
+            offsets.append(base + offset)
+        base += layout.struct.size
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": base})
+
+
+class Sender:
+    """A first-in first-out queue in front of the data plane.
+
+    Args:
+        header: makes the next frame header from (flags, round); `take_sequence` reserves further sequence numbers.
+        sent: called when a `SendFragments` is with the kernel, with its start time.
+    """
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        header: Callable[[int, int], wire.Header],
+        take_sequence: Callable[[int], int],
+        sent: Callable[[SendFragments, float], None],
+    ) -> None:
+        self._dataplane = dataplane
+        self._header = header
+        self._take_sequence = take_sequence
+        self._sent = sent
+        self._queue: deque[bytes | _Bulk] = deque()
+        self._dtype = _header_dtype()
+        self._rows = np.zeros((_BATCH, self._dtype.itemsize), np.uint8)
+        self._records = self._rows.view(self._dtype).reshape(_BATCH)
+        self.fragments = 0  # sent, repairs included
+        self.again = 0  # repairs
+        self.blocked_by_kernel = False
+
+    def frame(self, data: bytes) -> None:
+        """Queue one small frame."""
+        self._queue.append(data)
+
+    def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
+        """Queue (part of) a contribution."""
+        flags = int(wire.Flag.REPAIR) if action.repair else 0
+        total = phase.fragments_in(action.round)
+        width = phase.width
+        body = wire.Fragment(0, total, lanes_per_fragment(width), width, 0, action.samples)
+        frame = wire.pack(self._header(flags, action.round), body, tail=bytes(wire.PAYLOAD_BYTES))
+        template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
+        self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
+
+    def drop_fragments(self) -> None:
+        """The job is over: forget contributions that have not gone out."""
+        self._queue = deque(item for item in self._queue if isinstance(item, bytes))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits."""
+        return not self._queue
+
+    def pump(self, now: float) -> None:
+        """Send as much as the kernel takes and the sources have."""
+        self.blocked_by_kernel = False
+        while self._queue:
+            item = self._queue[0]
+            if isinstance(item, bytes):
+                self._dataplane.send(item)
+            else:
+                item.started = item.started or now
+                if not self._pump_bulk(item):
+                    return
+                self._sent(item.action, item.started)
+            self._queue.popleft()
+
+    def _pump_bulk(self, bulk: _Bulk) -> bool:
+        """Whether all of it is with the kernel."""
+        tx, round_ = self._dataplane.tx, bulk.action.round
+        available = bulk.source.available(round_)
+        while bulk.ranges:
+            first, count = bulk.ranges[0]
+            count = min(count, available - first, _BATCH)
+            if count <= 0:
+                tx.flush()
+                return False  # the source rings when it has more
+            count = min(count, tx.free())
+            if count <= 0:
+                tx.flush()
+                if tx.free() <= 0:
+                    self.blocked_by_kernel = True
+                    return False
+                continue
+            payload, shifts = bulk.source.payload(round_, first, count)
+            rows, records = self._rows[:count], self._records[:count]
+            rows[:] = bulk.template
+            records["index"] = np.arange(first, first + count, dtype=np.uint32)
+            records["shift"] = shifts
+            sequence = self._take_sequence(count)
+            records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
+            taken = tx.push(rows, payload)
+            self.fragments += taken
+            self.again += taken if bulk.action.repair else 0
+            tx.flush()
+            left = bulk.ranges[0][1] - taken
+            if left:
+                bulk.ranges[0] = (first + taken, left)
+            else:
+                bulk.ranges.popleft()
+        tx.flush()
+        if tx.unsent():
+            self.blocked_by_kernel = True
+            return False
+        return True

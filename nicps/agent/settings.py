@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `nicps join` was told."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nicps.client import DEFAULT_SOCKET
+from nicps.protocol import Timings
+from nicps.wire import ETHERTYPE
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Settings of one agent.
+
+    `trainer` is the command that trains, in place of `python -m trainer run --workdir DIR`; it finds the agent through
+    NICPS_SOCKET. `work` holds a job's files while it runs, `runs` what it leaves.
+    """
+
+    iface: str
+    network: str = "nicps"
+    name: str = field(default_factory=lambda: socket.gethostname().split(".")[0])
+    socket: str = DEFAULT_SOCKET
+    user: str = "nobody"
+    runs: Path = Path("/var/lib/nicps/runs")
+    work: Path = Path("/var/tmp")
+    trainer: tuple[str, ...] = ()
+    ethertype: int = ETHERTYPE
+    timings: Timings = field(default_factory=Timings)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps join`: be in the network on an interface, until stopped."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from nicps.client import DEFAULT_SOCKET
+
+DESCRIPTION = """\
+Load the XDP program on an interface and take part in the network until SIGINT, SIGTERM or `nicps leave`.
+Whoever submits a job on its own host starts the network with it; the others answer, train, and stand by for
+the next job. Needs root (or CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, and the right to become --user)."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps join`."""
+    parser = subparsers.add_parser(
+        "join", help="be in the network on an interface, until stopped", description=DESCRIPTION
+    )
+    parser.add_argument("--iface", required=True, metavar="IF", help="the LAN's interface")
+    parser.add_argument("--network", default="nicps", metavar="NAME", help="(%(default)s)")
+    parser.add_argument("--name", metavar="NAME", help="this host's name (default: its host name)")
+    parser.add_argument(
+        "--socket",
+        default=DEFAULT_SOCKET,
+        metavar="ADDRESS",
+        help="where commands find the agent: a path, or @NAME, which is private to this network"
+        " namespace (%(default)s)",
+    )
+    parser.add_argument(
+        "--user", default="nobody", help="the user that training code runs as (%(default)s)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("/var/lib/nicps/runs"),
+        metavar="DIR",
+        help="where jobs leave their results (%(default)s)",
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("/var/tmp"),
+        metavar="DIR",
+        help="where a job's model and data lie while it runs (%(default)s)",
+    )
+    parser.add_argument(
+        "--trainer",
+        metavar="COMMAND",
+        help="the training program, in place of the PyTorch one; it speaks to the agent's socket (NICPS_SOCKET)",
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    from nicps.agent import Agent, AgentSettings
+
+    settings = AgentSettings(
+        iface=args.iface,
+        network=args.network,
+        socket=args.socket,
+        user=args.user,
+        runs=args.runs.absolute(),
+        work=args.work.absolute(),
+        trainer=tuple(shlex.split(args.trainer or "")),
+        **({"name": args.name} if args.name else {}),
+    )
+    with Agent(settings) as agent:
+        agent.log(
+            f"{settings.name} on {settings.iface}, XDP {agent.dataplane.mode} mode, network"
+            f" {settings.network}; there is no key: every host on this LAN is trusted"
+        )
+        agent.run()
+    return 0

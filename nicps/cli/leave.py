@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps leave`: take this host out of the network."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from nicps.cli import agentlink
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps leave`."""
+    parser = subparsers.add_parser(
+        "leave",
+        help="take this host out of the network",
+        description="Stop the local agent; its XDP program leaves the interface. A job under way is stopped.",
+    )
+    agentlink.add_socket(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, and wait until the agent has gone."""
+    from nicps.dataplane.channel import ChannelClosed
+
+    with agentlink.connect(args.socket) as channel:
+        agentlink.ask(channel, {"op": "leave"})
+        try:
+            while True:
+                channel.recv(timeout_s=20.0)
+        except ChannelClosed:
+            return 0

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps status`: show the network, its members and the job."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from nicps.cli import agentlink
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps status`."""
+    parser = subparsers.add_parser("status", help="show the network, its members and the job")
+    agentlink.add_socket(parser)
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object (a line each with --watch)"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the state once, or every second."""
+    with agentlink.connect(args.socket) as channel:
+        while True:
+            status = agentlink.ask(channel, {"op": "status"})
+            status.pop("op")
+            if args.json:
+                sys.stdout.write(orjson.dumps(status).decode() + "\n")
+            else:
+                if args.watch and sys.stdout.isatty():
+                    sys.stdout.write("\x1b[H\x1b[J")
+                sys.stdout.write(text(status))
+            sys.stdout.flush()
+            if not args.watch:
+                return 0
+            time.sleep(1.0)
+
+
+def text(status: Mapping[str, Any]) -> str:
+    """Aligned for people."""
+    lines = [
+        f"network    {status['network']}",
+        f"interface  {status['iface']} (XDP {status['xdp_mode']})",
+        f"state      {status['state']}{' · ' + status['phase'] if status['phase'] else ''}",
+        f"view       {status['view']}",
+        f"round      {status['round']}",
+    ]
+    if status["job"]:
+        lines.append(f"job        {status['job']}")
+        lines += [f"{key:<10} {value}" for key, value in status["progress"].items()]
+    last = status["last_job"]
+    if last and not status["job"]:
+        outcome = last["error"] or f"test accuracy {last['result'].get('test_accuracy')}"
+        lines.append(f"last job   {last['job_id'] or '-'}: {outcome}")
+    if status["members"]:
+        width = max(len(m["name"]) for m in status["members"])
+        lines.append("")
+        lines.append(f"{'no':>3}  {'name':<{max(width, 4)}}  {'mac':<17}  state")
+        for m in status["members"]:
+            mark = "  (this host)" if m["self"] else ""
+            lines.append(
+                f"{m['number']:>3}  {m['name']:<{max(width, 4)}}  {m['mac']}  {m['state']}{mark}"
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps submit`: give a job to the local agent, which starts the network with it (R1)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nicps.cli import agentlink
+from nicps.errors import UsageProblem
+
+DESCRIPTION = """\
+Give a job (a folder with job.py, see docs/jobs.md) to the agent of this host. It prepares model and data, calls
+the other hosts, hands everything out and trains. With --wait, progress goes to stderr and the end decides the
+exit code (5: the job failed); without, the command returns once the agent has taken the job."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps submit`."""
+    parser = subparsers.add_parser(
+        "submit", help="give a job to the local agent", description=DESCRIPTION
+    )
+    parser.add_argument("job", type=Path, metavar="JOB_DIR", help="the folder with job.py")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("NICPS_DATA"),
+        metavar="PATH",
+        help="where the job finds its data ($NICPS_DATA)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the job: quorum=0.75, seed=3, lane=i32, epochs=2, ...",
+    )
+    parser.add_argument("--wait", action="store_true", help="until the job has ended")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON line on stdout")
+    agentlink.add_socket(parser)
+    parser.set_defaults(func=run)
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """`key=value` pairs; a value is JSON if it can be read as that, otherwise text.
+
+    Raises:
+        UsageProblem: a pair has no `=`.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise UsageProblem(f"--set takes KEY=VALUE, not {pair!r}")
+        try:
+            settings[key] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            settings[key] = value
+    return settings
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit, and wait if asked to."""
+    job = args.job.absolute()
+    if not (job / "job.py").is_file():
+        raise UsageProblem(f"{job} holds no job.py (docs/jobs.md says what a job is)")
+    with agentlink.connect(args.socket) as channel:
+        channel.send(
+            {
+                "op": "submit",
+                "job": str(job),
+                "data": str(Path(args.data).absolute()) if args.data else None,
+                "settings": parse_settings(args.set),
+            }
+        )
+        while True:
+            message, _ = channel.recv()
+            agentlink.checked(message)
+            if message["op"] == "result":
+                _finish(message["result"], args.json)
+                return 0 if message["result"]["weights_identical"] else 5
+            if message["op"] == "event":
+                if args.wait:
+                    _show(message)
+                elif message["event"] in ("formed", "training"):
+                    print(f"job {message.get('job_id', '')} taken; `nicps status --watch` shows it")
+                    return 0
+
+
+def _show(event: Mapping[str, Any]) -> None:
+    """One line of progress on stderr; on a terminal it is written over."""
+    if event["event"] != "progress":
+        details = ", ".join(
+            f"{k} {_short(v)}" for k, v in event.items() if k not in ("op", "event")
+        )
+        print(f"nicps: {event['event']}{': ' + details if details else ''}", file=sys.stderr)
+        return
+    details = "  ".join(f"{k} {_short(v)}" for k, v in event.items() if k not in ("op", "event"))
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{details}", end="", file=sys.stderr, flush=True)
+    else:
+        print(details, file=sys.stderr, flush=True)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def _finish(result: Mapping[str, Any], as_json: bool) -> None:
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    if as_json:
+        print(orjson.dumps(dict(result)).decode())
+        return
+    for key in ("hosts", "rounds", "test_accuracy", "weights_identical", "seconds", "report"):
+        print(f"{key.replace('_', ' '):<18} {result[key]}")
