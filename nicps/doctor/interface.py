@@ -29,9 +29,6 @@ MOST_MTU = 3500
 #: The kernel names of our programs begin so.
 OUR_PROGRAMS = "nicps"
 
-PROG_LOAD = 5
-PROG_TYPE_XDP = 6
-
 
 @dataclass(frozen=True)
 class Interface:
@@ -169,7 +166,7 @@ def try_attach(ifindex: int) -> str | None:
     """
     from nicps.dataplane import bpf
 
-    program = load_pass_program()
+    program = load_pass_program("nicps_doctor")
     try:
         try:
             os.close(bpf.xdp_link(program, ifindex, bpf.XDP_FLAGS_DRV_MODE))
@@ -184,25 +181,10 @@ def try_attach(ifindex: int) -> str | None:
         os.close(program)
 
 
-def load_pass_program() -> int:
+def load_pass_program(name: str) -> int:
     """A descriptor of the smallest XDP program: `return XDP_PASS`."""
     from nicps.dataplane import bpf
 
     # mov64 r0, XDP_PASS; exit
-    code = struct.pack("=BBhi", 0xB7, 0, 0, bpf.XDP_PASS) + struct.pack("=BBhi", 0x95, 0, 0, 0)
-    instructions = ctypes.create_string_buffer(code, len(code))
-    licence = ctypes.create_string_buffer(b"GPL")
-    attr = bpf._attr(
-        "IIQQIIQII16s",
-        PROG_TYPE_XDP,
-        len(code) // 8,
-        ctypes.addressof(instructions),
-        ctypes.addressof(licence),
-        0,
-        0,
-        0,
-        0,
-        0,
-        b"nicps_doctor",
-    )
-    return bpf._bpf(PROG_LOAD, "program load", attr)
+    code = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_PASS, 0x95, 0, 0, 0)
+    return bpf.program_load_xdp(code, 0, name)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `nicps` command: one line an error, its exit code, and no import that is not needed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nicps import __version__, cli
+from nicps.errors import (
+    EnvironmentProblem,
+    JobFailed,
+    NetworkProblem,
+    NicpsError,
+    UsageProblem,
+)
+
+Install = Callable[[Callable[[argparse.Namespace], int]], None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a function in the place of the `doctor` command."""
+
+    def install(run: Callable[[argparse.Namespace], int]) -> None:
+        def add_parser(subparsers: Any) -> None:
+            subparsers.add_parser("doctor").set_defaults(func=run)
+
+        module = SimpleNamespace(add_parser=add_parser)
+        monkeypatch.setattr(importlib, "import_module", lambda name: module)
+
+    return install
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"nicps {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["doctor", "--no-such-option"]])
+def test_wrong_use_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith("nicps: error: ")
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NicpsError("a\nb"), 1),
+        (UsageProblem("a\nb"), 2),
+        (EnvironmentProblem("a\nb"), 3),
+        (NetworkProblem("a\nb"), 4),
+        (JobFailed("a\nb"), 5),
+    ],
+)
+def test_errors_are_one_line(
+    install: Install, capsys: pytest.CaptureFixture[str], error: NicpsError, code: int
+) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    install(run)
+    assert cli.main(["doctor"]) == code
+    assert capsys.readouterr().err == "nicps: error: a b\n"
+    assert cli.main(["doctor", "--verbose"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_unexpected_errors_are_one_line_too(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise ZeroDivisionError("of course")
+
+    install(run)
+    assert cli.main(["doctor"]) == 1
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    assert "ZeroDivisionError: of course" in text
+
+
+def test_interrupt(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    install(run)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"nicps {name}" in capsys.readouterr().out
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; from nicps import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pyroute2', 'bcc', 'sklearn', 'orjson'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each check of `nicps doctor`, on hosts that are not this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from nicps import doctor
+from nicps.cli import main
+from nicps.doctor import access, host, interface
+from nicps.doctor.check import Check, fail, ok, warn
+
+
+def training_user() -> pwd.struct_passwd:
+    """Somebody whose rights this test may ask for: `nobody` for root, otherwise oneself."""
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+
+
+@pytest.mark.parametrize(
+    ("release", "state"),
+    [
+        ("6.18.44-vm", "ok"),
+        ("6.1.0-13-amd64", "ok"),
+        ("5.15.0-100-generic", "warn"),
+        ("5.10.0-8-amd64", "fail"),
+        ("4.19.0", "fail"),
+        ("strange", "fail"),
+    ],
+)
+def test_kernel(release: str, state: str) -> None:
+    assert host.check_kernel(release).state == state
+
+
+def test_lockdown(tmp_path: Path) -> None:
+    file = tmp_path / "lockdown"
+    assert host.check_lockdown(file).state == "ok"
+    file.write_text("none [integrity] confidentiality\n")
+    assert host.check_lockdown(file) == ok("lockdown", "integrity")
+    file.write_text("none integrity [confidentiality]\n")
+    assert host.check_lockdown(file).state == "warn"
+
+
+def test_jit_and_btf(tmp_path: Path) -> None:
+    file = tmp_path / "bpf_jit_enable"
+    file.write_text("0\n")
+    assert host.check_jit(file).state == "warn"
+    file.write_text("1\n")
+    assert host.check_jit(file).state == "ok"
+    assert host.check_btf(file).state == "ok"
+    assert host.check_btf(tmp_path / "none").state == "warn"
+
+
+@pytest.mark.parametrize(
+    ("available_kb", "state"), [(8_000_000, "ok"), (900_000, "warn"), (200_000, "fail")]
+)
+def test_memory(tmp_path: Path, available_kb: int, state: str) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text(f"MemTotal: 9 kB\nMemAvailable:   {available_kb} kB\n")
+    assert host.check_memory(file).state == state
+
+
+def test_privileges() -> None:
+    assert host.check_privileges("CapEff:\t000001ffffffffff\n").state == "ok"
+    row = host.check_privileges("CapEff:\t0000000000000000\n")
+    assert row.state == "fail"
+    assert "CAP_NET_ADMIN" in row.found
+    assert row.mend
+    without_raw = 0x1FFFFFFFFFF & ~(1 << host.CAPABILITIES["CAP_NET_RAW"])
+    row = host.check_privileges(f"CapEff:\t{without_raw:016x}\n")
+    assert row.found.endswith("without CAP_NET_RAW")
+
+
+def test_bcc_missing(tmp_path: Path) -> None:
+    assert host.check_bcc(str(tmp_path / "no-python")).state == "fail"
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ImportError: libbcc.so.0: not found' >&2\nexit 1\n")
+    python.chmod(0o755)
+    row = host.check_bcc(str(python))
+    assert row.state == "fail"
+    assert "libbcc.so.0" in row.found
+    assert "python3-bpfcc" in row.mend
+
+
+def test_packages() -> None:
+    row = host.check_packages(("numpy", "a-package-of-nobody"))
+    assert row.state == "fail"
+    assert "a-package-of-nobody" in row.found
+    assert host.check_packages(("numpy",)).state == "ok"
+
+
+def test_interface_of_that_name_is_missing() -> None:
+    (row,) = interface.check_interface("no-such-if0")
+    assert row.state == "fail"
+    assert "'no-such-if0'" in row.found
+    assert interface.check_interface("lo")[0].state == "fail"
+    assert interface.check_interface(None)[0].state == "warn"
+
+
+@pytest.mark.parametrize(
+    ("mtu", "state"), [(1400, "fail"), (1500, "ok"), (3500, "ok"), (9000, "warn")]
+)
+def test_mtu(mtu: int, state: str) -> None:
+    link = interface.Interface("eth1", 2, True, True, mtu, "up", None, None)
+    assert interface._check_mtu(link).state == state
+
+
+def test_access_names_the_closed_folder(open_path: Path) -> None:
+    closed = open_path / "closed"
+    job = closed / "job"
+    job.mkdir(parents=True)
+    (job / "job.py").write_text("")
+    user = training_user()
+    assert access.closed_path([job], user) is None
+    closed.chmod(0o000)
+    try:
+        assert access.closed_path([job], user) == f"{closed} (cannot be entered)"
+    finally:
+        closed.chmod(0o755)
+
+
+def test_access_looks_into_folders(open_path: Path) -> None:
+    (open_path / "inner").mkdir()
+    secret = open_path / "inner" / "images.gz"
+    secret.write_text("")
+    user = training_user()
+    assert access.closed_path([open_path], user) is None
+    secret.chmod(0o000)
+    assert access.closed_path([open_path], user) == f"{secret} (cannot be read)"
+
+
+def test_access_follows_links(open_path: Path) -> None:
+    closed = open_path / "closed"
+    closed.mkdir()
+    (closed / "data").write_text("")
+    link = open_path / "data"
+    link.symlink_to(closed / "data")
+    closed.chmod(0o000)
+    try:
+        found = access.closed_path([link], training_user())
+    finally:
+        closed.chmod(0o755)
+    assert found is not None
+    assert found.startswith(str(closed))
+
+
+def test_access_rows(open_path: Path) -> None:
+    job = open_path / "job"
+    job.mkdir()
+    name = training_user().pw_name
+    by_name = {row.name: row for row in access.check_access(name, job, open_path / "absent")}
+    assert by_name["job"].state == "fail"
+    assert "job.py" in by_name["job"].mend
+    assert by_name["data"].state == "fail"
+    (job / "job.py").write_text("")
+    by_name = {row.name: row for row in access.check_access(name, job, open_path)}
+    assert by_name["job"].state == "ok"
+    assert by_name["data"].state == "ok"
+    (row,) = access.check_access("no-such-user", None, None)
+    assert row.state == "fail"
+
+
+def test_every_bad_row_says_how_to_mend() -> None:
+    for row in doctor.examine("no-such-if0", "no-such-user", Path("/no/job"), Path("/no/data")):
+        assert "\n" not in row.found
+        assert (row.state == "ok") == (row.mend == ""), row
+
+
+def test_table_and_worst() -> None:
+    rows = [ok("a", "1"), warn("longer", "2", "do this"), fail("b", "3", "do that")]
+    assert doctor.table(rows).splitlines() == [
+        "ok    a       1",
+        "warn  longer  2",
+        "              -> do this",
+        "fail  b       3",
+        "              -> do that",
+    ]
+    assert doctor.worst(rows) == "fail"
+    assert doctor.worst(rows[:2]) == "warn"
+    assert doctor.worst(rows[:1]) == "ok"
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warn", 0), ("fail", 3)])
+def test_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, code: int
+) -> None:
+    mend = "" if state == "ok" else "mend it"
+    rows = [Check("kernel", state, "here", mend)]  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "examine", lambda *args: rows)
+    assert main(["doctor", "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] == (state != "fail")
+    assert report["checks"] == [{"name": "kernel", "state": state, "found": "here", "mend": mend}]
+    assert main(["doctor"]) == code
+    assert "kernel" in capsys.readouterr().out

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel, the Makefile, and the guard that makes CI fail when what must run was skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import nicps
+
+BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "LICENSES")
+FOLDERS = ("nicps", "trainer", "ebpf")
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    kept.pop("NICPS_NO_SKIPS", None)
+    kept.pop("PYTHONPATH", None)
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy, so that the checkout gets no build folder."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in BUILT_FROM:
+        source = checkout / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name)
+        else:
+            shutil.copy(source, copy / name)
+    for name in FOLDERS:
+        shutil.copytree(checkout / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation"]
+    done = run(*command, "--no-index", "--wheel-dir", "out", cwd=copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = (copy / "out").glob("*.whl")
+    return built
+
+
+def test_wheel_holds_every_source(checkout: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    wanted = {
+        str(path.relative_to(checkout))
+        for folder in ("nicps", "trainer")
+        for path in (checkout / folder).rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
+    wanted |= {
+        str("nicps/_ebpf" / path.relative_to(checkout / "ebpf"))
+        for path in (checkout / "ebpf").rglob("*.[ch]")
+    }
+    assert wanted <= held
+    assert not {name for name in held if name.startswith(("tests/", "ebpf/", "setup"))}
+    assert any(name.endswith("entry_points.txt") for name in held)
+
+
+def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    done = run(
+        *(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"),
+        *("--target", site, wheel),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    path = {"PYTHONPATH": str(site)}
+    done = run(sys.executable, "-m", "nicps", "--version", cwd=tmp_path, **path)
+    assert done.stdout == f"nicps {nicps.__version__}\n", done.stderr
+    code = "from nicps.dataplane import sources; print(sources.path('nicps.c'))"
+    done = run(sys.executable, "-c", code, cwd=tmp_path, **path)
+    assert done.stdout.strip() == str(site / "nicps/_ebpf/nicps.c"), done.stderr
+    code = "import trainer, nicps; print(trainer.__file__, nicps.__file__)"
+    done = run(sys.executable, "-c", code, cwd=tmp_path, **path)
+    assert done.stdout.count(str(site)) == 2, done.stderr
+
+
+@pytest.fixture
+def fake_checkout(checkout: Path, tmp_path: Path) -> Path:
+    """The Makefile with a set-up that does nothing and a Python that repeats its arguments."""
+    shutil.copy(checkout / "Makefile", tmp_path)
+    for name, text in {
+        ".ci/setup": "#!/bin/sh\necho setting up >&2\n",
+        ".venv/bin/python": '#!/bin/sh\necho progress\necho "{\\"args\\": \\"$*\\"}"\n',
+    }.items():
+        script = tmp_path / name
+        script.parent.mkdir(parents=True)
+        script.write_text(text)
+        script.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", [[], ["-w"]])
+def test_demo_ends_with_its_result(fake_checkout: Path, arguments: list[str]) -> None:
+    away = fake_checkout.parent
+    done = run(
+        "make", *arguments, "-C", fake_checkout, "demo", cwd=away, NICPS_DATA="", MAKEFLAGS=""
+    )
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last == '{"args": "-m nicps lab run trainer/jobs/digits --hosts 4 --json"}'
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "mnist/train-images-idx3-ubyte"],
+)
+def test_demo_finds_mnist(fake_checkout: Path, tmp_path: Path, name: str) -> None:
+    images = tmp_path / "data" / name
+    images.parent.mkdir(parents=True)
+    images.write_text("")
+    make = ("make", "-C", fake_checkout, "demo", "HOSTS=3", "ARGS=--set seed=1")
+    done = run(*make, f"DATA={tmp_path / 'data'}", cwd=tmp_path, NICPS_DATA="", MAKEFLAGS="")
+    last = done.stdout.splitlines()[-1]
+    wanted = "-m nicps lab run trainer/jobs/mnist --hosts 3 --json --set seed=1"
+    assert last == f'{{"args": "{wanted}"}}', done.stderr
+
+
+def test_make_n_runs_nothing(fake_checkout: Path) -> None:
+    done = run("make", "-n", "-C", fake_checkout, "demo", cwd=fake_checkout, MAKEFLAGS="")
+    assert done.returncode == 0
+    assert "{" not in done.stdout
+    assert "setting up" not in done.stderr
+
+
+def test_ci_runs_what_the_readme_says(checkout: Path) -> None:
+    script = (checkout / ".ci/run").read_text()
+    assert re.findall(r"^make .*$", script, re.M) == ["make lint", "make test"]
+    assert "`make test`" in (checkout / "README.md").read_text()
+    assert os.access(checkout / ".ci/run", os.X_OK)
+    assert os.access(checkout / ".ci/setup", os.X_OK)
+
+
+SKIPPING = """
+import pytest
+
+def test_runs():
+    pass
+
+@pytest.mark.parametrize("n", [1])
+def test_skips(n):
+    pytest.skip("no reason")
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "guard", "code"),
+    [("unit", "", 0), ("unit", "1", 1), ("xdp", "1", 1), ("netns", "1", 1), ("vm", "1", 0)],
+)
+def test_no_skips(checkout: Path, tmp_path: Path, folder: str, guard: str, code: int) -> None:
+    shutil.copy(checkout / "pyproject.toml", tmp_path)
+    tests = tmp_path / "tests" / folder
+    tests.mkdir(parents=True)
+    shutil.copy(checkout / "tests/conftest.py", tmp_path / "tests")
+    (tests / "test_it.py").write_text(SKIPPING)
+    pytest_here = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q")
+    done = run(*pytest_here, cwd=tmp_path, NICPS_NO_SKIPS=guard, PYTHONPATH=str(checkout))
+    assert done.returncode == code, done.stdout
+    assert ("NICPS_NO_SKIPS: tests/" in done.stdout) == (code == 1)
