@@ -53,6 +53,15 @@ def test_random_bit_patterns_come_back() -> None:
     assert np.array_equal(back["w"].view(np.uint32), values.view(np.uint32))
 
 
+def test_the_one_decimal_that_rounds_twice_comes_back() -> None:
+    """The only float32 whose shortest decimal, read as float64 and rounded, is another float32."""
+    bits = np.array([0x15AE43FD, 0x95AE43FD, 0x15AE43FE], dtype=np.uint32)
+    text = gradient_json.dumps({"w": bits.view(np.float32)}, 1)
+    assert b"7.038531e-26" in text
+    back, _ = gradient_json.loads(text, {"w": (3,)})
+    assert back["w"].view(np.uint32).tolist() == bits.tolist()
+
+
 def test_arrays_need_not_be_contiguous() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
     back, _ = gradient_json.loads(gradient_json.dumps({"w": array}, 1), {"w": (3, 2)})

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a job's loops on the fake session: files prepared, dealt out, trained, in threads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fake_session import FakeNetwork, FakeSession
+
+from trainer.prepare import prepare
+from trainer.records import shard
+from trainer.run import train
+
+
+@dataclass
+class Outcome:
+    """What a run left: metrics and folders by member, in order."""
+
+    network: FakeNetwork
+    sessions: list[FakeSession]
+    folders: list[Path]
+    errors: list[BaseException | None]
+
+    def metrics(self, number: int) -> list[dict[str, Any]]:
+        text = (self.folders[number - 1] / "out" / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def deal(prepared: Mapping[str, Any], source: Path, target: Path, number: int, members: int):
+    """What the hand-out gives member `number`."""
+    target.mkdir(parents=True)
+    for file in prepared["files"]:
+        if file["store"] == "all":
+            shutil.copy(source / file["path"], target)
+        else:
+            first, end = shard(file["records"], number, members)
+            size = file["record_bytes"]
+            content = (source / file["path"]).read_bytes()[first * size : end * size]
+            (target / file["path"]).write_bytes(content)
+
+
+def run_job(
+    job: Path,
+    folder: Path,
+    members: int = 4,
+    data: str | None = None,
+    tamper: Callable[[int, Path], None] | None = None,
+    **settings: Any,
+) -> Outcome:
+    """Prepare `job` and train it on `members` members; `tamper` may change a member's files."""
+    prepared = prepare(job, folder / "prepared", data, settings)
+    merged = prepared["settings"]
+    network = FakeNetwork(members, merged["batch"], merged["quorum"])
+    sessions = [network.session(number, merged) for number in range(1, members + 1)]
+    folders = [folder / f"h{number}" for number in range(1, members + 1)]
+    errors: list[BaseException | None] = [None] * members
+    for number, target in enumerate(folders, 1):
+        deal(prepared, folder / "prepared", target, number, members)
+        if tamper is not None:
+            tamper(number, target)
+
+    def member(index: int) -> None:
+        try:
+            train(sessions[index], folders[index])  # type: ignore[arg-type]
+        except BaseException as error:
+            errors[index] = error
+            sessions[index].fail(str(error))
+
+    threads = [threading.Thread(target=member, args=(index,)) for index in range(members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Outcome(network, sessions, folders, errors)

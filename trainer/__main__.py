@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m trainer prepare|run|report`: what the agent starts, without privileges."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nicps.errors import NicpsError
+from trainer.errors import JobError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0, or 1 with one line on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.func(options)
+    except NicpsError as error:
+        print(f"trainer: error: {error}", file=sys.stderr)
+        if os.environ.get("NICPS_VERBOSE") and error.__cause__ is not None:
+            raise
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trainer", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    prepare = commands.add_parser("prepare", help="make the files that are handed out (R5, R6)")
+    prepare.add_argument("--job", type=Path, required=True, help="the job's folder")
+    prepare.add_argument("--out", type=Path, required=True, help="folder for the files")
+    prepare.add_argument("--data", help="handed to the job's data(); default: NICPS_DATA")
+    prepare.add_argument("--settings", default="{}", help="settings as JSON, over the job's own")
+    prepare.set_defaults(func=_prepare)
+
+    run = commands.add_parser("run", help="train as a member; the agent's socket is NICPS_SOCKET")
+    run.add_argument("--workdir", type=Path, required=True, help="folder with what was handed out")
+    run.set_defaults(func=_run)
+
+    report = commands.add_parser("report", help="write RUN_DIR/report.html")
+    report.add_argument("run_dir", type=Path)
+    report.set_defaults(func=_report)
+    return parser
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from trainer.prepare import prepare
+
+    try:
+        overrides: Any = json.loads(options.settings)
+    except ValueError as error:
+        raise JobError(f"--settings is not JSON: {error}") from None
+    if not isinstance(overrides, dict):
+        raise JobError(f"--settings must be a JSON object, not {options.settings}")
+    prepare(options.job, options.out, options.data, overrides)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from trainer.run import run
+
+    run(options.workdir)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from trainer.report import write_report
+
+    print(write_report(options.run_dir))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's branch of the error tree."""
+
+from __future__ import annotations
+
+from nicps.errors import JobFailed
+
+
+class JobError(JobFailed):
+    """The job's code, data or model is wrong; a job may raise it too, for a message of its own."""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a member writes down: a line a round, and on request every round's vectors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.client import Commit
+from trainer.errors import JobError
+
+REPORT_SECONDS = 0.25
+TIMES = ("seconds_compute", "seconds_wait", "seconds_network")
+
+
+class Metrics:
+    """metrics.jsonl, flushed line by line; also sums up where the time went between reports."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+        self._sums = dict.fromkeys(TIMES, 0.0)
+        self._reported = -math.inf
+        self._urgent = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def round(self, values: Mapping[str, Any]) -> None:
+        """Write one round's line.
+
+        Raises:
+            JobError: the disk is full, or gone.
+        """
+        assert self._file is not None
+        for key in TIMES:
+            self._sums[key] += values[key]
+        self._urgent = values["phase"] == "test"
+        line = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in values.items()
+        }
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+
+    def shares(self, now: float) -> dict[str, float] | None:
+        """Shares of the time since the last call that gave any; None if that is not long ago."""
+        if now - self._reported < REPORT_SECONDS and not self._urgent:
+            return None
+        self._reported = now
+        whole = sum(self._sums.values()) or 1.0
+        shares = {key.replace("seconds", "share"): self._sums[key] / whole for key in TIMES}
+        self._sums = dict.fromkeys(TIMES, 0.0)
+        return shares
+
+
+def save_gradients(
+    out: Path,
+    commit: Commit,
+    vector: npt.NDArray[np.float32],
+    total: npt.NDArray[np.float32],
+    samples: int,
+) -> None:
+    """Keep a round's vectors as out/gradients/ROUND.npz.
+
+    vector: what this member contributed, float32 (lanes,), the sum over `samples` samples (0:
+    nothing). total: the sum that all members read, float32 (lanes,), over `n` samples, with
+    accumulators whose lowest bit is 2**unit. counted: rows (member number, samples).
+    """
+    path = out / "gradients" / f"{commit.round}.npz"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(
+            path,
+            vector=vector,
+            samples=samples,
+            total=total,
+            n=commit.samples,
+            unit=commit.unit,
+            counted=np.array(sorted(commit.counted.items()), np.int64).reshape(-1, 2),
+        )
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> JobError:
+    return JobError(f"cannot write {path}: {error.strerror}")

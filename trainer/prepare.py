@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The starter's part of a job (R5, R6): data, model and code as files that can be handed out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer import records, weights
+from trainer.errors import JobError
+from trainer.job import Job, load
+from trainer.settings import State, flat
+
+if TYPE_CHECKING:
+    from trainer.flat import FlatModel
+
+MAX_JOB_BYTES = 64 << 20
+SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+
+
+def prepare(
+    folder: Path, out: Path, data: str | None, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write job.tar, model.npz, train.bin, test.bin and prepared.json into `out`.
+
+    Args:
+        folder: the job's.
+        out: an existing or new folder.
+        data: handed to the job's `data`; default: the environment's NICPS_DATA.
+        overrides: settings by key, over the job's own.
+
+    Returns:
+        What is in prepared.json.
+
+    Raises:
+        JobError: job, data or model are wrong, or cannot be written.
+    """
+    folder = folder.resolve()
+    job = load(folder, overrides)
+    sets = dict(zip(("train", "test"), job.data(data or os.environ.get("NICPS_DATA")), strict=True))
+    fields = {what: records.fields_of(what, arrays) for what, arrays in sets.items()}
+    counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
+    if counts["train"] == 0:
+        raise JobError("job.py: data(): there are no training samples")
+    from trainer.flat import FlatModel  # after the cheap errors: PyTorch takes seconds
+
+    model = FlatModel(job.model())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        pack(folder, out / "job.tar")
+        weights.save(out / "model.npz", model.arrays())
+        rehearse(job, model, sets)  # it changes buffers: after the model is written
+        files: list[dict[str, Any]] = [{"path": "job.tar", "store": "all"}]
+        files.append({"path": "model.npz", "store": "all"})
+        for what, arrays in sets.items():
+            # Shuffled, so that every contiguous shard is a fair sample of the whole.
+            key = (job.settings.seed, what == "test")
+            order = np.random.default_rng(key).permutation(counts[what])
+            size = records.write(out / f"{what}.bin", arrays, order)
+            files.append(
+                {
+                    "path": f"{what}.bin",
+                    "store": "shard",
+                    "record_bytes": size,
+                    "records": counts[what],
+                }
+            )
+        files.append({"path": "prepared.json", "store": "all"})
+        prepared = {
+            "job": job.name,
+            "data": job.name,
+            "settings": flat(job.settings),
+            "files": files,
+            "train": {"fields": fields["train"], "records": counts["train"]},
+            "test": {"fields": fields["test"], "records": counts["test"]},
+            "model": model.layout,
+        }
+        (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
+    except OSError as error:
+        raise JobError(f"cannot write {error.filename or out}: {error.strerror}") from None
+    return prepared
+
+
+def rehearse(job: Job, model: FlatModel, sets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Try the job's functions on two samples, so that mistakes show before anything is handed out.
+
+    Raises:
+        JobError: one of them raises, or returns the wrong thing.
+    """
+    import torch
+
+    def two(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: torch.from_numpy(array[:2].copy()) for name, array in arrays.items()}
+
+    records = len(next(iter(sets["train"].values())))
+    optimizer = job.optimizer(model.trained)
+    job.scheduler(optimizer, job.settings.planned_rounds(records))
+    model.model.train()
+    job.backward(job.loss(model.model, two(sets["train"])))
+    model.model.eval()
+    if len(next(iter(sets["test"].values()))):
+        with torch.no_grad():
+            job.success(model.model, two(sets["test"]))
+    job.done(State(), records)
+
+
+def pack(folder: Path, path: Path) -> None:
+    """The job's folder as a tar, the same bytes for the same files.
+
+    Raises:
+        JobError: it is larger than `MAX_JOB_BYTES`, or holds links or devices.
+    """
+    total = 0
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for source in sorted(_files(folder)):
+            name = source.relative_to(folder).as_posix()
+            if source.is_symlink() or not source.is_file():
+                raise JobError(f"{source} is not a plain file: a job's folder is sent as it is")
+            total += source.stat().st_size
+            if total > MAX_JOB_BYTES:
+                raise JobError(
+                    f"the job's folder {folder} holds more than {MAX_JOB_BYTES >> 20} MiB: keep "
+                    f"data elsewhere, and let data() read it"
+                )
+            content = source.read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def _files(folder: Path) -> list[Path]:
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        found += [Path(root, name) for name in names if not name.endswith(".pyc")]
+        found += [Path(root, name) for name in folders if Path(root, name).is_symlink()]
+    return found
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Extract a job.tar: plain files within `folder`, and nothing else.
+
+    Raises:
+        JobError: it is no such tar.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for entry in archive:
+                parts = Path(entry.name).parts
+                if not entry.isreg() or ".." in parts or Path(entry.name).is_absolute():
+                    raise JobError(f"{path}: {entry.name!r} is not a plain file inside the job")
+                target = folder / entry.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = archive.extractfile(entry)
+                assert content is not None
+                target.write_bytes(content.read())
+    except (tarfile.TarError, OSError) as error:
+        raise JobError(f"cannot unpack {path}: {error}") from None

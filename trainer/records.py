@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets as files of records of one size, so that a member's shard is a range of bytes (R6).
+
+A record is its fields one after another, without padding, little-endian. NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.errors import JobError
+
+CHUNK_BYTES = 16 << 20
+KINDS = "biuf"  # bool, whole numbers, floats
+
+
+class Records:
+    """A record file, mapped into memory."""
+
+    def __init__(self, path: Path, fields: list[dict[str, Any]]) -> None:
+        """Map `path`; `fields` as in prepared.json.
+
+        Raises:
+            JobError: the file is not there, or ends within a record.
+        """
+        self._type = record_type(fields)
+        self.fields = fields
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise JobError(f"no data in {path}: {error.strerror}") from None
+        if size % self._type.itemsize:
+            raise JobError(f"{path} is cut off: {size} bytes, {self._type.itemsize} a record")
+        self._rows = (
+            np.memmap(path, self._type, "r") if size else np.empty(0, self._type)
+        )  # an empty file cannot be mapped
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, index: npt.NDArray[Any] | slice) -> dict[str, npt.NDArray[Any]]:
+        """Contiguous arrays by field name of the records `index`, shape (len(index), *shape)."""
+        rows = self._rows[index]
+        return {field["name"]: np.ascontiguousarray(rows[field["name"]]) for field in self.fields}
+
+
+def record_type(fields: list[dict[str, Any]]) -> np.dtype[Any]:
+    """The packed NumPy dtype of a record."""
+    return np.dtype(
+        [
+            (field["name"], np.dtype(field["dtype"]).newbyteorder("<"), tuple(field["shape"]))
+            for field in fields
+        ]
+    )
+
+
+def fields_of(what: str, arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fields as in prepared.json: name, dtype, shape of one sample.
+
+    Args:
+        what: "train" or "test", for messages.
+        arrays: NumPy arrays by name, all of the same length.
+
+    Raises:
+        JobError: not such arrays.
+    """
+    if not isinstance(arrays, Mapping) or not arrays:
+        raise JobError(f"job.py: data(): {what} must be NumPy arrays by name, not {arrays!r:.60}")
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) or array.ndim < 1 or array.dtype.kind not in KINDS:
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise JobError(
+                f"job.py: data(): {what}[{name!r}] must be a NumPy array of numbers with the "
+                f"samples along its first axis, not {kind}"
+            )
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise JobError(f"job.py: data(): {what} has fields of different lengths: {lengths}")
+    return [
+        {"name": name, "dtype": array.dtype.name, "shape": list(array.shape[1:])}
+        for name, array in arrays.items()
+    ]
+
+
+def write(path: Path, arrays: Mapping[str, npt.NDArray[Any]], order: npt.NDArray[Any]) -> int:
+    """Write the samples in `order`; returns the bytes of one record."""
+    kind = record_type(fields_of(path.stem, arrays))
+    step = max(1, CHUNK_BYTES // kind.itemsize)
+    with path.open("wb") as file:
+        for first in range(0, len(order), step):
+            part = order[first : first + step]
+            rows = np.empty(len(part), kind)
+            for name, array in arrays.items():
+                rows[name] = array[part]
+            file.write(rows.tobytes())
+    return kind.itemsize
+
+
+def shard(records: int, number: int, members: int) -> tuple[int, int]:
+    """The first record of member `number`'s shard, and the one after its last."""
+    return records * (number - 1) // members, records * number // members
+
+
+class Order:
+    """The order in which a member takes its shard's samples: a new permutation every epoch.
+
+    It is a function of (seed, member, position): the same after a round that was aborted, and known
+    to who takes the shard over.
+    """
+
+    def __init__(self, records: int, seed: int, number: int) -> None:
+        self._records = records
+        self._key = (seed, number)
+        self._epoch = -1
+        self._permutation: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def take(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Indices of the samples at positions first .. first + count - 1 since the beginning."""
+        parts = []
+        while count > 0:
+            epoch, start = divmod(first, self._records)
+            if epoch != self._epoch:
+                generator = np.random.default_rng((*self._key, epoch))
+                self._permutation = generator.permutation(self._records)
+                self._epoch = epoch
+            part = self._permutation[start : start + count]
+            parts.append(part)
+            first += len(part)
+            count -= len(part)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)

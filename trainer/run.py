@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member's training process: from the files that were handed out to the trained model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nicps.client import Session
+from nicps.errors import NicpsError
+from trainer import weights
+from trainer.errors import JobError
+from trainer.flat import FlatModel
+from trainer.job import load
+from trainer.loop import Loop
+from trainer.prepare import unpack
+from trainer.records import Records
+
+
+def run(workdir: Path) -> None:
+    """Attach to the agent (NICPS_SOCKET) and train what is in `workdir`.
+
+    Raises:
+        NicpsError: it cannot go on; where the fault is this member's the agent has been told why.
+    """
+    session = Session.attach()
+    try:
+        train(session, workdir)
+    except NicpsError as error:
+        if isinstance(error, JobError):
+            session.fail(str(error))
+        raise
+    except Exception as error:
+        session.fail(f"the trainer failed: {type(error).__name__}: {' '.join(str(error).split())}")
+        raise
+    finally:
+        session.close()
+
+
+def train(session: Session, workdir: Path) -> None:
+    """Build the job in `workdir`, train it with `session`, and save the model in workdir/out.
+
+    Raises:
+        NicpsError: it cannot go on.
+    """
+    prepared = _prepared(workdir / "prepared.json")
+    unpack(workdir / "job.tar", workdir / "job")
+    job = load(workdir / "job", prepared["settings"], prepared["job"])
+    torch.set_num_threads(job.settings.threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = FlatModel(job.model())
+    model.load(weights.load(workdir / "model.npz"))
+    loop = Loop(
+        session,
+        job,
+        model,
+        Records(workdir / "train.bin", prepared["train"]["fields"]),
+        Records(workdir / "test.bin", prepared["test"]["fields"]),
+        prepared["train"]["records"],
+        workdir / "out",
+    )
+    state = loop.run()
+    final = {
+        "job": job.name,
+        "rounds": state.round,
+        "accuracy": state.accuracy,
+        "weights_sha256": model.sha256(),
+        "seconds": state.seconds,
+    }
+    save(model, final, workdir / "out")
+
+
+def save(model: FlatModel, final: dict[str, Any], out: Path) -> None:
+    """R14: write model.pt (a state_dict) and final.json; neither is ever there in part.
+
+    Raises:
+        JobError: they cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+        torch.save(state, out / "model.pt.part")
+        os.replace(out / "model.pt.part", out / "model.pt")
+        (out / "final.json.part").write_text(json.dumps(final) + "\n")
+        os.replace(out / "final.json.part", out / "final.json")
+    except (OSError, RuntimeError) as error:  # torch.save hides a full disk in a RuntimeError
+        raise JobError(f"cannot write the model to {out}: {error}") from None
+
+
+def _prepared(path: Path) -> dict[str, Any]:
+    try:
+        prepared: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise JobError(f"cannot read {path}: {error}") from None
+    return prepared

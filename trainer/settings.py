@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's settings: a frozen dataclass with defaults, and what `--set key=value` makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import JobError
+
+LANES = ("i32", "i16", "i8")
+MIN_MICRO_BATCHES = 10  # R13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a job can set; a job adds its own by deriving from it (`lr: float = 0.1`).
+
+    batch: samples of a round, over all members.
+    epochs, rounds: the job ends after so many, whichever comes first, or when its `done` says so.
+    lane: integers on the wire: "i32", "i16" or "i8".
+    quorum: part of the batch after which a round closes (R13).
+    micro_batches: parts in which a member works its share of the batch; at least 10 (R13).
+    seed: of the initial weights, the order of the data and dropout.
+    test_every: rounds between two tests; None: an epoch.
+    test_batch: samples that are tested at once.
+    threads: of PyTorch, per member.
+    microbatch_seconds: a micro-batch lasts at least so long, by sleeping.
+    slow: factor on that by host name; set as `slow.h4=4`. Without `microbatch_seconds` it is a
+        factor on the time that the micro-batch took.
+    save_gradients: keep every round's vectors in out/gradients/ROUND.npz, for checking the sums.
+    """
+
+    batch: int = 512
+    epochs: float | None = None
+    rounds: int | None = None
+    lane: str = "i16"
+    quorum: float = 0.9
+    micro_batches: int = MIN_MICRO_BATCHES
+    seed: int = 1
+    test_every: int | None = None
+    test_batch: int = 1000
+    threads: int = 1
+    microbatch_seconds: float = 0.0
+    slow: Mapping[str, float] = field(default_factory=dict)
+    save_gradients: bool = False
+
+    def planned_rounds(self, records: int) -> int | None:
+        """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
+        plans = [] if self.rounds is None else [self.rounds]
+        if self.epochs is not None:
+            plans.append(math.ceil(self.epochs * records / self.batch))
+        return min(plans, default=None)
+
+    def rounds_between_tests(self, records: int) -> int:
+        """`test_every`, or the rounds of an epoch of `records` training samples."""
+        return self.test_every or max(1, round(records / self.batch))
+
+
+@dataclass(frozen=True)
+class State:
+    """How far the training is, for a job's `done`.
+
+    round: training rounds committed. epoch: passes over the training data, in parts too. loss: this
+    member's own in the last round. accuracy: of the last test (0 to 1; R15), None before the first;
+    best: of all tests. seconds: since the first round.
+    """
+
+    round: int = 0
+    epoch: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
+    best: float | None = None
+    seconds: float = 0.0
+
+
+def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
+    """The settings with `overrides` (values as JSON, or as the text of `key=value`) put in.
+
+    Raises:
+        JobError: an unknown key, or a value of the wrong kind or out of range.
+    """
+    hints = typing.get_type_hints(type(settings))
+    names = {item.name for item in dataclasses.fields(settings) if item.init}
+    changes: dict[str, Any] = {}
+    slow = dict(settings.slow)
+    for key, value in overrides.items():
+        if key.startswith("slow."):
+            slow[key.removeprefix("slow.")] = _convert(key, value, float)
+        elif key == "slow" and isinstance(value, Mapping):
+            slow.update((host, _convert(f"slow.{host}", f, float)) for host, f in value.items())
+        elif key in names and key != "slow":
+            changes[key] = _convert(key, value, hints[key])
+        else:
+            known = ", ".join(sorted(names - {"slow"} | {"slow.HOST"}))
+            raise JobError(f"unknown setting {key!r}; known are {known}")
+    merged = dataclasses.replace(settings, **changes, slow=slow)
+    check(merged)
+    return merged
+
+
+def flat(settings: Settings) -> dict[str, Any]:
+    """The settings as JSON with one level of keys (`slow.h4`): what `merge` takes."""
+    values = {
+        item.name: getattr(settings, item.name)
+        for item in dataclasses.fields(settings)
+        if item.name != "slow"
+    }
+    return values | {f"slow.{host}": factor for host, factor in settings.slow.items()}
+
+
+def check(settings: Settings) -> None:
+    """Refuse values out of range.
+
+    Raises:
+        JobError: with the setting, its value and the range.
+    """
+    for key in ("batch", "test_batch", "threads"):
+        _demand(settings, key, getattr(settings, key) >= 1, "at least 1")
+    for key in ("epochs", "rounds", "test_every"):
+        value = getattr(settings, key)
+        _demand(settings, key, value is None or value > 0, "more than 0")
+    _demand(settings, "lane", settings.lane in LANES, " or ".join(LANES))
+    _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
+    enough = settings.micro_batches >= MIN_MICRO_BATCHES
+    _demand(settings, "micro_batches", enough, f"at least {MIN_MICRO_BATCHES}")
+    _demand(settings, "seed", 0 <= settings.seed < 2**63, "from 0 to 2^63 - 1")
+    _demand(settings, "microbatch_seconds", settings.microbatch_seconds >= 0, "at least 0")
+    for host, factor in settings.slow.items():
+        if not factor >= 1:
+            raise JobError(f"setting slow.{host} is {factor}; it must be at least 1")
+
+
+def _demand(settings: Settings, key: str, right: bool, demand: str) -> None:
+    if not right:
+        raise JobError(f"setting {key} is {getattr(settings, key)!r}; it must be {demand}")
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the annotated type: bool, int, float, str, or one of these or None."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    optional = types.NoneType in kinds
+    kind = next((kind for kind in kinds if kind is not types.NoneType), str)
+    if value is None or (optional and value in ("", "none", "null")):
+        if optional:
+            return None
+        raise JobError(f"setting {key} cannot be none")
+    try:
+        return _read(value, kind)
+    except (TypeError, ValueError):
+        raise JobError(f"setting {key} is {value!r}; it must be {kind.__name__}") from None
+
+
+def _read(value: Any, kind: Any) -> Any:
+    if kind is bool:
+        texts = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() not in texts:
+            raise ValueError(value)
+        return texts[str(value).lower()]
+    if isinstance(value, bool):
+        raise TypeError(value)
+    if kind is int:
+        number = int(value)
+        if isinstance(value, float) and number != value:
+            raise ValueError(value)
+        return number
+    if kind is float:
+        real = float(value)
+        if not math.isfinite(real):
+            raise ValueError(value)
+        return real
+    if kind is str:
+        return str(value)
+    return kind(value)
