@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,12 @@ class Config:
 
 @dataclass
 class Outcome:
-    """What came of one frame."""
+    """What came of one frame; `heard`: the time of the last frame of the ring was noted."""
 
     verdict: str
     counters: tuple[str, ...] = ()
     out: bytes | None = None
+    heard: bool = False
 
 
 @dataclass
@@ -122,7 +123,7 @@ class XdpModel:
             return Outcome(DROP, ("stranger",))
         if header.type == FrameType.TOKEN:
             return self._token(frame, ours, header)
-        return self._fragment(ours, header)
+        return replace(self._fragment(ours, header), heard=True)
 
     def _token(self, frame: bytes, ours: bytes, header: wire.Header) -> Outcome:
         config = self.config
@@ -142,6 +143,10 @@ class XdpModel:
                 return Outcome(PASS, ("raised",))
             return Outcome(DROP, ("stale",))
         self.seen = key
+        return replace(self._accept(frame, header, token), heard=True)
+
+    def _accept(self, frame: bytes, header: wire.Header, token: wire.Token) -> Outcome:
+        config = self.config
         if token.owner == config.number:
             if self._may_bounce(header, token):
                 return self._bounce(frame, header, token)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real XDP program as a `tests.replay.Target`: loaded once, run by BPF_PROG_TEST_RUN."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nicps import wire
+from nicps.dataplane import bpf, loader
+from nicps.dataplane.layout import layout
+from tests.model import BANKS, SLOTS_PER_BLOCK, Outcome
+from tests.replay import State, bits, halves
+
+VERDICTS = {bpf.XDP_PASS: "pass", bpf.XDP_DROP: "drop", bpf.XDP_TX: "tx"}
+HOUR_NS = 3_600_000_000_000
+
+
+class XdpTarget:
+    """The program with maps for `blocks` accumulator blocks in a bank.
+
+    `begin` puts everything back to the start, so that one program serves all sequences.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self._loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
+        self._program = self._loaded.programs["nicps_xdp"]
+        self._layout = layout()
+        records = self._layout.records
+        maps = self._loaded.maps
+        self._config = self._view(maps["config"], records["config"])
+        self._members = self._view(maps["members"], records["member"])
+        self._ring = self._view(maps["ring"], records["ring"])
+        self._saved = self._view(maps["bounced_frame"], records["saved"])
+        self._progress = self._view(maps["progress"], records["progress"])
+        self._counters = self._view(maps["counters"], np.dtype("u8"))
+        self._slots = self._inner("slots", records["slot"], BANKS * blocks * SLOTS_PER_BLOCK)
+        self._sums = self._inner("accumulators", records["block"], BANKS * blocks)
+
+    def _view(self, fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return np.frombuffer(bpf.map_memory(fd), dtype, bpf.map_info(fd).entries)
+
+    def _inner(self, outer: str, dtype: np.dtype[Any], entries: int) -> NDArray[Any]:
+        flags = bpf.F_MMAPABLE | bpf.F_INNER_MAP
+        fd = bpf.map_create(bpf.MAP_TYPE_ARRAY, 4, dtype.itemsize, entries, flags, "test")
+        bpf.map_update(self._loaded.maps[outer], bytes(4), fd.to_bytes(4, "little"))
+        view = self._view(fd, dtype)
+        os.close(fd)
+        return view
+
+    def close(self) -> None:
+        """Unload."""
+        self._loaded.close()
+
+    def begin(self, config: Mapping[str, Any], members: Sequence[bytes]) -> None:
+        """Everything empty, then this configuration and these members."""
+        for view in (self._ring, self._saved, self._progress, self._counters, self._slots):
+            view[...] = np.zeros((), view.dtype)
+        for view in (self._config, self._members, self._sums):
+            view[...] = np.zeros((), view.dtype)
+        assert config["blocks"] <= self.blocks
+        for number, mac in enumerate(members, 1):
+            self._members["mac"][number] = np.frombuffer(mac, np.uint8)
+        self.configure(config)
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        for name, value in changes.items():
+            if name == "alive":
+                until = time.monotonic_ns() + HOUR_NS if value else time.monotonic_ns() - 1
+                self._config["alive_until_ns"] = until
+            else:
+                self._config[name] = value
+
+    def run(self, frame: bytes) -> Outcome:
+        before = self._counters.copy()
+        self._ring["heard_ns"] = 0
+        result = bpf.prog_test_run(self._program, frame)
+        verdict = VERDICTS[result.verdict]
+        risen = self._counters - before
+        assert set(risen.tolist()) <= {0, 1}
+        names = tuple(self._layout.counters[at] for at in np.flatnonzero(risen))
+        heard = bool(self._ring["heard_ns"][0])
+        if verdict != "tx":
+            assert result.frame == frame, "a frame that is not sent on was changed"
+            return Outcome(verdict, names, None, heard)
+        saved = self._saved[0]
+        assert saved["version"] % 2 == 0
+        kept = saved["frame"][: saved["length"]].tobytes()
+        length = int.from_bytes(result.frame[32:34], "big")
+        assert kept == result.frame[wire.ETHERNET_BYTES : wire.ETHERNET_BYTES + length]
+        return Outcome(verdict, names, result.frame, heard)
+
+    def state(self) -> State:
+        assert not self._slots["claim"].any()
+        assert not self._progress["claim"].any()
+        senders = wire.MAX_MEMBERS + 1
+        progress = {
+            (at // senders, at % senders): (*halves(int(p["tag"])), int(p["count"]))
+            for at, p in enumerate(self._progress)
+            if p["tag"] or p["count"]
+        }
+        blocks = int(self._config["blocks"][0])
+        per_bank = blocks * SLOTS_PER_BLOCK
+        slots = {
+            (at // per_bank, at % per_bank): (*halves(int(s["tag"])), bits(int(s["seen"])))
+            for at, s in enumerate(self._slots)
+            if s["seen"]
+        }
+        used = self._sums["lane"][: BANKS * blocks].view(np.int64)
+        assert not self._sums["lane"][BANKS * blocks :].any()
+        ring = self._ring[0]
+        return State(
+            progress,
+            slots,
+            used.reshape(BANKS, blocks, wire.BLOCK_LANES).copy(),
+            (halves(int(ring["seen"])), halves(int(ring["bounced"])), int(ring["bounces"])),
+        )
