@@ -49,6 +49,7 @@ from nicps.protocol.ring import KernelState
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
+_RETRY_S = 0.001  # the interface's queue was full
 
 
 class Agent:
@@ -94,9 +95,10 @@ class Agent:
         )
         self.watch(self.dataplane.rx_fileno(), self._receive)
         self.watch(self._bell, self._background_done)
-        self._poll.register(self.dataplane.tx.fileno(), 0)
+        self._poll.register(self.dataplane.tx.fileno(), 0)  # armed while the ring is full
         self._handlers[self.dataplane.tx.fileno()] = self.pump
         self._tx_armed = False
+        self._bounced = 0
         self._worker = threading.Thread(target=self._do_background, daemon=True)
         self._worker.start()
 
@@ -129,6 +131,8 @@ class Agent:
 
     def _step(self) -> None:
         wait = _WAKE_S if self.node.ring is not None else _IDLE_S
+        if self.sender.refused:
+            wait = _RETRY_S
         deadline = self.node.deadline()
         if deadline is not None:
             wait = min(wait, max(0.0, deadline - time.monotonic()))
@@ -181,7 +185,7 @@ class Agent:
         self.sender.pump(self.now)
         if self.sender.blocked_by_kernel != self._tx_armed:
             self._tx_armed = self.sender.blocked_by_kernel
-            mask = select.EPOLLOUT if self._tx_armed else 0
+            mask = select.EPOLLIN if self._tx_armed else 0
             self._poll.modify(self.dataplane.tx.fileno(), mask)
 
     def _fragments_sent(self, action: SendFragments, started: float) -> None:
@@ -195,12 +199,11 @@ class Agent:
         if self.node.ring is None:
             return
         ring = self.dataplane.ring
-        seen = int(ring["seen"])
+        seen, bounced = int(ring["seen"]), int(ring["bounced"])
+        token = self.dataplane.bounced() if bounced != self._bounced else None
+        self._bounced = bounced
         self.node.kernel_saw(
-            self.now,
-            (seen >> 32, seen & 0xFFFFFFFF),
-            int(ring["heard_ns"]) / 1e9,
-            self.dataplane.bounced(),
+            self.now, (seen >> 32, seen & 0xFFFFFFFF), int(ring["heard_ns"]) / 1e9, token
         )
 
     def _sync_to_kernel(self) -> None:
@@ -228,7 +231,7 @@ class Agent:
         """Carry actions out, in order."""
         for action in actions:
             if isinstance(action, Send):
-                self.sender.frame(action.frame)
+                self._send(action.frame)
             elif isinstance(action, SendFragments):
                 if self.job is not None and self.node.ring is not None:
                     self.sender.fragments_of(action, self.node.ring.phase, self.job.source())
@@ -251,6 +254,14 @@ class Agent:
                 pass
             elif isinstance(action, Failed):
                 self._failed(action.reason)
+
+    def _send(self, frame: bytes) -> None:
+        """Queue a frame; of a token, the kernel must know at once that older ones are stale."""
+        if frame[1] == wire.FrameType.TOKEN:
+            token = wire.unpack(frame).body
+            assert isinstance(token, wire.Token)
+            self.dataplane.saw(token.generation, token.hop)
+        self.sender.frame(frame)
 
     def _formed(self, formed: Formed) -> None:
         config = self.dataplane.config

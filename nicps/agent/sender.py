@@ -78,7 +78,8 @@ class Sender:
         self._records = self._rows.view(self._dtype).reshape(_BATCH)
         self.fragments = 0  # sent, repairs included
         self.again = 0  # repairs
-        self.blocked_by_kernel = False
+        self.blocked_by_kernel = False  # wait until the ring has room
+        self.refused = False  # the interface's queue is full: try again soon
 
     def frame(self, data: bytes) -> None:
         """Queue one small frame."""
@@ -105,11 +106,13 @@ class Sender:
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""
-        self.blocked_by_kernel = False
+        self.blocked_by_kernel = self.refused = False
         while self._queue:
             item = self._queue[0]
             if isinstance(item, bytes):
-                self._dataplane.send(item)
+                if not self._dataplane.send(item):
+                    self.refused = True
+                    return
             else:
                 item.started = item.started or now
                 if not self._pump_bulk(item):
@@ -151,7 +154,5 @@ class Sender:
             else:
                 bulk.ranges.popleft()
         tx.flush()
-        if tx.unsent():
-            self.blocked_by_kernel = True
-            return False
-        return True
+        self.refused = tx.unsent() > 0
+        return not self.refused

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A common start for processes in several namespaces of one machine, and their times.
+
+Workers connect to a UNIX socket (a path: those cross network namespaces), say what they have measured, and are told
+when to start the next round on the clock that all of them share.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nicps.dataplane.channel import Channel
+from nicps.errors import NetworkProblem
+
+_LEAD_S = 0.02  # between the word and the start
+
+
+class BarrierServer:
+    """The measuring side, for `workers` processes."""
+
+    def __init__(self, path: Path, workers: int) -> None:
+        self.path = path
+        self._workers = workers
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        os.chmod(path, 0o666)
+        self._listener.listen(workers)
+        self._channels: list[Channel] = []
+
+    def accept(self, timeout_s: float) -> None:
+        """Wait until all workers have connected.
+
+        Raises:
+            NetworkProblem: not all of them came.
+        """
+        deadline = time.monotonic() + timeout_s
+        while len(self._channels) < self._workers:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._listener], [], [], left)[0]:
+                raise NetworkProblem(
+                    f"{len(self._channels)} of {self._workers} workers have come within {timeout_s:g} s"
+                )
+            connection, _ = self._listener.accept()
+            self._channels.append(Channel(connection))
+
+    def gather(self, timeout_s: float = 120.0) -> list[dict[str, Any]]:
+        """One message from every worker."""
+        return [channel.recv(timeout_s)[0] for channel in self._channels]
+
+    def start(self) -> float:
+        """Tell everybody when to start; that time (CLOCK_MONOTONIC)."""
+        at = time.monotonic() + _LEAD_S
+        for channel in self._channels:
+            channel.send({"start": at})
+        return at
+
+    def close(self) -> None:
+        """Close and remove the socket."""
+        for channel in self._channels:
+            channel.close()
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+
+class BarrierClient:
+    """A worker's side."""
+
+    def __init__(self, path: str) -> None:
+        self._channel = Channel.connect(path)
+
+    def wait(self, message: Mapping[str, Any]) -> float:
+        """Say `message`, and sleep until the common start; that time."""
+        self._channel.send(dict(message))
+        at = float(self._channel.recv(300.0)[0]["start"])
+        time.sleep(max(0.0, at - time.monotonic()))
+        return at
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Say something, and go on."""
+        self._channel.send(dict(message))
+
+
+def busy_ticks() -> int:
+    """Ticks that the machine's processors were not idle, softirq included (/proc/stat)."""
+    fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return sum(fields[:8]) - fields[3] - fields[4]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """VmHWM of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
