@@ -25,8 +25,7 @@ struct lab_count {
 
 /* Two elements a port, by interface number: from its host, then to it. */
 BPF_F_TABLE("array", u32, struct lab_config, config, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct lab_count, counts, 2 * LAB_PORTS,
-	    BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct lab_count, counts, 2 * LAB_PORTS, BPF_F_MMAPABLE);
 
 static __always_inline int lab_lost(u32 ifindex, u32 direction)
 {

@@ -46,20 +46,17 @@ def add_parser(subparsers: Any) -> None:
 
     command = _add(commands, "exec", _exec, "run a command on a host")
     command.add_argument("host", metavar="HOST", help="h1 to hN")
-    command.add_argument("argv", nargs="+", metavar="CMD", help="the command, after --")
+    command.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
 
-    command = _add(commands, "status", _status, "show the labs that stand")
-    command.set_defaults(lab=None)
+    command = _add(commands, "status", _status, "show the labs that stand", None, "all")
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = _add(commands, "down", _down, "take a lab down, with all that runs in it")
     command.add_argument("--all", action="store_true", help="every lab on this machine")
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = _add(
-        commands, "run", _run, "make a lab, run a job in it, take it down; ends with a JSON line"
-    )
-    command.set_defaults(lab=None)
+    text = "make a lab, run a job in it, take it down; ends with a JSON line"
+    command = _add(commands, "run", _run, text, None, "a new one")
     _add_shape(command, LabSettings())
     command.add_argument("job", metavar="JOB_DIR", type=Path, help="the job's folder")
     command.add_argument("--data", metavar="PATH", type=Path, help="the job's data")
@@ -82,11 +79,18 @@ def add_parser(subparsers: Any) -> None:
     )
 
 
-def _add(commands: Any, name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+def _add(
+    commands: Any,
+    name: str,
+    run: Callable[..., int],
+    text: str,
+    lab: str | None = DEFAULT_NAME,
+    otherwise: str = "",
+) -> argparse.ArgumentParser:
     command = cast(argparse.ArgumentParser, commands.add_parser(name, help=text, description=text))
     command.set_defaults(func=_in_order(run))
     command.add_argument(
-        "--lab", metavar="NAME", default=DEFAULT_NAME, help="the lab's name (default: %(default)s)"
+        "--lab", metavar="NAME", default=lab, help=f"the lab's name (default: {lab or otherwise})"
     )
     return command
 
@@ -124,9 +128,14 @@ def _settings(args: argparse.Namespace, name: str) -> LabSettings:
 
 def _up(args: argparse.Namespace) -> int:
     lab = Lab(_settings(args, args.lab))
-    lab.up()
+    try:
+        lab.up()
+        described = json.dumps(_describe(lab))
+    except BaseException:
+        lab.close()
+        raise
     if args.json:
-        print(json.dumps(_describe(lab)))
+        print(described)
         return 0
     _print_lab(lab)
     option = "" if lab.name == DEFAULT_NAME else f" --lab {lab.name}"
@@ -135,7 +144,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _exec(args: argparse.Namespace) -> int:
-    argv = args.argv[1:] if args.argv[0] == "--" else args.argv
+    argv = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
     if not argv:
         raise UsageProblem("there is no command: nicps lab exec HOST -- CMD")
     return Lab.open(args.lab).become(args.host, argv)

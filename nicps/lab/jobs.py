@@ -107,16 +107,18 @@ def run_job(settings: RunSettings) -> Outcome:
     except FileExistsError:
         raise UsageProblem(f"{work} is in the way: remove it, or choose another --runs") from None
     user = settings.user or choose_user(settings, runs)
-    outcome = None
+    lab = Lab(settings.shape)
+    agents: list[_Agent] = []
     try:
-        with Lab(settings.shape) as lab:
-            agents = [_start_agent(lab, host, user, runs, work) for host in lab.hosts]
-            try:
-                _await_agents(agents)
-                modes = {host.read_link().xdp_mode for host in lab.hosts}
-                outcome = _submit(lab, settings)
-            finally:
-                early = [agent for agent in agents if agent.process.poll() is not None]
+        try:
+            lab.up()
+            agents += [_start_agent(lab, host, user, runs, work) for host in lab.hosts]
+            _await_agents(agents)
+            modes = {host.read_link().xdp_mode for host in lab.hosts}
+            outcome = _submit(lab, settings)
+            early = [agent for agent in agents if agent.process.poll() is not None]
+        finally:
+            lab.close()
         if outcome.result is not None:
             known = {"hosts": settings.shape.hosts, "xdp_mode": _mode(modes)}
             outcome = Outcome(outcome.exit_code, {**outcome.result, **known})

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -67,6 +67,7 @@ class Lab:
     def __init__(self, settings: LabSettings) -> None:
         self.settings = settings
         self._owned = True
+        self._made = False
         self._children: list[subprocess.Popen[Any]] = []
 
     @property
@@ -108,17 +109,21 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._owned:
-            self.close()
+        self.close()
 
     def up(self) -> None:
-        """Make the lab; whatever goes wrong on the way, nothing of it is left."""
+        """Make the lab; whatever goes wrong on the way, nothing of it is left.
+
+        Where Ctrl-C may come between this and the next statement, put both into a `try` whose
+        `finally` calls `close`: that does nothing before `up` has begun to make something.
+        """
         require_root()
         self._refuse_if_taken()
         try:
             # A compiler may run for seconds: not under the lock.
             with port.programs(self.settings.loss) as programs, state.lock():
                 self._refuse_if_taken()
+                self._made = True
                 try:
                     self._make(programs)
                 except BaseException:
@@ -129,10 +134,12 @@ class Lab:
             raise LabProblem(f"lab {self.name} cannot be made: {_reason(error)}") from error
 
     def close(self) -> None:
-        """Take the lab down, with everything that was started in it."""
+        """Take the lab down, if this process made it, with everything that was started in it."""
         with shielded():
             try:
-                down(self.name)
+                if self._made:
+                    down(self.name)
+                    self._made = False
             finally:
                 for child in self._children:
                     child.wait()
@@ -231,8 +238,12 @@ def down(name: str = "lab") -> Removed:
     """Take a lab down, also one that a crash left half made. Nothing there: nothing happens."""
     require_root()
     try:
+        # Ending processes can take seconds: not under the lock. Under it, none can be added.
+        found = state.read(name)
+        ended = processes.end(name, found.processes if found else ())
         with state.lock():
-            return _remove(name)
+            removed = _remove(name)
+        return replace(removed, ended=(*ended, *removed.ended))
     except (OSError, NetlinkError) as error:
         raise LabProblem(f"lab {name} cannot be taken down: {_reason(error)}") from error
 
