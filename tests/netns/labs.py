@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the lab share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+
+from nicps.lab import enter, namespaces, processes, state
+from nicps.lab.lab import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+_numbers = itertools.count(1)
+_OURS = re.compile(r"p\d+|br0|eth1")
+
+
+def fresh_name() -> str:
+    """A lab's name that no other test uses."""
+    return f"test-{os.getpid()}-{next(_numbers)}"
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    """Poll until the condition holds; its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"in {timeout_s} s not: {what}"
+        time.sleep(0.01)
+    return value
+
+
+def leftovers(name: str) -> dict[str, Any]:
+    """What there is of a lab, empty if nothing."""
+    there = {
+        "namespaces": namespaces.find().get(name, []),
+        "state": [path.name for path in state.LABS_DIR.glob(f"*{name}.json*")],
+        "processes": [p.command for p in processes.find(name)],
+        "mounts": [
+            line
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if f"/nicps-{name}-" in line
+        ],
+    }
+    return {key: value for key, value in there.items() if value}
+
+
+def own_links() -> set[str]:
+    """Links of the kinds that a lab makes, in the namespace that we are in."""
+    with IPRoute() as ipr:
+        names = {link.get_attr("IFLA_IFNAME") for link in ipr.get_links()}
+    return {name for name in names if _OURS.fullmatch(name)}
+
+
+def nicps(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command, as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "nicps", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+def raw_socket(host: Host, ethertype: int) -> socket.socket:
+    """A packet socket on the host's eth1; a socket stays in the namespace that it was made in."""
+
+    def make() -> socket.socket:
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ethertype))
+        sock.bind(("eth1", ethertype))
+        return sock
+
+    return namespaces.inside(host.netns, make)
+
+
+def in_lab_unmarked(netns: str, *argv: str) -> subprocess.Popen[bytes]:
+    """A process in the lab's namespace that the lab did not start."""
+    return subprocess.Popen([sys.executable, "-I", "-S", enter.__file__, netns, "--", *argv])

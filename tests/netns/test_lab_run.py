@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps lab run` against stand-ins for `nicps join` and `nicps submit`: what it does around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nicps.errors import NicpsError, UsageProblem
+from nicps.lab import AgentFailed, LabSettings, jobs
+from tests.netns.labs import ROOT, fresh_name, leftovers, nicps, until
+
+# What the stand-in does is a word in its environment.
+STAND_IN = """
+import json, os, signal, socket, subprocess, sys, time
+command, how = sys.argv[1], os.environ.get("STAND_IN", "")
+if command == "join":
+    host = sys.argv[sys.argv.index("--name") + 1]
+    runs = sys.argv[sys.argv.index("--runs") + 1]
+    print("arguments", sys.argv[1:], flush=True)
+    assert sys.argv[sys.argv.index("--iface") + 1] == "eth1" and os.path.isdir(runs)
+    assert sorted(os.listdir("/sys/class/net")) == ["eth1", "lo"]
+    if how == "agent fails" and host == "h2":
+        print("nicps: error: eth1 is not to be had", file=sys.stderr)
+        sys.exit(3)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("\\0nicps")
+    listener.listen()
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    signal.pause()
+else:
+    print("round 1", file=sys.stderr, flush=True)
+    socket.socket(socket.AF_UNIX).connect("\\0nicps")
+    if how == "hang":
+        signal.pause()
+    if how == "submit fails":
+        print("nicps: error: the job raised", file=sys.stderr)
+        sys.exit(5)
+    report = os.path.join(os.environ["RUNS"], "the-run", "report.html")
+    os.makedirs(os.path.dirname(report))
+    print("something before")
+    print(json.dumps({"rounds": 3, "weights_identical": how != "differ", "report": report,
+                      "arguments": sys.argv[1:]}))
+"""
+
+# The real command line, with the stand-in in the place of its `nicps join` and `nicps submit`.
+DRIVER = """
+import sys
+from nicps.lab import jobs
+stand_in = sys.argv.pop(1)
+jobs._nicps = lambda *arguments: [sys.executable, stand_in, *arguments]
+from nicps.cli import main
+sys.exit(main())
+"""
+
+
+class Driver:
+    """Runs `nicps lab run` in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = fresh_name()
+        self.runs = folder / "runs"
+        self.job = folder / "job"
+        self.job.mkdir()
+        (self.job / "job.py").write_text("")
+        self.stand_in = folder / "stand_in.py"
+        self.stand_in.write_text(STAND_IN)
+
+    def start(self, how: str, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", DRIVER, str(self.stand_in), "lab", "run", str(self.job)]
+        command += ["--lab", self.name, "--hosts", "3", "--runs", str(self.runs), *options]
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "STAND_IN": how, "RUNS": str(self.runs)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, how: str, *options: str) -> tuple[int, str, str]:
+        with self.start(how, *options) as child:
+            out, err = child.communicate(timeout=60)
+        return child.returncode, out, err
+
+
+@pytest.fixture
+def driver(open_path: Path) -> Iterator[Driver]:
+    """A driver, of whose lab nothing may be left after the test."""
+    made = Driver(open_path)
+    yield made
+    assert leftovers(made.name) == {}
+
+
+def test_the_last_line_is_the_result(driver: Driver) -> None:
+    data = driver.job / "data"
+    data.mkdir()
+    options = ["--set", "seed=7", "--set", "slow.h2=4", "--data", str(data)]
+    code, out, err = driver.finish("", *options)
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert (result["hosts"], result["xdp_mode"], result["rounds"]) == (3, "none", 3)
+    assert result["arguments"] == [
+        *("submit", str(driver.job), "--wait", "--json", "--data", str(data)),
+        *("--set", "seed=7", "--set", "slow.h2=4"),
+    ]
+    assert "round 1" in err
+    # The working folder is gone, and the logs are beside the results.
+    assert [path.name for path in driver.runs.iterdir()] == ["the-run"]
+    log = (driver.runs / "the-run" / "h2" / "agent.log").read_text()
+    assert "'--user', 'nobody'" in log or "training runs as root" in err
+
+
+def test_with_json_there_is_nothing_but_the_line(driver: Driver) -> None:
+    code, out, _ = driver.finish("", "--json")
+    assert code == 0
+    assert json.loads(out)["weights_identical"] is True
+
+
+def test_weights_that_differ_fail_the_command(driver: Driver) -> None:
+    code, out, err = driver.finish("differ", "--json")
+    assert code == 5
+    assert json.loads(out)["weights_identical"] is False
+    assert "weights differ" in err
+
+
+def test_an_agent_that_fails_is_quoted(driver: Driver) -> None:
+    code, out, err = driver.finish("agent fails")
+    assert code == 3
+    assert out == ""
+    assert "nicps: error: the agent on h2 ended: eth1 is not to be had\n" in err
+    assert f"files are in {driver.runs / ('lab-' + driver.name)}" in err
+
+
+def test_a_submission_that_fails_passes_its_code_on(driver: Driver) -> None:
+    code, out, err = driver.finish("submit fails")
+    assert (code, out) == (5, "")
+    assert err.count("error:") == 1
+    assert (driver.runs / f"lab-{driver.name}" / "h1" / "agent.log").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_takes_the_lab_down(driver: Driver, number: signal.Signals) -> None:
+    with driver.start("hang") as child:
+        assert child.stderr is not None
+        assert child.stderr.readline() == "round 1\n"
+        child.send_signal(number)
+        child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert leftovers(driver.name) == {}
+    assert list(driver.runs.iterdir()) == []
+
+
+def test_down_after_run_was_killed(driver: Driver) -> None:
+    with driver.start("hang") as child:
+        assert child.stderr is not None
+        assert child.stderr.readline() == "round 1\n"
+        child.kill()
+    until(lambda: "processes" in leftovers(driver.name), "the agents outlive it")
+    assert nicps("lab", "down", "--lab", driver.name).returncode == 0
+
+
+def test_no_such_job(driver: Driver) -> None:
+    (driver.job / "job.py").unlink()
+    driver.job.rmdir()
+    code, out, err = driver.finish("")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+
+
+def test_an_agent_that_does_not_answer(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(*arguments: str) -> list[str]:
+        return ["sh", "-c", "echo compiling; exec sleep 1000", *arguments]
+
+    monkeypatch.setattr(jobs, "_nicps", stand_in)
+    monkeypatch.setattr(jobs, "READY_S", 1.0)
+    shape = LabSettings(driver.name, hosts=2)
+    with pytest.raises(NicpsError, match="from the agent on h1, h2: compiling") as caught:
+        jobs.run_job(jobs.RunSettings(driver.job, shape, runs=driver.runs, user="root"))
+    assert caught.value.exit_code == 4
+
+
+def test_a_folder_in_the_way(driver: Driver) -> None:
+    (driver.runs / f"lab-{driver.name}").mkdir(parents=True)
+    with pytest.raises(UsageProblem, match="is in the way"):
+        jobs.run_job(jobs.RunSettings(driver.job, LabSettings(driver.name), runs=driver.runs))
+
+
+def test_the_user_who_trains(driver: Driver, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = jobs.RunSettings(driver.job, LabSettings(driver.name))
+    driver.runs.mkdir()
+    readable = jobs.choose_user(settings, driver.runs)
+    said = capfd.readouterr().err
+    # Depends on where this checkout lies; if root, then for a reason that is told.
+    assert readable == "nobody" or "WARNING: training runs as root" in said
+    if readable == "nobody":
+        driver.job.chmod(0o700)
+        assert jobs.choose_user(settings, driver.runs) == "root"
+        assert f"cannot read {driver.job}" in capfd.readouterr().err
+
+
+def test_exit_code_of_a_failed_agent() -> None:
+    def code(of: int) -> Any:
+        return AgentFailed("it ended", of).exit_code
+
+    assert [code(3), code(0), code(-9), code(130)] == [3, 4, 4, 4]
