@@ -27,14 +27,9 @@ def _load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     except ImportError as error:
         return {"error": "bcc", "detail": str(error)}, []
     kinds = {"xdp": bcc.BPF.XDP, "sched_cls": bcc.BPF.SCHED_CLS}
-    cflags = [
-        f"-I{request['folder']}",
-        f"-I{request['folder']}/include",
-        "-Wno-unused-command-line-argument",
-    ]
-    cflags += [f"-D{name}={value}" for name, value in request["defines"].items()]
+    cflags = [f"-D{name}={value}" for name, value in request["defines"].items()]
     try:
-        program = bcc.BPF(src_file=request["source"].encode(), cflags=cflags)
+        program = bcc.BPF(text=request["text"].encode(), cflags=cflags)
     except Exception as error:  # BCC raises bare Exception
         return {"error": "compile", "detail": str(error)}, []
     programs: dict[str, int] = {}

@@ -43,6 +43,12 @@ class Loaded:
         self.maps.clear()
 
 
+def need_root() -> None:
+    """Raise NotRoot without the privileges to load BPF programs."""
+    if os.geteuid() != 0:
+        raise NotRoot("loading XDP programs needs root; run it with sudo")
+
+
 def load(
     source: str, programs: Mapping[str, ProgramKind], defines: Mapping[str, int] | None = None
 ) -> Loaded:
@@ -53,12 +59,11 @@ def load(
         KernelHeadersMissing: nothing to compile against.
         BpfLoadError: BCC is missing, or the compiler or the verifier refuses; `.log` holds all that they said.
     """
-    if os.geteuid() != 0:
-        raise NotRoot("loading BPF programs needs root: run it with sudo")
+    need_root()
     found = headers.find()
     request = {
-        "source": str(sources.path(source)),
-        "folder": str(sources.folder()),
+        "source": source,
+        "text": sources.flatten(sources.path(source)),
         "programs": dict(programs),
         "defines": dict(defines or {}),
         "trees": [str(tree) for tree in found.trees],

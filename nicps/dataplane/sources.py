@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from nicps.errors import EnvironmentProblem
@@ -32,3 +33,30 @@ def path(name: str) -> Path:
     if not found.is_file():
         raise EnvironmentProblem(f"the BPF source {found} is not there: install nicps again")
     return found
+
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*$')
+
+
+def flatten(source: Path) -> str:
+    """The source with its own headers (`#include "..."`) put in place, as one text.
+
+    BCC makes map look-ups into calls only in the file that it is given, not in headers. `#line` keeps the
+    compiler's messages about the files that people edit.
+
+    Raises:
+        EnvironmentProblem: a header is not there.
+    """
+    lines = [f'#line 1 "{source.name}"']
+    for number, line in enumerate(source.read_text().splitlines(), 1):
+        include = _INCLUDE.match(line)
+        if include is None:
+            lines.append(line)
+            continue
+        found = [f for f in (source.parent / include[1], folder() / include[1]) if f.is_file()]
+        if not found:
+            raise EnvironmentProblem(
+                f"{source}:{number}: {include[1]} is not there: install nicps again"
+            )
+        lines += [flatten(found[0]), f'#line {number + 1} "{source.name}"']
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * The maps, and one function for each that looks into it. Read by the XDP
+ * program only. All that is BCC's own is in this file: another loader needs
+ * another version of it and nothing else.
+ */
+#ifndef NICPS_MAPS_H
+#define NICPS_MAPS_H
+
+#include "nicps_shared.h"
+
+BPF_F_TABLE("array", u32, struct nicps_config, config, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_member, members, NICPS_SENDERS, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_saved, bounced_frame, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SENDERS,
+	    BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, u64, counters, NICPS_COUNTERS, BPF_F_MMAPABLE);
+
+/*
+ * Slots and accumulators are as large as a job needs: the agent makes them and
+ * puts them in here. The two inner maps only show the verifier their shape.
+ */
+BPF_F_TABLE("array", u32, struct nicps_slot, slots_shape, 1,
+	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+BPF_F_TABLE("array", u32, struct nicps_block, blocks_shape, 1,
+	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+BPF_ARRAY_OF_MAPS(slots, "slots_shape", 1);
+BPF_ARRAY_OF_MAPS(accumulators, "blocks_shape", 1);
+
+static __always_inline struct nicps_config *nicps_config(void)
+{
+	u32 key = 0;
+
+	return config.lookup(&key);
+}
+
+static __always_inline struct nicps_member *nicps_member(u32 number)
+{
+	return members.lookup(&number);
+}
+
+static __always_inline struct nicps_ring *nicps_ring(void)
+{
+	u32 key = 0;
+
+	return ring.lookup(&key);
+}
+
+static __always_inline struct nicps_saved *nicps_saved(void)
+{
+	u32 key = 0;
+
+	return bounced_frame.lookup(&key);
+}
+
+static __always_inline struct nicps_progress *nicps_progress(u32 bank, u32 sender)
+{
+	u32 key = bank * NICPS_SENDERS + sender;
+
+	return progress.lookup(&key);
+}
+
+static __always_inline struct nicps_slot *nicps_slot(u32 index)
+{
+	u32 key = 0;
+	void *inner = slots.lookup(&key);
+
+	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
+}
+
+static __always_inline struct nicps_block *nicps_block(u32 index)
+{
+	u32 key = 0;
+	void *inner = accumulators.lookup(&key);
+
+	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
+}
+
+static __always_inline void nicps_count(u32 reason)
+{
+	u64 *count = counters.lookup(&reason);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+}
+
+#endif /* NICPS_MAPS_H */

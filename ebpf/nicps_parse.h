@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * A cursor over the frame: every step is checked against the frame's end, as
+ * the verifier wants it. Read by BPF programs.
+ */
+#ifndef NICPS_PARSE_H
+#define NICPS_PARSE_H
+
+#include <uapi/linux/if_ether.h>
+#include "include/nicps_wire.h"
+
+struct nicps_cursor {
+	void *at;
+	void *end;
+};
+
+/* The next `size` bytes, or NULL where the frame ends before them. */
+static __always_inline void *nicps_take(struct nicps_cursor *cursor, u64 size)
+{
+	void *taken = cursor->at;
+
+	if (taken + size > cursor->end)
+		return NULL;
+	cursor->at = taken + size;
+	return taken;
+}
+
+static __always_inline struct ethhdr *nicps_take_ethernet(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct ethhdr));
+}
+
+static __always_inline struct nicps_header *
+nicps_take_header(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct nicps_header));
+}
+
+static __always_inline struct nicps_fragment *
+nicps_take_fragment(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct nicps_fragment));
+}
+
+static __always_inline struct nicps_token *nicps_take_token(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct nicps_token));
+}
+
+/* Sixteen bits at a time: LLVM makes a call of memcmp, which BPF has not. */
+static __always_inline bool nicps_same_mac(const u8 *one, const u8 *other)
+{
+	const u16 *a = (const u16 *)one, *b = (const u16 *)other;
+
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2];
+}
+
+/* The header's fields in the processor's byte order: converted once, here. */
+struct nicps_sender {
+	u32 number;
+	u32 view;
+	u32 round;
+	u32 length;
+	u16 flags;
+};
+
+static __always_inline struct nicps_sender
+nicps_sender_of(const struct nicps_header *header)
+{
+	struct nicps_sender sender = {
+		.number = bpf_ntohs(header->sender),
+		.view = bpf_ntohl(header->view),
+		.round = bpf_ntohl(header->round),
+		.length = bpf_ntohs(header->length),
+		.flags = bpf_ntohs(header->flags),
+	};
+
+	return sender;
+}
+
+#endif /* NICPS_PARSE_H */

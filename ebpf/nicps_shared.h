@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * What the XDP program and the agent share: the maps' contents and the reasons
+ * that are counted. Read by ebpf/nicps.c, and by nicps/dataplane/layout.py,
+ * which takes its NumPy records, names and limits from the text of this file:
+ * so only unsigned numbers, byte arrays and plain #defines here.
+ */
+#ifndef NICPS_SHARED_H
+#define NICPS_SHARED_H
+
+#include <linux/types.h>
+
+#define NICPS_BANKS 2 /* a round's bank is its parity */
+#define NICPS_SENDERS 65 /* member numbers from 1; 0 stands for all */
+#define NICPS_BLOCK_BYTES 11520 /* 1440 accumulators of 64 bits */
+#define NICPS_BLOCK_SLOTS 8 /* most fragments in a block: raw bytes */
+#define NICPS_SAVED_BYTES 1536 /* room for any frame */
+
+/* Written by the agent, through the mapped memory. */
+struct nicps_config {
+	__u64 alive_until_ns; /* CLOCK_MONOTONIC: bounce no token after that */
+	__u32 enabled; /* take tokens and fragments */
+	__u32 network;
+	__u32 view;
+	__u32 round_low; /* first and last round whose fragments are taken */
+	__u32 round_high;
+	__u32 number; /* mine, from 1 */
+	__u32 members; /* in the view */
+	__u32 bounce; /* the agent has nothing to do with the token */
+	__u32 round; /* the open one */
+	__u32 sent_seen; /* the token's `sent`, as the agent knows it */
+	__u32 own_sent; /* fragments that this host sent in the open round */
+	__u32 fragments; /* expected of a contribution, for people who look */
+	__u32 blocks; /* accumulator blocks in a bank */
+	__u32 reserved;
+};
+
+/* R4: the members' MAC addresses, by number. */
+struct nicps_member {
+	__u8 mac[6];
+	__u8 reserved[2];
+};
+
+/* The token, as this host saw it; a position is generation << 32 | hop. */
+struct nicps_ring {
+	__u64 seen; /* highest position accepted or handed on */
+	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last frame accepted */
+	__u64 bounced; /* position that the kernel handed on last */
+	__u64 bounces;
+};
+
+/* R16: the last token that the kernel handed on, to be repeated by the agent. */
+struct nicps_saved {
+	__u64 version; /* odd while the kernel writes */
+	__u64 length;
+	__u8 frame[NICPS_SAVED_BYTES]; /* from the version byte on */
+};
+
+/* Distinct fragments taken, by bank and sender; the tag is view << 32 | round. */
+struct nicps_progress {
+	__u64 claim;
+	__u64 tag;
+	__u64 count;
+};
+
+/* One fragment's place in a bank: who has been added into it. */
+struct nicps_slot {
+	__u64 claim;
+	__u64 tag;
+	__u64 seen; /* bit sender - 1 */
+};
+
+/* Sums of a fragment of 8-bit lanes, two of 16, four of 32, or eight of bytes. */
+struct nicps_block {
+	__u64 lane[NICPS_BLOCK_BYTES / 8];
+};
+
+/*
+ * What became of frames of ours. Whatever is not used has a reason here.
+ */
+enum nicps_count {
+	NICPS_COUNT_ADDED, /* fragment added, or stored as its slot's first */
+	NICPS_COUNT_BOUNCED, /* token handed on by the kernel */
+	NICPS_COUNT_RAISED, /* token given to the agent */
+	NICPS_COUNT_HEARD, /* token of somebody else, nothing new in it */
+	NICPS_COUNT_CONTROL, /* control frame given to the agent */
+	NICPS_COUNT_TRUNCATED, /* shorter than it says, or than its type */
+	NICPS_COUNT_VERSION, /* another version of the format */
+	NICPS_COUNT_TYPE, /* unknown type */
+	NICPS_COUNT_NETWORK, /* another network on the same LAN */
+	NICPS_COUNT_DISABLED, /* token or fragment while this host is in no view */
+	NICPS_COUNT_VIEW, /* another view */
+	NICPS_COUNT_STRANGER, /* R4: the MAC is not that of the member named */
+	NICPS_COUNT_ECHO, /* this host's own frame, come back */
+	NICPS_COUNT_ROUND, /* fragment outside the rounds that are open */
+	NICPS_COUNT_MALFORMED, /* fields that cannot be */
+	NICPS_COUNT_SHIFT, /* shift over the limit: the sum could overflow */
+	NICPS_COUNT_RANGE, /* fragment outside the accumulators */
+	NICPS_COUNT_DUPLICATE, /* fragment that is in the sum already */
+	NICPS_COUNT_BUSY, /* another processor has the slot; repaired later */
+	NICPS_COUNT_STALE, /* token not newer than the last one seen */
+	NICPS_COUNTERS,
+};
+
+#endif /* NICPS_SHARED_H */

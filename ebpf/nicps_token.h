@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * The token (R9, R10). Handed on at once if this host has nothing to do with
+ * it, raised to the agent otherwise. Read by the XDP program.
+ */
+#ifndef NICPS_TOKEN_H
+#define NICPS_TOKEN_H
+
+#include "nicps_maps.h"
+#include "nicps_parse.h"
+
+/*
+ * Is every fragment that the token knows of here? Counts what came in, not
+ * what is in the sum that a reader may have taken since.
+ */
+static __always_inline bool nicps_complete(const struct nicps_config *config,
+					   const struct nicps_sender *sender, u32 sent)
+{
+	struct nicps_progress *all = nicps_progress(sender->round & 1, 0);
+	u64 tag = (u64)sender->view << 32 | sender->round;
+
+	if (!all)
+		return false;
+	return (all->tag == tag ? all->count : 0) + config->own_sent == sent;
+}
+
+/*
+ * A program outlives a stopped agent and must not play a living member: hence
+ * the time. An idle turn that is about to end at this host is the agent's, who
+ * parks the token.
+ */
+static __always_inline bool nicps_may_bounce(const struct nicps_config *config,
+					     const struct nicps_sender *sender,
+					     const struct nicps_token *token)
+{
+	const u16 harmless = NICPS_FLAG_REPEAT | NICPS_FLAG_BOUNCED;
+
+	return config->bounce && sender->round == config->round &&
+	       token->state == NICPS_STATE_OPEN && token->ranges == 0 &&
+	       !(sender->flags & ~harmless) &&
+	       (u32)bpf_ntohs(token->idle) + 1 < config->members &&
+	       nicps_complete(config, sender, bpf_ntohl(token->sent)) &&
+	       bpf_ktime_get_ns() < config->alive_until_ns;
+}
+
+static __always_inline int nicps_bounce(struct xdp_md *ctx, struct ethhdr *ethernet,
+					struct nicps_header *header,
+					struct nicps_token *token,
+					const struct nicps_config *config, u32 length,
+					u64 position)
+{
+	struct nicps_member *me = nicps_member(config->number);
+	struct nicps_saved *saved = nicps_saved();
+	struct nicps_ring *ring = nicps_ring();
+
+	if (!me || !saved || !ring)
+		return nicps_drop(NICPS_COUNT_MALFORMED);
+	__builtin_memcpy(ethernet->h_source, me->mac, ETH_ALEN);
+	header->sender = bpf_htons(config->number);
+	header->flags = bpf_htons(NICPS_FLAG_BOUNCED);
+	token->hop = bpf_htonl((u32)position);
+	token->owner = bpf_htons(config->number % config->members + 1);
+	token->idle = bpf_htons(bpf_ntohs(token->idle) + 1);
+
+	__sync_fetch_and_add(&saved->version, 1);
+	saved->length = length;
+	bpf_xdp_load_bytes(ctx, sizeof(*ethernet), saved->frame, length);
+	__sync_fetch_and_add(&saved->version, 1);
+	ring->bounced = position;
+	__sync_fetch_and_add(&ring->bounces, 1);
+	nicps_count(NICPS_COUNT_BOUNCED);
+	return XDP_TX;
+}
+
+static __always_inline int
+nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *ethernet,
+	      struct nicps_header *header, const struct nicps_sender *sender,
+	      const struct nicps_config *config)
+{
+	struct nicps_token *token = nicps_take_token(cursor);
+	struct nicps_ring *ring = nicps_ring();
+	u32 length = sender->length;
+	u64 position, seen, next;
+	bool mine, bounce;
+	u32 owner;
+
+	if (!token || !ring || length < NICPS_TOKEN_HEADER_BYTES ||
+	    length > NICPS_MAX_FRAME_BYTES)
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	owner = bpf_ntohs(token->owner);
+	if (token->members != config->members || owner == 0 ||
+	    owner > config->members ||
+	    length !=
+		    NICPS_TOKEN_HEADER_BYTES +
+			    token->members * (u32)sizeof(struct nicps_entry) +
+			    bpf_ntohs(token->ranges) * (u32)sizeof(struct nicps_range))
+		return nicps_drop(NICPS_COUNT_MALFORMED);
+
+	position = (u64)bpf_ntohl(token->generation) << 32 | bpf_ntohl(token->hop);
+	seen = ring->seen;
+	if (position <= seen) {
+		if (!(sender->flags & NICPS_FLAG_REPEAT))
+			return nicps_drop(NICPS_COUNT_STALE);
+		nicps_count(NICPS_COUNT_RAISED);
+		return XDP_PASS;
+	}
+	mine = owner == config->number;
+	bounce = mine && nicps_may_bounce(config, sender, token);
+	next = bounce ? position + 1 : position;
+	/* Whoever loses here has met a copy of the same token on another processor. */
+	if (__sync_val_compare_and_swap(&ring->seen, seen, next) != seen)
+		return nicps_drop(NICPS_COUNT_STALE);
+	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	if (bounce)
+		return nicps_bounce(ctx, ethernet, header, token, config, length, next);
+	if (!mine && !(sender->flags & (NICPS_FLAG_REPEAT | NICPS_FLAG_PARKED)) &&
+	    sender->round == config->round && token->state == NICPS_STATE_OPEN &&
+	    bpf_ntohl(token->sent) == config->sent_seen)
+		return nicps_drop(NICPS_COUNT_HEARD);
+	nicps_count(NICPS_COUNT_RAISED);
+	return XDP_PASS;
+}
+
+#endif /* NICPS_TOKEN_H */

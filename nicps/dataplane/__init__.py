@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane: XDP programs on an interface, their maps as NumPy views, the TX ring, the control socket."""
+
+from nicps.dataplane.plane import DataPlane
+from nicps.dataplane.txring import TxRing
+
+__all__ = ["DataPlane", "TxRing"]

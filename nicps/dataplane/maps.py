@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The XDP program's maps as NumPy views of memory that the kernel shares: no system call, no copy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.dataplane import bpf
+from nicps.dataplane.layout import layout
+from nicps.errors import EnvironmentProblem
+from nicps.wire import BLOCK_LANES, MAX_MEMBERS
+
+I64 = npt.NDArray[np.int64]
+Records = npt.NDArray[np.void]
+
+
+class Maps:
+    """Views of the maps, and what is read out of them.
+
+    Args:
+        fds: the maps' descriptors by name; the caller keeps them open as long as this lives.
+    """
+
+    def __init__(self, fds: Mapping[str, int]) -> None:
+        self._fds = fds
+        shapes, limits = layout().records, layout().limits
+        self._banks, self._senders = limits["BANKS"], limits["SENDERS"]
+        self._slots_per_block = limits["BLOCK_SLOTS"]
+        self._config = self._view("config", shapes["config"])
+        self._ring = self._view("ring", shapes["ring"])
+        self._saved = self._view("bounced_frame", shapes["saved"])
+        self._members = self._view("members", shapes["member"])
+        self._counters = self._view("counters", np.dtype(np.uint64))
+        self._progress = self._view("progress", shapes["progress"]).reshape(
+            self._banks, self._senders
+        )
+        self._slots_fd = -1
+        self.accumulators_fd = -1
+        self.blocks = 0
+        self._slots: Records = np.zeros((self._banks, 0), shapes["slot"])
+        self.accumulators: I64 = np.zeros((self._banks, 0, BLOCK_LANES), np.int64)
+
+    def _view(self, name: str, dtype: np.dtype[Any]) -> Any:
+        entries = bpf.map_info(self._fds[name]).entries
+        return np.frombuffer(bpf.map_memory(self._fds[name]), dtype, entries)
+
+    @property
+    def config(self) -> Any:
+        """The program's settings, `struct nicps_config`: read and assign by name, as in `config["view"] = 3`."""
+        return self._config[0]
+
+    @property
+    def ring(self) -> Any:
+        """What the program saw of the token, `struct nicps_ring`."""
+        return self._ring[0]
+
+    def members(self, macs: Sequence[bytes]) -> None:
+        """Set the members' MAC addresses, of member 1 first (R4); does not touch `config`."""
+        if len(macs) > MAX_MEMBERS:
+            raise ValueError(f"{len(macs)} members are more than {MAX_MEMBERS}")
+        table = np.zeros((self._senders, 6), np.uint8)
+        for number, mac in enumerate(macs, 1):
+            table[number] = np.frombuffer(mac, np.uint8)
+        self._members["mac"] = table
+
+    def saw(self, generation: int, hop: int) -> None:
+        """From now on only tokens newer than this one are taken: for every token that the agent sends."""
+        position = np.uint64(generation << 32 | hop)
+        if position > self._ring["seen"][0]:
+            self._ring["seen"] = position
+
+    def quiesce(self) -> None:
+        """Return when every program that saw the settings as they were has ended (10 to 30 ms).
+
+        Between `enabled = 0` and this, no frame of the old view can be added any more.
+        """
+        if self._slots_fd >= 0:
+            bpf.map_update(self._fds["slots"], bytes(4), self._slots_fd.to_bytes(4, "little"))
+
+    def allocate(self, blocks: int) -> None:
+        """New accumulators, all zero: two banks of `blocks` blocks; counts and seen-bits start again.
+
+        Those who have the old ones mapped keep them. Takes no fragments while it works.
+
+        Raises:
+            EnvironmentProblem: there is not enough memory.
+        """
+        shapes = layout().records
+        flags = bpf.F_MMAPABLE | bpf.F_INNER_MAP
+        made: list[int] = []
+        try:
+            for name, shape, each in (
+                ("nicps_slots", shapes["slot"], self._slots_per_block),
+                ("nicps_sums", shapes["block"], 1),
+            ):
+                count = self._banks * blocks * each
+                made.append(
+                    bpf.map_create(bpf.MAP_TYPE_ARRAY, 4, shape.itemsize, count, flags, name)
+                )
+        except OSError as error:
+            for fd in made:
+                os.close(fd)
+            size = self._banks * blocks * shapes["block"].itemsize
+            raise EnvironmentProblem(
+                f"cannot allocate {size / 1e6:.0f} MB of accumulators: {os.strerror(error.errno or 0)}"
+            ) from None
+        slots_fd, sums_fd = made
+        enabled = int(self._config["enabled"][0])
+        self._config["enabled"] = 0
+        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, "little"))
+        bpf.map_update(self._fds["accumulators"], bytes(4), sums_fd.to_bytes(4, "little"))
+        self._release()
+        self._slots_fd, self.accumulators_fd, self.blocks = slots_fd, sums_fd, blocks
+        slots = np.frombuffer(
+            bpf.map_memory(slots_fd), shapes["slot"], self._banks * blocks * self._slots_per_block
+        )
+        sums = np.frombuffer(bpf.map_memory(sums_fd), np.int64, self._banks * blocks * BLOCK_LANES)
+        self._slots = slots.reshape(self._banks, -1)
+        self.accumulators = sums.reshape(self._banks, blocks, BLOCK_LANES)
+        self._progress[...] = np.zeros((), self._progress.dtype)
+        self._config["blocks"] = blocks
+        self._config["enabled"] = enabled
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        """Distinct fragments taken of a sender's contribution to a round; sender 0 is all of them together."""
+        progress = self._progress[round_ % self._banks, sender]
+        if int(progress["tag"]) != view << 32 | round_:
+            return 0
+        return int(progress["count"])
+
+    def missing(
+        self, round_: int, view: int, sender: int, fragments: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """Ranges (first, count) of a contribution's fragments that have not come; the first `limit` of them."""
+        if self.count(round_, view, sender) == fragments:
+            return []
+        slots = self._slots[round_ % self._banks, :fragments]
+        bit = np.uint64(1 << (sender - 1))
+        have = (slots["tag"] == np.uint64(view << 32 | round_)) & (slots["seen"] & bit != 0)
+        edges = np.flatnonzero(np.diff(np.concatenate(([True], have, [True]))))
+        firsts, ends = edges[0::2][:limit], edges[1::2][:limit]
+        return list(zip(firsts.tolist(), (ends - firsts).tolist(), strict=True))
+
+    def counters(self) -> dict[str, int]:
+        """What became of our frames, by reason (`enum nicps_count`), since the program was loaded."""
+        return dict(zip(layout().counters, self._counters.tolist(), strict=True))
+
+    def bounced(self) -> bytes | None:
+        """The token that the kernel handed on last, from the version byte on (R16)."""
+        saved = self._saved
+        while True:
+            version = int(saved["version"][0])
+            frame = saved["frame"][0, : int(saved["length"][0])].tobytes()
+            if version % 2 == 0 and version == int(saved["version"][0]):
+                return frame or None
+
+    def _release(self) -> None:
+        for fd in (self._slots_fd, self.accumulators_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._slots_fd = self.accumulators_fd = -1
+
+    def close(self) -> None:
+        """Close the accumulators; views that somebody holds stay readable."""
+        self._release()

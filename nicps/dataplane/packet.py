@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packet socket for single frames: what the XDP program raises comes up here, control frames go out."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from nicps.dataplane.interface import Interface
+from nicps.errors import InterfaceDown
+from nicps.wire import BROADCAST, ETHERNET_BYTES
+
+_SOL_PACKET = 263
+_PACKET_IGNORE_OUTGOING = 23
+_SO_RCVBUFFORCE = 33
+_RECEIVE_BYTES = 4 << 20
+_LONGEST = 2048
+
+
+class PacketSocket:
+    """Frames of one EtherType on one interface, without those that this host sends."""
+
+    def __init__(self, interface: Interface, ethertype: int) -> None:
+        self._name = interface.name
+        self._head = BROADCAST + interface.mac + struct.pack(">H", ethertype)
+        # Unbound and without a protocol it hears nothing, so no frame of another interface can slip in.
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        try:
+            self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BYTES)
+            self._socket.bind((interface.name, ethertype))
+            self._socket.setblocking(False)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when a frame is there."""
+        return self._socket.fileno()
+
+    def receive(self, limit: int = 512) -> list[tuple[bytes, bytes]]:
+        """All frames that have come, at most `limit`: (source MAC, frame from the version byte on).
+
+        Raises:
+            InterfaceDown: the interface has gone down.
+        """
+        frames: list[tuple[bytes, bytes]] = []
+        receive = self._socket.recv
+        try:
+            while len(frames) < limit:
+                data = receive(_LONGEST)
+                frames.append((data[6:12], data[ETHERNET_BYTES:]))
+        except BlockingIOError:
+            pass
+        except OSError:
+            raise InterfaceDown(f"interface {self._name} has gone down") from None
+        return frames
+
+    def send(self, frame: bytes) -> bool:
+        """Broadcast one frame, given from its version byte on; False if the queue is full: try again.
+
+        Raises:
+            InterfaceDown: the interface has gone down.
+        """
+        try:
+            self._socket.send(self._head + frame)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == 105:  # ENOBUFS: the interface's queue is full
+                return False
+            raise InterfaceDown(
+                f"interface {self._name} has gone down ({error.strerror})"
+            ) from None
+        return True
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane of one interface: the XDP program on it, its maps, and the ways in and out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from types import TracebackType
+
+from nicps import wire
+from nicps.dataplane import loader, xdp
+from nicps.dataplane.interface import usable
+from nicps.dataplane.maps import Maps
+from nicps.dataplane.packet import PacketSocket
+from nicps.dataplane.txring import TxRing
+
+_log = logging.getLogger(__name__)
+
+
+class DataPlane(Maps):
+    """Our XDP program on an interface, its maps (`Maps`), and frames in and out.
+
+    All of it goes with `close`, or with the process, however that ends.
+
+    The program starts with `config["enabled"] == 0`: control frames come up, tokens and fragments are dropped.
+
+    Args:
+        iface: the interface's name, in this process's network namespace.
+        network: the hash of the network's name (`wire.network_id`).
+        ethertype: of our frames.
+
+    Raises:
+        InterfaceMissing, InterfaceDown, InterfaceUnfit: the interface cannot serve.
+        InterfaceBusy: an XDP program is on it: another agent's, or somebody else's.
+        NotRoot, KernelHeadersMissing, BpfLoadError: as `loader.load`.
+    """
+
+    def __init__(self, iface: str, network: int, *, ethertype: int = wire.ETHERTYPE) -> None:
+        with contextlib.ExitStack() as undo:
+            interface = usable(iface)
+            loader.need_root()
+            xdp.clear(interface)
+            loaded = loader.load("nicps.c", {xdp.PROGRAM: "xdp"}, {"NICPS_ETHERTYPE": ethertype})
+            undo.callback(loaded.close)
+            super().__init__(loaded.maps)
+            undo.callback(super().close)
+            self.config["network"] = network
+            self._packets = PacketSocket(interface, ethertype)
+            undo.callback(self._packets.close)
+            self.tx = TxRing(interface, ethertype)
+            undo.callback(self.tx.close)
+            link, self.mode = xdp.attach(loaded.programs[xdp.PROGRAM], interface)
+            undo.callback(os.close, link)
+            self._undo = undo.pop_all()
+        self.ifindex = interface.index
+        self.mac = interface.mac
+        self.program_fd = loaded.programs[xdp.PROGRAM]
+        _log.info("XDP program on %s in %s mode", iface, self.mode)
+
+    def __enter__(self) -> DataPlane:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the program off the interface and close everything; a second call does nothing."""
+        self._undo.close()
+
+    def rx_fileno(self) -> int:
+        """Readable when `receive` has something."""
+        return self._packets.fileno()
+
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        """`PacketSocket.receive`"""
+        return self._packets.receive()
+
+    def send(self, frame: bytes) -> bool:
+        """`PacketSocket.send`"""
+        return self._packets.send(frame)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TX ring: batches of fragments go from NumPy arrays to the interface, one system call a batch.
+
+An AF_PACKET ring of TPACKET_V2 slots in memory that the kernel shares. Three rules of the kernel's, each found the
+hard way or read in its net/packet/af_packet.c:
+
+- Slots are used strictly in order, across calls too. So there is one position, ours, and a slot is filled only when
+  it is the next in turn.
+- A slot is free again when its frame has left the interface's queue, not when it was handed over. So no more than
+  the ring's frames ever stand in that queue, and a shaped one (tbf) that holds a ring's worth is not overrun. A frame
+  that the queue refuses stays in its slot and goes out with the next `flush`.
+- The socket does not bypass the queueing discipline (PACKET_QDISC_BYPASS is off): frames are shaped, and a program at
+  the interface's egress sees them.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import select
+import socket
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.dataplane.interface import Interface
+from nicps.errors import InterfaceDown, NicpsError
+from nicps.wire import BROADCAST, ETHERNET_BYTES, FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES
+
+_SOL_PACKET = 263
+_PACKET_VERSION, _PACKET_TX_RING = 10, 13
+_TPACKET_V2 = 1
+_SO_SNDBUFFORCE = 32
+
+_STATUS_AVAILABLE, _STATUS_SEND_REQUEST, _STATUS_SENDING, _STATUS_WRONG = 0, 1, 2, 4
+
+#: One frame with its struct tpacket2_hdr (32 bytes): two of them a page.
+_SLOT_BYTES = 2048
+_FRAME_AT = 32
+_FRAME_BYTES = ETHERNET_BYTES + FRAGMENT_HEADER_BYTES + PAYLOAD_BYTES
+#: What the kernel accounts a frame with, at most: the frame, and a buffer's head for each.
+_ACCOUNTED_BYTES = 2816
+
+U8 = npt.NDArray[np.uint8]
+
+
+class TxRing:
+    """Fragments on their way out of one interface.
+
+    `fileno` is readable when a good part of the ring has become free after it was full: wait on that, not on the
+    socket, which would wake for every single frame. A frame that the interface's queue refused waits for the next
+    `flush`: while there are any `unsent`, flush again after a few milliseconds.
+
+    Args:
+        frames: slots, a multiple of 2. 512 are 6.2 ms at 1 Gbit/s.
+    """
+
+    def __init__(self, interface: Interface, ethertype: int, frames: int = 512) -> None:
+        self.frames = frames
+        self._name = interface.name
+        self._next = 0
+        self._full = False
+        # Protocol 0: this socket hears nothing.
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self._epoll = select.epoll()
+        try:
+            self._map(interface, ethertype)
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, interface: Interface, ethertype: int) -> None:
+        size = self.frames * _SLOT_BYTES
+        block = max(mmap.PAGESIZE, _SLOT_BYTES)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
+        request = struct.pack("IIII", block, size // block, _SLOT_BYTES, self.frames)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_TX_RING, request)
+        # Twice of this is the limit; the kernel wakes a writer when less than half of that limit is in flight.
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, _SO_SNDBUFFORCE, max(self.frames * _ACCOUNTED_BYTES // 2, 1 << 16)
+        )
+        self._socket.bind((interface.name, 0))
+        self._socket.setblocking(False)
+        self._memory = mmap.mmap(self._socket.fileno(), size)
+        slots = np.frombuffer(self._memory, np.uint8).reshape(self.frames, _SLOT_BYTES)
+        words = slots.view(np.uint32)
+        self._status = words[:, 0]
+        words[:, 1] = _FRAME_BYTES
+        frame = slots[:, _FRAME_AT : _FRAME_AT + _FRAME_BYTES]
+        head = BROADCAST + interface.mac + struct.pack(">H", ethertype)
+        frame[:, :ETHERNET_BYTES] = np.frombuffer(head, np.uint8)
+        self._headers = frame[:, ETHERNET_BYTES : ETHERNET_BYTES + FRAGMENT_HEADER_BYTES]
+        self._payload = frame[:, ETHERNET_BYTES + FRAGMENT_HEADER_BYTES :]
+        self._epoll.register(self._socket.fileno(), select.EPOLLOUT | select.EPOLLET)
+
+    def fileno(self) -> int:
+        """Readable when there is room again; `free` takes the event away."""
+        return self._epoll.fileno()
+
+    def free(self) -> int:
+        """Frames that `push` would take now. Once the ring was full, none until a quarter of it is free."""
+        self._epoll.poll(0)
+        free = self._available()
+        if self._full and free < self.frames // 4:
+            return 0
+        self._full = free == 0
+        return free
+
+    def _available(self) -> int:
+        """Free slots in a row, from the next in turn on."""
+        behind = self._status[self._next :]
+        taken = np.flatnonzero(behind)
+        if len(taken):
+            return int(taken[0])
+        before = np.flatnonzero(self._status[: self._next])
+        return len(behind) + (int(before[0]) if len(before) else self._next)
+
+    def push(self, headers: U8, payload: U8) -> int:
+        """Put frames into the ring; `flush` sends them.
+
+        Args:
+            headers: (k, 48), the header and the fragment's, from the version byte on.
+            payload: (k, 1440).
+
+        Returns how many of the k were taken, from the first on.
+        """
+        count = min(len(headers), self.free())
+        done = 0
+        while done < count:
+            part = min(count - done, self.frames - self._next)
+            here, there = slice(self._next, self._next + part), slice(done, done + part)
+            self._headers[here] = headers[there]
+            self._payload[here] = payload[there]
+            # Last, as it gives the slot away. What is not ordered by this is by the system call in `flush`.
+            self._status[here] = _STATUS_SEND_REQUEST
+            self._next = (self._next + part) % self.frames
+            done += part
+        self._full = self._full or self._available() == 0
+        return count
+
+    def flush(self) -> None:
+        """Hand over to the kernel what it takes without waiting; the rest stays, see `unsent`.
+
+        Raises:
+            InterfaceDown: the interface has gone down, or away.
+        """
+        try:
+            self._socket.send(b"", socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:  # the interface's queue is full
+                return
+            if error.errno in (errno.ENETDOWN, errno.ENXIO, errno.ENODEV):
+                raise InterfaceDown(f"interface {self._name} has gone down") from None
+            raise NicpsError(
+                f"cannot send on {self._name}: {os.strerror(error.errno or 0)}"
+            ) from None
+
+    def pending(self) -> int:
+        """Frames that have not left the interface's queue yet, those not handed over included."""
+        return int(np.count_nonzero(self._status))
+
+    def unsent(self) -> int:
+        """Frames that the kernel has not taken over yet: call `flush` again, in order before anything else."""
+        return int(np.count_nonzero(self._status == _STATUS_SEND_REQUEST))
+
+    def close(self) -> None:
+        """Close the socket; what is in the interface's queue still goes out."""
+        self._epoll.close()
+        self._socket.close()
