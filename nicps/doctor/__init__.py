@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nicps doctor` looks at, one function a check; each gives a row and raises nothing."""
+"""What `nicps doctor` looks at, one function a check; each gives a row and raises nothing.
+
+Imports nothing that may be missing until it has been found to be there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from nicps.doctor.host import (
     check_packages,
     check_privileges,
 )
-from nicps.doctor.interface import check_interface
 from nicps.errors import NicpsError
 
 __all__ = [
@@ -62,20 +64,22 @@ def examine(
 
     The interface's row attaches a program for a moment where none is attached.
     """
-    return [
+    packages = check_packages()
+    rows = [
         check_kernel(),
         check_btf(),
         check_jit(),
         check_lockdown(),
         check_privileges(),
         check_memory(),
-        check_packages(),
+        packages,
         check_bcc(),
-        check_headers(),
-        check_sources(),
-        *check_interface(iface),
-        *check_access(user, job, data),
     ]
+    if packages.state != "fail":  # what follows imports some of them
+        from nicps.doctor.interface import check_interface
+
+        rows += [check_headers(), check_sources(), *check_interface(iface)]
+    return rows + check_access(user, job, data)
 
 
 def worst(rows: list[Check]) -> State:

@@ -75,7 +75,7 @@ def test_mtu(checkout: Path, mtu: int, state: str) -> None:
     assert found["MTU"]["mend"] == "ip link set a0 mtu 1500"
 
 
-@pytest.mark.parametrize(("name", "state"), [("nicps", "ok"), ("somebody", "fail")])
+@pytest.mark.parametrize(("name", "state"), [("nicps_xdp", "ok"), ("somebody", "fail")])
 def test_program_attached(checkout: Path, name: str, state: str) -> None:
     attached = f"""{sys.executable} -c '
 import socket, subprocess, sys
@@ -86,4 +86,22 @@ sys.exit(subprocess.run("{DOCTOR}", shell=True).returncode)
 '"""
     found = rows(checkout, "ip link set a0 up", attached)
     assert found["XDP"]["state"] == state
-    assert name in found["XDP"]["found"]
+    if name == "somebody":
+        assert "somebody" in found["XDP"]["found"]
+        assert found["XDP"]["mend"].endswith("ip link set a0 xdp off")
+
+
+def test_what_an_older_run_left_is_taken_away(checkout: Path) -> None:
+    left = f"""{sys.executable} -c '
+import socket
+from pyroute2 import IPRoute
+from nicps.dataplane import bpf
+from nicps.doctor.interface import load_pass_program
+program = load_pass_program("nicps_xdp")
+with IPRoute() as route:
+    xdp = {{"attrs": [("IFLA_XDP_FD", program), ("IFLA_XDP_FLAGS", bpf.XDP_FLAGS_DRV_MODE)]}}
+    route.link("set", index=socket.if_nametoindex("a0"), xdp=xdp)
+'"""
+    found = rows(checkout, "ip link set a0 up", left, "ip link show a0 | grep -q xdp", DOCTOR)
+    assert found["XDP"]["state"] == "ok"
+    assert "taken away" in found["XDP"]["found"]
