@@ -12,6 +12,7 @@ the exact sum, and of nothing that depends on the member.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,6 +84,7 @@ class Loop:
             job.settings.slow.get(session.name, 1.0),
             clock,
             sleep,
+            self._warn,
         )
         self._metrics = Metrics(out / "metrics.jsonl")
         self._total = np.empty(model.lanes, np.float32)
@@ -177,7 +179,7 @@ class Loop:
             }
         )
         self._report(round_, commit.samples, end - start)
-        return self._decide_after_training(round_)
+        return self._decide_after_training(commit)
 
     def _compute(self, round_: int) -> tuple[int, float]:
         """Work the own share in micro-batches (R13): samples done, and the sum of their losses."""
@@ -266,15 +268,20 @@ class Loop:
 
     # ---- node 1, and who watches
 
-    def _decide_after_training(self, round_: int) -> bool:
+    def _decide_after_training(self, commit: Commit) -> bool:
         """R14, node 1 only: test at every epoch's end and at the end; True to train on."""
         if self._session.number != 1:
             return True
         self._finishing = self._job.done(self.state, self._records)
         every = self._settings.rounds_between_tests(self._records)
-        test = self._finishing or (self.state.round and self.state.round % every == 0)
-        self._session.decide(round_, "test" if test else "continue")
+        due = commit.samples > 0 and self.state.round % every == 0
+        test = self._finishing or due
+        self._session.decide(commit.round, "test" if test else "continue")
         return not test
+
+    def _warn(self, message: str) -> None:
+        print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
+        self._session.report({"warning": f"{self._session.name}: {message}"})
 
     def _report(self, round_: int, samples: int, seconds: float) -> None:
         state = self.state
@@ -289,7 +296,8 @@ class Loop:
         }
         shares = self._metrics.shares(self._clock())
         if shares is not None:
-            self._session.report(values | shares)
+            known = {key: value for key, value in values.items() if value is not None}
+            self._session.report(known | shares)
 
 
 def _tensors(records: Records, index: Any) -> dict[str, torch.Tensor]:

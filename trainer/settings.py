@@ -54,12 +54,16 @@ class Settings:
         """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
         plans = [] if self.rounds is None else [self.rounds]
         if self.epochs is not None:
-            plans.append(math.ceil(self.epochs * records / self.batch))
+            plans.append(max(1, round(self.epochs * self.rounds_of_epoch(records))))
         return min(plans, default=None)
 
     def rounds_between_tests(self, records: int) -> int:
         """`test_every`, or the rounds of an epoch of `records` training samples."""
-        return self.test_every or max(1, round(records / self.batch))
+        return self.test_every or self.rounds_of_epoch(records)
+
+    def rounds_of_epoch(self, records: int) -> int:
+        """Rounds that come nearest to one pass over `records` training samples."""
+        return max(1, round(records / self.batch))
 
 
 @dataclass(frozen=True)
