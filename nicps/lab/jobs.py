@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ AGENT_SOCKET = "\0nicps"
 READY_S = 120.0
 POLL_S = 0.05
 UNPRIVILEGED = "nobody"
+SCRATCH = "/var/tmp"
 
 _CHECK = """
 import importlib.util, os, sys
@@ -72,6 +74,16 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class _Folders:
+    """The user's results; the agents' logs and the other hosts' results; what jobs work in, where
+    the training user can enter (it need not be able to enter the others)."""
+
+    runs: Path
+    work: Path
+    scratch: Path
+
+
+@dataclass(frozen=True)
 class _Agent:
     host: Host
     process: subprocess.Popen[bytes]
@@ -100,25 +112,29 @@ def run_job(settings: RunSettings) -> Outcome:
     require_root()
     if not settings.job.is_dir():
         raise UsageProblem(f"{settings.job} is not a job's folder")
+    user = settings.user or choose_user(settings)
     runs = settings.runs.resolve()
     work = runs / f"lab-{settings.shape.name}"
     try:
         work.mkdir(parents=True)
     except FileExistsError:
         raise UsageProblem(f"{work} is in the way: remove it, or choose another --runs") from None
-    user = settings.user or choose_user(settings, runs)
     lab = Lab(settings.shape)
     agents: list[_Agent] = []
     try:
-        try:
-            lab.up()
-            agents += [_start_agent(lab, host, user, runs, work) for host in lab.hosts]
-            _await_agents(agents)
-            modes = {host.read_link().xdp_mode for host in lab.hosts}
-            outcome = _submit(lab, settings)
-            early = [agent for agent in agents if agent.process.poll() is not None]
-        finally:
-            lab.close()
+        # What agents leave there when they are killed goes away with the lab.
+        with tempfile.TemporaryDirectory(prefix="nicps-lab-", dir=SCRATCH) as scratch:
+            os.chmod(scratch, 0o755)
+            folders = _Folders(runs, work, Path(scratch))
+            try:
+                lab.up()
+                agents += [_start_agent(lab, host, user, folders) for host in lab.hosts]
+                _await_agents(agents)
+                modes = {host.read_link().xdp_mode for host in lab.hosts}
+                outcome = _submit(lab, settings)
+                early = [agent for agent in agents if agent.process.poll() is not None]
+            finally:
+                lab.close()
         if outcome.result is not None:
             known = {"hosts": settings.shape.hosts, "xdp_mode": _mode(modes)}
             outcome = Outcome(outcome.exit_code, {**outcome.result, **known})
@@ -128,11 +144,11 @@ def run_job(settings: RunSettings) -> Outcome:
             _say(f"the agent on {agent.host.name} ended early (exit code {code}): {words}")
         if outcome.result is None and outcome.exit_code == 0:
             raise JobFailed("`nicps submit` ended without a result")
-    except (KeyboardInterrupt, SystemExit):
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    except BaseException:
-        _say(f"the agents' logs and files are in {work}")
+    except BaseException as error:
+        if agents and isinstance(error, Exception):
+            _say(f"the agents' logs and files are in {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
         raise
     if outcome.exit_code:
         _say(f"the agents' logs and files are in {work}")
@@ -141,9 +157,9 @@ def run_job(settings: RunSettings) -> Outcome:
     return outcome
 
 
-def choose_user(settings: RunSettings, runs: Path) -> str:
+def choose_user(settings: RunSettings) -> str:
     """`nobody` if that user can run the interpreter and read packages, job and data; else root."""
-    paths = [settings.job.resolve(), settings.job.resolve() / "job.py", runs]
+    paths = [settings.job.resolve(), settings.job.resolve() / "job.py"]
     data = settings.data or (Path(os.environ["NICPS_DATA"]) if "NICPS_DATA" in os.environ else None)
     if data is not None and data.exists():
         paths.append(data.resolve())
@@ -196,15 +212,15 @@ def _nicps(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "nicps", *arguments]
 
 
-def _start_agent(lab: Lab, host: Host, user: str, runs: Path, work: Path) -> _Agent:
+def _start_agent(lab: Lab, host: Host, user: str, folders: _Folders) -> _Agent:
     """Each host has its own disk in life, so only h1, where the user sits, gets the real folder."""
-    own = work / host.name
+    own = folders.work / host.name
     own.mkdir()
-    folder = runs if host.number == 1 else own / "runs"
+    folder = folders.runs if host.number == 1 else own / "runs"
     folder.mkdir(exist_ok=True)
     log = own / "agent.log"
     command = _nicps("join", "--iface", HOST_INTERFACE, "--name", host.name)
-    command += ["--runs", str(folder), "--user", user]
+    command += ["--runs", str(folder), "--work", str(folders.scratch), "--user", user]
     with log.open("wb") as file:
         process = lab.run(
             host,

@@ -27,6 +27,9 @@ if command == "join":
     runs = sys.argv[sys.argv.index("--runs") + 1]
     print("arguments", sys.argv[1:], flush=True)
     assert sys.argv[sys.argv.index("--iface") + 1] == "eth1" and os.path.isdir(runs)
+    work = sys.argv[sys.argv.index("--work") + 1]
+    assert os.stat(work).st_mode & 0o777 == 0o755
+    open(os.path.join(work, "left by " + host), "w").close()
     assert sorted(os.listdir("/sys/class/net")) == ["eth1", "lo"]
     if how == "agent fails" and host == "h2":
         print("nicps: error: eth1 is not to be had", file=sys.stderr)
@@ -53,9 +56,10 @@ else:
 
 # The real command line, with the stand-in in the place of its `nicps join` and `nicps submit`.
 DRIVER = """
-import sys
+import os, sys
 from nicps.lab import jobs
 stand_in = sys.argv.pop(1)
+jobs.SCRATCH = os.environ["SCRATCH"]
 jobs._nicps = lambda *arguments: [sys.executable, stand_in, *arguments]
 from nicps.cli import main
 sys.exit(main())
@@ -68,6 +72,8 @@ class Driver:
     def __init__(self, folder: Path) -> None:
         self.name = fresh_name()
         self.runs = folder / "runs"
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir()
         self.job = folder / "job"
         self.job.mkdir()
         (self.job / "job.py").write_text("")
@@ -80,7 +86,12 @@ class Driver:
         return subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "STAND_IN": how, "RUNS": str(self.runs)},
+            env={
+                **os.environ,
+                "STAND_IN": how,
+                "RUNS": str(self.runs),
+                "SCRATCH": str(self.scratch),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -113,6 +124,7 @@ def test_the_last_line_is_the_result(driver: Driver) -> None:
         *("--set", "seed=7", "--set", "slow.h2=4"),
     ]
     assert "round 1" in err
+    assert list(driver.scratch.iterdir()) == []
     # The working folder is gone, and the logs are beside the results.
     assert [path.name for path in driver.runs.iterdir()] == ["the-run"]
     log = (driver.runs / "the-run" / "h2" / "agent.log").read_text()
@@ -157,6 +169,7 @@ def test_a_signal_takes_the_lab_down(driver: Driver, number: signal.Signals) -> 
     assert child.returncode == 128 + number
     assert leftovers(driver.name) == {}
     assert list(driver.runs.iterdir()) == []
+    assert list(driver.scratch.iterdir()) == []
 
 
 def test_down_after_run_was_killed(driver: Driver) -> None:
@@ -196,14 +209,13 @@ def test_a_folder_in_the_way(driver: Driver) -> None:
 
 def test_the_user_who_trains(driver: Driver, capfd: pytest.CaptureFixture[str]) -> None:
     settings = jobs.RunSettings(driver.job, LabSettings(driver.name))
-    driver.runs.mkdir()
-    readable = jobs.choose_user(settings, driver.runs)
+    readable = jobs.choose_user(settings)
     said = capfd.readouterr().err
     # Depends on where this checkout lies; if root, then for a reason that is told.
     assert readable == "nobody" or "WARNING: training runs as root" in said
     if readable == "nobody":
         driver.job.chmod(0o700)
-        assert jobs.choose_user(settings, driver.runs) == "root"
+        assert jobs.choose_user(settings) == "root"
         assert f"cannot read {driver.job}" in capfd.readouterr().err
 
 
