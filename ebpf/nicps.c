@@ -46,7 +46,7 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 	return nicps_take_in(cursor, &sender, config);
 }
 
-int nicps_xdp(struct xdp_md *ctx)
+static __always_inline int nicps_frame(struct xdp_md *ctx)
 {
 	struct nicps_cursor cursor = {
 		.at = (void *)(long)ctx->data,
@@ -87,4 +87,9 @@ int nicps_xdp(struct xdp_md *ctx)
 	default:
 		return nicps_drop(NICPS_COUNT_TYPE);
 	}
+}
+
+int nicps_xdp(struct xdp_md *ctx)
+{
+	return nicps_frame(ctx);
 }

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps bench kernel`: what adding one fragment costs in the kernel, without any network.
+
+BPF_PROG_TEST_RUN repeats a program on one frame and tells the mean time of a run. A repeated fragment would be a
+duplicate, so the program timed (`ebpf/nicps_bench.c`) first makes the next distinct one of it, and then is the XDP
+program itself with all its checks. The same loop with nothing behind it is measured beside it and subtracted: so what
+remains is the program's own time, on one core, with the payload in the processor's cache as after a DMA into it.
+
+Every run is checked afterwards: the counters must have exactly one `added` for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from nicps import wire
+from nicps.dataplane import bpf, loader
+from nicps.dataplane.maps import Maps
+from nicps.errors import NicpsError
+from nicps.protocol.phase import lanes_per_fragment
+
+_ADD, _NONE, _ONE = "nicps_bench_add", "nicps_bench_none", "nicps_xdp"
+_NETWORK, _VIEW = 1, 1
+_SENDERS = wire.MAX_MEMBERS - 1  # this host is member 1
+#: Blocks of the small map: 92 kB of sums in the bank at work.
+_WARM_BLOCKS = 8
+_WARM_RUNS = 400_000
+
+DESCRIPTION = """\
+The kernel's add of one full fragment, by BPF_PROG_TEST_RUN on one core, with all checks. warm: distinct fragments into
+a small map; cold: distinct fragments over the accumulators of --params parameters, so that every slot is out of the
+cache; first: the same, stored as the first of its slot; repeat: one fragment again and again (found to be a
+duplicate). The time of the test run's own loop is measured and subtracted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement: nanoseconds a fragment, median and least of all passes, the loop's own time subtracted."""
+
+    lane: str
+    case: str
+    ns_median: float
+    ns_min: float
+    loop_ns: float
+    gbit_per_s: float
+    fragments: int
+
+
+class Kernel:
+    """The benchmark's programs, and maps for one view of 64 members that share a MAC address."""
+
+    def __init__(self, loaded: loader.Loaded) -> None:
+        self._programs = loaded.programs
+        self.maps = Maps(loaded.maps)
+        self.mac = bytes.fromhex("020000000001")
+        config = self.maps.config
+        config["network"], config["view"], config["number"] = _NETWORK, _VIEW, 1
+        config["members"], config["round_high"], config["enabled"] = wire.MAX_MEMBERS, 2**32 - 1, 1
+        self.maps.members([self.mac] * wire.MAX_MEMBERS)
+
+    def frame(self, width: int, fragments: int, round_: int, sender: int, index: int) -> bytes:
+        """A fragment of random lanes."""
+        header = wire.Header(network=_NETWORK, view=_VIEW, round=round_, sender=sender)
+        body = wire.Fragment(
+            index, fragments, lanes_per_fragment(width), width, wire.MAX_SHIFT[width] // 2, 64
+        )
+        payload = np.random.default_rng(1).bytes(wire.PAYLOAD_BYTES)
+        return wire.ethernet(self.mac, wire.pack(header, body, tail=payload))
+
+    def distinct(
+        self, width: int, fragments: int, round_: int, sender: int, runs: int
+    ) -> tuple[float, float]:
+        """Nanoseconds of a run, and of the loop alone, for `runs` distinct fragments from the sender's first on.
+
+        Raises:
+            NicpsError: not every one of them was added.
+        """
+        # The program steps to the next fragment before it works: so start one before the first.
+        frame = bytearray(self.frame(width, fragments, round_, sender, 0))
+        at = wire.ETHERNET_BYTES + wire.HEADER_BYTES
+        struct.pack_into(">I", frame, at, 2**32 - 1)
+        before = self.maps.counters()["added"]
+        took = bpf.prog_test_run(self._programs[_ADD], bytes(frame), runs).duration_ns
+        added = self.maps.counters()["added"] - before
+        if added != runs:
+            raise NicpsError(f"{added} of {runs} fragments were added: {self.maps.counters()}")
+        loop = bpf.prog_test_run(self._programs[_NONE], bytes(frame), runs).duration_ns
+        return took, loop
+
+    def repeat(self, width: int, runs: int) -> tuple[float, float]:
+        """The same for one fragment again and again; all but the first are duplicates."""
+        frame = self.frame(width, 1, 1, 2, 0)
+        took = bpf.prog_test_run(self._programs[_ONE], frame, runs).duration_ns
+        # Another EtherType is passed at once: the loop and the program's first two lines.
+        other = frame[:12] + b"\x08\x00" + frame[14:]
+        return took, bpf.prog_test_run(self._programs[_ONE], other, runs).duration_ns
+
+
+@contextmanager
+def kernel() -> Iterator[Kernel]:
+    """The programs, loaded; they are on no interface."""
+    loaded = loader.load("nicps_bench.c", {name: "xdp" for name in (_ADD, _NONE, _ONE)})
+    try:
+        bench = Kernel(loaded)
+        yield bench
+        bench.maps.close()
+    finally:
+        loaded.close()
+
+
+def _row(width: int, case: str, passes: list[tuple[float, float]], fragments: int) -> Row:
+    net = [took - loop for took, loop in passes]
+    median = statistics.median(net)
+    return Row(
+        f"i{width}",
+        case,
+        median,
+        min(net),
+        statistics.median(loop for _, loop in passes),
+        wire.PAYLOAD_BYTES * 8 / max(median, 1e-9),
+        fragments,
+    )
+
+
+def measure(params: int, passes: int, widths: tuple[int, ...] = (32, 16, 8)) -> list[Row]:
+    """All rows: warm, cold, first and repeat for each width.
+
+    Args:
+        params: lanes of the large map.
+        passes: measurements of each, at least 1.
+    """
+    rows = []
+    with kernel() as bench:
+        for width in widths:
+            per_block = wire.BLOCK_LANES // lanes_per_fragment(width)
+            bench.maps.allocate(_WARM_BLOCKS)
+            small = _WARM_BLOCKS * per_block
+            # Whole rounds, so that each pass begins with a round of its own: 1 in 63 is a slot's first.
+            rounds = max(1, _WARM_RUNS // (small * _SENDERS))
+            runs = rounds * small * _SENDERS
+            warm = [
+                bench.distinct(width, small, 1 + turn * rounds, 2, runs)
+                for turn in range(passes + 1)
+            ][1:]
+            rows.append(_row(width, "warm", warm, runs))
+
+            large = -(-params // lanes_per_fragment(width))
+            bench.maps.allocate(-(-large // per_block))
+            first, cold = [], []
+            for turn in range(passes):
+                # The first pass over new memory also pays for its pages.
+                first.append(bench.distinct(width, large, 1 + turn, 2, large))
+                cold.append(bench.distinct(width, large, 1 + turn, 3, large))
+            rows.append(_row(width, "cold", cold, large))
+            rows.append(_row(width, "first", first, large))
+
+            bench.maps.allocate(1)
+            rows.append(
+                _row(width, "repeat", [bench.repeat(width, _WARM_RUNS) for _ in range(passes)], 1)
+            )
+    return rows
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments."""
+    parser = subparsers.add_parser(
+        "kernel", help="the kernel's add of a fragment", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "--params", type=int, default=11_700_000, help="lanes of the cold map (%(default)s)"
+    )
+    parser.add_argument("--passes", type=int, default=7, help="measurements of each (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    rows = measure(args.params, max(1, args.passes))
+    out = sys.stderr if args.json else sys.stdout
+    print(f"{'lane':<6}{'case':<8}{'median':>10}{'least':>10}{'loop':>8}{'payload':>16}", file=out)
+    for row in rows:
+        print(
+            f"{row.lane:<6}{row.case:<8}{row.ns_median:>7.0f} ns{row.ns_min:>7.0f} ns{row.loop_ns:>5.0f} ns"
+            f"{row.gbit_per_s:>9.1f} Gbit/s",
+            file=out,
+        )
+    if args.json:
+        print(orjson.dumps(_result(args.params, rows)).decode())
+    return 0
+
+
+def _result(params: int, rows: list[Row]) -> Mapping[str, Any]:
+    return {
+        "params": params,
+        "kernel": platform.release(),
+        "processors": os.cpu_count(),
+        "results": [asdict(row) for row in rows],
+    }
