@@ -180,22 +180,22 @@ class LocalJob:
             fragments = phase.fragments_in(round_)
             agent.background(
                 lambda: stream.write(out.read(window, 0, fragments).reshape(-1)[:size]),
-                lambda: self._stored(phase, round_, last),
+                lambda: self._stored(phase, stream, round_, last),
             )
             if not last:
                 agent.act(agent.node.offer(agent.now, round_ + 1, 1))
         else:
             bank = agent.dataplane.accumulators[round_ & 1]
             data = bank.view(np.uint8).reshape(-1)[:size]
-            agent.background(lambda: stream.write(data), lambda: self._stored(phase, round_, last))
+            agent.background(lambda: stream.write(data), lambda: self._stored(phase, stream, round_, last))
 
-    def _stored(self, phase: Phase, round_: int, last: bool) -> None:
+    def _stored(self, phase: Phase, stream: InStream, round_: int, last: bool) -> None:
+        """A window is on disk. The next phase may have begun meanwhile."""
         agent = self.agent
         agent.act(agent.node.read(agent.now, round_))
-        if not last or self._in is None:
+        if not last:
             return
-        digest = self._in.finish()
-        self._in = None
+        digest = stream.finish()
         if phase.settings["source"] == agent.node.number and self.outgoing is not None:
             self.outgoing.close()
             self.outgoing = None
