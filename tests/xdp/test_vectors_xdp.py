@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import replay
+from tests.model import Config
 from tests.vectors import encode
 from tests.vectors.scenario import NETWORK, ROUND, VIEW, mac
 from tests.xdp.target import XdpTarget
@@ -37,97 +38,125 @@ def test_sequences(path: Path, program: XdpTarget) -> None:
     replay.replay(sequence, program)
 
 
-def mostly(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
-    """The usual value in most draws: a frame with every field wrong shows nothing."""
-    return st.sampled_from([usual] * 12 + [*others])
-
-
-HEADERS = {
-    "version": mostly(1, 0, 2),
-    "network": mostly(NETWORK, 0, NETWORK + 1),
-    "view": mostly(VIEW, VIEW - 1, VIEW + 1),
-    "round": st.sampled_from([ROUND] * 6 + [ROUND + 1] * 4 + [ROUND - 1, ROUND + 2]),
-    "sender": st.sampled_from([2] * 6 + [3] * 6 + [0, 1, 4, 65, 65535]),
-    "flags": mostly(0, 1, 2, 3, 4, 8, 16, 0x8000),
-    "sequence": st.integers(0, 2**32 - 1),
-    "tag": mostly(0, 2**64 - 1),
+HEADER = {
+    "network": NETWORK,
+    "flags": 0,
+    "sequence": 1,
+    "tag": 0,
 }
+#: What may be wrong with a frame: field of the header -> values.
+WRONG_HEADER: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("version", (0, 2)),
+    ("type", (0, 5, 10)),
+    ("network", (0, NETWORK + 1)),
+    ("view", (VIEW - 1, VIEW + 1)),
+    ("round", (0, ROUND - 1, ROUND + 2, 2**32 - 1)),
+    ("sender", (0, 1, 4, 65, 65535)),
+    ("length", (0, 31, 55, 1487, 65535)),
+    ("flags", (1, 2, 3, 4, 8, 16, 0x8000)),
+    ("tag", (2**64 - 1,)),
+)
+#: The same of the body.
+WRONG: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
+    "fragment": (
+        ("index", (16, 31, 32, 2**31, 2**32 - 1)),
+        ("fragments", (0, 1, 2**32 - 1)),
+        ("lanes", (0, 65535)),
+        ("width", (1, 24, 64, 255)),
+        ("shift", (1, 27, 43, 51, 63, 64, 255)),
+    ),
+    "token": (
+        ("generation", (3, 5)),
+        ("hop", (0, 2, 1000)),
+        ("owner", (0, 3, 4, 65535)),
+        ("state", (1, 2)),
+        ("members", (0, 2, 4, 255)),
+        ("idle", (1, 2, 65535)),
+        ("ranges", (1, 3)),
+        ("sent", (1, 2, 3)),
+        ("stripe", (1,)),
+    ),
+    "ack": (("number", (7,)),),
+}
+WIDTHS = {32: (26, 16), 16: (42, 8), 8: (50, 4), 0: (0, 32)}
 
 
 @st.composite
-def fragments(draw: st.DrawFn) -> tuple[str, dict[str, Any], bytes]:
-    width = draw(st.sampled_from([32, 32, 16, 8, 0, 24]))
-    most = {32: 26, 16: 42, 8: 50}.get(width, 0)
+def fragments(draw: st.DrawFn) -> tuple[dict[str, int], bytes]:
+    """Fields and payload of a sound fragment."""
+    width = draw(st.sampled_from([32, 32, 16, 8, 0]))
+    most, places = WIDTHS[width]
+    index = draw(st.sampled_from([0, 0, 0, 1, 1, places - 1]))
     fields = {
-        "index": draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 2**32 - 1])),
-        "fragments": draw(st.sampled_from([2, 2, 1, 3, 32, 33, 0, 2**32 - 1])),
-        "lanes": draw(st.integers(0, 2**16 - 1)),
+        "index": index,
+        "fragments": draw(st.sampled_from([max(2, index + 1), 2**32 - 1])),
+        "lanes": 1440 * 8 // (width or 8),
         "width": width,
-        "shift": draw(st.sampled_from([0, 0, 1, most, most, most + 1, 63, 64, 255])),
-        "samples": draw(st.integers(0, 2**32 - 1)),
+        "shift": draw(st.sampled_from([0, most, most // 2])),
+        "samples": 32,
     }
     # Real payloads are dense, but drawing 1440 bytes each time takes too long: repeat a few.
     piece = draw(st.binary(min_size=8, max_size=24))
-    payload = (piece * (1440 // len(piece) + 1))[:1440]
-    return "fragment", fields, payload
+    return fields, (piece * (1440 // len(piece) + 1))[:1440]
 
 
 @st.composite
-def tokens(draw: st.DrawFn) -> tuple[str, dict[str, Any], bytes]:
-    ranges = draw(mostly(0, 1, 3))
-    fields = {
-        "generation": draw(st.sampled_from([4, 4, 4, 4, 5, 3])),
-        "hop": draw(st.integers(0, 40)),
-        "owner": draw(st.sampled_from([1] * 5 + [2] * 3 + [0, 4])),
-        "state": draw(mostly(0, 1, 2)),
-        "members": draw(mostly(MEMBERS, 0, 2, 4, 255)),
-        "idle": draw(st.sampled_from([0, 0, 0, 1, 2, 3, 65535])),
-        "ranges": draw(mostly(ranges, ranges + 1)),
-        "sent": draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
-        "unit": draw(st.integers(-128, 127)),
-        "stripe": draw(st.integers(0, 3)),
+def frames(draw: st.DrawFn, hop: int, view: int, round_: int) -> bytes:
+    """One frame of a member, sound in two draws of three; else something is wrong with it."""
+    name = draw(st.sampled_from(["fragment"] * 6 + ["token"] * 5 + ["ack"]))
+    header = HEADER | {
+        "view": view,
+        "sender": draw(st.sampled_from([2, 3])),
+        "round": round_ + draw(st.sampled_from([0, 0, 0, 1])),
     }
-    return "token", fields, bytes(draw(mostly(MEMBERS, 2, 4)) * 20 + ranges * 8)
-
-
-BODIES = st.one_of(
-    fragments(),
-    fragments(),
-    tokens(),
-    tokens(),
-    st.sampled_from([("ack", {"number": 1}, b""), ("want", {}, b""), ("call", {}, b"h9")]),
-)
+    fields: dict[str, int] = {"number": 1}
+    tail = b""
+    if name == "fragment":
+        fields, tail = draw(fragments())
+    elif name == "token":
+        fields = {"generation": 4, "hop": hop, "owner": draw(st.sampled_from([1, 1, 2]))}
+        fields |= {"members": MEMBERS, "unit": draw(st.integers(-128, 127))}
+        fields |= {"sent": draw(st.integers(0, 2)), "idle": draw(st.sampled_from([0, 0, 1, 2]))}
+        fields["state"] = draw(st.sampled_from([0] * 6 + [1]))
+        header["flags"] = draw(st.sampled_from([0, 0, 0, 0, 1, 2, 4]))
+        fields["ranges"] = draw(st.sampled_from([0] * 6 + [1]))
+        tail = bytes(MEMBERS * 20 + fields["ranges"] * 8)
+    source, ethertype, cut, padding = header["sender"], encode.ETHERTYPE, 0, 0
+    fault = draw(st.sampled_from(["none"] * 10 + ["header", "header", "body", "body", "frame"]))
+    if fault == "header":
+        key, values = draw(st.sampled_from(WRONG_HEADER))
+        header[key] = draw(st.sampled_from(values))
+    elif fault == "body":
+        key, values = draw(st.sampled_from(WRONG[name]))
+        fields[key] = draw(st.sampled_from(values))
+        if key == "ranges" and draw(st.booleans()):
+            tail = bytes(MEMBERS * 20 + fields[key] * 8)
+    elif fault == "frame":
+        source = draw(st.sampled_from([1, 2, 3, 9]))
+        ethertype = draw(st.sampled_from([encode.ETHERTYPE] * 4 + [0x0800]))
+        cut = draw(st.sampled_from([0, 1, 5, 20, 60, 1400]))
+        padding = draw(st.sampled_from([0, 1, 60]))
+    data = encode.frame(header, (name, fields), tail=tail)
+    whole = encode.ethernet(mac(source), data, ethertype)
+    return whole[: max(14, len(whole) - cut)] + bytes(padding)
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> bytes:
-    """One frame; usually of a member, well formed, in view and round."""
-    name, fields, tail = draw(BODIES)
-    header = {key: draw(values) for key, values in HEADERS.items()}
-    header |= draw(
-        mostly({}, {"length": 0}, {"length": 31}, {"length": 1487}, {"type": 0}, {"type": 10})
-    )
-    data = encode.frame(header, (name, fields), tail=tail)
-    source = draw(mostly(header["sender"], 1, 2, 3, 9)) & 0xFF
-    whole = encode.ethernet(mac(source), data, draw(mostly(encode.ETHERTYPE, 0x0800)))
-    cut = draw(st.sampled_from([0] * 15 + [1, 5, 20, 1400]))
-    return whole[: max(14, len(whole) - cut)] + bytes(draw(mostly(0, 1, 60)))
+def changes(draw: st.DrawFn, now: Config) -> dict[str, Any]:
+    """What an agent does between two frames: a new view, the next round, a pause, its own part."""
+    kind = draw(st.sampled_from(["view", "round", "round", "bank", "part", "part", "other"]))
+    if kind == "view":
+        return {"view": now.view + 1}
+    if kind in ("round", "bank"):
+        round_ = now.round + (1 if kind == "round" else 2)
+        low = draw(st.sampled_from([round_, round_, round_ - 1]))
+        return {"round": round_, "round_low": low, "round_high": round_ + 1, "own_sent": 0}
+    if kind == "part":
+        return {"own_sent": draw(st.integers(0, 2)), "sent_seen": draw(st.integers(0, 2))}
+    name = draw(st.sampled_from(["enabled", "bounce", "alive"]))
+    return {name: type(getattr(now, name))(not getattr(now, name))}
 
 
-CHANGES = st.fixed_dictionaries(
-    {},
-    optional={
-        "enabled": mostly(1, 0),
-        "view": mostly(VIEW, VIEW + 1),
-        "round": st.sampled_from([ROUND, ROUND, ROUND + 1]),
-        "round_low": st.sampled_from([ROUND - 1, ROUND, ROUND + 1]),
-        "round_high": st.sampled_from([ROUND, ROUND + 1, ROUND + 2]),
-        "bounce": mostly(1, 0),
-        "sent_seen": st.integers(0, 3),
-        "own_sent": st.integers(0, 2),
-        "alive": mostly(True, False),
-    },
-)
 CONFIG = {
     "enabled": 1,
     "network": NETWORK,
@@ -147,7 +176,7 @@ CONFIG = {
 
 
 @settings(
-    max_examples=250,
+    max_examples=160,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -155,18 +184,21 @@ CONFIG = {
 @given(st.data())
 def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject) -> None:
     model = replay.ModelTarget(CONFIG, MACS)
+    now = model.model.config
     program.begin(CONFIG, MACS)
     sent: list[bytes] = []
-    for _ in range(data.draw(st.integers(1, 25))):
-        action = data.draw(st.sampled_from(["frame"] * 8 + ["repeat"] * 3 + ["agent"]))
+    hop = 1
+    for _ in range(data.draw(st.integers(5, 40))):
+        action = data.draw(st.sampled_from(["frame"] * 14 + ["repeat"] * 3 + ["agent"] * 3))
         if action == "agent":
-            changes = data.draw(CHANGES)
-            model.configure(changes)
-            program.configure(changes)
+            change = data.draw(changes(now))
+            model.configure(change)
+            program.configure(change)
             continue
         repeated = action == "repeat" and sent
-        frame = data.draw(st.sampled_from(sent) if repeated else frames())
+        frame = data.draw(st.sampled_from(sent) if repeated else frames(hop, now.view, now.round))
         sent.append(frame)
+        hop += data.draw(st.sampled_from([1, 1, 2]))
         expected = model.run(frame)
         assert program.run(frame) == expected, frame[:120].hex()
     replay.compare(program.state(), model.state())
