@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fake_session import FakeNetwork, FakeSession
+from tests.fake_session import FakeNetwork, FakeSession
 
 from trainer.prepare import prepare
 from trainer.records import shard
@@ -32,7 +32,9 @@ class Outcome:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def deal(prepared: Mapping[str, Any], source: Path, target: Path, number: int, members: int):
+def deal(
+    prepared: Mapping[str, Any], source: Path, target: Path, number: int, members: int
+) -> None:
     """What the hand-out gives member `number`."""
     target.mkdir(parents=True)
     for file in prepared["files"]:

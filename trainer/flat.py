@@ -150,7 +150,7 @@ class FlatModel:
         """The digest of all weights and buffers, as `weights.weights_sha256` has it."""
         sha = hashlib.sha256(self._weights.numpy().data.cast("B"))
         for tensor in self._fixed:
-            sha.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+            sha.update(tensor.numpy().tobytes())
         return sha.hexdigest()
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

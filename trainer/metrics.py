@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -45,7 +46,8 @@ class Metrics:
         trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # every line has been flushed, or has failed
+                self._file.close()
 
     def round(self, values: Mapping[str, Any]) -> None:
         """Write one round's line.

@@ -34,7 +34,7 @@ def save(path: Path, arrays: Arrays) -> None:
         for name, array in arrays.items():
             entry = zipfile.ZipInfo(f"{name}.npy")  # its date is fixed
             with archive.open(entry, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def load(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -71,7 +71,7 @@ def weights_sha256(layout: Layout, arrays: Arrays) -> str:
     """SHA-256 over all tensors' bytes in the layout's order: after every round equal everywhere."""
     sha = hashlib.sha256()
     for entry in layout:
-        sha.update(np.ascontiguousarray(arrays[entry["name"]]).tobytes())
+        sha.update(arrays[entry["name"]].tobytes())
     return sha.hexdigest()
 
 

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R5, R6: what the starter makes of a job's folder, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import JobError, weights
+from trainer.prepare import MAX_JOB_BYTES, pack, prepare, unpack
+from trainer.records import Order, Records, shard, write
+
+JOB = """\
+import numpy as np
+import torch
+from trainer import Settings
+
+settings = Settings(batch=20, rounds=3)
+
+def data(path):
+    x = np.arange(90, dtype=np.float32).reshape(30, 3)
+    return {"x": x, "y": np.arange(30)}, {"x": x[:10], "y": np.arange(10)}
+
+def model():
+    return torch.nn.Linear(3, 2)
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+def success(model, batch):
+    return batch["y"] > 4
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.001)
+"""
+
+
+def make(folder: Path, text: str = JOB) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "job.py").write_text(text)
+    return folder
+
+
+def test_leaves_everything_that_is_handed_out(tmp_path: Path) -> None:
+    job = make(tmp_path / "small")
+    prepared = prepare(job, tmp_path / "out", None, {"quorum": 0.5})
+    assert prepared == json.loads((tmp_path / "out" / "prepared.json").read_text())
+    assert (prepared["job"], prepared["data"]) == ("small", "small")
+    assert prepared["settings"]["quorum"] == 0.5
+    files = {file["path"]: file for file in prepared["files"]}
+    assert set(files) == {path.name for path in (tmp_path / "out").iterdir()}
+    train = files["train.bin"]
+    assert train == {"path": "train.bin", "store": "shard", "record_bytes": 20, "records": 30}
+    assert (tmp_path / "out" / "train.bin").stat().st_size == 600
+    assert prepared["train"]["fields"] == [
+        {"name": "x", "dtype": "float32", "shape": [3]},
+        {"name": "y", "dtype": "int64", "shape": []},
+    ]
+    arrays = weights.load(tmp_path / "out" / "model.npz")
+    weights.check(prepared["model"], arrays)
+    assert [entry["name"] for entry in prepared["model"]] == ["weight", "bias"]
+    assert weights.lanes(prepared["model"]) == 8
+
+
+def test_records_are_shuffled_whole(tmp_path: Path) -> None:
+    prepared = prepare(make(tmp_path / "job"), tmp_path / "out", None, {})
+    records = Records(tmp_path / "out" / "train.bin", prepared["train"]["fields"])
+    got = records.take(slice(None))
+    assert sorted(got["y"]) == list(range(30))
+    assert list(got["y"]) != list(range(30))
+    assert np.array_equal(got["x"][:, 0], got["y"] * 3)
+
+
+def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
+    job = make(tmp_path / "job")
+    for out, seed in (("a", 1), ("b", 1), ("c", 2)):
+        prepare(job, tmp_path / out, None, {"seed": seed})
+    for name in ("job.tar", "model.npz", "train.bin", "test.bin", "prepared.json"):
+        a, b, c = ((tmp_path / out / name).read_bytes() for out in "abc")
+        assert a == b, name
+        assert name == "job.tar" or a != c, name
+
+
+def test_functions_see_the_settings_that_were_set(tmp_path: Path) -> None:
+    text = JOB.replace("torch.nn.Linear(3, 2)", "torch.nn.Linear(3, settings.batch)")
+    prepared = prepare(make(tmp_path / "job", text), tmp_path / "out", None, {"batch": 25})
+    assert prepared["model"][0]["shape"] == [25, 3]
+
+
+def test_modules_beside_job_py_go_along(tmp_path: Path) -> None:
+    job = make(tmp_path / "job", JOB.replace("lr=0.001", "lr=helper_of_test.LR"))
+    (job / "job.py").write_text("import helper_of_test\n" + (job / "job.py").read_text())
+    (job / "helper_of_test.py").write_text("LR = 0.1\n")
+    (job / "__pycache__").mkdir()
+    (job / "__pycache__" / "x.pyc").write_text("")
+    prepare(job, tmp_path / "out", None, {})
+    unpack(tmp_path / "out" / "job.tar", tmp_path / "copy")
+    found = sorted(path.name for path in (tmp_path / "copy").rglob("*"))
+    assert found == ["helper_of_test.py", "job.py"]
+
+
+WRONG = {
+    "no loss": (JOB.replace("def loss", "def lose"), "no function loss "),
+    "no settings": (JOB.replace("settings =", "setting ="), "no `settings = Settings"),
+    "no end": (JOB.replace(", rounds=3", ""), "no end: set `epochs` or `rounds`"),
+    "bad setting": (JOB.replace("batch=20", "batch=0"), "setting batch is 0"),
+    "syntax": (JOB + "\ndef x(:\n", r"SyntaxError: .* \(job.py:2\d\)"),
+    "import": ("import nothing_there\n" + JOB, r"ModuleNotFoundError: .*nothing_there.*job.py:1\)"),
+    "exit": ("raise SystemExit(3)\n" + JOB, r"SystemExit: 3 \(job.py:1\)"),
+    "data raises": (
+        JOB.replace("x = np", "x = 1 / 0 + np"),
+        r"ZeroDivisionError: division by zero \(job.py:8, in data\(\)\)",
+    ),
+    "data of one": (JOB.replace("return {", "return 1, {"), r"data\(\) must return two sets"),
+    "data of lists": (JOB.replace('"y": np.arange(30)', '"y": [1]'), r"train\['y'\] must be"),
+    "objects": (JOB.replace("np.arange(30)", "np.array([None] * 30)"), r"train\['y'\] .* object"),
+    "lengths": (JOB.replace("np.arange(30)", "np.arange(29)"), "different lengths: .*'y': 29"),
+    "no samples": (JOB.replace("return {", 'return {"x": x[:0]}, {'), None),
+    "no model": (JOB.replace("return torch.nn.Linear", "return str"), r"model\(\)|TypeError"),
+    "model float64": (JOB.replace("(3, 2)", "(3, 2).double()"), "'weight' is torch.float64"),
+    "frozen": (JOB.replace("(3, 2)", "(3, 2).requires_grad_(False)"), "no parameter to train"),
+    "lazy": (JOB.replace("Linear(3, 2)", "LazyLinear(2)"), "'weight' has no shape yet"),
+    "loss raises": (
+        JOB.replace("    return model(", "    return model(0 + batch['z'], "),
+        r"KeyError: 'z' \(job.py:15, in loss\(\)\)",
+    ),
+    "loss a vector": (JOB.replace(".square().mean()", ".square()"), r"loss\(\) must return a"),
+    "success a count": (JOB.replace('["y"] > 4', '["y"].sum()'), r"success\(\) must return one"),
+    "no optimizer": (JOB.replace("return torch.optim.SGD", "return str and "), "optimizer|Syntax"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refuses_in_one_line(tmp_path: Path, case: str) -> None:
+    text, message = WRONG[case]
+    if case == "no samples":
+        text = JOB.replace("return {", 'return {"x": x[:0]}, {"x": x[:0]}\n    return {')
+        message = "there are no training samples"
+    with pytest.raises(JobError, match=message) as caught:
+        prepare(make(tmp_path / "job", text), tmp_path / "out", None, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_no_job_py(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=f"no job.py in {tmp_path}"):
+        prepare(tmp_path, tmp_path / "out", None, {})
+
+
+def test_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("in the way")
+    with pytest.raises(JobError, match="cannot write .*out: File exists"):
+        prepare(make(tmp_path / "job"), tmp_path / "out", None, {})
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    job = make(tmp_path / "job")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train.bin").symlink_to("/dev/full")
+    with pytest.raises(JobError, match="cannot write .*: No space left on device"):
+        prepare(job, tmp_path / "out", None, {})
+
+
+def test_pack_refuses_links_and_too_much(tmp_path: Path) -> None:
+    job = make(tmp_path / "job")
+    big = job / "big"
+    big.touch()
+    os.truncate(big, MAX_JOB_BYTES + 1)
+    with pytest.raises(JobError, match="more than 64 MiB: keep data elsewhere"):
+        pack(job, tmp_path / "job.tar")
+    big.unlink()
+    (job / "link").symlink_to("/etc/passwd")
+    with pytest.raises(JobError, match="link is not a plain file"):
+        pack(job, tmp_path / "job.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../x", tarfile.REGTYPE), ("/tmp/x", tarfile.REGTYPE), ("x", tarfile.SYMTYPE)],
+)
+def test_unpack_stays_in_its_folder(tmp_path: Path, name: str, kind: Any) -> None:
+    with tarfile.open(tmp_path / "job.tar", "w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = kind, "/etc/passwd"
+        archive.addfile(entry, io.BytesIO())
+    with pytest.raises(JobError, match="is not a plain file inside the job"):
+        unpack(tmp_path / "job.tar", tmp_path / "in")
+
+
+def test_unpack_refuses_garbage(tmp_path: Path) -> None:
+    (tmp_path / "job.tar").write_bytes(b"garbage" * 200)
+    with pytest.raises(JobError, match="cannot unpack"):
+        unpack(tmp_path / "job.tar", tmp_path / "in")
+
+
+def test_a_shard_that_is_cut_off(tmp_path: Path) -> None:
+    arrays = {"x": np.zeros((4, 3), np.uint16)}
+    fields = [{"name": "x", "dtype": "uint16", "shape": [3]}]
+    assert write(tmp_path / "x.bin", arrays, np.arange(4)) == 6
+    os.truncate(tmp_path / "x.bin", 23)
+    with pytest.raises(JobError, match="is cut off: 23 bytes, 6 a record"):
+        Records(tmp_path / "x.bin", fields)
+    with pytest.raises(JobError, match="no data in"):
+        Records(tmp_path / "y.bin", fields)
+    os.truncate(tmp_path / "x.bin", 0)
+    assert len(Records(tmp_path / "x.bin", fields)) == 0
+
+
+def test_the_order_takes_every_sample_once_an_epoch() -> None:
+    order = Order(7, seed=3, number=2)
+    taken = np.concatenate([order.take(first, 5) for first in range(0, 35, 5)])
+    for epoch in range(5):
+        assert sorted(taken[7 * epoch : 7 * epoch + 7]) == list(range(7))
+    assert np.array_equal(order.take(13, 16), taken[13:29])  # any position, any time
+    assert not np.array_equal(taken, Order(7, seed=3, number=1).take(0, 35))
+    assert len(order.take(0, 0)) == 0
+
+
+def test_shards_cover_everything() -> None:
+    parts = [shard(10, number, 4) for number in range(1, 5)]
+    assert parts == [(0, 2), (2, 5), (5, 7), (7, 10)]
+
+
+def test_the_command(tmp_path: Path, checkout: Path) -> None:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "trainer", *arguments],
+            cwd=checkout,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    job, out = str(make(tmp_path / "job")), str(tmp_path / "out")
+    assert command("prepare", "--job", job, "--out", out).returncode == 0
+    wrong = command("prepare", "--job", job, "--out", out, "--settings", '{"quorum": 2}')
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("trainer: error: setting quorum is 2.0")
+    assert wrong.stderr.count("\n") == 1
+    garbage = command("prepare", "--job", job, "--out", out, "--settings", "{")
+    assert garbage.stderr.startswith("trainer: error: --settings is not JSON")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's settings, and what `--set key=value` does to them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from trainer import JobError, Settings
+from trainer.settings import flat, merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Settings):
+    lr: float = 0.1
+    hidden: int | None = None
+    fast: bool = False
+
+
+def test_values_come_as_json_or_as_text() -> None:
+    merged = merge(
+        Mine(epochs=2),
+        {"quorum": "0.75", "seed": 3, "slow.h4": "4", "lr": 1, "fast": "true", "hidden": "8"},
+    )
+    assert (merged.quorum, merged.seed, merged.slow) == (0.75, 3, {"h4": 4.0})
+    assert (merged.lr, merged.fast, merged.hidden) == (1.0, True, 8)
+    assert isinstance(merged, Mine)
+
+
+def test_flat_settings_survive_json_and_merge() -> None:
+    settings = merge(Mine(epochs=2), {"slow.h2": 2, "test_every": 5})
+    again = merge(Mine(), json.loads(json.dumps(flat(settings))))
+    assert again == settings
+    assert flat(settings)["slow.h2"] == 2.0
+
+
+def test_none_unsets() -> None:
+    assert merge(Settings(epochs=2, rounds=9), {"epochs": "none"}).epochs is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("quorom", 1, "unknown setting 'quorom'; known are batch, epochs, .*slow.HOST"),
+        ("quorum", 0, "quorum is 0.0; it must be over 0 and at most 1"),
+        ("quorum", 1.5, "quorum is 1.5"),
+        ("quorum", "high", "quorum is 'high'; it must be float"),
+        ("quorum", "nan", "quorum is 'nan'"),
+        ("batch", 0, "batch is 0; it must be at least 1"),
+        ("batch", 1.5, "batch is 1.5; it must be int"),
+        ("batch", True, "batch is True; it must be int"),
+        ("batch", None, "batch cannot be none"),
+        ("epochs", -1, "epochs is -1.0; it must be more than 0"),
+        ("lane", "i64", "lane is 'i64'; it must be i32 or i16 or i8"),
+        ("micro_batches", 5, "micro_batches is 5; it must be at least 10"),
+        ("seed", -1, "seed is -1"),
+        ("save_gradients", "maybe", "save_gradients is 'maybe'; it must be bool"),
+        ("slow.h4", 0.5, "slow.h4 is 0.5; it must be at least 1"),
+        ("slow.h4", "x", "slow.h4 is 'x'; it must be float"),
+        ("slow", 3, "unknown setting 'slow'"),
+    ],
+)
+def test_refuses(key: str, value: Any, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        merge(Settings(epochs=1), {key: value})
+
+
+def test_planned_rounds() -> None:
+    assert Settings(batch=512, epochs=4).planned_rounds(60000) == 468
+    assert Settings(batch=512, epochs=4, rounds=20).planned_rounds(60000) == 20
+    assert Settings(batch=512).planned_rounds(60000) is None
+    assert Settings(batch=512, epochs=0.5).planned_rounds(100) == 1
+    assert Settings(batch=512).rounds_between_tests(60000) == 117
+    assert Settings(batch=512, test_every=7).rounds_between_tests(60000) == 7
