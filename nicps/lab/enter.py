@@ -11,7 +11,9 @@ the standard library only. Like `ip netns exec` it also mounts a sysfs of its ow
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import sys
 
@@ -81,13 +83,32 @@ def enter(netns: str) -> None:
     finally:
         os.close(fd)
     unshare(CLONE_NEWNS)
-    # Slave: what is unmounted outside (a lab's names, above all) goes away in here as well.
-    mount("none", "/", flags=MS_SLAVE | MS_REC)
+    if not _become_slave() and not os.path.ismount("/sys"):
+        return  # a sysfs of our own would show up outside
     kept = [(os.open(path, os.O_PATH), path) for path in _BELOW_SYS if os.path.ismount(path)]
     mount("sysfs", "/sys", "sysfs")
     for fd, path in kept:
         mount(f"/proc/self/fd/{fd}", path, flags=MS_BIND | MS_REC)
         os.close(fd)
+
+
+def _become_slave() -> bool:
+    """What is unmounted outside (a lab's names, above all) goes away in here as well.
+
+    False in a chroot whose root is no mount point: then only what is mounted below it is a slave.
+    """
+    try:
+        mount("none", "/", flags=MS_SLAVE | MS_REC)
+        return True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        points = [line.split()[4].decode("unicode_escape") for line in mounts]
+    for point in points:
+        with contextlib.suppress(OSError):  # hidden below another mount
+            mount("none", point, flags=MS_SLAVE)
+    return False
 
 
 def become_user(user: str) -> None:

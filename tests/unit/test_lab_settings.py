@@ -165,7 +165,7 @@ def test_only_marked_and_recorded_processes_are_the_labs() -> None:
         start = processes.start_time(recorded.pid)
         assert start is not None
         right = ProcessRecord(recorded.pid, start, "h1", ())
-        wrong = ProcessRecord(other.pid, start - 1, "h1", ())
+        wrong = ProcessRecord(other.pid, start + 1, "h1", ())  # it started earlier
         assert [p.pid for p in processes.find(lab)] == [marked.pid]
         found = processes.find(lab, [right, wrong])
         assert [p.pid for p in found] == sorted([marked.pid, recorded.pid])
