@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_session import FakeNetwork, FakeSession
-
 from trainer.prepare import prepare
 from trainer.records import shard
 from trainer.run import train

@@ -82,7 +82,7 @@ def test_says_where_it_looked(tmp_path: Path) -> None:
         idx.read(str(tmp_path), "x")
     with pytest.raises(JobError, match="no such data folder: /nowhere"):
         idx.read("/nowhere", "x")
-    with pytest.raises(JobError, match="--data .* NICPS_DATA"):
+    with pytest.raises(JobError, match=r"--data .* NICPS_DATA"):
         idx.read(None, "x")
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from tests.fake_session import FakeNetwork
 from tests.trainer_lab import Outcome, run_job
-
 from trainer import JobError, weights
 from trainer.metrics import Metrics
 from trainer.pace import Pace
@@ -249,7 +249,7 @@ def test_a_model_that_differs_between_hosts(tmp_path: Path) -> None:
 def test_fewer_samples_than_members(tmp_path: Path) -> None:
     job = make(tmp_path / "job", JOB.replace("[:161]", "[:2]"))
     outcome = run_job(job, tmp_path / "run", members=3)
-    with pytest.raises(JobError, match="member 1 has no training samples: the 2 .* the 3 members"):
+    with pytest.raises(JobError, match=r"member 1 has no training samples: the 2 .* the 3 members"):
         raise outcome.errors[0] or AssertionError
 
 
@@ -264,7 +264,7 @@ def test_a_full_disk_is_one_line() -> None:
 
 def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
-    with pytest.raises(JobError, match="cannot write .*metrics.jsonl: "):
+    with pytest.raises(JobError, match=r"cannot write .*metrics.jsonl: "):
         Metrics(tmp_path / "out" / "metrics.jsonl").__enter__()
 
 

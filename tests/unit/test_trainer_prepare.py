@@ -157,7 +157,7 @@ def test_no_job_py(tmp_path: Path) -> None:
 
 def test_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
-    with pytest.raises(JobError, match="cannot write .*out: File exists"):
+    with pytest.raises(JobError, match=r"cannot write .*out: File exists"):
         prepare(make(tmp_path / "job"), tmp_path / "out", None, {})
 
 
@@ -165,7 +165,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     job = make(tmp_path / "job")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "train.bin").symlink_to("/dev/full")
-    with pytest.raises(JobError, match="cannot write .*: No space left on device"):
+    with pytest.raises(JobError, match=r"cannot write .*: No space left on device"):
         prepare(job, tmp_path / "out", None, {})
 
 
