@@ -24,11 +24,13 @@ import numpy as np
 
 from nicps.dataplane.arena import Arena
 from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.dataplane.lanes import F32, I64, LaneFormat, Quantiser, sum_to_float
+from nicps.dataplane.lanes import F32, I64, U8, LaneFormat, Quantiser, Summer
+from nicps.dataplane.layout import layout
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.wire import BLOCK_LANES
 
 DEFAULT_SOCKET = "@nicps"
+_GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
 
 
 class NonFinite(JobFailed):
@@ -78,6 +80,9 @@ class Session:
         self._arena: Arena | None = None
         self._doorbell = -1
         self._accumulators: I64 | None = None
+        self._slots: Any = None  # (2, slots) records: who has been added
+        self._summer: Summer | None = None
+        self._early: tuple[int, int, F32] | None = None  # round, fragments summed already, where
         self._phase = Phase("none", 0, 0)
         self._next: dict[str, Any] | None = None
         self._unit = 0
@@ -119,6 +124,7 @@ class Session:
         self._channel.send({"op": "ready", "lanes": lanes, "digest": digest})
         self._format = LaneFormat(lanes, self._width())
         self._quantiser = Quantiser(self._format)
+        self._summer = Summer(self._format)
         message, fds = self._receive("arena")
         self._doorbell = fds[1]
         self._arena = Arena(fds[0], message["fragments"])
@@ -178,14 +184,22 @@ class Session:
             arena.set_converted(round_, done)
             os.eventfd_write(self._doorbell, 1)
 
-    def wait_commit(self, round_: int) -> Commit | None:
+    def wait_commit(self, round_: int, out: F32 | None = None) -> Commit | None:
         """Wait until the round is committed; None if the phase ended before: nothing of the round counts.
+
+        Args:
+            out: float32 (lanes,) that will be given to `sum`: what has come from all members is summed into it
+                while the rest is on its way.
 
         Raises:
             JobAborted: the job was stopped.
         """
         if self._next is not None:
             return None
+        if out is not None and self._offered == round_ and self._slots is not None:
+            self._early = (round_, 0, out)
+            while not self._channel.wait(_GLANCE_S):
+                self._sum_early()
         while True:
             message, _ = self._receive("committed", "phase")
             if message["op"] == "phase":
@@ -201,26 +215,33 @@ class Session:
 
         The accumulators are free for another round afterwards.
         """
-        arena, quantiser, format = self._shared(), self._quantiser, self._format
-        assert quantiser is not None and format is not None
+        quantiser, format, summer = self._quantiser, self._format, self._summer
+        assert quantiser is not None and format is not None and summer is not None
         if out is None:
             out = np.empty(format.lanes, np.float32)
+        done = 0
+        if self._early is not None:
+            round_, summed, where = self._early
+            if round_ == commit.round and where is out and len(commit.counted) == self.members:
+                done = summed
+            self._early = None
         own = others = None
-        parity = commit.round & 1
         if self.number in commit.counted:
-            own = arena.lanes[parity, : format.fragments], arena.shifts[parity, : format.fragments]
+            own = self._own(commit.round)
             quantiser.keep()
         if set(commit.counted) - {self.number}:
             assert self._accumulators is not None
-            others = self._accumulators[parity]
-        sum_to_float(others, own, format, commit.unit, out)
+            others = self._accumulators[commit.round & 1]
+        while done < format.fragments:
+            done += summer.batch(done, others, own, commit.unit, out)
         self._channel.send({"op": "read", "round": commit.round})
         return out
 
     def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
         """Contribute with one sample, wait for everybody, and read the sum."""
+        out = np.empty_like(vector) if out is None else out
         self.contribute(round_, vector, 1)
-        commit = self.wait_commit(round_)
+        commit = self.wait_commit(round_, out)
         if commit is None:
             raise JobAborted(f"the phase ended before round {round_} was committed")
         return self.sum(commit, out)
@@ -273,6 +294,28 @@ class Session:
         assert self._arena is not None, "call ready() first"
         return self._arena
 
+    def _own(self, round_: int) -> tuple[U8, U8]:
+        """This member's lanes and shifts of a round."""
+        arena, format, parity = self._shared(), self._format, round_ & 1
+        assert format is not None
+        return arena.lanes[parity, : format.fragments], arena.shifts[parity, : format.fragments]
+
+    def _sum_early(self) -> None:
+        """Sum what every other member has sent by now: no more can be added to it in this round."""
+        assert self._early is not None and self._accumulators is not None
+        format, summer = self._format, self._summer
+        assert format is not None and summer is not None
+        round_, done, out = self._early
+        everybody = ((1 << self.members) - 1) & ~(1 << (self.number - 1))
+        while done < format.fragments:
+            slots = self._slots[round_ & 1, done : min(done + format.batch, format.fragments)]
+            whole = (slots["tag"] == self.view << 32 | round_) & (slots["seen"] == everybody)
+            if not whole.all() or self._channel.wait(0.0):
+                break
+            bank = self._accumulators[round_ & 1]
+            done += summer.batch(done, bank, self._own(round_), self._unit, out)
+        self._early = (round_, done, out)
+
     def _width(self) -> int:
         return int(str(self.settings.get("lane", "i16")).removeprefix("i"))
 
@@ -294,17 +337,24 @@ class Session:
         while True:
             message, fds = self._channel.recv()
             if message["op"] == "phase" and message.get("blocks"):
-                self._map_accumulators(fds[0], message["blocks"])
+                self._map_accumulators(fds[0], fds[1], message["blocks"])
             if message["op"] == "abort":
                 raise JobAborted(message["message"])
             if message["op"] in ops:
                 return message, fds
 
-    def _map_accumulators(self, fd: int, blocks: int) -> None:
-        """Map the kernel's sums: int64 (2, blocks, 1440). The mapping must be writable, we only read."""
-        count = 2 * blocks * BLOCK_LANES
-        size = -(-count * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = mmap.mmap(fd, size)
-        os.close(fd)
-        lanes: I64 = np.frombuffer(memory, np.int64)[:count]
-        self._accumulators = lanes.reshape(2, blocks, BLOCK_LANES)
+    def _map_accumulators(self, sums: int, slots: int, blocks: int) -> None:
+        """Map the kernel's sums, int64 (2, blocks, 1440), and who is in them. We only read."""
+        lanes: I64 = np.frombuffer(_mapped(sums, 2 * blocks * BLOCK_LANES * 8), np.int64)
+        self._accumulators = lanes[: 2 * blocks * BLOCK_LANES].reshape(2, blocks, BLOCK_LANES)
+        record, each = layout().records["slot"], layout().limits["BLOCK_SLOTS"]
+        count = 2 * blocks * each
+        whole = np.frombuffer(_mapped(slots, count * record.itemsize), np.uint8)
+        self._slots = whole[: count * record.itemsize].view(record).reshape(2, blocks * each)
+
+
+def _mapped(fd: int, size: int) -> mmap.mmap:
+    """The memory of a BPF array; a mapping of one must be writable."""
+    memory = mmap.mmap(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+    os.close(fd)
+    return memory

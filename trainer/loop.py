@@ -135,7 +135,7 @@ class Loop:
                     f"({model.vector[error.index]}); a smaller learning rate may help"
                 ) from None
             contribute = self._clock() - offered
-        commit = session.wait_commit(round_)
+        commit = session.wait_commit(round_, self._total)
         if commit is None:
             model.restore()
             return False

@@ -91,6 +91,7 @@ class LocalJob:
         self._blocks = 0
         self._blocks_told = 0
         self._trainer: Child | None = None
+        self._gateway: Child | None = None  # between the agent and a program that speaks JSON
         self._channel: Channel | None = None
         self._doorbell = -1
         self._waiting: Phase | None = None  # for the trainer to be ready
@@ -228,6 +229,25 @@ class LocalJob:
         assert isinstance(value, dict)
         return value
 
+    def start_gateway(self, connection: int) -> None:
+        """A program that speaks JSON has connected: a process of its own attaches for it (docs/socket.md).
+
+        Raises:
+            JobFailed: a training program is attached already.
+        """
+        if self._channel is not None or self._gateway is not None:
+            raise JobFailed("a training program is attached already")
+        argv = python("nicps.gateway", str(connection))
+        self._gateway = self.agent.spawn(
+            argv, self.folder, self.folder / "gateway.log", self._gateway_ended, fds=(connection,)
+        )
+
+    def _gateway_ended(self, code: int) -> None:
+        gateway, self._gateway = self._gateway, None
+        if code and gateway is not None and not self._ended:
+            reason = f"{self.agent.settings.name}: the gateway ended: {gateway.last_line()}"
+            self.agent.act(self.agent.node.fail(self.agent.now, reason))
+
     def attach(self, channel: Channel) -> None:
         """The training program has connected.
 
@@ -334,7 +354,7 @@ class LocalJob:
         if self._blocks and self._blocks_told != self._blocks:
             self._blocks_told = self._blocks
             message["blocks"] = self._blocks
-            self._post(message, (agent.dataplane.accumulators_fd,))
+            self._post(message, (agent.dataplane.accumulators_fd, agent.dataplane.slots_fd))
         else:
             self._post(message)
 
@@ -414,10 +434,11 @@ class LocalJob:
         if self._channel is not None:
             with contextlib.suppress(ChannelClosed):
                 self._channel.post({"op": "abort", "message": message})
-        if self._trainer is not None:
-            self.agent.unwatch(self._trainer.fileno())
-            self._trainer.kill()
-            self._trainer = None
+        for child in (self._trainer, self._gateway):
+            if child is not None:
+                self.agent.unwatch(child.fileno())
+                child.kill()
+        self._trainer = self._gateway = None
         for stream in (self._in, self.outgoing):
             if stream is not None:
                 stream.close()

@@ -29,10 +29,15 @@ class ChannelClosed(NetworkProblem):
 
 
 class Channel:
-    """One end of a connection. `recv` blocks; `pump` and `pop` do not."""
+    """One end of a connection. `recv` blocks; `pump` and `pop` do not.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        largest: bytes of a message that is still taken.
+    """
+
+    def __init__(self, connection: socket.socket, largest: int = MAX_MESSAGE_BYTES) -> None:
         self.socket = connection
+        self._largest = largest
         self._in = bytearray()
         self._fds: list[int] = []
         self._out = bytearray()
@@ -55,6 +60,11 @@ class Channel:
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
         return self.socket.fileno()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have been read and belong to no message that was popped."""
+        return len(self._in)
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a message, waiting until the other end takes it (at most 30 s).
@@ -116,6 +126,10 @@ class Channel:
             self.pump()
         return message
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether there is something to receive, waiting for it at most that long."""
+        return self._complete() or bool(select.select([self.socket], [], [], timeout_s)[0])
+
     def pump(self) -> None:
         """Read what is there.
 
@@ -174,8 +188,8 @@ class Channel:
         if len(self._in) < _LENGTH.size:
             return False
         (length,) = _LENGTH.unpack_from(self._in)
-        if length > MAX_MESSAGE_BYTES:
-            raise ChannelClosed(f"a message of {length} bytes is larger than {MAX_MESSAGE_BYTES}")
+        if length > self._largest:
+            raise ChannelClosed(f"a message of {length} bytes is larger than {self._largest}")
         return bool(len(self._in) >= _LENGTH.size + length)
 
 

@@ -123,51 +123,48 @@ class Quantiser:
         return np.where(largest > 0, shift + over, 0).astype(np.uint8)
 
 
-def add_own(total: I64, lanes: U8, shifts: U8, width: int) -> None:
-    """Add a member's own lanes, as the kernel would have.
+class Summer:
+    """Reads a round's exact sum as float32, batch by batch: `float32(float64(sum) * 2**unit)`.
 
     Args:
-        total: int64 (k, lanes per fragment).
-        lanes: uint8 (k, 1440) in wire order; shifts: uint8 (k,).
+        format: as it was sent.
     """
-    own = lanes.view(_WIRE[width]).astype(np.int64)
-    own <<= shifts.astype(np.int64)[:, None]
-    total += own
 
+    def __init__(self, format: LaneFormat) -> None:
+        self.format = format
+        self._total = np.empty((format.batch, format.per_fragment), np.int64)
 
-def sum_to_float(
-    accumulators: I64 | None,
-    own: tuple[U8, U8] | None,
-    format: LaneFormat,
-    unit: int,
-    out: F32,
-) -> None:
-    """The exact sum of a round as float32: `float32(float64(sum) * 2**unit)`.
+    def batch(
+        self,
+        first: int,
+        accumulators: I64 | None,
+        own: tuple[U8, U8] | None,
+        unit: int,
+        out: F32,
+    ) -> int:
+        """Convert fragments from `first` on; how many, at most `format.batch`.
 
-    Args:
-        accumulators: int64 (blocks, 1440) of the round's bank, or None if nobody else contributed.
-        own: this member's (lanes, shifts), or None if it did not contribute.
-        out: float32 (format.lanes,), written.
-    """
-    per = format.per_fragment
-    rows = None if accumulators is None else accumulators.reshape(-1, per)
-    scale = math.ldexp(1.0, unit)
-    total = np.empty((format.batch, per), np.int64)
-    for first in range(0, format.fragments, format.batch):
+        Args:
+            accumulators: int64 (blocks, 1440) of the round's bank, or None if nobody else contributed.
+            own: this member's (lanes, shifts), or None if it did not contribute.
+            out: float32 (format.lanes,), written.
+        """
+        format = self.format
+        per = format.per_fragment
         count = min(format.batch, format.fragments - first)
         at, end = first * per, min((first + count) * per, format.lanes)
-        part: Any
+        total = self._total[:count]
         if own is None:
-            part = rows[first : first + count] if rows is not None else np.zeros((count, per))
+            total[...] = 0
         else:
             lanes, shifts = own
-            part = total[:count]
-            wide = lanes[first : first + count].view(_WIRE[format.width])
-            np.left_shift(wide, shifts[first : first + count, None].astype(np.int64), out=part)
-            if rows is not None:
-                part += rows[first : first + count]
-        flat = part.reshape(-1)[: end - at]
-        np.multiply(flat, scale, out=out[at:end], casting="unsafe")
+            np.copyto(total, lanes[first : first + count].view(_WIRE[format.width]))
+            total <<= shifts[first : first + count, None].astype(np.int64)
+        if accumulators is not None:
+            total += accumulators.reshape(-1, per)[first : first + count]
+        flat = total.reshape(-1)[: end - at]
+        np.multiply(flat, math.ldexp(1.0, unit), out=out[at:end], casting="unsafe")
+        return count
 
 
 assert PAYLOAD_BYTES % 4 == 0

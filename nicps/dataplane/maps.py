@@ -59,6 +59,11 @@ class Maps:
         """What the program saw of the token, `struct nicps_ring`."""
         return self._ring[0]
 
+    @property
+    def slots_fd(self) -> int:
+        """Descriptor of the slots' map, for who reads sums while they come in; -1 before `allocate`."""
+        return self._slots_fd
+
     def members(self, macs: Sequence[bytes]) -> None:
         """Set the members' MAC addresses, of member 1 first (R4); does not touch `config`."""
         if len(macs) > MAX_MEMBERS:

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps bench`: measure. Each benchmark is a module of `nicps.bench`; results are kept in benchmarks/."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+BENCHMARKS = ("allreduce",)
+
+
+def add_parser(subparsers: Any) -> None:
+    """One sub-command a benchmark."""
+    parser = subparsers.add_parser("bench", help="measure", description=__doc__)
+    own = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    for name in BENCHMARKS:
+        importlib.import_module(f"nicps.bench.{name}").add_parser(own)
