@@ -111,7 +111,7 @@ class Kernel:
 @contextmanager
 def kernel() -> Iterator[Kernel]:
     """The programs, loaded; they are on no interface."""
-    loaded = loader.load("nicps_bench.c", {name: "xdp" for name in (_ADD, _NONE, _ONE)})
+    loaded = loader.load("nicps_bench.c", dict.fromkeys((_ADD, _NONE, _ONE), "xdp"))
     try:
         bench = Kernel(loaded)
         yield bench

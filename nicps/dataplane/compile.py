@@ -17,9 +17,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-#: SCM_MAX_FD of the kernel is 253.
-MOST_DESCRIPTORS = 250
-
 
 def _load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     try:
@@ -69,7 +66,7 @@ def main() -> None:
             Headers("", tuple(Path(tree) for tree in request["trees"])).merge(Path(folder))
             os.environ["BCC_KERNEL_SOURCE"] = folder
         answer, fds = _load(request)
-    socket.send_fds(channel, [json.dumps(answer).encode()], fds[:MOST_DESCRIPTORS])
+    socket.send_fds(channel, [json.dumps(answer).encode()], fds)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ def parse(text: str) -> Layout:
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     limits = {
         name: int(value, 0)
-        for name, value in re.findall(r"^#define NICPS_(\w+)[ \t]+(\w+)[ \t]*$", text, re.MULTILINE)
+        for name, value in re.findall(
+            r"^[ \t]*#define NICPS_(\w+)[ \t]+(\w+)[ \t]*$", text, re.MULTILINE
+        )
     }
     records = {}
     for name, body in re.findall(r"struct nicps_(\w+) \{(.*?)\};", text, re.DOTALL):

@@ -7,6 +7,7 @@ returns. Only descriptors come back.
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import re
@@ -26,6 +27,8 @@ ProgramKind = Literal["xdp", "sched_cls"]
 
 #: A compilation takes two to four seconds on a slow machine.
 TIMEOUT_S = 120.0
+_MESSAGE_BYTES = 1 << 16
+_MOST_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +115,25 @@ def _compile(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
                 child.wait()
         said.seek(0)
         log = said.read().decode(errors="replace")
-        ours.setblocking(False)
-        try:
-            message, fds, _, _ = socket.recv_fds(ours, 65536, 253, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            message, fds = b"", []
+        message, fds = _receive(ours)
     if not message:
         return {"error": "child", "detail": f"exit status {child.returncode}"}, [], log
-    return json.loads(message), list(fds), log
+    return json.loads(message), fds, log
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """What the child has sent before it ended (socket.recv_fds ignores its flags: inheritable descriptors)."""
+    room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    fds = array.array("i")
+    try:
+        message, ancillary, _, _ = channel.recvmsg(_MESSAGE_BYTES, room, flags)
+    except (BlockingIOError, ConnectionResetError):
+        return b"", []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return message, fds.tolist()
 
 
 def _error(source: str, answer: dict[str, Any], log: str) -> BpfLoadError:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps' records out of the C header, and the sources put into one text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nicps import wire
+from nicps.dataplane import sources
+from nicps.dataplane.layout import layout, parse
+from nicps.errors import EnvironmentProblem
+
+
+def test_parse() -> None:
+    found = parse(
+        """
+        #define NICPS_MANY 12 /* a size */
+        /* struct nicps_old { __u8 gone; }; */
+        struct nicps_thing {
+            __u64 big; /* __u8 not_this; */
+            __u16 small;
+            __u8 bytes[6];
+            __u32 words[NICPS_MANY / 4];
+        };
+        enum nicps_count {
+            NICPS_COUNT_ONE, /* first */
+            NICPS_COUNT_TWO,
+            NICPS_COUNTERS,
+        };
+        """
+    )
+    assert found.limits == {"MANY": 12}
+    assert found.counters == ("one", "two")
+    thing = found.records["thing"]
+    assert list(found.records) == ["thing"]
+    assert thing.fields is not None
+    assert {name: thing.fields[name][1] for name in thing.names or ()} == {
+        "big": 0,
+        "small": 8,
+        "bytes": 10,
+        "words": 16,
+    }
+    assert thing.itemsize == 32, "padded as C does"
+
+
+def test_the_headers_records_are_the_compilers() -> None:
+    records, limits = layout().records, layout().limits
+    assert records["config"].itemsize == 64
+    assert records["slot"].itemsize == records["progress"].itemsize == 24
+    assert records["block"].itemsize == limits["BLOCK_BYTES"] == wire.BLOCK_LANES * 8
+    assert records["member"].itemsize == 8
+    assert records["saved"].itemsize == 16 + limits["SAVED_BYTES"]
+    assert limits["SENDERS"] == wire.MAX_MEMBERS + 1
+    assert limits["SAVED_BYTES"] >= wire.MAX_FRAME_BYTES
+    assert limits["BLOCK_SLOTS"] * wire.PAYLOAD_BYTES == limits["BLOCK_BYTES"]
+    assert records["block"]["lane"].base == np.dtype("u8")
+
+
+def test_flatten(tmp_path: Path) -> None:
+    (tmp_path / "inner.h").write_text("int inner;\n")
+    (tmp_path / "outer.h").write_text('#include "inner.h"\nint outer;\n')
+    source = tmp_path / "main.c"
+    source.write_text('#include <linux/types.h>\n#include "outer.h"\nint last;\n')
+    lines = sources.flatten(source).splitlines()
+    assert [line for line in lines if line and not line.startswith("#line")] == [
+        "#include <linux/types.h>",
+        "int inner;",
+        "int outer;",
+        "int last;",
+    ]
+    assert lines[lines.index("int last;") - 1] == '#line 3 "main.c"'
+    source.write_text('\n#include "nothing.h"\n')
+    with pytest.raises(EnvironmentProblem, match=r"main\.c:2: nothing\.h is not there"):
+        sources.flatten(source)
+
+
+def test_no_such_source() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"no_such\.c is not there"):
+        sources.path("no_such.c")

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The XDP program and its maps without any interface, for the tests of the data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nicps import wire
+from nicps.dataplane import bpf, loader
+from nicps.dataplane.maps import Maps
+
+NETWORK, VIEW = 0x6E696370, 7
+MACS = [bytes([2, 0, 0, 0, 0, number]) for number in range(1, wire.MAX_MEMBERS + 1)]
+NATIVE = {8: ">i1", 16: ">i2", 32: ">i4"}
+LANES = {8: 1440, 16: 720, 32: 360}
+
+
+class Kernel:
+    """This host is member 1 of 64, in view 7, with rounds 1 to 9 open."""
+
+    def __init__(self, loaded: loader.Loaded) -> None:
+        (self.program,) = loaded.programs.values()
+        self.maps = Maps(loaded.maps)
+        self.reset()
+
+    def reset(self, blocks: int = 2) -> None:
+        """Empty maps, with that many blocks in a bank."""
+        config = self.maps.config
+        config["network"], config["view"], config["number"] = NETWORK, VIEW, 1
+        config["members"], config["enabled"] = wire.MAX_MEMBERS, 1
+        config["round_low"], config["round_high"], config["round"] = 1, 9, 1
+        config["bounce"] = config["sent_seen"] = config["own_sent"] = 0
+        self.maps.members(MACS)
+        self.maps.ring["seen"] = 0
+        self.maps.allocate(blocks)
+
+    def run(self, frame: bytes) -> bpf.Run:
+        """Give the program one frame, from the Ethernet header on."""
+        return bpf.prog_test_run(self.program, frame)
+
+
+@contextmanager
+def kernel(source: str = "nicps.c", program: str = "nicps_xdp") -> Iterator[Kernel]:
+    """The program, loaded."""
+    loaded = loader.load(source, {program: "xdp"})
+    try:
+        yield Kernel(loaded)
+    finally:
+        loaded.close()
+
+
+def fragment(
+    payload: bytes,
+    *,
+    width: int,
+    shift: int = 0,
+    sender: int = 2,
+    index: int = 0,
+    fragments: int = 8,
+    round_: int = 1,
+    view: int = VIEW,
+) -> bytes:
+    """An Ethernet frame with a fragment in it."""
+    header = wire.Header(network=NETWORK, view=view, round=round_, sender=sender)
+    body = wire.Fragment(index, fragments, LANES.get(width, 1440), width, shift, 1)
+    return wire.ethernet(MACS[sender - 1], wire.pack(header, body, tail=payload))
+
+
+def lanes(width: int, seed: int) -> NDArray[np.int64]:
+    """Random lanes with the extremes among them, int64 (lanes,)."""
+    low, high = -(2 ** (width - 1)), 2 ** (width - 1) - 1
+    values = np.random.default_rng(seed).integers(low, high, LANES[width], endpoint=True)
+    values[:6] = low, high, -1, 0, 1, low
+    return values
+
+
+def payload_of(values: NDArray[np.int64], width: int) -> bytes:
+    """Lanes as they lie on the wire."""
+    return values.astype(NATIVE[width]).tobytes()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps as the agent reads and writes them: views, counts, missing ranges, the token's position."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nicps import wire
+from nicps.dataplane import bpf
+from nicps.errors import EnvironmentProblem
+from tests.xdp.kernel import MACS, NETWORK, VIEW, Kernel, fragment, kernel
+
+HOUR_NS = 3_600_000_000_000
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Kernel]:
+    with kernel() as program:
+        yield program
+
+
+def runs(missing: set[int]) -> list[tuple[int, int]]:
+    """Ranges of a set of numbers, the slow way."""
+    out: list[tuple[int, int]] = []
+    for number in sorted(missing):
+        if out and sum(out[-1]) == number:
+            out[-1] = (out[-1][0], out[-1][1] + 1)
+        else:
+            out.append((number, 1))
+    return out
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    lost=st.sets(st.integers(0, 39)),
+    fragments=st.integers(1, 40),
+    sender=st.integers(2, 64),
+    limit=st.integers(1, 8),
+)
+def test_missing(loaded: Kernel, lost: set[int], fragments: int, sender: int, limit: int) -> None:
+    loaded.reset(blocks=5)
+    other = 2 if sender != 2 else 3
+    for index in range(fragments):
+        # The other sender's bits, and an older round's, must not count.
+        loaded.run(fragment(bytes(1440), width=0, index=index, fragments=fragments, sender=other))
+        if index not in lost:
+            loaded.run(
+                fragment(bytes(1440), width=0, index=index, fragments=fragments, sender=sender)
+            )
+    expected = runs({index for index in lost if index < fragments})
+    assert loaded.maps.missing(1, VIEW, sender, fragments, limit) == expected[:limit]
+    assert loaded.maps.count(1, VIEW, sender) == fragments - sum(n for _, n in expected)
+    assert loaded.maps.count(1, VIEW, other) == fragments
+    assert loaded.maps.count(1, VIEW, 0) == 2 * fragments - sum(n for _, n in expected)
+    assert loaded.maps.missing(3, VIEW, sender, fragments, limit) == [(0, fragments)]
+    assert loaded.maps.count(3, VIEW, sender) == loaded.maps.count(1, VIEW + 1, sender) == 0
+
+
+def test_allocate_is_exact_and_starts_again(loaded: Kernel) -> None:
+    loaded.reset(blocks=2)
+    loaded.run(fragment(b"\1" * 1440, width=8))
+    old, old_fd = loaded.maps.accumulators, loaded.maps.accumulators_fd
+    assert old[1, 0, 0] == 1
+    loaded.maps.allocate(3)
+    assert loaded.maps.accumulators.shape == (2, 3, 1440)
+    assert loaded.maps.config["blocks"] == 3
+    assert loaded.maps.config["enabled"] == 1
+    assert bpf.map_info(loaded.maps.accumulators_fd).entries == 6
+    assert not loaded.maps.accumulators.any()
+    assert loaded.maps.count(1, VIEW, 2) == 0
+    assert loaded.run(fragment(b"\2" * 1440, width=8)).verdict == bpf.XDP_DROP
+    assert loaded.maps.accumulators[1, 0, 0] == 2
+    assert old[1, 0, 0] == 1, "who has the old ones mapped keeps them"
+    assert loaded.maps.accumulators_fd != old_fd or bpf.map_info(old_fd).entries == 6
+
+
+def test_the_accumulators_of_another_process(loaded: Kernel) -> None:
+    """The trainer maps the descriptor that it is handed, and sees sums without a system call."""
+    loaded.reset(blocks=2)
+    theirs = np.frombuffer(bpf.map_memory(os.dup(loaded.maps.accumulators_fd)), np.int64)
+    loaded.run(fragment(b"\xff" * 1440, width=8, shift=3, index=1))
+    assert (theirs[2 * 1440 + 1440 : 2 * 1440 + 2880] == -8).all()
+    assert theirs.sum() == -8 * 1440
+
+
+def test_too_much_memory(loaded: Kernel) -> None:
+    loaded.reset()
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of accumulators"):
+        loaded.maps.allocate(100_000_000)
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+    assert loaded.maps.blocks == 2
+    assert loaded.run(fragment(bytes(1440), width=8)).verdict == bpf.XDP_DROP
+    assert loaded.maps.count(1, VIEW, 2) == 1
+
+
+def test_members(loaded: Kernel) -> None:
+    loaded.reset()
+    loaded.maps.members(MACS[:3])
+    for sender, counter in ((3, "added"), (4, "stranger")):
+        before = loaded.maps.counters()[counter]
+        loaded.run(fragment(bytes(1440), width=8, sender=sender))
+        assert loaded.maps.counters()[counter] == before + 1
+    with pytest.raises(ValueError, match="65 members are more than 64"):
+        loaded.maps.members([*MACS, MACS[0]])
+
+
+def test_quiesce_returns_soon(loaded: Kernel) -> None:
+    loaded.reset()
+    began = time.monotonic()
+    loaded.maps.quiesce()
+    assert time.monotonic() - began < 5
+
+
+def token(generation: int, hop: int, owner: int, **fields: int) -> bytes:
+    """A token that member 64 sends, as Ethernet frame."""
+    header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=64)
+    body = wire.Token(generation, hop, owner, 0, 64, fields.get("idle", 0), 0, 0, -9, 5)
+    entries = [wire.Entry(number, 2, 3, 4, 1, -5) for number in range(64)]
+    return wire.ethernet(MACS[63], wire.pack(header, body, entries))
+
+
+def test_a_bounced_token_byte_by_byte(loaded: Kernel) -> None:
+    loaded.reset()
+    loaded.maps.config["bounce"] = 1
+    loaded.maps.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
+    before = token(3, 9, 1, idle=4)
+    bounces = int(loaded.maps.ring["bounces"])
+    run = loaded.run(before)
+    assert run.verdict == bpf.XDP_TX
+    was, now = wire.unpack(before[14:]), wire.unpack(run.frame[14:])
+    changed = {at for at, (a, b) in enumerate(zip(before, run.frame, strict=True)) if a != b}
+    source, header, body = range(6, 12), 14, 14 + wire.HEADER_BYTES
+    fields = {
+        *source,
+        *range(header + 2, header + 4),  # flags
+        *range(header + 16, header + 18),  # sender
+        *range(body + 4, body + 8),  # hop
+        *range(body + 8, body + 10),  # owner
+        *range(body + 12, body + 14),  # idle
+    }
+    assert changed <= fields
+    assert run.frame[:14] == wire.BROADCAST + MACS[0] + wire.ETHERTYPE.to_bytes(2, "big")
+    assert isinstance(now.body, wire.Token)
+    assert (now.header.sender, now.header.flags) == (1, wire.Flag.BOUNCED)
+    assert (now.body.generation, now.body.hop, now.body.owner, now.body.idle) == (3, 10, 2, 5)
+    assert now.items == was.items
+    assert loaded.maps.bounced() == run.frame[14:]
+    assert int(loaded.maps.ring["seen"]) == int(loaded.maps.ring["bounced"]) == 3 << 32 | 10
+    assert int(loaded.maps.ring["bounces"]) == bounces + 1
+    assert loaded.run(before).verdict == bpf.XDP_DROP, "the same token once more is stale"
+
+
+def test_no_bounce_for_a_stopped_agent(loaded: Kernel) -> None:
+    loaded.reset()
+    loaded.maps.config["bounce"] = 1
+    loaded.maps.config["alive_until_ns"] = time.monotonic_ns() - 1
+    assert loaded.run(token(1, 1, 1)).verdict == bpf.XDP_PASS
+
+
+def test_saw(loaded: Kernel) -> None:
+    loaded.reset()
+    loaded.maps.saw(2, 5)
+    assert loaded.run(token(2, 5, 1)).verdict == bpf.XDP_DROP
+    loaded.maps.saw(2, 3)
+    assert loaded.run(token(2, 5, 1)).verdict == bpf.XDP_DROP
+    assert loaded.run(token(2, 6, 1)).verdict == bpf.XDP_PASS
+
+
+def test_counters_have_the_headers_names(loaded: Kernel) -> None:
+    counters = loaded.maps.counters()
+    assert list(counters)[:2] == ["added", "bounced"]
+    assert {"duplicate", "busy", "stale", "stranger", "truncated"} < set(counters)
+    assert loaded.maps.bounced() is None or counters["bounced"]
