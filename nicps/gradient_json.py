@@ -40,6 +40,15 @@ def dumps(named: Mapping[str, npt.NDArray[Any]], samples: int) -> bytes:
     Raises:
         GradientFormatError: an array is not float32 or not finite, or `samples` is out of range.
     """
+    return orjson.dumps(document(named, samples), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def document(named: Mapping[str, npt.NDArray[Any]], samples: int) -> dict[str, Any]:
+    """What `dumps` writes, before it is text; its values are NumPy arrays (`OPT_SERIALIZE_NUMPY`).
+
+    Raises:
+        GradientFormatError: as `dumps`.
+    """
     _check_samples(samples)
     parameters = []
     for name, array in named.items():
@@ -54,8 +63,7 @@ def dumps(named: Mapping[str, npt.NDArray[Any]], samples: int) -> bytes:
                 "values": np.ascontiguousarray(array).reshape(-1),
             }
         )
-    document = {"format": FORMAT, "version": VERSION, "samples": samples, "parameters": parameters}
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return {"format": FORMAT, "version": VERSION, "samples": samples, "parameters": parameters}
 
 
 def loads(data: bytes | str, expected: Mapping[str, Sequence[int]]) -> tuple[dict[str, Array], int]:
@@ -72,9 +80,18 @@ def loads(data: bytes | str, expected: Mapping[str, Sequence[int]]) -> tuple[dic
         GradientFormatError: it does not fit; the message names the parameter.
     """
     try:
-        document = orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise GradientFormatError(f"this is not JSON: {error}") from None
+    return read(value, expected)
+
+
+def read(document: Any, expected: Mapping[str, Sequence[int]]) -> tuple[dict[str, Array], int]:
+    """`loads` for what is already read from JSON, as part of a larger message.
+
+    Raises:
+        GradientFormatError: as `loads`.
+    """
     parameters = _check_envelope(document)
     found: dict[str, Array] = {}
     for position, entry in enumerate(parameters):

@@ -21,7 +21,7 @@ from typing import Any
 
 from nicps import wire
 from nicps.agent.conductor import Conductor
-from nicps.agent.control import ControlSocket, Peer
+from nicps.agent.control import VERSION, ControlSocket, Peer
 from nicps.agent.job import LocalJob
 from nicps.agent.process import Child, User
 from nicps.agent.sender import Sender
@@ -380,10 +380,11 @@ class Agent:
         log: Path,
         done: Callable[[int], None],
         as_owner: bool = False,
+        fds: Sequence[int] = (),
     ) -> Child:
         """Start a process as the training user; `done(exit_code)` is called when it has ended."""
         user = User.named("root") if as_owner and os.geteuid() == 0 else self.user
-        child = Child(argv, user, folder, log, {"NICPS_SOCKET": self.settings.socket})
+        child = Child(argv, user, folder, log, {"NICPS_SOCKET": self.settings.socket}, fds)
 
         def ended() -> None:
             self.unwatch(child.fileno())
@@ -425,8 +426,12 @@ class Agent:
             if peer.is_trainer:
                 if self.job is not None:
                     self.job.on_message(message)
+            elif message.get("version", VERSION) != VERSION:
+                raise UsageProblem(
+                    f"version {message['version']} of the socket's messages is unknown; this nicps speaks {VERSION}"
+                )
             elif op == "attach":
-                self._attach(peer)
+                self._attach(peer, message.get("form", "shared"))
             elif op == "status":
                 peer.post({"op": "status", **self.status()})
             elif op == "watch":
@@ -454,13 +459,20 @@ class Agent:
         peer.watches = True
         self.conductor = Conductor(self, peer, message)
 
-    def _attach(self, peer: Peer) -> None:
+    def _attach(self, peer: Peer, form: str) -> None:
         if peer.uid not in (0, os.geteuid(), self.user.uid):
             raise UsageProblem(f"user {peer.uid} may not train here, only {self.user.name}")
         if self.job is None:
             raise NetworkProblem("no job is under way that a training program could join")
-        peer.is_trainer = True
-        self.job.attach(peer.channel)
+        if form == "json":  # megabytes of text are for another process to read
+            if peer.channel.buffered:
+                raise UsageProblem("wait for the answer to attach before you send more")
+            self.control.hand_over(peer, self.job.start_gateway)
+        elif form == "shared":
+            self.job.attach(peer.channel)
+            peer.is_trainer = True
+        else:
+            raise UsageProblem(f"training programs attach in the form shared or json, not {form!r}")
 
     def _on_close(self, peer: Peer) -> None:
         if peer.is_trainer and self.job is not None:

@@ -13,6 +13,8 @@ from typing import Any
 from nicps.dataplane.channel import Channel, ChannelClosed, unix_address
 from nicps.errors import EnvironmentProblem, NicpsError
 
+VERSION = 1  # of the messages (docs/socket.md)
+LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with anybody's megabytes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -25,7 +27,7 @@ class Peer:
         )
         _, self.uid, _ = _CREDENTIALS.unpack(credentials)
         connection.setblocking(False)
-        self.channel = Channel(connection)
+        self.channel = Channel(connection, LARGEST_MESSAGE)
         self.is_trainer = False
         self.watches = False  # wants the job's events
 
@@ -87,7 +89,7 @@ class ControlSocket:
                 peer.channel.pump()
             except ChannelClosed as error:
                 closed = error
-            while (item := peer.channel.pop()) is not None:
+            while peer in self.peers and (item := peer.channel.pop()) is not None:
                 message, fds = item
                 for fd in fds:  # nobody has a descriptor to give us
                     os.close(fd)
@@ -106,6 +108,13 @@ class ControlSocket:
             self._unwatch(peer.channel.fileno())
             peer.channel.close()
             self._on_close(peer)
+
+    def hand_over(self, peer: Peer, give: Callable[[int], None]) -> None:
+        """Give a connection away: `give` passes its descriptor on, and we forget it."""
+        give(peer.channel.fileno())
+        self.peers.remove(peer)
+        self._unwatch(peer.channel.fileno())
+        peer.channel.close()
 
     def flush(self) -> None:
         """Send what did not go at once."""

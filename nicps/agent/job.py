@@ -188,7 +188,9 @@ class LocalJob:
         else:
             bank = agent.dataplane.accumulators[round_ & 1]
             data = bank.view(np.uint8).reshape(-1)[:size]
-            agent.background(lambda: stream.write(data), lambda: self._stored(phase, stream, round_, last))
+            agent.background(
+                lambda: stream.write(data), lambda: self._stored(phase, stream, round_, last)
+            )
 
     def _stored(self, phase: Phase, stream: InStream, round_: int, last: bool) -> None:
         """A window is on disk. The next phase may have begun meanwhile."""

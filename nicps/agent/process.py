@@ -48,7 +48,13 @@ class Child:
     """A started process. `fileno` becomes readable when it has ended."""
 
     def __init__(
-        self, argv: Sequence[str], user: User, folder: Path, log: Path, env: Mapping[str, str]
+        self,
+        argv: Sequence[str],
+        user: User,
+        folder: Path,
+        log: Path,
+        env: Mapping[str, str],
+        fds: Sequence[int] = (),
     ) -> None:
         self.log = log
         packages = str(Path(__file__).resolve().parents[2])
@@ -72,6 +78,7 @@ class Child:
                     stdout=stderr,
                     stderr=stderr,
                     start_new_session=True,
+                    pass_fds=fds,
                     preexec_fn=_before_exec,
                     user=user.uid if switch else None,
                     group=user.gid if switch else None,
