@@ -20,21 +20,21 @@ NO_COMMENTS = {".json", ".jsonl", ".pcap", ".png", ".gz"}
 NO_COMMENT_FOLDERS = ("LICENSE", "LICENSES/")
 
 
+def ignored(part: str) -> bool:
+    """Whether git would ignore a file with `part` in its path (where there is no git to ask)."""
+    if part.startswith("."):
+        return part not in {".ci", ".clang-format", ".gitignore"}
+    return part in {"runs", "build", "dist", "__pycache__"} or part.endswith(".egg-info")
+
+
 def tracked_files() -> list[str]:
     """The paths, from the root, of the files that git keeps; of all files where there is no git."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     try:
         listed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        skip = {".venv", ".git", "runs", "build", "dist", "__pycache__"}
         paths = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
-        return [
-            str(path)
-            for path in paths
-            if not any(
-                part in skip or part.endswith(("_cache", ".egg-info")) for part in path.parts
-            )
-        ]
+        return [str(path) for path in paths if not any(map(ignored, path.parts))]
     return [name for name in listed.split("\0") if name]
 
 
