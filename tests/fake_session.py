@@ -120,7 +120,7 @@ class FakeSession:
             self.network.settle(round_)
             self.network.changed.notify_all()
 
-    def wait_commit(self, round_: int) -> Commit | None:
+    def wait_commit(self, round_: int, out: np.ndarray | None = None) -> Commit | None:
         with self.network.changed:
             phases = self.network.phases
             self.network.wait(lambda: round_ in self.network.commits or len(phases) > self._phase)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""report.html: what a run did, in one file that needs nothing else and loads nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import timeline
+from trainer.errors import JobError
+from trainer.rundata import Run, read
+from trainer.svg import Series, chart, smooth, text, thin
+
+LOG_FROM = 20  # ratio of the largest loss to the smallest from which on its axis is logarithmic
+
+STYLE = """
+:root { color-scheme: light; --ink: #1f2933; --soft: #5b6875; --rule: #e3e7eb;
+  --compute: #4878a8; --update: #28527a; --testing: #7a5ea8; --wait: #e9edf1; --send: #e8871e;
+  --hold: #f6cf9f; --repair: #c02f2f; --dropped: #a9bccf; --accuracy: #2f8f5b; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f5f7f9; color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 1160px; margin: 0 auto; padding: 28px 20px 60px; }
+h1 { font-size: 26px; margin: 0; font-weight: 650; }
+h2 { font-size: 17px; margin: 0 0 4px; font-weight: 650; }
+h3 { font-size: 14px; margin: 22px 0 2px; font-weight: 600; color: var(--soft); }
+p { margin: 4px 0 14px; color: var(--soft); max-width: 90ch; }
+section { background: #fff; border: 1px solid var(--rule); border-radius: 8px;
+  padding: 18px 20px; margin-top: 18px; overflow-x: auto; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+  margin-top: 18px; }
+.tile { background: #fff; border: 1px solid var(--rule); border-radius: 8px; padding: 12px 16px; }
+.tile b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--soft); font-size: 13px; }
+.tile.bad b { color: var(--repair); }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 18px; }
+.pair section { margin-top: 18px; }
+svg { display: block; width: 100%; height: auto; }
+svg text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink); }
+svg .tick { fill: var(--soft); font-size: 11px; }
+svg .name { font-weight: 600; }
+.grid { stroke: var(--rule); } .axis { stroke: #9aa5b1; }
+polyline { fill: none; stroke-linejoin: round; }
+.raw { stroke: #b7c9dc; stroke-width: 1; } .loss { stroke: var(--compute); stroke-width: 2; }
+.accuracy { stroke: var(--accuracy); stroke-width: 2; } circle.accuracy { fill: var(--accuracy); }
+rect.compute { fill: var(--compute); } rect.update { fill: var(--update); }
+rect.testing { fill: var(--testing); } rect.wait { fill: var(--wait); }
+rect.send { fill: var(--send); } rect.hold { fill: var(--hold); }
+rect.repair { fill: var(--repair); } rect.dropped { fill: var(--dropped); }
+rect.lane { fill: #fbfbfc; stroke: var(--rule); stroke-width: .5; }
+.commit { stroke: #1f2933; stroke-dasharray: 2 3; stroke-width: .8; opacity: .55; }
+.test { stroke: var(--testing); stroke-width: 1.2; }
+.key { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 2px 0 12px; color: var(--soft);
+  font-size: 13px; }
+.key i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px;
+  vertical-align: -1px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--rule);
+  white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; font-size: 13px; }
+th:first-child, td:first-child { text-align: left; }
+td.share { padding: 5px 0; width: 170px; }
+.bar { display: flex; height: 14px; background: var(--wait); border-radius: 3px; overflow: hidden; }
+.bar i { display: block; height: 100%; }
+code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
+.settings { display: flex; flex-wrap: wrap; gap: 4px 22px; }
+"""
+
+KEY = {
+    "compute": "computing",
+    "update": "sum and update",
+    "testing": "testing",
+    "dropped": "computed, not counted",
+    "wait": "waiting",
+    "send": "token: sending",
+    "hold": "token: held",
+    "repair": "token: sending again",
+}
+
+
+def write_report(folder: Path) -> Path:
+    """Write `folder`/report.html and return its path.
+
+    Raises:
+        JobError: the run has no records, or the report cannot be written.
+    """
+    content = render(read(folder))
+    path = folder / "report.html"
+    part = folder / "report.html.part"
+    try:
+        part.write_text(content, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise JobError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def render(run: Run) -> str:
+    """The page."""
+    parts = [_head(run), _tiles(run), _curves(run), _hosts(run), _whole(run), _details(run)]
+    parts.append(_settings(run))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(run.title)} - nicps</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _head(run: Run) -> str:
+    hosts = ", ".join(host.name for host in run.hosts)
+    return f"<h1>{text(run.title)}</h1><p>{text(run.folder.name)} on {text(hosts)}</p>"
+
+
+def _tiles(run: Run) -> str:
+    result, tiles = run.result, []
+
+    def tile(value: str, name: str, bad: bool = False) -> None:
+        kind = "tile bad" if bad else "tile"
+        tiles.append(f'<div class="{kind}"><b>{text(value)}</b><span>{text(name)}</span></div>')
+
+    if run.tests:
+        tile(f"{run.tests[-1]['accuracy']:.2%}", "test accuracy")
+    tile(f"{len(run.training):,}", "training rounds")
+    tile(f"{result.get('seconds', run.seconds):.1f} s", "training and testing")
+    samples = sum(row["samples"] for row in run.training)
+    tile(f"{samples / run.seconds:,.0f}", "samples a second")
+    if "weights_identical" in result:
+        same = bool(result["weights_identical"])
+        tile("identical" if same else "DIFFERENT", "weights of all hosts, every round", not same)
+    if "fragments_added" in result:
+        tile(f"{result['fragments_added']:,}", "fragments added by the kernels")
+    if "fragments_sent_again" in result:
+        tile(f"{result['fragments_sent_again']:,}", "fragments sent again")
+    if not result:
+        tile("no result", "the run did not get to its end", bad=True)
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _curves(run: Run) -> str:
+    points = [(row["round"], row["loss"]) for row in run.training]
+    losses = [loss for _, loss in points]
+    log = bool(losses) and min(losses) > 0 and max(losses) / min(losses) > LOG_FROM
+    window = max(1, len(points) // 40)
+    curves = [Series(thin(points), "raw")] if window > 1 else []
+    curves.append(Series(thin(smooth(points, window)), "loss"))
+    loss = chart(curves, "round", "loss", log=log)
+    tests = [(row["round"], row["accuracy"]) for row in run.tests]
+    worst = min((accuracy for _, accuracy in tests), default=0.0)
+    best = max((accuracy for _, accuracy in tests), default=1.0)
+    room = max(best - worst, 0.004) * 0.2
+    accuracy = chart(
+        [Series(tests, "accuracy", dots=True)],
+        "round",
+        "test accuracy",
+        y_range=(max(0.0, worst - room), min(1.0, best + room) + 1e-9),
+        y_text=lambda y: f"{y * 100:.4g} %",
+    )
+    mean = f"; the line is the mean of {window} rounds" if window > 1 else ""
+    return (
+        f'<div class="pair"><section><h2>Loss</h2><p>All hosts{mean}.</p>{loss}</section>'
+        f"<section><h2>Test accuracy</h2><p>All hosts, each its own part.</p>{accuracy}</section>"
+        f"</div>"
+    )
+
+
+def _hosts(run: Run) -> str:
+    rows = []
+    for host in run.hosts:
+        train = [row for row in host.rounds if row["phase"] == "train"]
+        number = str(host.number)
+        counted = [row["counted"][number] for row in train if number in row.get("counted", {})]
+        seconds = [host.seconds(what) for what in ("compute", "wait", "network")]
+        whole = sum(seconds) or 1.0
+        token = sum(row["t1"] - row["t0"] for row in host.token if row["kind"] != "hold")
+        bar = "".join(
+            f'<i style="width:{part / whole:.2%};background:var(--{colour})"></i>'
+            for part, colour in zip(seconds, ("compute", "wait", "send"), strict=True)
+        )
+        shares = " / ".join(f"{part / whole:.0%}" for part in seconds)
+        agent = host.agent
+        rows.append(
+            (
+                f"<b>{text(host.name)}</b>",
+                number,
+                f"<code>{text(agent.get('mac', ''))}</code>",
+                text(agent.get("xdp_mode", "")),
+                f"{len(counted):,} of {len(train):,}",
+                f"{sum(counted):,}",
+                *(f"{part:.1f} s" for part in seconds),
+                f"{token:.2f} s",
+                _count(agent.get("fragments_added")),
+                _count(agent.get("fragments_sent_again")),
+                f'<div class="bar" title="{shares}">{bar}</div>',
+            )
+        )
+    head = (
+        "host", "number", "MAC", "XDP", "gradients counted", "samples", "computing", "waiting",
+        "network", "sending", "fragments added", "sent again", "shares",
+    )  # fmt: skip
+    note = (
+        "Network: converting the gradient, sending it and reading the sum, as far as the training "
+        "program waited for it; sending: with the token, by the agent."
+    )
+    return f"<section><h2>Hosts</h2><p>{note}</p>{_table(head, rows)}</section>"
+
+
+def _whole(run: Run) -> str:
+    key = _key(("compute", "send", "wait"))
+    return (
+        "<section><h2>The whole run</h2><p>Each column is "
+        f"{run.seconds / 260 * 1000:.0f} ms of a host's time: what part of it was spent computing, "
+        "sending with the token, and waiting. Violet lines: tests.</p>"
+        f"{key}{timeline.overview(run)}</section>"
+    )
+
+
+def _details(run: Run) -> str:
+    firsts = timeline.windows(run)
+    if not firsts:
+        return ""
+    body = [
+        f"<h3>{text(timeline.window_title(run, first))}</h3>{timeline.detail(run, first, 10)}"
+        for first in firsts
+    ]
+    return (
+        "<section><h2>Who held the token, who computed</h2><p>Per host, above: the training "
+        "program; below: the token. Dashed lines: commits, with the round's number. Point at a bar "
+        "for its figures. The hosts' clocks are laid over each other at the commits.</p>"
+        f"{_key(tuple(KEY))}{''.join(body)}</section>"
+    )
+
+
+def _settings(run: Run) -> str:
+    settings = run.result.get("settings") or {}
+    if not settings:
+        return ""
+    items = "".join(f"<code>{text(k)}={text(v)}</code>" for k, v in sorted(settings.items()))
+    return f'<section><h2>Settings</h2><div class="settings">{items}</div></section>'
+
+
+def _key(kinds: Iterable[str]) -> str:
+    items = (f'<span><i style="background:var(--{kind})"></i>{KEY[kind]}</span>' for kind in kinds)
+    return f'<div class="key">{"".join(items)}</div>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def cells(row: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in row) + "</tr>"
+
+    body = "".join(cells(row, "td") for row in rows)
+    return f"<table><thead>{cells(head, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else ""

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's time lines: who computed, who waited, and who held the token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trainer.rundata import Host, Row, Run
+from trainer.svg import label, line, number, rect, svg, ticks
+
+WIDTH = 1080.0
+NAMES = 64.0  # room for the hosts' names
+TOKEN_KINDS = ("hold", "send", "repair")
+TOKEN_TEXT = {"hold": "held the token", "send": "token: sent", "repair": "token: sent again"}
+
+
+def overview(run: Run, bins: int = 260) -> str:
+    """The whole run: per host and slice of time, the shares of computing, token and waiting."""
+    row, gap, top = 40.0, 10.0, 4.0
+    width = WIDTH - NAMES
+    size = run.seconds / bins
+    body = []
+    for at, host in enumerate(run.hosts):
+        y = top + at * (row + gap)
+        body.append(label(NAMES - 10, y + row / 2 + 4, host.name, "name", "end"))
+        body.append(rect(NAMES, y, width, row, "wait"))
+        compute = _density(_computing(host.rounds), size, bins)
+        token = _density(((r["t0"], r["t1"]) for r in host.token), size, bins)
+        for i in range(bins):
+            # Conversion and sending overlap with computing by a little: never more than all.
+            tall = [min(1.0, compute[i]) * row]
+            tall.append(min(row - tall[0], token[i] * row))
+            x = NAMES + i * width / bins
+            hint = (
+                f"{host.name}, {i * size:.1f} to {(i + 1) * size:.1f} s: "
+                f"{compute[i]:.0%} computing, {token[i]:.1%} token"
+            )
+            body.append(rect(x, y + row - tall[0], width / bins, tall[0], "compute", hint))
+            body.append(
+                rect(x, y + row - tall[0] - tall[1], width / bins, tall[1], "send", hint)
+            )  # fmt: skip
+    bottom = top + len(run.hosts) * (row + gap)
+    for row_ in run.hosts[0].rounds:
+        if row_["phase"] == "test":
+            x = NAMES + row_["t_start"] / run.seconds * width
+            body.append(line((x, top), (x, bottom - gap), "test"))
+    body += _seconds(0.0, run.seconds, bottom + 8)
+    return svg(WIDTH, bottom + 30, body, "computing, token and waiting over the whole run")
+
+
+def detail(run: Run, first: int, count: int) -> str:
+    """Some rounds in full: a lane for computing and one for the token per host, commits marked.
+
+    Args:
+        first: index into the first host's training rounds.
+        count: how many of them.
+    """
+    rounds = _train(run.hosts[0])[first : first + count]
+    start = min(row["t_start"] for row in rounds)
+    end = max(row["t_end"] for row in rounds)
+    numbers = {row["round"] for row in rounds}
+    for host in run.hosts:
+        for row in host.rounds:
+            if row["round"] in numbers:
+                start, end = min(start, row["t_start"]), max(end, row["t_end"])
+    lane, token, gap, top = 24.0, 13.0, 12.0, 26.0
+    scale = (WIDTH - NAMES) / (end - start)
+    body: list[str] = []
+
+    def bar(t0: float, t1: float, y: float, tall: float, kind: str, hint: str) -> None:
+        t0, t1 = max(t0, start), min(t1, end)
+        if t1 > t0:
+            wide = max((t1 - t0) * scale, 0.7)
+            body.append(rect(NAMES + (t0 - start) * scale, y, wide, tall, kind, hint))
+
+    for at, host in enumerate(run.hosts):
+        y = top + at * (lane + token + gap)
+        body.append(label(NAMES - 10, y + lane / 2 + 4, host.name, "name", "end"))
+        body.append(label(NAMES - 10, y + lane + token - 2, "token", anchor="end"))
+        body.append(rect(NAMES, y + lane + 1, WIDTH - NAMES, token - 1, "lane"))
+        rows, held = host.in_window(start, end)
+        for row in rows:
+            what = f"{host.name}, round {row['round']}: "
+            dropped = row["phase"] == "train" and str(host.number) not in row.get("counted", {})
+            kind, how = ("dropped", "not counted") if dropped else ("compute", "computed")
+            if row["phase"] == "test":
+                kind, how = "testing", "tested"
+            took = row["t_offer"] - row["t_start"]
+            own = f" {row['own_samples']} samples," if row.get("own_samples") else ""
+            hint = f"{what}{how},{own} {_ms(took)}"
+            bar(row["t_start"], row["t_offer"], y, lane, kind, hint)
+            waited = row["t_commit"] - row["t_offer"]
+            bar(row["t_offer"], row["t_commit"], y, lane, "wait", f"{what}waited {_ms(waited)}")
+            update = row["t_end"] - row["t_commit"]
+            bar(row["t_commit"], row["t_end"], y, lane, "update", f"{what}updated, {_ms(update)}")
+        for row in sorted(held, key=lambda r: TOKEN_KINDS.index(r["kind"])):
+            hint = f"{host.name}, round {row['round']}: {TOKEN_TEXT[row['kind']]}, "
+            hint += _ms(row["t1"] - row["t0"])
+            bar(row["t0"], row["t1"], y + lane + 1, token - 1, row["kind"], hint)
+    bottom = top + len(run.hosts) * (lane + token + gap)
+    last = -100.0
+    for row in rounds:
+        x = NAMES + (row["t_commit"] - start) * scale
+        body.append(line((x, top - 6), (x, bottom - gap), "commit"))
+        if x - last > 34:
+            body.append(label(x, top - 11, f"{row['round']}"))
+            last = x
+    body.append(label(NAMES - 10, top - 11, "commit", anchor="end"))
+    body += _seconds(start, end, bottom + 2)
+    return svg(WIDTH, bottom + 24, body, f"rounds {rounds[0]['round']} to {rounds[-1]['round']}")
+
+
+def windows(run: Run, count: int = 10) -> list[int]:
+    """First training rounds of the windows that are worth a look: the first and the middle ones."""
+    total = len(_train(run.hosts[0]))
+    if total <= count:
+        return [0] if total else []
+    middle = total // 2 - count // 2
+    return [0, middle] if middle >= count else [0]
+
+
+def window_title(run: Run, first: int, count: int = 10) -> str:
+    """`Rounds 7 to 16, 12.40 to 13.05 s`."""
+    rows = _train(run.hosts[0])[first : first + count]
+    return (
+        f"Rounds {rows[0]['round']} to {rows[-1]['round']}, "
+        f"{rows[0]['t_start']:.2f} to {rows[-1]['t_end']:.2f} s"
+    )
+
+
+def _train(host: Host) -> list[Row]:
+    return [row for row in host.rounds if row["phase"] == "train"]
+
+
+def _computing(rows: Iterable[Row]) -> Iterable[tuple[float, float]]:
+    for row in rows:
+        yield row["t_start"], row["t_offer"]
+        yield row["t_commit"], row["t_end"]
+
+
+def _density(spans: Iterable[tuple[float, float]], size: float, bins: int) -> list[float]:
+    """The part of every bin of `size` seconds that the spans cover."""
+    covered = [0.0] * bins
+    for t0, t1 in spans:
+        first, last = max(0, int(t0 / size)), min(bins - 1, int(t1 / size))
+        for i in range(first, last + 1):
+            covered[i] += max(0.0, min(t1, (i + 1) * size) - max(t0, i * size)) / size
+    return covered
+
+
+def _seconds(start: float, end: float, y: float) -> list[str]:
+    body = [line((NAMES, y - 4), (WIDTH, y - 4), "axis")]
+    for t in ticks(start, end, 10):
+        x = NAMES + (t - start) / (end - start) * (WIDTH - NAMES)
+        body.append(line((x, y - 4), (x, y), "axis"))
+        body.append(label(min(x, WIDTH - 16), y + 13, f"{number(round(t, 6))} s"))
+    return body
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
