@@ -176,6 +176,7 @@ class Session:
             self._channel.send({"op": "offer", "round": round_, "samples": samples, "unit": unit})
             return
         arena.set_converted(round_, 0)
+        arena.set_sending_since(round_, 0)
         self._channel.send({"op": "offer", "round": round_, "samples": samples, "unit": None})
         lanes, shifts = arena.lanes[round_ & 1], arena.shifts[round_ & 1]
         done = 0
@@ -209,6 +210,10 @@ class Session:
                 self._unit = message["next_unit"]
                 counted = {int(k): int(v) for k, v in message["counted"].items()}
                 return Commit(round_, sum(counted.values()), counted, message["unit"])
+
+    def sending_since(self, round_: int) -> float:
+        """When this member's contribution began to go out, on CLOCK_MONOTONIC; 0 if it has not."""
+        return self._shared().sending_since(round_)
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted.

@@ -48,6 +48,10 @@ class ArenaSource:
         lanes = self.arena.lanes[parity, first : first + count]
         return lanes, self.arena.shifts[parity, first : first + count]
 
+    def sending(self, round_: int) -> None:
+        """The trainer wants to know when."""
+        self.arena.set_sending_since(round_, time.monotonic_ns())
+
 
 @dataclass(slots=True)
 class StreamSource:
@@ -63,6 +67,9 @@ class StreamSource:
     def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
         """Read from the files."""
         return self.stream.read(round_ - self.first_round, first, count), 0
+
+    def sending(self, round_: int) -> None:
+        """Nobody waits for this."""
 
 
 class LocalJob:

@@ -28,6 +28,9 @@ class Source(Protocol):
     def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
         """uint8 (count, 1440) and the shifts, uint8 (count,) or one for all."""
 
+    def sending(self, round_: int) -> None:
+        """The first fragments are with the kernel."""
+
 
 @dataclass(slots=True)
 class _Bulk:
@@ -145,9 +148,11 @@ class Sender:
             sequence = self._take_sequence(count)
             records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
             taken = tx.push(rows, payload)
+            tx.flush()
+            if first == 0 and not bulk.action.repair:
+                bulk.source.sending(round_)
             self.fragments += taken
             self.again += taken if bulk.action.repair else 0
-            tx.flush()
             left = bulk.ranges[0][1] - taken
             if left:
                 bulk.ranges[0] = (first + taken, left)

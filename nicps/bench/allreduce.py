@@ -221,4 +221,3 @@ class _Bench:
             rss,
             worst,
         )
-

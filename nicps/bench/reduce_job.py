@@ -6,32 +6,19 @@ It is started by the agents like any other training program: `prepare`, `run`, `
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
-import orjson
 
-from nicps.bench import workload
+from nicps.bench import program, workload
 from nicps.bench.barrier import BarrierClient
+from nicps.bench.program import leave_record
 from nicps.client import Session
 
 
-def prepare(out: Path, settings: dict[str, object]) -> None:
-    """Nothing but the settings is handed out."""
-    prepared = {
-        "job": "allreduce",
-        "entry": "nicps.bench.reduce_job",
-        "data": "random",
-        "settings": settings,
-        "files": [{"path": "prepared.json", "store": "all"}],
-    }
-    (out / "prepared.json").write_bytes(orjson.dumps(prepared))
-
-
-def run() -> None:
+def run(workdir: Path) -> None:
     """Rounds from a common start, until the settings' number of them is done."""
     session = Session.attach()
     settings = session.settings
@@ -52,28 +39,8 @@ def run() -> None:
                 session.decide(round_, "end" if number == rounds - 1 else "continue")
         error = workload.worst_error(out, session.members)
         barrier.say({**said, "error": error})
-    Path(session.workdir, "out", "metrics.jsonl").write_bytes(
-        orjson.dumps({"round": rounds, "weights_sha256": workload.digest(out)}) + b"\n"
-    )
-
-
-def main() -> int:
-    """`prepare`, `run` or `report`, as the agent calls them."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("prepare", "run", "report"))
-    parser.add_argument("folder", nargs="?")
-    parser.add_argument("--job")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--data")
-    parser.add_argument("--settings", default="{}")
-    parser.add_argument("--workdir")
-    args = parser.parse_args()
-    if args.what == "prepare":
-        prepare(args.out, orjson.loads(args.settings))
-    elif args.what == "run":
-        run()
-    return 0
+    leave_record(workdir, workload.digest(out))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program.main("nicps.bench.reduce_job", run))

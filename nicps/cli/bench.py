@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-BENCHMARKS = ("allreduce",)
+BENCHMARKS = ("allreduce", "handout", "idle")
 
 
 def add_parser(subparsers: Any) -> None:

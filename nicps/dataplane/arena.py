@@ -76,6 +76,14 @@ class Arena:
         """The trainer has converted that many."""
         self._words[8 + (round_ & 1)] = fragments
 
+    def sending_since(self, round_: int) -> float:
+        """When the first fragment of that round's contribution went to the kernel (CLOCK_MONOTONIC); 0 if none has."""
+        return int(self._words[10 + (round_ & 1)]) / 1e9
+
+    def set_sending_since(self, round_: int, nanoseconds: int) -> None:
+        """The agent has begun to send, or (0) the trainer has begun to convert."""
+        self._words[10 + (round_ & 1)] = nanoseconds
+
     def close(self) -> None:
         """Close the descriptor; the mapping goes with the last view of it."""
         os.close(self.fd)

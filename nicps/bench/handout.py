@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps bench handout`: a large file to all hosts by broadcast (R5, R6)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nicps.bench.agents import network, result_of, submit
+from nicps.bench.barrier import peak_rss_bytes
+from nicps.errors import JobFailed
+from nicps.lab import LabSettings, parse_loss, parse_rate
+
+DESCRIPTION = """\
+Hand a file of random bytes out from h1 to all other hosts of a lab; every host keeps all of it, on disk, and checks
+its digest. Memory is the peak of the largest agent, from its start to the job's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handout:
+    """What was measured."""
+
+    hosts: int
+    bytes: int
+    rate_bps: int
+    loss: float
+    seconds: float
+    share_of_line: float
+    fragments_sent_again: int
+    peak_rss_bytes: int
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments."""
+    parser = subparsers.add_parser("handout", help="one file to all hosts", description=DESCRIPTION)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--bytes", type=float, default=1e9, help="of the file (%(default)g)")
+    parser.add_argument("--rate", default="1gbit", help="of every port (%(default)s)")
+    parser.add_argument(
+        "--loss", default="0", help="at every port, each way, as in 2%% (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    measured = measure(args.hosts, int(args.bytes), parse_rate(args.rate), parse_loss(args.loss))
+    if args.json:
+        print(orjson.dumps(asdict(measured)).decode())
+    else:
+        print(
+            f"{measured.bytes / 1e9:.3f} GB to {measured.hosts - 1} hosts in {measured.seconds:.2f} s: "
+            f"{measured.share_of_line:.1%} of the line's rate, {measured.fragments_sent_again} fragments sent again, "
+            f"largest agent {measured.peak_rss_bytes / 1e6:.0f} MB"
+        )
+    return 0
+
+
+def measure(hosts: int, size: int, rate_bps: int, loss: float) -> Handout:
+    """Run one hand-out in a lab of its own.
+
+    Raises:
+        JobFailed: it did not arrive, or not whole.
+    """
+    settings = LabSettings(f"handout-{os.getpid()}", hosts, rate_bps, loss=loss)
+    with tempfile.TemporaryDirectory(prefix="nicps-bench-", dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with network(settings, folder, "--user", "root", "--work", name) as agents:
+            channel = submit(
+                agents[0],
+                job=name,
+                entry="nicps.bench.handout_job",
+                settings={"bytes": size, "batch": hosts, "quorum": 1.0},
+            )
+            result, events = result_of(channel, timeout_s=600.0)
+            channel.close()
+            peak = max(peak_rss_bytes(agent.process.pid) for agent in agents)
+        if not result["weights_identical"]:
+            raise JobFailed("not every host has the whole file")
+    (seconds,) = (e["seconds"] for e in events if e["event"] == "handed out")
+    share = size * 8 / seconds / rate_bps
+    again = result["fragments_sent_again"]
+    return Handout(hosts, size, rate_bps, loss, round(seconds, 3), round(share, 4), again, peak)
