@@ -19,7 +19,8 @@ Mode = Literal["native", "generic"]
 PROGRAM = "nicps_xdp"
 
 _FLAGS: dict[Mode, int] = {"native": bpf.XDP_FLAGS_DRV_MODE, "generic": bpf.XDP_FLAGS_SKB_MODE}
-_MODES = {1: "native", 2: "generic", 3: "hardware", 4: "several"}
+#: As pyroute2 names the kernel's XDP_ATTACHED_*.
+_MODES = {"xdp": "native", "xdpgeneric": "generic", "xdpoffload": "hardware", "xdpmulti": "several"}
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +41,15 @@ def attached(ifindex: int) -> Attached | None:
     with IPRoute() as route:
         (link,) = route.get_links(ifindex)
         xdp = link.get_attr("IFLA_XDP")
-    mode = xdp.get_attr("IFLA_XDP_ATTACHED") if xdp else 0
-    if not mode:
+    mode = xdp.get_attr("IFLA_XDP_ATTACHED") if xdp else None
+    if mode not in _MODES:
         return None
     ident = _program_id(xdp)
     try:
         name = bpf.program_by_id(ident).name
     except OSError:
         name = "?"
-    return Attached(_MODES.get(mode, "?"), ident, name)
+    return Attached(_MODES[mode], ident, name)
 
 
 def _program_id(xdp: Any) -> int:
@@ -92,6 +93,15 @@ def clear(interface: Interface) -> bool:
         ) from None
     _log.warning("took away the XDP program that an older run left on %s", interface.name)
     return True
+
+
+def set_by_netlink(ifindex: int, program_fd: int, mode: Mode) -> None:
+    """Attach a program the old way, without a link: it outlives its process. -1 takes away what is there."""
+    from pyroute2 import IPRoute
+
+    attributes = [("IFLA_XDP_FD", program_fd), ("IFLA_XDP_FLAGS", _FLAGS[mode])]
+    with IPRoute() as route:
+        route.link("set", index=ifindex, xdp={"attrs": attributes})
 
 
 def attach(program_fd: int, interface: Interface) -> tuple[int, Mode]:

@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane on real interfaces: attaching and what stands in its way, and frames over a wire."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nicps import wire
+from nicps.dataplane import DataPlane, interface, loader, xdp
+from nicps.errors import InterfaceBusy, InterfaceDown, InterfaceMissing, InterfaceUnfit
+from tests.netns.wires import run, veth_pair
+
+NETWORK, VIEW = wire.network_id("test"), 1
+HOUR_NS = 3_600_000_000_000
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    """Poll until the condition holds; its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"in {timeout_s} s not: {what}"
+        time.sleep(0.005)
+    return value
+
+
+def programs(name: str) -> str:
+    """What `ip` says of a program on the interface."""
+    return "\n".join(
+        line for line in run(f"ip -d link show {name}").splitlines() if "prog/xdp" in line
+    )
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[DataPlane, DataPlane]]:
+    """Two hosts at the ends of a wire, as members 1 and 2, with 64 blocks each."""
+    with veth_pair() as names, ExitStack() as stack:
+        left, right = (stack.enter_context(DataPlane(name, NETWORK)) for name in names)
+        form(left, right)
+        yield left, right
+
+
+def form(*hosts: DataPlane, blocks: int = 64) -> None:
+    """Put the hosts into one view, with round 1 open."""
+    for number, host in enumerate(hosts, 1):
+        host.members([other.mac for other in hosts])
+        host.allocate(blocks)
+        config = host.config
+        config["view"], config["number"], config["members"] = VIEW, number, len(hosts)
+        config["round_low"], config["round_high"], config["round"] = 1, 2, 1
+        config["enabled"] = 1
+
+
+def fragments(count: int, lanes: NDArray[np.int64], total: int = 0) -> tuple[Any, Any]:
+    """Headers (count, 48) and payload (count, 1440) of i32 lanes (count, 360), from member 1."""
+    header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=1)
+    body = wire.Fragment(0, total or count, 360, 32, 4, 1)
+    frame = wire.pack(header, body, tail=bytes(1440))
+    headers = np.tile(np.frombuffer(frame[:48], np.uint8), (count, 1))
+    headers[:, 32:36] = np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)
+    return headers, lanes.astype(">i4").view(np.uint8).reshape(count, 1440)
+
+
+def send_all(host: DataPlane, headers: NDArray[np.uint8], payload: NDArray[np.uint8]) -> int:
+    """Push everything through the ring, waiting as the agent does; how often it waited for room."""
+    poll = select.poll()
+    poll.register(host.tx.fileno(), select.POLLIN)
+    at = waits = 0
+    deadline = time.monotonic() + 30
+    while at < len(headers) or host.tx.pending():
+        assert time.monotonic() < deadline
+        taken = host.tx.push(headers[at : at + 256], payload[at : at + 256])
+        at += taken
+        host.tx.flush()
+        if not taken:
+            waits += at < len(headers)
+            poll.poll(20)
+    return waits
+
+
+def random_lanes(count: int) -> NDArray[np.int64]:
+    return np.random.default_rng(3).integers(-(2**31), 2**31, (count, 360))
+
+
+# ---- attaching
+
+
+def test_native_and_gone_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with veth_pair() as (left, _):
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with DataPlane(left, NETWORK) as host:
+            assert host.mode == "native"
+            assert host.mac == interface.look(left).mac
+            assert host.config["network"] == NETWORK
+            assert host.config["enabled"] == 0
+            assert "nicps_xdp" in programs(left)
+        assert programs(left) == ""
+        host.close()
+        del host  # and with it the views, whose memory Python keeps a descriptor for
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert "XDP program on left in native mode" in caplog.text
+
+
+def test_generic_where_the_driver_cannot() -> None:
+    with veth_pair(mtu=9000) as (left, _), DataPlane(left, NETWORK) as host:
+        assert host.mode == "generic"
+        assert "nicps_xdp" in programs(left)
+        host.close()
+        assert programs(left) == ""
+
+
+CHILD = """
+import sys, time
+from nicps.dataplane import DataPlane
+plane = DataPlane(sys.argv[1], 1)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_gone_with_its_process(how: signal.Signals, checkout: Path) -> None:
+    with veth_pair() as (left, _):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, left],
+            cwd=checkout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"up\n"
+            assert "nicps_xdp" in programs(left)
+            with pytest.raises(InterfaceBusy, match="nicps runs on interface left already"):
+                DataPlane(left, NETWORK)
+            child.send_signal(how)
+            child.wait(10)
+        finally:
+            child.kill()
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+        until(lambda: programs(left) == "", "the program is gone")
+
+
+def test_a_second_one_is_refused() -> None:
+    with veth_pair() as (left, right), DataPlane(left, NETWORK):
+        with pytest.raises(InterfaceBusy, match="nicps runs on interface left already"):
+            DataPlane(left, NETWORK)
+        assert "nicps_xdp" in programs(left)
+        DataPlane(right, NETWORK).close()
+
+
+SOMEBODY_ELSES = """
+#include <uapi/linux/bpf.h>
+int firewall(struct xdp_md *ctx) { return XDP_PASS; }
+int nicps_xdp(struct xdp_md *ctx) { return XDP_PASS; }
+"""
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[loader.Loaded]:
+    """Programs attached by netlink, as other tools and older versions do it."""
+    source = tmp_path / "others.c"
+    source.write_text(SOMEBODY_ELSES)
+    loaded = loader.load(str(source), {"firewall": "xdp", "nicps_xdp": "xdp"})
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("mode", ["native", "generic"])
+def test_somebody_elses_program_stays(others: loader.Loaded, mode: xdp.Mode) -> None:
+    with veth_pair() as (left, _):
+        xdp.set_by_netlink(socket.if_nametoindex(left), others.programs["firewall"], mode)
+        with pytest.raises(InterfaceBusy, match=r"another XDP program, firewall .*xdp off"):
+            DataPlane(left, NETWORK)
+        assert "firewall" in programs(left)
+
+
+@pytest.mark.parametrize("mode", ["native", "generic"])
+def test_what_an_older_run_left_is_cleared(
+    others: loader.Loaded, mode: xdp.Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with veth_pair() as (left, _):
+        found = interface.look(left)
+        xdp.set_by_netlink(found.index, others.programs["nicps_xdp"], mode)
+        assert (there := xdp.attached(found.index)) is not None
+        assert (there.name, there.mode) == ("nicps_xdp", mode)
+        with DataPlane(left, NETWORK) as host:
+            assert host.mode == "native"
+        assert "older run left on left" in caplog.text
+        assert xdp.attached(found.index) is None
+        assert not xdp.clear(found)
+
+
+def test_interfaces_that_cannot_serve() -> None:
+    with veth_pair() as (left, _):
+        with pytest.raises(InterfaceMissing, match="no interface eth9; there are: left, lo, right"):
+            DataPlane("eth9", NETWORK)
+        with pytest.raises(InterfaceUnfit, match="lo is not an Ethernet"):
+            DataPlane("lo", NETWORK)
+        run(f"ip link set {left} mtu 1400")
+        with pytest.raises(InterfaceUnfit, match="MTU of 1400 bytes, 1488 are needed"):
+            DataPlane(left, NETWORK)
+        run(f"ip link set {left} mtu 1500 down")
+        with pytest.raises(InterfaceDown, match="ip link set left up"):
+            DataPlane(left, NETWORK)
+        assert programs(left) == ""
+
+
+# ---- frames
+
+
+def test_fragments_over_the_wire(pair: tuple[DataPlane, DataPlane]) -> None:
+    left, right = pair
+    count = 256
+    lanes = random_lanes(count)
+    send_all(left, *fragments(count, lanes))
+    until(lambda: right.count(1, VIEW, 1) == count, "all have come")
+    assert (right.accumulators[1].reshape(-1, 360) == lanes << 4).all()
+    assert right.missing(1, VIEW, 1, count, 10) == []
+    assert right.counters()["added"] == count
+    # One frame wakes the agent, the one that completes the sender; a ring's own sender hears nothing.
+    (frame,) = until(right.receive, "the last fragment is raised")
+    assert frame[0] == left.mac
+    assert wire.unpack_header(frame[1]).type == wire.FrameType.FRAGMENT
+    assert left.receive() == []
+
+
+def test_the_rings_slots_stay_in_order() -> None:
+    """Batches of all sizes, a few times round the ring: index and kernel never part."""
+    count = 2000
+    with veth_pair() as names, ExitStack() as stack:
+        left, right = (stack.enter_context(DataPlane(name, NETWORK)) for name in names)
+        form(left, right, blocks=count // 4)
+        lanes = random_lanes(count)
+        headers, payload = fragments(count, lanes)
+        rng, at = np.random.default_rng(5), 0
+        assert left.tx.free() == left.tx.frames
+        while at < count:
+            batch = int(rng.integers(1, 300))
+            at += left.tx.push(headers[at : at + batch], payload[at : at + batch])
+            assert left.tx.unsent() > 0
+            left.tx.flush()
+        until(lambda: left.tx.pending() == 0, "all have left")
+        until(lambda: right.count(1, VIEW, 1) == count, "all have come")
+        assert (right.accumulators[1].reshape(-1, 360) == lanes << 4).all()
+
+
+def test_more_than_the_ring_holds(pair: tuple[DataPlane, DataPlane]) -> None:
+    left, right = pair
+    headers, payload = fragments(256, random_lanes(256))
+    assert left.tx.push(headers, payload) == 256
+    assert left.tx.push(headers, payload) == 256
+    assert left.tx.push(headers, payload) == 0
+    assert left.tx.free() == 0
+    assert left.tx.unsent() == left.tx.pending() == left.tx.frames
+    left.tx.flush()
+    until(lambda: left.tx.pending() == 0, "all have left")
+    assert left.tx.free() == left.tx.frames
+    counters = until(
+        lambda: (found := right.counters())["added"] + found["duplicate"] == 512 and found,
+        "all came",
+    )
+    assert counters["added"] == counters["duplicate"] == 256
+
+
+def test_a_shaped_port_is_filled_and_not_overrun() -> None:
+    count = 4000
+    with veth_pair(rate="200mbit") as names, ExitStack() as stack:
+        left, right = (stack.enter_context(DataPlane(name, NETWORK)) for name in names)
+        form(left, right, blocks=count // 4)
+        began = time.monotonic()
+        waits = send_all(left, *fragments(count, random_lanes(count)))
+        took = time.monotonic() - began
+        until(lambda: right.count(1, VIEW, 1) == count, "all have come, without a repair")
+        assert "dropped 0" in run("tc -s qdisc show dev left")
+        line = count * (wire.PAYLOAD_BYTES + 48 + 14) * 8 / 200e6
+        assert line * 0.9 < took < line * 1.5
+        assert 0 < waits < count / 20, "it waits for a part of the ring, not for single frames"
+
+
+def test_an_interface_that_goes_down(pair: tuple[DataPlane, DataPlane]) -> None:
+    left, _ = pair
+    headers, payload = fragments(4, random_lanes(4))
+    run("ip link set left down")
+    left.tx.push(headers, payload)
+    with pytest.raises(InterfaceDown, match="left has gone down"):
+        left.tx.flush()
+    with pytest.raises(InterfaceDown, match="left has gone down"):
+        left.receive()
+    with pytest.raises(InterfaceDown, match="left has gone down"):
+        left.send(b"frame")
+
+
+def token(sender: int, hop: int, owner: int) -> bytes:
+    header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=sender)
+    body = wire.Token(1, hop, owner, 0, 3, 0, 0, 0, 0, 0)
+    return wire.pack(header, body, [wire.Entry()] * 3)
+
+
+def test_a_token_is_bounced_by_the_kernel(pair: tuple[DataPlane, DataPlane]) -> None:
+    """Out of XDP_TX it reaches the other end only because that has an XDP program too (veth)."""
+    left, right = pair
+    for host in pair:
+        host.config["members"] = 3
+    right.config["bounce"] = 1
+    right.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
+    left.saw(1, 1)
+    assert left.send(token(1, 1, 2))
+    (frame,) = until(lambda: [] if left.counters()["heard"] == 0 else [b""], "it is back") and [
+        right.bounced()
+    ]
+    assert frame is not None
+    bounced = wire.unpack(frame)
+    assert isinstance(bounced.body, wire.Token)
+    assert (bounced.header.sender, bounced.body.hop, bounced.body.owner) == (2, 2, 3)
+    assert int(left.ring["seen"]) == int(right.ring["seen"]) == 1 << 32 | 2
+    assert int(left.ring["heard_ns"]) > 0
+    assert right.receive() == left.receive() == []
+
+
+def test_frames_for_the_agent(pair: tuple[DataPlane, DataPlane]) -> None:
+    left, right = pair
+    header = wire.Header(network=NETWORK, view=VIEW, sender=1)
+    frames = [wire.pack(header, wire.Fail(), tail=f"reason {at}".encode()) for at in range(40)]
+    for frame in frames:
+        assert left.send(frame)
+    left.send(wire.pack(wire.Header(network=NETWORK + 1), wire.Fail()))
+    assert select.select([right.rx_fileno()], [], [], 5)[0]
+    got: list[tuple[bytes, bytes]] = []
+    until(lambda: got.extend(right.receive()) or len(got) >= len(frames), "all have come")
+    assert [source for source, _ in got] == [left.mac] * len(frames)
+    assert [wire.unpack(frame).tail for _, frame in got] == [wire.unpack(f).tail for f in frames]
+    until(lambda: right.counters()["network"] == 1, "the other network's is counted")
+    assert right.counters()["control"] == len(frames)
+    assert left.receive() == [], "a host does not hear itself"
+
+
+def test_garbage_is_counted_and_harmless(pair: tuple[DataPlane, DataPlane]) -> None:
+    left, right = pair
+    rng = np.random.default_rng(9)
+    good = wire.pack(
+        wire.Header(network=NETWORK, view=VIEW, round=1, sender=1),
+        wire.Fragment(0, 1, 360, 32, 0, 1),
+        tail=bytes(1440),
+    )
+    sent = 0
+    for _ in range(300):
+        frame = bytearray(good[: int(rng.integers(1, len(good)))])
+        for _ in range(int(rng.integers(0, 4))):
+            frame[int(rng.integers(len(frame)))] = int(rng.integers(256))
+        assert left.send(bytes(frame))
+        sent += 1
+    names = set(right.counters())
+    until(lambda: sum(right.counters()[name] for name in names) == sent, "each is counted once")
+    assert right.counters()["added"] == 0
+    assert not right.accumulators.any()
+
+
+def test_what_is_not_ours_passes_untouched() -> None:
+    """Ping and a TCP stream through the program, in a pair whose other end is in a namespace of its own."""
+    with veth_pair() as (left, right):
+        outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        inside = subprocess.Popen(["unshare", "--net", "sleep", "60"])
+        try:
+            until(
+                lambda: (
+                    os.readlink(f"/proc/{inside.pid}/ns/net")
+                    != os.readlink("/proc/thread-self/ns/net")
+                ),
+                "the other namespace is there",
+            )
+            run(f"ip link set {right} netns {inside.pid}")
+            there = f"nsenter --target {inside.pid} --net"
+            run(f"{there} ip address add 10.9.0.2/24 dev {right}")
+            run(f"{there} ip link set {right} up")
+            run(f"ip address add 10.9.0.1/24 dev {left}")
+            with DataPlane(left, NETWORK) as host:
+                form(host)
+                run("ping -c 3 -i 0.01 -W 5 10.9.0.2")
+                data = np.random.default_rng(1).bytes(1 << 20)
+                with socket.create_server(("10.9.0.1", 0)) as server:
+                    code = (
+                        "import socket, sys; s = socket.create_connection(('10.9.0.1', int(sys.argv[1])))\n"
+                        "while d := s.recv(65536): s.sendall(d)"
+                    )
+                    port = server.getsockname()[1]
+                    peer = subprocess.Popen([*there.split(), sys.executable, "-c", code, str(port)])
+                    server.settimeout(20)
+                    stream, _ = server.accept()
+                    stream.settimeout(20)
+                    back = b""
+                    for at in range(0, len(data), 1 << 16):
+                        piece = data[at : at + (1 << 16)]
+                        stream.sendall(piece)
+                        until_at = len(back) + len(piece)
+                        while len(back) < until_at:
+                            back += stream.recv(1 << 16)
+                    stream.close()
+                    assert peer.wait(20) == 0
+                assert back == data
+                assert not any(host.counters().values())
+        finally:
+            inside.kill()
+            inside.wait()
+            os.close(outside)
