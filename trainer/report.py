@@ -29,9 +29,9 @@ h3 { font-size: 14px; margin: 22px 0 2px; font-weight: 600; color: var(--soft); 
 p { margin: 4px 0 14px; color: var(--soft); max-width: 90ch; }
 section { background: #fff; border: 1px solid var(--rule); border-radius: 8px;
   padding: 18px 20px; margin-top: 18px; overflow-x: auto; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px;
   margin-top: 18px; }
-.tile { background: #fff; border: 1px solid var(--rule); border-radius: 8px; padding: 12px 16px; }
+.tile { background: #fff; border: 1px solid var(--rule); border-radius: 8px; padding: 12px 14px; }
 .tile b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
 .tile.bad b { color: var(--repair); }
@@ -57,12 +57,12 @@ rect.lane { fill: #fbfbfc; stroke: var(--rule); stroke-width: .5; }
 .key i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px;
   vertical-align: -1px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--rule);
-  white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; font-size: 13px; }
+th, td { text-align: right; padding: 5px 7px; border-bottom: 1px solid var(--rule); }
+td { white-space: nowrap; font-size: 14px; }
+th { color: var(--soft); font-weight: 600; font-size: 13px; line-height: 1.25;
+  vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
-td.share { padding: 5px 0; width: 170px; }
-.bar { display: flex; height: 14px; background: var(--wait); border-radius: 3px; overflow: hidden; }
+.bar { display: flex; min-width: 110px; height: 14px; background: var(--wait); border-radius: 3px; overflow: hidden; }
 .bar i { display: block; height: 100%; }
 code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 .settings { display: flex; flex-wrap: wrap; gap: 4px 22px; }

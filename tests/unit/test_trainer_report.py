@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""report.html: made of a run's records alone, whole, and loading nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import JobError
+from trainer.__main__ import main
+from trainer.report import write_report
+from trainer.rundata import read
+from trainer.svg import chart, decades, smooth, thin, ticks
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_run(folder: Path, hosts: int = 3, rounds: int = 40) -> Path:
+    """A run whose hosts' clocks are hours apart: every round lasts 0.1 s, host k offers at 0.05 k."""
+    names = [f"h{k}" for k in range(hosts, 0, -1)]  # not sorted: h3 is node 1
+    for number, name in enumerate(names, 1):
+        (folder / name).mkdir(parents=True)
+        clock = 5000.0 * number
+        rows, token = [], []
+        for r in range(1, rounds + 1):
+            begin = clock + r * 0.1
+            test = r % 20 == 0
+            times = {
+                "t_start": begin,
+                "t_offer": begin + 0.02 * number,
+                "t_commit": begin + 0.09,
+                "t_end": begin + 0.095,
+            }
+            row = {"phase": "test" if test else "train", "round": r, "view": 1, "samples": 30}
+            row |= {"seconds_compute": 0.05, "seconds_wait": 0.04, "seconds_network": 0.005}
+            row |= times | {"weights_sha256": "0"}
+            if test:
+                row |= {"accuracy": r / 100, "loss": None}
+            else:
+                counted = {str(k): 10 for k in range(1, hosts + 1) if (k, r) != (2, 3)}
+                row |= {"loss": 2 / r, "own_samples": 10, "counted": counted}
+            rows.append(row)
+            kind = ("hold", "send", "repair")[r % 3]
+            token.append({"t0": begin + 0.07, "t1": begin + 0.08, "kind": kind, "round": r})
+        write_lines(folder / name / "metrics.jsonl", rows)
+        write_lines(folder / name / "timeline.jsonl", token)
+        agent = {"mac": "02:00:00:00:00:01", "xdp_mode": "native", "fragments_added": 1234}
+        (folder / name / "agent.json").write_text(json.dumps(agent))
+    result = {
+        "members": names,
+        "data": "<digits>",
+        "seconds": 4.2,
+        "weights_identical": True,
+        "fragments_added": 3702,
+        "settings": {"batch": 30},
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_clocks_are_laid_over_each_other_at_the_commits(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path))
+    assert [host.name for host in run.hosts] == ["h3", "h2", "h1"]
+    for host in run.hosts:
+        assert host.rounds[0]["t_commit"] == pytest.approx(0.09)
+        assert host.token[0]["t0"] == pytest.approx(0.07)
+    assert run.seconds == pytest.approx(4.0, abs=0.01)
+    assert run.training[0] == {"round": 1, "samples": 30, "loss": 2.0}
+    assert [test["accuracy"] for test in run.tests] == [0.2, 0.4]
+
+
+def test_the_report_is_whole_and_loads_nothing(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path)).read_text()
+    assert not re.search(r"(src|href)=|@import|url\(|<script|https?:", page)
+    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(pictures) == 5  # loss, accuracy, the whole run, two windows
+    for picture in pictures:
+        ET.fromstring(picture)
+    for needed in ("40.00%", "&lt;digits&gt;", "h1", "identical", "3,702", "batch=30", "37 of 38"):
+        assert needed in page, needed
+    for kind in ("compute", "wait", "send", "hold", "repair", "dropped", "testing"):
+        assert f'<rect class="{kind}"' in page, kind
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, rounds=5)
+    (folder / "result.json").unlink()
+    (folder / "h2" / "timeline.jsonl").unlink()
+    with (folder / "h1" / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "train", "rou')
+    page = write_report(folder).read_text()
+    assert "the run did not get to its end" in page
+    assert "nothing was recorded" in page  # no test yet
+
+
+def test_different_weights_stand_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    result = json.loads((folder / "result.json").read_text()) | {"weights_identical": False}
+    (folder / "result.json").write_text(json.dumps(result))
+    assert '<div class="tile bad"><b>DIFFERENT' in write_report(folder).read_text()
+
+
+def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(JobError, match=r"holds no HOST/metrics.jsonl"):
+        write_report(tmp_path)
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert capsys.readouterr().err == f"trainer: error: no such run: {tmp_path}/nowhere\n"
+
+
+def test_ticks() -> None:
+    assert ticks(0, 1, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert ticks(3, 3) == [3]
+    assert decades(0.03, 2.5) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2])
+
+
+def test_curves() -> None:
+    points = [(float(x), 1.0) for x in range(1000)]
+    assert len(thin(points, 100)) == 100
+    assert smooth([(0, 2.0), (1, 4.0), (2, 6.0)], 2) == [(0, 2.0), (1, 3.0), (2, 5.0)]
+    assert "nothing was recorded" in chart([], "x", "y")
