@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps bench kernel` measures what it says: every run is a fragment that was added."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nicps.bench.kernel import kernel
+from nicps.errors import NicpsError
+
+
+def test_rows(checkout: Path) -> None:
+    command = "nicps bench kernel --params 36000 --passes 1 --json"
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["params"] == 36000
+    cases = [(row["lane"], row["case"]) for row in result["results"]]
+    assert cases == [
+        (f"i{width}", case) for width in (32, 16, 8) for case in ("warm", "cold", "first", "repeat")
+    ]
+    cost = {(row["lane"], row["case"]): row["ns_median"] for row in result["results"]}
+    assert all(0 < ns < 100_000 for ns in cost.values())
+    assert cost["i32", "repeat"] < cost["i32", "warm"], "a duplicate is not added"
+
+
+def test_a_fragment_that_is_not_added_spoils_the_measurement() -> None:
+    with kernel() as bench:
+        bench.maps.allocate(8)
+        bench.distinct(32, 32, 1, 2, 32)
+        with pytest.raises(NicpsError, match="0 of 32 fragments were added"):
+            bench.distinct(32, 32, 1, 2, 32)
