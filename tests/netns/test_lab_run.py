@@ -161,7 +161,7 @@ def test_a_submission_that_fails_passes_its_code_on(driver: Driver) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_takes_the_lab_down(driver: Driver, number: signal.Signals) -> None:
-    with driver.start("hang") as child:
+    with driver.start("hang", "--user", "root") as child:
         assert child.stderr is not None
         assert child.stderr.readline() == "round 1\n"
         child.send_signal(number)
@@ -173,7 +173,7 @@ def test_a_signal_takes_the_lab_down(driver: Driver, number: signal.Signals) -> 
 
 
 def test_down_after_run_was_killed(driver: Driver) -> None:
-    with driver.start("hang") as child:
+    with driver.start("hang", "--user", "root") as child:
         assert child.stderr is not None
         assert child.stderr.readline() == "round 1\n"
         child.kill()
