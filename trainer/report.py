@@ -146,7 +146,9 @@ def _curves(run: Run) -> str:
     window = max(1, len(points) // 40)
     curves = [Series(thin(points), "raw")] if window > 1 else []
     curves.append(Series(thin(smooth(points, window)), "loss"))
-    loss = chart(curves, "round", "loss", log=log)
+    rounds = [float(row["round"]) for row in run.hosts[0].rounds]
+    along = rounds[0] - 1, rounds[-1]
+    loss = chart(curves, "round", "loss", log=log, x_range=along)
     tests = [(row["round"], row["accuracy"]) for row in run.tests]
     worst = min((accuracy for _, accuracy in tests), default=0.0)
     best = max((accuracy for _, accuracy in tests), default=1.0)
@@ -155,6 +157,7 @@ def _curves(run: Run) -> str:
         [Series(tests, "accuracy", dots=True)],
         "round",
         "test accuracy",
+        x_range=along,
         y_range=(max(0.0, worst - room), min(1.0, best + room) + 1e-9),
         y_text=lambda y: f"{y * 100:.4g} %",
     )

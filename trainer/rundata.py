@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from trainer.errors import JobError
 
 Row = dict[str, Any]
+SAME_CLOCK_S = 0.25
 MOMENTS = ("t_start", "t_offer", "t_commit", "t_end")
 
 
@@ -74,13 +74,13 @@ def read(folder: Path) -> Run:
     raw = [(name, rows) for name, rows in raw if rows]
     if not raw:
         raise JobError(f"{folder} holds no HOST/metrics.jsonl with a round in it: nothing to draw")
-    reference = {row["round"]: row["t_commit"] for row in raw[0][1]}
-    zero = min(row["t_start"] for row in raw[0][1])
+    shifts = clock_shifts([rows for _, rows in raw])
+    zero = min(
+        row["t_start"] - shift for (_, rows), shift in zip(raw, shifts, strict=True) for row in rows
+    )
     hosts = []
-    for name, rows in raw:
-        ahead = [row["t_commit"] - reference[row["round"]] for row in rows
-                 if row["round"] in reference]  # fmt: skip
-        shift = zero + (statistics.median(ahead) if ahead else 0.0)
+    for (name, rows), ahead in zip(raw, shifts, strict=True):
+        shift = zero + ahead
         token = _lines(folder / name / "timeline.jsonl")
         for row in rows:
             row.update((key, row[key] - shift) for key in MOMENTS)
@@ -90,6 +90,24 @@ def read(folder: Path) -> Run:
         hosts.append(Host(name, names.index(name) + 1, rows, token, agent))
     end = max(row["t_end"] for host in hosts for row in host.rounds)
     return Run(folder, result, hosts, end, _training(hosts), _tests(hosts[0]))
+
+
+def clock_shifts(hosts: list[list[Row]]) -> list[float]:
+    """How far each host's clock is ahead of one of theirs, in seconds.
+
+    All see a round's commit at the same time, except those that are computing just then and see it
+    late. So the host that waited most is the measure, and of the differences the low ones count.
+    """
+    waited = [sum(row["seconds_wait"] for row in rows) for rows in hosts]
+    measure = hosts[waited.index(max(waited))]
+    commits = {row["round"]: row["t_commit"] for row in measure}
+    shifts = []
+    for rows in hosts:
+        ahead = sorted(row["t_commit"] - commits[row["round"]] for row in rows
+                       if row["round"] in commits)  # fmt: skip
+        shifts.append(ahead[len(ahead) // 10] if ahead else 0.0)
+    # The clocks of two machines, which count from their starts, are never as near as that.
+    return [0.0] * len(hosts) if max(map(abs, shifts)) < SAME_CLOCK_S else shifts
 
 
 def _training(hosts: list[Host]) -> list[Row]:

@@ -88,6 +88,7 @@ def chart(
     y_name: str,
     *,
     log: bool = False,
+    x_range: Point | None = None,
     y_range: Point | None = None,
     y_text: Callable[[float], str] = number,
     width: float = 520,
@@ -97,8 +98,8 @@ def chart(
     points = [point for each in series for point in each.points]
     if not points:
         return '<p class="none">nothing was recorded</p>'
-    xs = [x for x, _ in points]
-    low_x, high_x = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
+    low_x, high_x = x_range or (min(x for x, _ in points), max(x for x, _ in points))
+    high_x = max(high_x, low_x + 1)
     low, high = y_range or _padded([y for _, y in points], log)
     scale: Callable[[float], float] = math.log10 if log else float
     wide, tall = width - LEFT - RIGHT, height - TOP - BOTTOM

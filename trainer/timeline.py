@@ -103,7 +103,7 @@ def detail(run: Run, first: int, count: int) -> str:
         x = NAMES + (row["t_commit"] - start) * scale
         body.append(line((x, top - 6), (x, bottom - gap), "commit"))
         if x - last > 34:
-            body.append(label(x, top - 11, f"{row['round']}"))
+            body.append(label(min(x, WIDTH - 10), top - 11, f"{row['round']}"))
             last = x
     body.append(label(NAMES - 10, top - 11, "commit", anchor="end"))
     body += _seconds(start, end, bottom + 2)

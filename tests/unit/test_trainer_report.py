@@ -14,7 +14,7 @@ import pytest
 from trainer import JobError
 from trainer.__main__ import main
 from trainer.report import write_report
-from trainer.rundata import read
+from trainer.rundata import clock_shifts, read
 from trainer.svg import chart, decades, smooth, thin, ticks
 
 
@@ -74,6 +74,19 @@ def test_clocks_are_laid_over_each_other_at_the_commits(tmp_path: Path) -> None:
     assert run.seconds == pytest.approx(4.0, abs=0.01)
     assert run.training[0] == {"round": 1, "samples": 30, "loss": 2.0}
     assert [test["accuracy"] for test in run.tests] == [0.2, 0.4]
+
+
+def test_a_host_that_sees_commits_late_is_not_taken_for_one_with_another_clock() -> None:
+    def rows(clock: float, late: float, wait: float) -> list[dict[str, float]]:
+        return [
+            {"round": r, "t_commit": clock + r + (late if r % 8 else 0), "seconds_wait": wait}
+            for r in range(80)
+        ]
+
+    slow, fast = rows(0, 0.08, 0), rows(0, 0, 1)
+    assert clock_shifts([slow, fast]) == [0, 0]
+    slow = rows(3000, 0.08, 0)
+    assert clock_shifts([slow, fast]) == pytest.approx([3000, 0])
 
 
 def test_the_report_is_whole_and_loads_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs that ship. Digits is trained in test_trainer_loop.py."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer_lab import run_job
+from trainer import JobError
+from trainer.idx import find
+from trainer.jobs import HERE, MNIST_FILES
+from trainer.prepare import prepare
+
+
+def make_mnist(folder: Path, train: int = 120, test: int = 30) -> Path:
+    """IDX files like MNIST's, with bright squares whose place is the label."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for part, count in (("train", train), ("t10k", test)):
+        labels = random.integers(0, 10, count, dtype=np.uint8)
+        images = random.integers(0, 60, (count, 28, 28), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 8, 8:20] = 250
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            (folder / f"{part}-{name}-ubyte").write_bytes(header + array.tobytes())
+    return folder
+
+
+def test_mnist_learns_from_idx_files(tmp_path: Path) -> None:
+    data = str(make_mnist(tmp_path / "data"))
+    settings = {"batch": 60, "rounds": 30, "test_every": 100}
+    outcome = run_job(HERE / "mnist", tmp_path / "run", 2, data, quorum=1.0, **settings)
+    assert outcome.errors == [None, None]
+    last = [outcome.metrics(number)[-1] for number in (1, 2)]
+    assert last[0]["weights_sha256"] == last[1]["weights_sha256"]
+    assert last[0]["samples"] == 30
+    assert last[0]["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("name", MNIST_FILES)
+def test_mnist_says_what_is_missing_or_cut_off(tmp_path: Path, name: str) -> None:
+    data = make_mnist(tmp_path / "data")
+    os.truncate(data / name, (data / name).stat().st_size - 7)
+    with pytest.raises(JobError, match=f"{name} is cut off: "):
+        prepare(HERE / "mnist", tmp_path / "out", str(data), {})
+    (data / name).unlink()
+    with pytest.raises(JobError, match=f"no {name} or {name}.gz in {data}"):
+        prepare(HERE / "mnist", tmp_path / "out", str(data), {})
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    find(os.environ.get("NICPS_DATA"), MNIST_FILES[0]) is None,
+    reason="needs MNIST in the folder that NICPS_DATA names",
+)
+def test_the_real_mnist_reaches_98_percent_whatever_the_seed(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        for members in (1, 4):
+            folder = tmp_path / f"{seed}-{members}"
+            outcome = run_job(HERE / "mnist", folder, members, os.environ["NICPS_DATA"], seed=seed)
+            assert outcome.errors == [None] * members
+            assert outcome.metrics(1)[-1]["accuracy"] >= 0.983, (seed, members)
