@@ -298,9 +298,9 @@ def _size(shape: Sequence[int]) -> int:
 def _field(message: Message, key: str, kind: type[T]) -> T:
     value = message.get(key)
     if not isinstance(value, kind):
-        kinds = {str: "text", list: "list", dict: "object"}
+        kinds = {str: "a text", list: "a list", dict: "an object"}
         where = message.get("op") or message.get("name") or "ready"
-        raise Misfit(f'{where}: "{key}" is {value!r:.60}, not a {kinds[kind]}')
+        raise Misfit(f'{where}: "{key}" is {value!r:.60}, not {kinds[kind]}')
     return value
 
 
