@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from trainer import Settings
 
-settings = Settings(batch=128, epochs=30, test_every=60)
+settings = Settings(batch=120, epochs=30, test_every=60)
 
 
 def data(path):

@@ -20,7 +20,7 @@ class MnistSettings(Settings):
     lr: float = 0.01
 
 
-settings = MnistSettings(batch=512, epochs=4)
+settings = MnistSettings(batch=500, epochs=4)
 
 
 def data(path):
