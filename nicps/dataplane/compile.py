@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import socket
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 
@@ -59,13 +56,7 @@ def main() -> None:
     """Serve one request."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     request = json.loads(sys.stdin.read())
-    with tempfile.TemporaryDirectory(prefix="nicps-headers-") as folder:
-        if request["trees"]:
-            from nicps.dataplane.headers import Headers
-
-            Headers("", tuple(Path(tree) for tree in request["trees"])).merge(Path(folder))
-            os.environ["BCC_KERNEL_SOURCE"] = folder
-        answer, fds = _load(request)
+    answer, fds = _load(request)
     socket.send_fds(channel, [json.dumps(answer).encode()], fds)
 
 

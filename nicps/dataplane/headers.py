@@ -3,19 +3,25 @@
 
 BCC wants headers at run time, as one tree. Our programs only use the user API, so any recent
 `linux-headers` package serves where the running kernel has none. Debian splits them in two (what is common, and
-what belongs to an architecture): those are merged into a temporary folder of links.
+what belongs to an architecture): those are merged into a folder of links.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from nicps.errors import KernelHeadersMissing
+
+#: Root's, and gone with the next start of the machine.
+CACHE = Path("/run/nicps")
 
 _GENERATED = Path("include/generated/autoconf.h")
 _ARCH = {
@@ -38,8 +44,26 @@ class Headers:
     description: str
     trees: tuple[Path, ...]
 
-    def merge(self, into: Path) -> None:
-        """Link the trees into one below the empty folder `into`."""
+    def folder(self, cache: Path = CACHE) -> Path | None:
+        """The trees as one, for BCC_KERNEL_SOURCE; None where BCC finds its headers by itself.
+
+        Several are merged as links below `cache`, once for each state of theirs.
+        """
+        if len(self.trees) < 2:
+            return self.trees[0] if self.trees else None
+        state = [(str(tree), tree.stat().st_mtime_ns) for tree in self.trees]
+        merged = cache / f"headers-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
+        if not merged.is_dir():
+            cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # Made aside and renamed: another process never sees half of it.
+            with tempfile.TemporaryDirectory(prefix="headers-", dir=cache) as aside:
+                whole = Path(aside) / "whole"
+                self._link(whole)
+                with contextlib.suppress(OSError):  # another process was faster
+                    whole.rename(merged)
+        return merged
+
+    def _link(self, into: Path) -> None:
         arch = Path("arch") / _ARCH.get(platform.machine(), platform.machine()) / "include"
         for part in (Path("include"), arch):
             target = into / part

@@ -69,9 +69,8 @@ def load(
         "text": sources.flatten(sources.path(source)),
         "programs": dict(programs),
         "defines": dict(defines or {}),
-        "trees": [str(tree) for tree in found.trees],
     }
-    answer, fds, log = _compile(request)
+    answer, fds, log = _compile(request, found.folder())
     if "error" in answer:
         raise _error(source, answer, log)
     names = [*answer["programs"], *answer["maps"]]
@@ -83,13 +82,17 @@ def load(
     )
 
 
-def _compile(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
+def _compile(
+    request: dict[str, Any], kernel_source: Path | None
+) -> tuple[dict[str, Any], list[int], str]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     root = str(Path(__file__).resolve().parents[2])
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
+    if kernel_source is not None:
+        environment["BCC_KERNEL_SOURCE"] = str(kernel_source)
     # -P: a folder that happens to be current must not give a root process its modules.
     command = [sys.executable, "-P", "-m", "nicps.dataplane.compile", str(theirs.fileno())]
     with ours, theirs, tempfile.TemporaryFile() as said:

@@ -103,6 +103,7 @@ def random_lanes(count: int) -> NDArray[np.int64]:
 def test_native_and_gone_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with veth_pair() as (left, _):
+        gc.collect()
         descriptors = len(os.listdir("/proc/self/fd"))
         with DataPlane(left, NETWORK) as host:
             assert host.mode == "native"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -42,13 +43,16 @@ def test_debian_pair_is_merged(tmp_path: Path) -> None:
     debian(tmp_path, "5.10.0-30")
     found = headers.find(tmp_path)
     assert found.trees == (common, arch), "the newest"
-    merged = tmp_path / "merged"
-    merged.mkdir()
-    found.merge(merged)
+    merged = found.folder(tmp_path / "cache")
+    assert merged is not None
     assert (merged / "include/linux/kconfig.h").is_file()
     assert (merged / "include/generated/autoconf.h").is_file()
     assert (merged / "arch/x86/include/asm/one.h").is_file()
     assert (merged / "arch/x86/include/generated/asm/two.h").is_file()
+    assert found.folder(tmp_path / "cache") == merged
+    assert list((tmp_path / "cache").iterdir()) == [merged], "nothing else is left there"
+    os.utime(common, ns=(1, 1))
+    assert found.folder(tmp_path / "cache") != merged, "another state, another folder"
 
 
 def test_versions_are_numbers(tmp_path: Path) -> None:
@@ -62,13 +66,16 @@ def test_one_whole_tree(tmp_path: Path) -> None:
     touch(tree / "include/linux/kconfig.h")
     touch(tree / "include/generated/autoconf.h")
     touch(tree / "arch/x86/include/generated/asm/two.h")
-    assert headers.find(tmp_path).trees == (tree,)
+    found = headers.find(tmp_path)
+    assert found.trees == (tree,)
+    assert found.folder(tmp_path / "cache") == tree
 
 
 def test_the_running_kernels_come_first(tmp_path: Path) -> None:
     debian(tmp_path, "6.1.0-9")
     touch(tmp_path / "lib/modules" / RELEASE / "build/include/generated/autoconf.h")
     assert headers.find(tmp_path).trees == ()
+    assert headers.find(tmp_path).folder(tmp_path / "cache") is None
 
 
 def test_in_the_kernel_itself(tmp_path: Path) -> None:
