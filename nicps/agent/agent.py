@@ -49,6 +49,7 @@ from nicps.protocol.ring import KernelState
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
+_MALFORMED_SHOWN = 3
 _RETRY_S = 0.001  # the interface's queue was full
 
 
@@ -67,6 +68,7 @@ class Agent:
         self._stopping = False
         self._kernel: KernelState | None = None
         self._hold_started = 0.0
+        self._malformed = 0
         self._last_job: dict[str, Any] = {}
         self._report: dict[str, Any] = {}
         self._work: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = (
@@ -174,11 +176,12 @@ class Agent:
             try:
                 self.act(self.node.on_frame(self.now, source, frame))
             except WireError as error:
-                self._bad_frames = getattr(self, "_bad_frames", 0) + 1
-                if self._bad_frames <= 3:
+                self._malformed += 1
+                if self._malformed <= _MALFORMED_SHOWN:
                     self.log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
             if self.node.ring is not None and self.node.ring.turns > turns:
                 self.turns += 1
+                self._hold_started = self.now
 
     def pump(self) -> None:
         """Send what can be sent; wait for room in the ring only if that is what is missing."""
@@ -261,7 +264,22 @@ class Agent:
             token = wire.unpack(frame).body
             assert isinstance(token, wire.Token)
             self.dataplane.saw(token.generation, token.hop)
+            if token.owner != self.node.number:
+                self.sender.frame(frame, self._handed_on)
+                return
         self.sender.frame(frame)
+
+    def _handed_on(self) -> None:
+        """For the time line: the token has left this host."""
+        started, self._hold_started = self._hold_started, 0.0
+        ring = self.node.ring
+        if (
+            self.job is not None
+            and ring is not None
+            and ring.phase.kind is wire.PhaseKind.TRAIN
+            and started
+        ):
+            self.job.log_hold(started, time.monotonic(), ring.round)
 
     def _formed(self, formed: Formed) -> None:
         config = self.dataplane.config
@@ -522,6 +540,7 @@ class Agent:
             "last_job": self._last_job,
             "token_turns": self.turns,
             "fragments_sent": self.sender.fragments,
+            "frames_malformed": self._malformed,
             "counters": self.dataplane.counters(),
         }
 

@@ -32,6 +32,12 @@ class Source(Protocol):
         """The first fragments are with the kernel."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Small:
+    data: bytes
+    sent: Callable[[], None] | None
+
+
 @dataclass(slots=True)
 class _Bulk:
     action: SendFragments
@@ -75,7 +81,7 @@ class Sender:
         self._header = header
         self._take_sequence = take_sequence
         self._sent = sent
-        self._queue: deque[bytes | _Bulk] = deque()
+        self._queue: deque[_Small | _Bulk] = deque()
         self._dtype = _header_dtype()
         self._rows = np.zeros((_BATCH, self._dtype.itemsize), np.uint8)
         self._records = self._rows.view(self._dtype).reshape(_BATCH)
@@ -84,9 +90,9 @@ class Sender:
         self.blocked_by_kernel = False  # wait until the ring has room
         self.refused = False  # the interface's queue is full: try again soon
 
-    def frame(self, data: bytes) -> None:
-        """Queue one small frame."""
-        self._queue.append(data)
+    def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
+        """Queue one small frame; `sent` is called when it has gone."""
+        self._queue.append(_Small(data, sent))
 
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
         """Queue (part of) a contribution."""
@@ -100,7 +106,7 @@ class Sender:
 
     def drop_fragments(self) -> None:
         """The job is over: forget contributions that have not gone out."""
-        self._queue = deque(item for item in self._queue if isinstance(item, bytes))
+        self._queue = deque(item for item in self._queue if isinstance(item, _Small))
 
     @property
     def idle(self) -> bool:
@@ -112,10 +118,12 @@ class Sender:
         self.blocked_by_kernel = self.refused = False
         while self._queue:
             item = self._queue[0]
-            if isinstance(item, bytes):
-                if not self._dataplane.send(item):
+            if isinstance(item, _Small):
+                if not self._dataplane.send(item.data):
                     self.refused = True
                     return
+                if item.sent is not None:
+                    item.sent()
             else:
                 item.started = item.started or now
                 if not self._pump_bulk(item):
