@@ -284,6 +284,7 @@ class Agent:
     def _formed(self, formed: Formed) -> None:
         config = self.dataplane.config
         config["enabled"] = 0
+        self.dataplane.quiesce()  # a frame of the old view may still be in the program
         self.dataplane.members([m.mac for m in formed.members])
         config["view"] = formed.view
         config["number"] = formed.number

@@ -146,6 +146,7 @@ class Sender:
                 tx.flush()
                 if tx.free() <= 0:
                     self.blocked_by_kernel = True
+                    self.refused = tx.unsent() > 0
                     return False
                 continue
             payload, shifts = bulk.source.payload(round_, first, count)
