@@ -55,6 +55,7 @@ def test_mnist_says_what_is_missing_or_cut_off(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(
     find(os.environ.get("NICPS_DATA"), MNIST_FILES[0]) is None,
     reason="needs MNIST in the folder that NICPS_DATA names",
