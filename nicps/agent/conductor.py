@@ -94,7 +94,7 @@ class Conductor:
             self._reason = f"the job's preparation left no usable prepared.json: {error}"
             self._over()
             return
-        self.event("forming", job_id=self.job_id, data=self._prepared.get("data"))
+        self.event("forming", data=self._prepared.get("data"))
         self.agent.act(self.agent.node.start(self.agent.now, wire_nonce()))
 
     def formed(self) -> None:
@@ -302,7 +302,7 @@ class Conductor:
 
     def event(self, what: str, **values: Any) -> None:
         """Tell the submitter and whoever else watches."""
-        self.agent.publish({"op": "event", "event": what, **values})
+        self.agent.publish({"op": "event", "event": what, "job_id": self.job_id, **values})
 
     def abandon(self) -> None:
         """The agent stops: leave nothing behind."""

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from nicps.cli import agentlink
+from nicps.cli.submit import progress_line
 
 
 def add_parser(subparsers: Any) -> None:
@@ -54,7 +55,8 @@ def text(status: Mapping[str, Any]) -> str:
     ]
     if status["job"]:
         lines.append(f"job        {status['job']}")
-        lines += [f"{key:<10} {value}" for key, value in status["progress"].items()]
+        if status["progress"]:
+            lines.append(f"progress   {progress_line(status['progress'])}")
     last = status["last_job"]
     if last and not status["job"]:
         outcome = last["error"] or f"test accuracy {last['result'].get('test_accuracy')}"

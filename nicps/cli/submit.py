@@ -89,23 +89,41 @@ def run(args: argparse.Namespace) -> int:
                 if args.wait:
                     _show(message)
                 elif message["event"] in ("formed", "training"):
-                    print(f"job {message.get('job_id', '')} taken; `nicps status --watch` shows it")
+                    print(f"job {message['job_id']} is under way; `nicps status --watch` shows it")
                     return 0
 
 
 def _show(event: Mapping[str, Any]) -> None:
     """One line of progress on stderr; on a terminal it is written over."""
     if event["event"] != "progress":
-        details = ", ".join(
-            f"{k} {_short(v)}" for k, v in event.items() if k not in ("op", "event")
-        )
+        hidden = ("op", "event", "job_id")
+        details = ", ".join(f"{k} {_short(v)}" for k, v in event.items() if k not in hidden)
         print(f"nicps: {event['event']}{': ' + details if details else ''}", file=sys.stderr)
-        return
-    details = "  ".join(f"{k} {_short(v)}" for k, v in event.items() if k not in ("op", "event"))
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{details}", end="", file=sys.stderr, flush=True)
+    elif sys.stderr.isatty():
+        print(f"\r\x1b[K{progress_line(event)}", end="", file=sys.stderr, flush=True)
     else:
-        print(details, file=sys.stderr, flush=True)
+        print(progress_line(event), file=sys.stderr, flush=True)
+
+
+def progress_line(values: Mapping[str, Any]) -> str:
+    """What a training program reports, in one line; keys that are not known here stand as they are."""
+    left = {k: v for k, v in values.items() if k not in ("op", "event", "job_id", "round", "epoch")}
+    done, total = left.pop("trained_rounds", values.get("round")), left.pop("rounds_total", None)
+    parts = [f"round {done}{f'/{total}' if total else ''}"]
+    if (loss := left.pop("loss", None)) is not None:
+        parts.append(f"loss {loss:.4f}")
+    if (accuracy := left.pop("accuracy", None)) is not None:
+        parts.append(f"accuracy {accuracy:.2%}")
+    if (rate := left.pop("samples_per_second", None)) is not None:
+        parts.append(f"{rate:,.0f} samples/s")
+    if (turns := left.pop("token_turns", None)) is not None:
+        parts.append(f"{turns} token turns")
+    shares = [
+        f"{name} {left.pop(f'share_{key}'):.0%}"
+        for key, name in (("compute", "computing"), ("wait", "waiting"), ("network", "network"))
+        if left.get(f"share_{key}") is not None
+    ]
+    return "  ".join([*parts, *shares, *(f"{k} {_short(v)}" for k, v in left.items())])
 
 
 def _short(value: Any) -> str:
