@@ -46,7 +46,8 @@ class Records:
     def take(self, index: npt.NDArray[Any] | slice) -> dict[str, npt.NDArray[Any]]:
         """Contiguous arrays by field name of the records `index`, shape (len(index), *shape)."""
         rows = self._rows[index]
-        return {field["name"]: np.ascontiguousarray(rows[field["name"]]) for field in self.fields}
+        # A copy even of a single record: NumPy calls that contiguous, with the record's stride, which PyTorch refuses.
+        return {field["name"]: rows[field["name"]].copy() for field in self.fields}
 
 
 def record_type(fields: list[dict[str, Any]]) -> np.dtype[Any]:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from trainer import JobError, weights
 from trainer.prepare import MAX_JOB_BYTES, pack, prepare, unpack
-from trainer.records import Order, Records, shard, write
+from trainer.records import Order, Records, fields_of, shard, write
 
 JOB = """\
 import numpy as np
@@ -78,6 +79,15 @@ def test_records_are_shuffled_whole(tmp_path: Path) -> None:
     assert sorted(got["y"]) == list(range(30))
     assert list(got["y"]) != list(range(30))
     assert np.array_equal(got["x"][:, 0], got["y"] * 3)
+
+
+def test_pytorch_takes_a_single_record(tmp_path: Path) -> None:
+    arrays = {"x": np.ones((4, 3), np.float32), "y": np.arange(4, dtype=np.uint8)}  # 13 bytes
+    write(tmp_path / "train.bin", arrays, np.arange(4))
+    records = Records(tmp_path / "train.bin", fields_of("train", arrays))
+    for index in (np.array([2]), slice(2, 3)):
+        taken = {name: torch.from_numpy(array) for name, array in records.take(index).items()}
+        assert (taken["x"].tolist(), taken["y"].tolist()) == ([[1.0] * 3], [2])
 
 
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
