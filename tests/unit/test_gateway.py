@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,15 @@ def gradient(samples: int = 4, **changes: Any) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(gradient_json.dumps(named, samples))
     document["parameters"][1].update(changes)
     return document
+
+
+def test_every_message_is_documented(make: Callable[..., Setting], checkout: Path) -> None:
+    text = (checkout / "docs" / "socket.md").read_text()
+    setting = make()
+    known = setting.program.ask("?")["message"].partition("known are ")[2].split(", ")
+    assert len(known) == 9
+    for op in known:
+        assert f'| `{{"op": "{op}"' in text
 
 
 def test_welcome(make: Callable[..., Setting]) -> None:
