@@ -27,13 +27,13 @@ def example(text: str) -> str:
 def test_the_example_trains(text: str, tmp_path: Path) -> None:
     (tmp_path / "circle").mkdir()
     (tmp_path / "circle" / "job.py").write_text(example(text))
-    outcome = run_job(tmp_path / "circle", tmp_path / "run", epochs=3, hidden=16, quorum=1.0)
+    outcome = run_job(tmp_path / "circle", tmp_path / "run", epochs=8, quorum=1.0)
     assert outcome.errors == [None] * 4
     lines = [outcome.metrics(number) for number in range(1, 5)]
     for of_round in zip(*lines, strict=True):
         assert len({line["weights_sha256"] for line in of_round}) == 1
     accuracies = [line["accuracy"] for line in lines[0] if line["phase"] == "test"]
-    assert len(accuracies) == 3
+    assert len(accuracies) == 8 or accuracies[-1] >= 0.99  # its done()
     assert accuracies[-1] > 0.9
 
 

@@ -100,7 +100,7 @@ def test_the_metrics_say_where_the_time_went(digits: Outcome) -> None:
             assert abs(sum(parts) - (line["t_end"] - line["t_start"])) < 1e-9
     train = [line for line in digits.metrics(2) if line["phase"] == "train"]
     assert len(train) == 90
-    assert all(line["samples"] == 128 and line["own_samples"] == 32 for line in train)
+    assert all(line["samples"] == 120 and line["own_samples"] == 30 for line in train)
     assert train[0]["loss"] > 2 > 0.5 > train[-1]["loss"]
 
 
@@ -123,18 +123,18 @@ def test_the_saved_model_is_a_state_dict_with_the_last_weights(digits: Outcome) 
 
 def test_gradients_can_be_kept(digits: Outcome) -> None:
     saved = [np.load(folder / "out" / "gradients" / "7.npz") for folder in digits.folders]
-    assert [int(each["samples"]) for each in saved] == [32] * 4
+    assert [int(each["samples"]) for each in saved] == [30] * 4
     due = sum(each["vector"].astype(np.float64) for each in saved)
     for each in saved:
         assert np.array_equal(each["total"], due.astype(np.float32))
-        assert int(each["n"]) == 128
-        assert each["counted"].tolist() == [[number, 32] for number in range(1, 5)]
+        assert int(each["n"]) == 120
+        assert each["counted"].tolist() == [[number, 30] for number in range(1, 5)]
 
 
 def test_four_members_compute_what_one_does(tmp_path: Path) -> None:
     """R12: the sum over four shares is the gradient of the whole batch (first round, whole data)."""
     text = (DIGITS / "job.py").read_text().replace("test = np.arange(len(labels)) % 5 == 4", "")
-    text = text.replace("~test", "slice(0, 128)").replace("[test]", "[:10]")
+    text = text.replace("~test", "slice(0, 120)").replace("[test]", "[:10]")
     job = make(tmp_path / "job", text)
     totals = []
     for members in (1, 4):
