@@ -187,7 +187,12 @@ class Network:
     def join(self, host: str, *arguments: str, wrap: Sequence[str] = (), **options: Any) -> None:
         """Start `nicps join` there; it does not answer yet. `wrap` is a command that runs it."""
         command = [*wrap, *NICPS, "join", "--iface", "eth1", "--name", host, "--user", self.user]
-        command += ["--runs", str(self.place(host, "runs")), "--work", str(self.place(host, "work"))]
+        command += [
+            "--runs",
+            str(self.place(host, "runs")),
+            "--work",
+            str(self.place(host, "work")),
+        ]
         log = self.folder / host / "agent.log"
         with log.open("ab") as file:
             options = {"stdout": file, "stderr": subprocess.STDOUT, **options}
@@ -268,7 +273,9 @@ class Network:
         """Submit on that host; events and the result come through the channel."""
         return submit(self.agents[host], job=str(job), settings=settings)
 
-    def train(self, job: Path, *, host: str = "h1", timeout_s: float = 120.0, **settings: Any) -> Run:
+    def train(
+        self, job: Path, *, host: str = "h1", timeout_s: float = 120.0, **settings: Any
+    ) -> Run:
         """Submit and wait for the good end."""
         channel = self.submit(host, job, **settings)
         try:
@@ -300,7 +307,9 @@ class Network:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return self.run(host, [*NICPS, *arguments], text=True, **{**pipes, **options})
 
-    def command(self, host: str, *arguments: str, timeout_s: float = 120.0, **options: Any) -> Ended:
+    def command(
+        self, host: str, *arguments: str, timeout_s: float = 120.0, **options: Any
+    ) -> Ended:
         """Run `nicps ...` on a host, as a user does."""
         return ended(self.start(host, *arguments, **options), timeout_s)
 
