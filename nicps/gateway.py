@@ -323,11 +323,11 @@ def run(program: Channel, session: Session, tensors: Sequence[Mapping[str, Any]]
             return
         _tell(program, error)
         time.sleep(GRACE_S)  # its own last words are worth more: with them the agent ends us
-        session.fail(f"{session.name}: the training program has left: {error}")
+        session.fail(f"the training program has left: {error}")
     except (JobAborted, ChannelClosed) as error:
         _tell(program, error)
     except NicpsError as error:
-        session.fail(f"{session.name}: {error}")
+        session.fail(str(error))
         _tell(program, error)
 
 

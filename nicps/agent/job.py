@@ -254,7 +254,7 @@ class LocalJob:
     def _gateway_ended(self, code: int) -> None:
         gateway, self._gateway = self._gateway, None
         if code and gateway is not None and not self._ended:
-            reason = f"{self.agent.settings.name}: the gateway ended: {gateway.last_line()}"
+            reason = f"the gateway ended: {gateway.last_line()}"
             self.agent.act(self.agent.node.fail(self.agent.now, reason))
 
     def attach(self, channel: Channel) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from nicps.bench.agents import AgentProcess, await_agents, result_of, start_agent, submit
@@ -58,11 +60,12 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         yield lab
 
 
-def refusal(agent: AgentProcess, **message: Any) -> str:
-    """What the agent says to a message that it refuses."""
+def refusal(agent: AgentProcess, times: int = 1, **message: Any) -> str:
+    """What the agent says to a message that it refuses, sent so many times at once."""
     channel = agent.connect()
     with contextlib.closing(channel):
-        channel.send(message)
+        body = orjson.dumps(message)
+        channel.socket.sendall((struct.pack(">I", len(body)) + body) * times)
         answer, _ = channel.recv(10.0)
     assert answer["op"] == "error"
     return str(answer["message"])
@@ -91,6 +94,7 @@ def test_takes_part_without_torch(lab: Lab, open_path: Path) -> None:
     assert not maps_torch(gateway)
     assert [maps_torch(pid) for pid in trainers] == [True] * 3
     assert refusal(agents[3], **attach) == "a training program is attached already"
+    assert refusal(agents[3], 2, **attach).startswith("wait for the answer to attach")
     assert refusal(agents[0], **attach) == "a training program is attached already"
     result, _ = result_of(channel, 60.0)
     channel.close()
@@ -122,9 +126,12 @@ def test_a_gradient_that_does_not_fit_fails_the_job(lab: Lab, open_path: Path) -
     program.write_text(text.replace(right, '"shape": [*array.shape, 1],'))
     agents = joined(lab, open_path, program)
     channel = submit(agents[0], job=str(JOB), settings={"rounds": ROUNDS})
-    with pytest.raises(JobFailed, match=r"h2: .*refused: parameter '1.weight': shape is") as failed:
+    with pytest.raises(
+        JobFailed, match=r"^h2: round \d+: the gradient is refused: parameter"
+    ) as failed:
         result_of(channel, 60.0)
     channel.close()
-    assert "\n" not in str(failed.value)
+    misfit = "parameter '1.weight': shape is [32, 64, 1], the model's is [32, 64]"
+    assert str(failed.value).endswith(f"the gradient is refused: {misfit}")
     until(lambda: agents[1].status()["job"] is None, "h2 stands by")
     assert not processes("", open_path)

@@ -199,7 +199,7 @@ def refused(setting: Setting, answer: dict[str, Any], reason: str) -> None:
     assert reason in answer["message"]
     assert "\n" not in answer["message"]
     setting.thread.join(10.0)
-    assert setting.session.failure == f"h2: {answer['message']}"
+    assert setting.session.failure == answer["message"]
 
 
 WRONG = [
@@ -259,7 +259,7 @@ def test_no_json(make: Callable[..., Setting], body: bytes) -> None:
     setting.program.send(body)
     assert "sent no JSON" in setting.program.receive()["message"]
     setting.thread.join(10.0)
-    assert str(setting.session.failure).startswith("h2: the training program has left: ")
+    assert str(setting.session.failure).startswith("the training program has left: ")
 
 
 def test_too_long(make: Callable[..., Setting]) -> None:
@@ -272,7 +272,7 @@ def test_the_program_goes(make: Callable[..., Setting]) -> None:
     setting = make()
     setting.program.socket.close()
     setting.thread.join(10.0)
-    assert str(setting.session.failure).startswith("h2: the training program has left: ")
+    assert str(setting.session.failure).startswith("the training program has left: ")
 
 
 def test_the_job_is_stopped(make: Callable[..., Setting]) -> None:
