@@ -258,6 +258,10 @@ class Network:
             os.killpg(agent.process.pid, number)
         return agent.process.wait(timeout_s)
 
+    def leave(self, host: str) -> int | None:
+        """End the agent as SIGTERM does; its exit code."""
+        return self.end(host, signal.SIGTERM)
+
     def nothing_left(self, host: str, work: bool = True) -> None:
         """After an agent: no program on the interface, no process, no socket; no files either, if `work`."""
         assert self.lab.host(host).read_link().xdp_mode is None
@@ -311,15 +315,14 @@ class Network:
         self, host: str, *arguments: str, timeout_s: float = 120.0, **options: Any
     ) -> Ended:
         """Run `nicps ...` on a host, as a user does."""
-        return ended(self.start(host, *arguments, **options), timeout_s)
+        return self.finish(self.start(host, *arguments, **options), timeout_s)
 
-
-def ended(child: subprocess.Popen[str], timeout_s: float = 120.0) -> Ended:
-    """Wait for a command; it is killed if it takes too long."""
-    try:
-        out, err = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
-        raise
-    return Ended(child.returncode, out or "", err or "")
+    def finish(self, child: subprocess.Popen[str], timeout_s: float = 120.0) -> Ended:
+        """Wait for a command; it is killed if it takes too long."""
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            raise
+        return Ended(child.returncode, out or "", err or "")
