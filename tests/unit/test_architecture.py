@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The floors of docs/architecture.md: who may import what; and that what docs point at is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("nicps", "trainer", "tests", "examples")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module or name: `nicps.protocol.phase` and `lanes_per_fragment`."""
+
+    where: str  # file and line
+    module: str
+    name: str | None
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def third_party(self) -> bool:
+        return self.top not in OURS and self.top not in sys.stdlib_module_names
+
+    def within(self, *packages: str) -> bool:
+        return any(self.module == p or self.module.startswith(p + ".") for p in packages)
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """All imports of a file: at its top, inside functions, and for the type checker only."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(where, alias.name, None)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{where}: imports are absolute"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if is_module(whole):
+                    yield Import(where, whole, None)
+                else:
+                    yield Import(where, str(node.module), alias.name)
+
+
+@cache
+def imports_in(path: Path) -> tuple[Import, ...]:
+    return tuple(imports_of(path))
+
+
+def imports(*places: str) -> list[Import]:
+    """Of the files and folders (below the root) named."""
+    found: list[Import] = []
+    for place in places:
+        path = ROOT / place
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        assert files and all(file.is_file() for file in files), place
+        for file in files:
+            found += imports_in(file)
+    return found
+
+
+def wrong(found: list[Import], *allowed: str) -> list[Import]:
+    """Imports of our own that are not in the packages allowed; `nicps` itself holds only the version."""
+    ours = [i for i in found if i.top in OURS and i.module != "nicps"]
+    return [i for i in ours if not i.within(*allowed)]
+
+
+ERRORS, WIRE, PROTOCOL, DATAPLANE = (
+    "nicps.errors",
+    "nicps.wire",
+    "nicps.protocol",
+    "nicps.dataplane",
+)
+PHASE = "nicps.protocol.phase"
+
+#: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
+ROOMS = {
+    "nicps/errors.py": (),
+    "nicps/wire.py": (ERRORS,),
+    "nicps/wiretable.py": (ERRORS, WIRE),
+    "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable"),
+    "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
+    "nicps/protocol": (ERRORS, WIRE, PROTOCOL),
+    "nicps/dataplane": (ERRORS, WIRE, DATAPLANE, PHASE),
+    "nicps/gradient_json.py": (ERRORS,),
+    "nicps/client.py": (ERRORS, WIRE, DATAPLANE),
+    "nicps/gateway.py": (ERRORS, WIRE, DATAPLANE, PHASE, "nicps.client", "nicps.gradient_json"),
+    "nicps/agent": (ERRORS, WIRE, DATAPLANE, PROTOCOL, "nicps.client", "nicps.agent"),
+    "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.doctor"),
+    "nicps/lab": (ERRORS, DATAPLANE, "nicps.lab"),
+    "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms(room: str) -> None:
+    assert wrong(imports(room), *ROOMS[room]) == []
+
+
+def test_the_dataplane_takes_helpers_of_the_protocol_and_no_state_machine() -> None:
+    taken = {i.name for i in imports("nicps/dataplane") if i.within(PROTOCOL)}
+    assert taken <= {"lanes_per_fragment", "fragments_per_block"}
+
+
+def test_wire_and_protocol_need_the_standard_library_only() -> None:
+    found = imports("nicps/wire.py", "nicps/errors.py", "nicps/protocol")
+    assert [i for i in found if i.third_party] == []
+
+
+def test_the_protocol_knows_no_clock_and_no_socket() -> None:
+    """Events in, actions out: that is what lets a simulator run it."""
+    found = imports("nicps/protocol")
+    forbidden = ("asyncio", "ctypes", "mmap", "os", "random", "secrets", "select", "selectors")
+    forbidden += ("signal", "socket", "subprocess", "threading", "time")
+    assert [i for i in found if i.within(*forbidden)] == []
+
+
+def test_nicps_runs_without_the_trainer_and_without_what_only_tests_use() -> None:
+    """scapy is GPL-2.0; torch is the trainer's, and the benchmark's that measures Gloo."""
+    found = imports("nicps")
+    assert [i for i in found if i.within("trainer", "tests", "examples", "scapy", "sklearn")] == []
+    torch = [i for i in found if i.within("torch")]
+    assert [i for i in torch if not i.where.startswith("nicps/bench/")] == []
+
+
+def test_bcc_stays_in_the_compiling_child() -> None:
+    bcc = {i.where.partition(":")[0] for i in imports("nicps") if i.within("bcc")}
+    assert bcc <= {"nicps/dataplane/compile.py"}
+
+
+def test_nothing_of_the_product_knows_the_lab() -> None:
+    allowed = ("nicps/lab/", "nicps/bench/", "nicps/cli/lab.py")
+    lab = [i for i in imports("nicps", "trainer") if i.within("nicps.lab")]
+    assert lab and [i for i in lab if not i.where.startswith(allowed)] == []
+
+
+def test_only_the_commands_and_benchmarks_import_the_commands() -> None:
+    cli = [i for i in imports("nicps") if i.within("nicps.cli")]
+    allowed = ("nicps/cli/", "nicps/bench/", "nicps/__main__.py")
+    assert [i for i in cli if not i.where.startswith(allowed)] == []
+
+
+# ---- pointers in the documents: `path:name`
+
+
+def pointers() -> list[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for page in ("rules.md", "protocol.md", "architecture.md"):
+        text = (ROOT / "docs" / page).read_text()
+        found |= set(re.findall(r"`([\w./-]+\.(?:py|c|h)):([\w.]+)`", text))
+    return sorted(found)
+
+
+def has(path: Path, name: str) -> bool:
+    """Whether the file defines that: `Class.method`, a function, or a name that is assigned."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return re.search(rf"\b{name}\b", text) is not None
+    body: list[ast.stmt] = ast.parse(text).body
+    for part in name.split("."):
+        node = next((n for n in body if part in _defines(n)), None)
+        if node is None:
+            return False
+        body = getattr(node, "body", [])
+    return True
+
+
+def _defines(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return {node.target.id}
+    if isinstance(node, ast.Assign):
+        return {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return set()
+
+
+def test_what_the_documents_point_at_is_there() -> None:
+    found = pointers()
+    assert len(found) > 50
+    missing = [(p, n) for p, n in found if not (ROOT / p).is_file() or not has(ROOT / p, n)]
+    assert missing == []
