@@ -23,7 +23,7 @@ from nicps import wire
 from nicps.agent.conductor import Conductor
 from nicps.agent.control import VERSION, ControlSocket, Peer
 from nicps.agent.job import LocalJob
-from nicps.agent.process import Child, User
+from nicps.agent.process import Child, User, set_nice
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
 from nicps.dataplane import DataPlane
@@ -50,6 +50,7 @@ _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our las
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
 _MALFORMED_SHOWN = 3
+_NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
 
 
@@ -119,10 +120,7 @@ class Agent:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         self.watch(read, self.stop)
-        with contextlib.suppress(PermissionError):
-            os.setpriority(
-                os.PRIO_PROCESS, 0, -15
-            )  # a token that waits for a processor delays everybody
+        set_nice(os.getpid(), _NICE)
         while not self._stopping:
             self._step()
         self._say_goodbye()
@@ -320,6 +318,7 @@ class Agent:
         phase = self.node.ring.phase if self.node.ring is not None else None
         if self.conductor is not None and phase is not None:
             if phase.kind is wire.PhaseKind.TRAIN:
+                self.conductor.unit = commit.next_unit
                 self.act(self.node.hold_back(self.now, True))
         self.job.committed(commit)
 

@@ -52,6 +52,7 @@ class Conductor:
         self._settings: dict[str, Any] = {}
         self._prepared: dict[str, Any] = {}
         self._testing = False
+        self.unit: int | None = None  # the last training round's, which the next phase begins with
         self._collect: list[tuple[int, dict[str, int]]] = []
         self._training_s = 0.0
         self._handout_s = 0.0
@@ -177,7 +178,9 @@ class Conductor:
                 width=width,
                 shares=equal_shares(batch, node.members),
                 quorum=quorum,
-                unit=int(settings.get("unit", DEFAULT_UNIT)),
+                unit=self.unit
+                if self.unit is not None
+                else int(settings.get("unit", DEFAULT_UNIT)),
                 settings={"handout": job.digest, "model": job.ready["digest"]},
             )
         )

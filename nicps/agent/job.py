@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import orjson
 
 from nicps import wire
 from nicps.agent.bundle import WINDOW_BYTES, InStream, OutStream
-from nicps.agent.process import Child, python
+from nicps.agent.process import Child, python, set_nice
 from nicps.dataplane.arena import Arena
 from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.dataplane.lanes import U8, LaneFormat
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nicps.agent.agent import Agent
 
 _KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
+_HURRIED = -10  # nice value
 COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
 
 
@@ -37,6 +38,7 @@ class ArenaSource:
     """A contribution in the memory that the trainer writes."""
 
     arena: Arena
+    hurry: Callable[[bool], None]
 
     def available(self, round_: int) -> int:
         """Converted so far."""
@@ -51,6 +53,10 @@ class ArenaSource:
     def sending(self, round_: int) -> None:
         """The trainer wants to know when."""
         self.arena.set_sending_since(round_, time.monotonic_ns())
+
+    def awaited(self, yes: bool) -> None:
+        """Everybody waits for this trainer now."""
+        self.hurry(yes)
 
 
 @dataclass(slots=True)
@@ -69,7 +75,10 @@ class StreamSource:
         return self.stream.read(round_ - self.first_round, first, count), 0
 
     def sending(self, round_: int) -> None:
-        """Nobody waits for this."""
+        """Nobody wants to know."""
+
+    def awaited(self, yes: bool) -> None:
+        """Files are always there."""
 
 
 class LocalJob:
@@ -105,6 +114,7 @@ class LocalJob:
         self._timeline: list[dict[str, Any]] = []
         self._timeline_file = (self.folder / "timeline.jsonl").open("ab")
         self._ended = False
+        self._hurried = False
 
     # ---- phases
 
@@ -303,6 +313,12 @@ class LocalJob:
         elif op == "fail":
             agent.act(node.fail(now, message["message"]))
 
+    def _hurry(self, yes: bool) -> None:
+        """A trainer whose gradient all hosts wait for gets the processor before other programs."""
+        if self._hurried != yes and self._trainer is not None:
+            self._hurried = yes
+            set_nice(self._trainer.pid, _HURRIED if yes else 0)
+
     def detached(self) -> None:
         """The training program has closed its connection."""
         self._channel = None
@@ -357,7 +373,7 @@ class LocalJob:
             "unit": phase.unit,
         }
         self.arena.phase = phase.number
-        self._source = ArenaSource(self.arena)
+        self._source = ArenaSource(self.arena, self._hurry)
         if phase.blocks > self._blocks or phase.kind is wire.PhaseKind.TRAIN:
             self._allocate(phase.blocks)
         if self._blocks and self._blocks_told != self._blocks:

@@ -111,7 +111,12 @@ class Child:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return lines[-1].removeprefix("trainer: error: ") if lines else "it said nothing"
+        if lines:
+            return lines[-1].removeprefix("trainer: error: ")
+        folder = self.log.parent
+        if os.statvfs(folder).f_bavail == 0:  # so it could not say anything
+            return f"No space left on device: {folder}"
+        return "it said nothing"
 
     def kill(self) -> None:
         """End it and all that it started, and wait for it."""
@@ -123,6 +128,17 @@ class Child:
 def _before_exec() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing of ours outlives the agent
     os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def set_nice(pid: int, nice: int) -> None:
+    """Who gets the processor first: nice value of a process, and of its session.
+
+    Linux shares processors out between sessions first (sched_autogroup), so a nice value alone counts only within one.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def python(module: str, *arguments: str) -> list[str]:

@@ -31,6 +31,9 @@ class Source(Protocol):
     def sending(self, round_: int) -> None:
         """The first fragments are with the kernel."""
 
+    def awaited(self, yes: bool) -> None:
+        """This host has the token, and waits for more (or has all that it needs)."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Small:
@@ -128,6 +131,7 @@ class Sender:
                 item.started = item.started or now
                 if not self._pump_bulk(item):
                     return
+                item.source.awaited(False)
                 self._sent(item.action, item.started)
             self._queue.popleft()
 
@@ -140,6 +144,7 @@ class Sender:
             count = min(count, available - first, _BATCH)
             if count <= 0:
                 tx.flush()
+                bulk.source.awaited(True)
                 return False  # the source rings when it has more
             count = min(count, tx.free())
             if count <= 0:
