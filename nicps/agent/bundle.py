@@ -22,8 +22,8 @@ from nicps.dataplane.lanes import U8
 from nicps.errors import JobFailed
 from nicps.wire import PAYLOAD_BYTES
 
-#: Fragments in a window: 11.8 MB, a tenth of a second at 1 Gbit/s; two of them are the receivers' memory.
-WINDOW_FRAGMENTS = 8192
+#: Fragments in a window: 23.6 MB, a fifth of a second at 1 Gbit/s; two of them are the receivers' memory.
+WINDOW_FRAGMENTS = 16384
 WINDOW_BYTES = WINDOW_FRAGMENTS * PAYLOAD_BYTES
 
 

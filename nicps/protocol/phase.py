@@ -32,7 +32,7 @@ class Timings:
     call_s: float = 0.1
     quiet_s: float = 0.7
     decision_s: float = 0.03
-    repeat_s: float = 0.02
+    repeat_s: float = 0.008
     want_s: float = 0.004
     beacon_s: float = 0.5
     silent_s: float = 15.0
@@ -108,10 +108,21 @@ class Phase:
         """
         try:
             values = json.loads(tail)
-            values["shares"] = tuple(values["shares"])
+            settings, shares = values.pop("settings"), tuple(values.pop("shares"))
+            if not isinstance(settings, dict) or {type(n) for n in (*values.values(), *shares)} - {
+                int
+            }:
+                raise ValueError("a value of the wrong type")
             kind = wire.PhaseKind(decision.phase)
-            return cls(number=decision.number, generation=decision.generation, kind=kind, **values)
-        except (ValueError, TypeError, KeyError) as error:
+            return cls(
+                number=decision.number,
+                generation=decision.generation,
+                kind=kind,
+                shares=shares,
+                settings=settings,
+                **values,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise WireError(f"decision {decision.number} cannot be read: {error}") from None
 
 
