@@ -167,6 +167,8 @@ class Session:
         Raises:
             NonFinite: it holds NaN or infinity; nothing was offered.
         """
+        if samples < 1:
+            raise JobFailed(f"round {round_}: a gradient of {samples} samples cannot be counted")
         arena, quantiser, format = self._shared(), self._quantiser, self._format
         assert quantiser is not None and format is not None
         largest = self._largest(vector)

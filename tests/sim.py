@@ -61,6 +61,7 @@ class Host:
         self.log: list[Action] = []
         self.on_action: Callable[[Host, Action], None] = lambda host, action: None
         self.sent_counts: dict[int, int] = {}
+        self.dead = False
         self._tx_free = 0.0
         self._timer: float | None = None
 
@@ -87,6 +88,8 @@ class Host:
     # the agent's part
 
     def do(self, actions: list[Action]) -> None:
+        if self.dead:
+            return
         now = self.lan.now
         for action in actions:
             self.log.append(action)
@@ -100,7 +103,9 @@ class Host:
                         self._tx_free += FRAGMENT_S
                         self.sent_counts[index] = self.sent_counts.get(index, 0) + 1
                         self.lan.fragment(self, action.round, index, self._tx_free)
-                self.lan.at(self._tx_free, lambda: self.do(self.node.sent(self.lan.now)))
+                self.lan.at(
+                    self._tx_free, lambda a=action: self.do(self.node.sent(self.lan.now, a))
+                )
             elif isinstance(action, Formed):
                 self.formed = action
             elif isinstance(action, Committed):
@@ -115,7 +120,7 @@ class Host:
             self.lan.at(max(deadline, self.lan.now + 1e-5), lambda: self._tick(deadline))
 
     def _tick(self, deadline: float) -> None:
-        if self._timer == deadline:
+        if self._timer == deadline and not self.dead:
             self._timer = None
             self._sync()
             self.do(self.node.tick(self.lan.now))
@@ -125,6 +130,10 @@ class Host:
         self.bounced = None
 
     # the XDP program's part
+
+    def die(self) -> None:
+        """Kill -9: from now on nothing comes from this host, and nothing reaches it."""
+        self.dead = True
 
     def take_fragment(self, sender: Host, round_: int, index: int) -> None:
         kernel = self.node.kernel
@@ -228,7 +237,7 @@ class Lan:
         if rng.random() < conditions.loss:
             return
         for host in self.hosts:
-            if host is sender or rng.random() < conditions.loss:
+            if host is sender or host.dead or rng.random() < conditions.loss:
                 continue
             copies = 2 if rng.random() < conditions.duplicate else 1
             for _ in range(copies):
@@ -275,6 +284,8 @@ class Job:
             assert phase is not None
             round_ = action.round
             lan.at(lan.now + 1e-4, lambda: host.do(host.node.read(lan.now, round_)))
+            if host.node.number == 1:
+                lan.at(lan.now + 3e-4, lambda: host.do(host.node.go_on(lan.now)))
             if phase.rounds and round_ == phase.last_round:
                 if host.node.number == 1:
                     lan.at(lan.now + 2e-4, self._next)

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from nicps.protocol.ring import KernelState
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
+_MOST_BACKLOG = 1 << 20  # bytes of events that a watcher has not read
 _MALFORMED_SHOWN = 3
 _NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
@@ -67,6 +69,8 @@ class Agent:
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._stopping = False
+        self._actions: deque[Action] = deque()
+        self._acting = False
         self._kernel: KernelState | None = None
         self._hold_started = 0.0
         self._malformed = 0
@@ -146,7 +150,6 @@ class Agent:
         deadline = self.node.deadline()
         if deadline is not None and deadline <= self.now:
             self.act(self.node.tick(self.now))
-        self._sync_to_kernel()
         self.pump()
         self.control.flush()
 
@@ -183,7 +186,12 @@ class Agent:
 
     def pump(self) -> None:
         """Send what can be sent; wait for room in the ring only if that is what is missing."""
-        self.sender.pump(self.now)
+        self._sync_to_kernel()
+        try:
+            self.sender.pump(self.now)
+        except (JobFailed, WireError) as error:  # a file that is handed out has gone, say
+            self.sender.drop_fragments()
+            self.act(self.node.fail(self.now, str(error)))
         if self.sender.blocked_by_kernel != self._tx_armed:
             self._tx_armed = self.sender.blocked_by_kernel
             mask = select.EPOLLIN if self._tx_armed else 0
@@ -193,8 +201,9 @@ class Agent:
         now = time.monotonic()
         if self.job is not None and self.node.phase is not None:
             if self.node.phase.kind is wire.PhaseKind.TRAIN:
-                self.job.log_send(action, started, now)
-        self.act(self.node.sent(now))
+                kind = "repair" if action.repair else "send"
+                self.job.records.note(kind, started, now, action.round)
+        self.act(self.node.sent(now, action))
 
     def _sync_from_kernel(self) -> None:
         if self.node.ring is None:
@@ -216,7 +225,7 @@ class Agent:
             return
         self._kernel = state
         if state is None:
-            config["bounce"] = 0
+            config["enabled"] = config["bounce"] = 0
             return
         config["round_high"] = state.round_high
         config["round_low"] = state.round_low
@@ -225,36 +234,47 @@ class Agent:
         config["sent_seen"] = state.sent_seen
         config["own_sent"] = state.own_sent
         config["bounce"] = int(state.bounce)
+        config["enabled"] = 1
 
     # ---- what the machines ask for
 
     def act(self, actions: Sequence[Action]) -> None:
-        """Carry actions out, in order."""
-        for action in actions:
-            if isinstance(action, Send):
-                self._send(action.frame)
-            elif isinstance(action, SendFragments):
-                if self.job is not None and self.node.ring is not None:
-                    self.sender.fragments_of(action, self.node.ring.phase, self.job.source())
-            elif isinstance(action, Need):
-                if self.job is not None:
-                    self.job.need(action.round, action.samples)
-            elif isinstance(action, Closed):
-                if self.job is not None:
-                    self.job.closed(action.round)
-            elif isinstance(action, Committed):
-                self._committed(action)
-            elif isinstance(action, Formed):
-                self._formed(action)
-            elif isinstance(action, Prepare):
-                self._prepare(action.phase)
-            elif isinstance(action, PhaseAgreed):
-                if self.conductor is not None:
-                    self.conductor.agreed(action.phase, action.answers)
-            elif isinstance(action, PhaseStarted):
-                pass
-            elif isinstance(action, Failed):
-                self._failed(action.reason)
+        """Carry actions out, in order; what they lead to comes after them."""
+        self._actions.extend(actions)
+        if self._acting:
+            return
+        self._acting = True
+        try:
+            while self._actions:
+                self._do(self._actions.popleft())
+        finally:
+            self._acting = False
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._send(action.frame)
+        elif isinstance(action, SendFragments):
+            if self.job is not None and self.node.ring is not None:
+                self.sender.fragments_of(action, self.node.ring.phase, self.job.source())
+        elif isinstance(action, Need):
+            if self.job is not None:
+                self.job.need(action.round, action.samples)
+        elif isinstance(action, Closed):
+            if self.job is not None:
+                self.job.closed(action.round)
+        elif isinstance(action, Committed):
+            self._committed(action)
+        elif isinstance(action, Formed):
+            self._formed(action)
+        elif isinstance(action, Prepare):
+            self._prepare(action.phase)
+        elif isinstance(action, PhaseAgreed):
+            if self.conductor is not None:
+                self.conductor.agreed(action.phase, action.answers)
+        elif isinstance(action, PhaseStarted):
+            pass
+        elif isinstance(action, Failed):
+            self._failed(action.reason)
 
     def _send(self, frame: bytes) -> None:
         """Queue a frame; of a token, the kernel must know at once that older ones are stale."""
@@ -277,7 +297,7 @@ class Agent:
             and ring.phase.kind is wire.PhaseKind.TRAIN
             and started
         ):
-            self.job.log_hold(started, time.monotonic(), ring.round)
+            self.job.records.note("hold", started, time.monotonic(), ring.round)
 
     def _formed(self, formed: Formed) -> None:
         config = self.dataplane.config
@@ -288,9 +308,9 @@ class Agent:
         config["number"] = formed.number
         config["members"] = len(formed.members)
         config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
-        self.dataplane.ring["seen"] = 0
-        config["enabled"] = 1
-        self._kernel = None
+        self.dataplane.ring["seen"] = self.dataplane.ring["bounced"] = 0
+        self._bounced = 0
+        self._kernel = None  # the next state, whatever it is, goes to the kernel
         names = ", ".join(m.name for m in formed.members)
         self.log(f"network {self.settings.network} formed: view {formed.view}, {names}")
         if formed.number == 1 and self.conductor is not None:
@@ -309,8 +329,10 @@ class Agent:
         assert self.job is not None
         try:
             self.job.prepare(phase)
-        except (OSError, NicpsError) as error:
-            self.act(self.node.fail(self.now, str(error)))
+        except (OSError, NicpsError, KeyError, TypeError) as error:
+            self.act(
+                self.node.fail(self.now, f"cannot prepare for {phase.kind.name.lower()}: {error}")
+            )
 
     def _committed(self, commit: Committed) -> None:
         if self.job is None:
@@ -319,7 +341,6 @@ class Agent:
         if self.conductor is not None and phase is not None:
             if phase.kind is wire.PhaseKind.TRAIN:
                 self.conductor.unit = commit.next_unit
-                self.act(self.node.hold_back(self.now, True))
         self.job.committed(commit)
 
     def _failed(self, reason: str) -> None:
@@ -358,7 +379,7 @@ class Agent:
         if message["op"] == "report":
             self._report = dict(message["values"])
             if self.conductor is not None:
-                self.conductor.event("progress", **self._report, token_turns=self.turns)
+                self.conductor.event("progress", **{**self._report, "token_turns": self.turns})
         elif self.conductor is not None:
             self.conductor.decided(message["what"])
 
@@ -434,7 +455,7 @@ class Agent:
             if error is None:
                 then()
             else:
-                self.act(self.node.fail(self.now, f"{self.settings.name}: {error}"))
+                self.act(self.node.fail(self.now, str(error)))
 
     # ---- the socket
 
@@ -499,7 +520,9 @@ class Agent:
     def publish(self, message: Mapping[str, Any]) -> None:
         """To everybody who watches the job."""
         for peer in self.control.peers[:]:
-            if peer.watches:
+            if peer.watches and peer.channel.backlog > _MOST_BACKLOG:
+                self.control.drop(peer)  # it does not read
+            elif peer.watches:
                 peer.post(message)
 
     def status(self) -> dict[str, Any]:

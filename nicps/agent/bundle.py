@@ -66,7 +66,7 @@ class OutStream:
         try:
             for entry in files:
                 path = folder / entry["path"]
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 self._fds.append(fd)
                 size = os.fstat(fd).st_size
                 shard = entry.get("store") == "shard"

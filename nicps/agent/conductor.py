@@ -6,9 +6,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,12 +14,12 @@ import orjson
 from nicps import wire
 from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
 from nicps.agent.control import Peer
-from nicps.agent.job import new_job_id
+from nicps.agent.job import new_job_id, working_folder
 from nicps.agent.process import Child, python
 from nicps.agent.result import summarise
 from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import NicpsError
-from nicps.protocol import Phase
+from nicps.protocol import NodeState, Phase
 from nicps.protocol.phase import equal_shares
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ DEFAULT_UNIT = (
     -40
 )  # 2**-40: sums to 1.3e5 fit lanes of any width, with steps of 1e-12 at the fine end
 DEFAULT_QUORUM = 0.9  # R13
+_REASON_CHARACTERS = 300  # of a failure; a decision must fit a frame
 
 
 class Conductor:
@@ -53,13 +52,13 @@ class Conductor:
         self._prepared: dict[str, Any] = {}
         self._testing = False
         self.unit: int | None = None  # the last training round's, which the next phase begins with
-        self._collect: list[tuple[int, dict[str, int]]] = []
+        self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
         self._training_s = 0.0
         self._handout_s = 0.0
         self._mark = 0.0
-        self._folder = Path(
-            tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=agent.settings.work)
-        )
+        self._base = working_folder(agent.settings.work)
+        self._folder = self._base / "prepared"
+        self._folder.mkdir()
         os.chown(self._folder, agent.user.uid, agent.user.gid)
         self._message = dict(message)
         self._child: Child | None = None
@@ -77,7 +76,7 @@ class Conductor:
         arguments += ["--settings", orjson.dumps(settings).decode()]
         entry = message.get("entry") or "trainer"
         self._child = self.agent.spawn(
-            python(entry, *arguments), self._folder, self._folder / "prepare.log", self._is_prepared
+            python(entry, *arguments), self._folder, self._base / "prepare.log", self._is_prepared
         )
 
     def _is_prepared(self, code: int) -> None:
@@ -217,12 +216,20 @@ class Conductor:
         elif self._testing:
             self._decide_training()
         else:
-            self.agent.act(self.agent.node.hold_back(self.agent.now, False))
+            self.agent.act(self.agent.node.go_on(self.agent.now))
 
     def agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> None:
         """Everybody has acknowledged a decision."""
         if phase.kind is wire.PhaseKind.FINISH:
-            self._collect = [(k, orjson.loads(a)) for k, a in sorted(answers.items()) if k != 1]
+            try:
+                self._collect = [
+                    (number, int(sizes["bytes"]), int(sizes["index_bytes"]))
+                    for number, answer in sorted(answers.items())
+                    if number != 1 and isinstance(sizes := orjson.loads(answer), dict)
+                ]
+            except (ValueError, KeyError, TypeError) as error:
+                self.fail(f"a member does not say what there is to collect: {error!r}")
+                return
             self._collect_next()
         elif phase.kind is wire.PhaseKind.STOP:
             self._over()
@@ -232,8 +239,8 @@ class Conductor:
     def _collect_next(self) -> None:
         """Every member hands its records out to node 1, one after the other."""
         if self._collect:
-            number, sizes = self._collect.pop(0)
-            self._decide_handout(number, sizes["bytes"], sizes["index_bytes"], "collect")
+            number, size, index_bytes = self._collect.pop(0)
+            self._decide_handout(number, size, index_bytes, "collect")
         else:
             self.stop(None)
 
@@ -251,10 +258,10 @@ class Conductor:
             self.agent.unwatch(self._child.fileno())
             self._child.kill()
             self._child = None
-        if not self.agent.node.members or self.agent.job is None:
+        if self.agent.node.state is not NodeState.MEMBER:
             self._over()
             return
-        settings = {"ok": reason is None, "message": reason or ""}
+        settings = {"ok": reason is None, "message": (reason or "")[:_REASON_CHARACTERS]}
         self._decide(Phase(0, 0, wire.PhaseKind.STOP, settings=settings))
 
     def _over(self) -> None:
@@ -266,7 +273,7 @@ class Conductor:
                 self._summarise()
             except (OSError, NicpsError, ValueError, KeyError) as error:
                 self._reason = f"cannot make the summary of the run: {error}"
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._base, ignore_errors=True)
         if self._reason is None:
             self._report(lambda: agent.job_is_over(None, self.result))
         else:
@@ -283,7 +290,7 @@ class Conductor:
             "report": str(folder / "report.html"),
         }
         (folder / "result.json").write_bytes(orjson.dumps(self.result, option=orjson.OPT_INDENT_2))
-        model = folder / self.agent.settings.name / "model.pt"
+        model = folder / self.agent.node.name / "model.pt"
         if model.exists():
             shutil.copyfile(model, folder / "model.pt")
 
@@ -303,16 +310,16 @@ class Conductor:
 
         child = agent.spawn(python(entry, "report", str(folder)), folder, log, done, as_owner=True)
 
-    def event(self, what: str, **values: Any) -> None:
+    def event(self, what: str, /, **values: Any) -> None:
         """Tell the submitter and whoever else watches."""
-        self.agent.publish({"op": "event", "event": what, "job_id": self.job_id, **values})
+        self.agent.publish({**values, "op": "event", "event": what, "job_id": self.job_id})
 
     def abandon(self) -> None:
         """The agent stops: leave nothing behind."""
         if self._child is not None:
             self.agent.unwatch(self._child.fileno())
             self._child.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._base, ignore_errors=True)
 
 
 def wire_nonce() -> int:

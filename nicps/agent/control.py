@@ -96,7 +96,7 @@ class ControlSocket:
                 self._on_message(peer, message)
             if closed is not None:
                 raise closed
-        except (ChannelClosed, KeyError, TypeError, ValueError) as error:
+        except (ChannelClosed, KeyError, TypeError, ValueError, OSError) as error:
             if not isinstance(error, ChannelClosed):
                 peer.post({"op": "error", "message": f"bad message: {error!r}", "exit_code": 2})
             self.drop(peer)

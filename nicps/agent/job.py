@@ -19,18 +19,18 @@ import orjson
 from nicps import wire
 from nicps.agent.bundle import WINDOW_BYTES, InStream, OutStream
 from nicps.agent.process import Child, python, set_nice
+from nicps.agent.records import Records
 from nicps.dataplane.arena import Arena
 from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.dataplane.lanes import U8, LaneFormat
 from nicps.errors import JobFailed, NicpsError
-from nicps.protocol import Committed, Phase, SendFragments
+from nicps.protocol import Committed, Phase
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
 
 _KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
 _HURRIED = -10  # nice value
-COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
 
 
 @dataclass(slots=True)
@@ -87,19 +87,19 @@ class LocalJob:
     def __init__(self, agent: Agent, job_id: str) -> None:
         self.agent = agent
         self.id = job_id
-        self.folder = Path(
-            tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=agent.settings.work)
-        )
-        os.chown(self.folder, agent.user.uid, agent.user.gid)
-        self.out = self.folder / "out"
-        self.out.mkdir()
-        os.chown(self.out, agent.user.uid, agent.user.gid)
+        self._base = working_folder(agent.settings.work)  # ours; what the trainer owns is inside
+        self.folder = self._base / "work"
+        for folder in (self.folder, self.folder / "out"):
+            folder.mkdir()
+            os.chown(folder, agent.user.uid, agent.user.gid)
         self.outgoing: OutStream | None = None  # what this host hands out next
         self.arena: Arena | None = None
         self.ready: dict[str, Any] | None = None  # the trainer's "ready"
         self.expected = 0  # fragments that the kernel must have added in the committed rounds
         self.added = 0  # fragments that it has added in them
         self.train_rounds = 0
+        self._turns_before = agent.turns
+        self._sent_again_before = agent.sent_again
         self.digest = ""
         self._phase: Phase | None = None
         self._source: ArenaSource | StreamSource | None = None
@@ -111,8 +111,7 @@ class LocalJob:
         self._channel: Channel | None = None
         self._doorbell = -1
         self._waiting: Phase | None = None  # for the trainer to be ready
-        self._timeline: list[dict[str, Any]] = []
-        self._timeline_file = (self.folder / "timeline.jsonl").open("ab")
+        self.records = Records(self._base)
         self._ended = False
         self._hurried = False
 
@@ -183,9 +182,13 @@ class LocalJob:
             owner if os.geteuid() == 0 else (os.getuid(), os.getgid()),
             keep,
         )
-        agent.prepared(phase.number)
+        agent.background(lambda: None, lambda: self._handout_prepared(phase, mine))
+
+    def _handout_prepared(self, phase: Phase, mine: bool) -> None:
+        """Windows of a hand-out before this one are on disk: their banks are free."""
+        self.agent.prepared(phase.number)
         if mine:
-            agent.act(agent.node.offer(agent.now, phase.first_round, 1))
+            self.agent.act(self.agent.node.offer(self.agent.now, phase.first_round, 1))
 
     def _committed_window(self, phase: Phase, commit: Committed) -> None:
         """Store a window in the background; its bank is free once it is on disk."""
@@ -230,7 +233,7 @@ class LocalJob:
         settings = self.agent.settings
         argv = list(settings.trainer) or python(self.entry, "run", "--workdir", str(self.folder))
         self._trainer = self.agent.spawn(
-            argv, self.folder, self.folder / "trainer.log", self._trainer_ended
+            argv, self.folder, self._base / "trainer.log", self._trainer_ended
         )
 
     @property
@@ -258,7 +261,7 @@ class LocalJob:
             raise JobFailed("a training program is attached already")
         argv = python("nicps.gateway", str(connection))
         self._gateway = self.agent.spawn(
-            argv, self.folder, self.folder / "gateway.log", self._gateway_ended, fds=(connection,)
+            argv, self.folder, self._base / "gateway.log", self._gateway_ended, fds=(connection,)
         )
 
     def _gateway_ended(self, code: int) -> None:
@@ -282,7 +285,7 @@ class LocalJob:
                 "op": "welcome",
                 "number": node.number,
                 "members": [{"number": m.number, "name": m.name} for m in node.members],
-                "name": self.agent.settings.name,
+                "name": self.agent.node.name,
                 "settings": self.prepared.get("settings", {}),
                 "workdir": str(self.folder),
                 "view": node.view,
@@ -296,6 +299,8 @@ class LocalJob:
         if op == "progress":
             agent.act(node.progress(now, message["round"], message["samples"]))
         elif op == "offer":
+            if message["samples"] < 1:
+                raise JobFailed(f"a gradient of {message['samples']} samples cannot be counted")
             agent.act(node.offer(now, message["round"], message["samples"], message["unit"]))
         elif op == "read":
             agent.act(node.read(now, message["round"]))
@@ -303,7 +308,7 @@ class LocalJob:
             if self._phase is not None and self._phase.number == message["number"]:
                 if self._phase.kind is not wire.PhaseKind.FINISH:
                     agent.prepared(message["number"])
-        elif op == "ready":
+        elif op == "ready" and self.ready is None:
             self.ready = dict(message)
             self._make_arena(message["lanes"])
             self._prepare_training()
@@ -325,7 +330,8 @@ class LocalJob:
 
     def ring(self) -> None:
         """More of a contribution has been converted."""
-        os.eventfd_read(self._doorbell)
+        with contextlib.suppress(BlockingIOError):  # the trainer could have read it
+            os.eventfd_read(self._doorbell)
         self.agent.pump()
 
     def need(self, round_: int, samples: int) -> None:
@@ -394,64 +400,46 @@ class LocalJob:
         if self._ended or trainer is None:
             return
         agent = self.agent
-        if code or self._phase is None or self._phase.kind is not wire.PhaseKind.FINISH:
-            said = trainer.last_line()
-            agent.act(agent.node.fail(agent.now, f"the training program ended: {said}"))
+        phase = self._phase
+        if code or phase is None or phase.kind is not wire.PhaseKind.FINISH:
+            agent.sender.drop_fragments()  # the rest of its gradient will not come
+            reason = f"the training program ended: {trainer.last_line()}"
+            agent.act(agent.node.fail(agent.now, reason))
             return
-        try:
-            answer = self._finish()
-        except (OSError, NicpsError) as error:
-            agent.act(agent.node.fail(agent.now, f"cannot keep the results: {error}"))
-            return
-        agent.prepared(self._phase.number, answer)
+        kept = agent.run_folder(self.id) / agent.node.name
+        facts = self._facts()
+        names: list[str] = []
+        agent.background(
+            lambda: names.extend(self.records.keep(self.folder / "out", self._base, facts, kept)),
+            lambda: self._kept(phase, kept, names),
+        )
 
     # ---- the end (R14)
 
-    def log_send(self, action: SendFragments, started: float, ended: float) -> None:
-        """For the time line: this host had the token and sent."""
-        kind = "repair" if action.repair else "send"
-        self._timeline.append({"t0": started, "t1": ended, "kind": kind, "round": action.round})
-        if len(self._timeline) >= 256:
-            self._flush_timeline()
-
-    def log_hold(self, started: float, ended: float, round_: int) -> None:
-        """For the time line: this host had the token."""
-        self._timeline.append({"t0": started, "t1": ended, "kind": "hold", "round": round_})
-
-    def _flush_timeline(self) -> None:
-        lines = b"".join(orjson.dumps(row) + b"\n" for row in self._timeline)
-        self._timeline.clear()
-        self._timeline_file.write(lines)
-        self._timeline_file.flush()
-
-    def _finish(self) -> bytes:
-        """Keep the results in the run's folder, and tell node 1 how much there is to collect."""
+    def _facts(self) -> dict[str, Any]:
         agent = self.agent
-        self._flush_timeline()
-        shutil.copy(self.folder / "timeline.jsonl", self.out / "timeline.jsonl")
-        facts = {
-            "name": agent.settings.name,
+        return {
+            "name": agent.node.name,
             "mac": wire.mac_text(agent.node.mac),
             "xdp_mode": agent.dataplane.mode,
             "rounds": self.train_rounds,
             "fragments_added": self.added,
             "fragments_expected": self.expected,
-            "fragments_sent_again": agent.sent_again,
-            "token_turns": agent.turns,
+            "fragments_sent_again": agent.sent_again - self._sent_again_before,
+            "token_turns": agent.turns - self._turns_before,
             "counters": agent.dataplane.counters(),
         }
-        (self.out / "agent.json").write_bytes(orjson.dumps(facts))
-        kept = agent.run_folder(self.id) / agent.settings.name
-        kept.mkdir(parents=True, exist_ok=True)
-        for path in self.out.iterdir():
-            if path.is_file() and not path.is_symlink():
-                _copy(path, kept / path.name)
-        _copy(self.folder / "trainer.log", kept / "trainer.log")
-        if (self.out / "gradients").is_dir():
-            shutil.copytree(self.out / "gradients", kept / "gradients", dirs_exist_ok=True)
-        files = [{"path": name, "store": "all"} for name in COLLECTED if (kept / name).exists()]
-        self.outgoing = OutStream(kept, files)
-        return orjson.dumps({"bytes": self.outgoing.size, "index_bytes": len(self.outgoing.index)})
+
+    def _kept(self, phase: Phase, kept: Path, names: list[str]) -> None:
+        """The results are in the run's folder: tell node 1 how much there is to collect."""
+        agent = self.agent
+        try:
+            self.outgoing = OutStream(kept, [{"path": name, "store": "all"} for name in names])
+        except NicpsError as error:
+            agent.act(agent.node.fail(agent.now, str(error)))
+            return
+        sizes = {"bytes": self.outgoing.size, "index_bytes": len(self.outgoing.index)}
+        agent.prepared(phase.number, orjson.dumps(sizes))
 
     def close(self, message: str) -> None:
         """The job is over, however it ended: stop the training program, remove its files."""
@@ -472,8 +460,8 @@ class LocalJob:
             os.close(self._doorbell)
             self.arena.close()
             self.arena = None
-        self._timeline_file.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.records.close()
+        shutil.rmtree(self._base, ignore_errors=True)
 
     def _post(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         if self._channel is None:
@@ -484,11 +472,15 @@ class LocalJob:
             self._channel = None
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy into place at once, so that no half file is ever seen."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(source, partial)
-    os.replace(partial, target)
+def working_folder(parent: Path) -> Path:
+    """A new folder that only root can change and everybody can enter.
+
+    Raises:
+        OSError: the disk is full, or there is no such parent.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=parent))
+    folder.chmod(0o755)
+    return folder
 
 
 def new_job_id(name: str) -> str:

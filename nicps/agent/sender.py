@@ -85,6 +85,7 @@ class Sender:
         self._take_sequence = take_sequence
         self._sent = sent
         self._queue: deque[_Small | _Bulk] = deque()
+        self._urgent: deque[_Small] = deque()
         self._dtype = _header_dtype()
         self._rows = np.zeros((_BATCH, self._dtype.itemsize), np.uint8)
         self._records = self._rows.view(self._dtype).reshape(_BATCH)
@@ -94,8 +95,12 @@ class Sender:
         self.refused = False  # the interface's queue is full: try again soon
 
     def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
-        """Queue one small frame; `sent` is called when it has gone."""
-        self._queue.append(_Small(data, sent))
+        """Queue one small frame; `sent` is called when it has gone.
+
+        A token stays behind the fragments that were sent under it; everything else need not wait for them.
+        """
+        queue = self._queue if data[1] == wire.FrameType.TOKEN else self._urgent
+        queue.append(_Small(data, sent))
 
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
         """Queue (part of) a contribution."""
@@ -114,19 +119,21 @@ class Sender:
     @property
     def idle(self) -> bool:
         """Nothing waits."""
-        return not self._queue
+        return not self._queue and not self._urgent
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""
         self.blocked_by_kernel = self.refused = False
-        while self._queue:
+        while self._urgent or self._queue:
+            if self._urgent:
+                if not self._send_small(self._urgent[0]):
+                    return
+                self._urgent.popleft()
+                continue
             item = self._queue[0]
             if isinstance(item, _Small):
-                if not self._dataplane.send(item.data):
-                    self.refused = True
+                if not self._send_small(item):
                     return
-                if item.sent is not None:
-                    item.sent()
             else:
                 item.started = item.started or now
                 if not self._pump_bulk(item):
@@ -134,6 +141,14 @@ class Sender:
                 item.source.awaited(False)
                 self._sent(item.action, item.started)
             self._queue.popleft()
+
+    def _send_small(self, item: _Small) -> bool:
+        if not self._dataplane.send(item.data):
+            self.refused = True
+            return False
+        if item.sent is not None:
+            item.sent()
+        return True
 
     def _pump_bulk(self, bulk: _Bulk) -> bool:
         """Whether all of it is with the kernel."""

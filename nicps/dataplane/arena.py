@@ -7,6 +7,7 @@ The trainer writes lanes, shifts and `converted`; the agent writes the rest.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from typing import Self
@@ -36,8 +37,10 @@ class Arena:
     @classmethod
     def create(cls, fragments: int) -> Self:
         """A new one, in a memory file of the right size."""
-        fd = os.memfd_create("nicps-arena", os.MFD_CLOEXEC)
+        fd = os.memfd_create("nicps-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _size(fragments))
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)  # who shrinks it would kill the other end
         return cls(fd, fragments)
 
     @property

@@ -57,6 +57,11 @@ class Channel:
             raise
         return cls(connection)
 
+    @property
+    def backlog(self) -> int:
+        """Bytes queued that the other end has not taken."""
+        return len(self._out)
+
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
         return self.socket.fileno()

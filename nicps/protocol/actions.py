@@ -36,6 +36,7 @@ class SendFragments:
     `ranges` are (first, count). The agent answers with `Node.sent` once the kernel has them all.
     """
 
+    generation: int
     round: int
     samples: int
     ranges: tuple[tuple[int, int], ...]

@@ -46,12 +46,10 @@ class Ballot:
         """Everybody is prepared."""
         return len(self.answers) == len(self.members)
 
-    def silent(self, now: float) -> Member | None:
+    def silent(self, now: float, patience_s: float) -> Member | None:
         """A member that has answered nothing for too long."""
         for member in self.members[1:]:
-            if member.number in self.answers:
-                continue
-            if now > self.heard[member.number] + self.timings.silent_s:
+            if member.number not in self.answers and now > self.heard[member.number] + patience_s:
                 return member
         return None
 

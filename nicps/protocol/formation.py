@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class Formation:
     header: Callable[[int, int], wire.Header]
     emit: Callable[[Action], None]
     starting: Starting | None = None
-    answered: int | None = field(default=None)  # nonce of the call that we answered last
+    answered: set[int] = field(default_factory=set)  # nonces of the calls that we answered
 
     def start(self, now: float, nonce: int, highest_view: int) -> None:
         """R1: call for members."""
@@ -50,7 +51,7 @@ class Formation:
                     f"{wire.mac_text(source)} started a job at the same moment; submit again later"
                 )
             )
-        self.answered = nonce
+        self.answered.add(nonce)
         body = wire.Answer(nonce, highest_view)
         self.emit(Send(wire.pack(self.header(0, 0), body, tail=self.name.encode())))
 
@@ -64,7 +65,10 @@ class Formation:
         if len(starting.hosts) < wire.MAX_MEMBERS and all(
             source != mac for mac, _ in starting.hosts
         ):
-            starting.hosts.append((source, frame.tail.decode(errors="replace")))
+            name = safe_name(frame.tail.decode(errors="replace"), source)
+            if any(name == other for _, other in starting.hosts):
+                name = safe_name("", source)
+            starting.hosts.append((source, name))
             starting.last_new = now
 
     def tick(self, now: float) -> tuple[int, int, tuple[Member, ...]] | None:
@@ -89,6 +93,12 @@ class Formation:
         return min(self.starting.next_call, self.starting.last_new + self.timings.quiet_s)
 
 
+def safe_name(name: str, mac: bytes) -> str:
+    """A name that fits the list and can name a folder; where nothing is left of it, one made of the MAC."""
+    kept = re.sub(r"[^A-Za-z0-9._-]", "-", name)[: wire.NAME_BYTES].lstrip(".-")
+    return kept or "m" + mac.hex()
+
+
 def pack_list(header: wire.Header, nonce: int, members: tuple[Member, ...]) -> bytes:
     """R3: the frame that says who is in."""
     entries = [
@@ -101,7 +111,7 @@ def pack_list(header: wire.Header, nonce: int, members: tuple[Member, ...]) -> b
 def unpack_list(frame: wire.Frame) -> tuple[Member, ...]:
     """The members of such a frame."""
     return tuple(
-        Member(k, e.mac, e.name.rstrip(b"\0").decode(errors="replace"))
+        Member(k, e.mac, safe_name(e.name.rstrip(b"\0").decode(errors="replace"), e.mac))
         for k, e in enumerate(frame.items[0], 1)
         if isinstance(e, wire.FormedMember)
     )

@@ -19,13 +19,12 @@ from nicps.protocol.actions import (
     Prepare,
     Receiver,
     Send,
+    SendFragments,
 )
 from nicps.protocol.decision import Ballot, acknowledgement
-from nicps.protocol.formation import Formation, pack_list, unpack_list
-from nicps.protocol.phase import Member, Phase, Timings
+from nicps.protocol.formation import Formation, pack_list, safe_name, unpack_list
+from nicps.protocol.phase import ROUND_KINDS, Member, Phase, Timings
 from nicps.protocol.ring import KernelState, Ring
-
-_ROUNDS = (wire.PhaseKind.HANDOUT, wire.PhaseKind.TRAIN, wire.PhaseKind.TEST)
 
 
 class NodeState(Enum):
@@ -56,7 +55,7 @@ class Node:
         timings: Timings | None = None,
     ) -> None:
         self.mac = mac
-        self.name = name
+        self.name = safe_name(name, mac)
         self.network = wire.network_id(network)
         self.timings = timings or Timings()
         self.state = NodeState.STANDBY
@@ -70,7 +69,7 @@ class Node:
         self._actions: list[Action] = []
         self._sequence = 0
         self._formation = Formation(
-            mac, name, self.timings, self._header_without_view, self._actions.append
+            mac, self.name, self.timings, self._header_without_view, self._actions.append
         )
         self._ballot: Ballot | None = None
         self._balloted: Phase | None = None
@@ -79,7 +78,8 @@ class Node:
         self._waiting: _Heard | None = None
         self._acked: tuple[int, bool, bytes] = (0, True, b"")
         self._failure: str | None = None
-        self._fail_at = 0.0
+        self._fail_at = 0.0  # when to tell it again
+        self._failed_at = 0.0
         self._heard = 0.0
 
     # ---- commands
@@ -91,7 +91,13 @@ class Node:
         return self._take(now)
 
     def decide(self, now: float, phase: Phase) -> list[Action]:
-        """Node 1 only: open `phase`; its number and generation are filled in here."""
+        """Node 1 only: open `phase`; its number and generation are filled in here.
+
+        Raises:
+            WireError: its settings are too long for a frame; nothing has changed.
+        """
+        if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
+            raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
         self._decided += 1
         self._generation += 1
         phase = replace(phase, number=self._decided, generation=self._generation)
@@ -108,19 +114,20 @@ class Node:
 
     def prepared(self, now: float, number: int, answer: bytes = b"") -> list[Action]:
         """This host is ready for the decision of that number; `answer` (JSON) goes to node 1."""
-        if self.phase is None or self.phase.number != number:
+        if self.phase is None or self.phase.number != number or self._acked[:2] == (number, True):
             return self._take(now)
         phase = self.phase
-        if phase.kind in _ROUNDS:
+        if phase.kind in ROUND_KINDS:
             self._next_ring = Ring(
                 phase,
                 self.view,
                 self.number,
-                len(self.members),
+                self.members,
                 self._receiver,
                 self.timings,
                 self.header,
                 self._actions.append,
+                self._on_silent,
             )
         self._acked = (number, True, answer)
         if self._ballot is not None:
@@ -136,7 +143,7 @@ class Node:
         if self.number == 1:
             self._actions.append(Failed(reason))
         elif self.state is NodeState.MEMBER and self._failure is None:
-            self._failure, self._fail_at = reason, now
+            self._failure, self._fail_at, self._failed_at = reason, now, now
         return self._take(now)
 
     # ---- the trainer's (or the hand-out's) side of the ring
@@ -161,16 +168,16 @@ class Node:
             self.ring.read(now, round_)
         return self._take(now)
 
-    def sent(self, now: float) -> list[Action]:
-        """One `SendFragments` is with the kernel (`Ring.sent`)."""
-        if self.ring is not None:
+    def sent(self, now: float, action: SendFragments) -> list[Action]:
+        """This is with the kernel (`Ring.sent`)."""
+        if self.ring is not None and self.ring.phase.generation == action.generation:
             self.ring.sent(now)
         return self._take(now)
 
-    def hold_back(self, now: float, undecided: bool) -> list[Action]:
-        """Node 1 has yet to decide on the last round (`Ring.hold_back`)."""
+    def go_on(self, now: float) -> list[Action]:
+        """Node 1 has decided to train on after the last round (`Ring.go_on`)."""
         if self.ring is not None:
-            self.ring.hold_back(now, undecided)
+            self.ring.go_on(now)
         return self._take(now)
 
     # ---- what comes from the kernel and the clock
@@ -212,7 +219,9 @@ class Node:
             self._form(now, *formed)
         if self._ballot is not None:
             self._ballot.tick(now)
-            silent = self._ballot.silent(now)
+            stopping = self._balloted is not None and self._balloted.kind is wire.PhaseKind.STOP
+            patience_s = self.timings.stop_s if stopping else self.timings.silent_s
+            silent = self._ballot.silent(now, patience_s)
             if silent is not None:
                 self._give_up(silent)
         if self.ring is not None:
@@ -223,9 +232,10 @@ class Node:
             self._actions.append(
                 Send(wire.pack(header, wire.Fail(), tail=self._failure.encode()[:1000]))
             )
-        if self._is_deserted(now):
-            silent_s = self.timings.silent_s
-            self._actions.append(Failed(f"no member has been heard for {silent_s:g} s"))
+        if self._waits_for_node_1 and now > self._heard + self.timings.silent_s:
+            self._on_silent(now, self.members[0])
+        if self._failure is not None and now > self._failed_at + self.timings.silent_s:
+            self._actions.append(Failed(f"{self._failure}, and node 1 does not answer"))
             self._stand_by()
         return self._take(now)
 
@@ -236,7 +246,7 @@ class Node:
             self._ballot.deadline() if self._ballot is not None else None,
             self.ring.deadline() if self.ring is not None else None,
             self._fail_at if self._failure is not None else None,
-            self._heard + self.timings.silent_s + 0.1 if self._may_be_deserted else None,
+            self._heard + self.timings.silent_s + 0.1 if self._waits_for_node_1 else None,
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -272,7 +282,7 @@ class Node:
         elif isinstance(body, wire.Formed):
             if frame.header.view == self.view:
                 self._acknowledge()  # ours was lost
-            elif idle and body.nonce == self._formation.answered and frame.header.view > self.view:
+            elif idle and body.nonce in self._formation.answered and frame.header.view > self.view:
                 members = unpack_list(frame)
                 mine = [m.number for m in members if m.mac == self.mac]
                 if mine and members[0].mac == source:
@@ -290,6 +300,8 @@ class Node:
 
     def _enter(self, now: float, view: int, number: int, members: tuple[Member, ...]) -> None:
         self.state = NodeState.MEMBER
+        self._formation.answered.clear()
+        self._balloted = None
         self.view, self.number, self.members = view, number, members
         self.phase = self.ring = self._next_ring = self._waiting = None
         self._decided = self._generation = 0
@@ -312,10 +324,11 @@ class Node:
                 if body.number == self._acked[0]:
                     self._acknowledge()
             elif body.number > self._decided:
+                phase = Phase.unpack(body, frame.tail, len(self.members))  # before anything changes
                 self._decided = body.number
                 self._acked = (body.number, False, b"")
                 self._acknowledge()
-                self._hear(now, _Heard(Phase.unpack(body, frame.tail), header.round))
+                self._hear(now, _Heard(phase, header.round))
             else:
                 self._acknowledge()
         elif isinstance(body, wire.Ack):
@@ -358,6 +371,18 @@ class Node:
                 f"{self.timings.silent_s:g} s"
             )
         )
+
+    def _on_silent(self, now: float, member: Member) -> None:
+        """Whoever should be heard is not: the job cannot go on (yet, see docs/protocol.md)."""
+        mac, silent_s = wire.mac_text(member.mac), self.timings.silent_s
+        reason = f"{member.name} ({mac}) has not been heard for {silent_s:g} s"
+        if self.number == 1:
+            self._actions.append(Failed(reason))
+        elif member.number == 1:
+            self._actions.append(Failed(reason))
+            self._stand_by()
+        elif self._failure is None:
+            self._failure, self._fail_at, self._failed_at = reason, now, now
 
     def _stand_by(self) -> None:
         self.state = NodeState.STANDBY
@@ -403,16 +428,9 @@ class Node:
             self.ring.create(now)
 
     @property
-    def _may_be_deserted(self) -> bool:
-        return (
-            self.state is NodeState.MEMBER
-            and len(self.members) > 1
-            and self._ballot is None
-            and not (self.ring is not None and self.ring.holding)
-        )
-
-    def _is_deserted(self, now: float) -> bool:
-        return self._may_be_deserted and now > self._heard + self.timings.silent_s
+    def _waits_for_node_1(self) -> bool:
+        """Between phases node 1 must be heard; in a ring, whoever has the token (`Ring`)."""
+        return self.state is NodeState.MEMBER and self.number != 1 and self.ring is None
 
     def _ring_of(self, round_: int) -> Ring | None:
         """The ring that a contribution to `round_` belongs to: perhaps that of the phase to come."""

@@ -12,6 +12,10 @@ from nicps import wire
 from nicps.errors import WireError
 
 
+#: Phases that are series of rounds.
+ROUND_KINDS = (wire.PhaseKind.HANDOUT, wire.PhaseKind.TRAIN, wire.PhaseKind.TEST)
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A host in the list; `number` counts from 1 (R2)."""
@@ -23,10 +27,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Waiting times in seconds. Repeats back off by doubling up to ten times their first value.
+    """Waiting times in seconds. Repeats back off, up to ten times their first value.
 
     `quiet_s` ends the forming (R3); `repeat_s` is R16's; a want (the token is parked) is repeated after `want_s`; a
-    parked token is announced every `beacon_s`; a member that answers nothing for `silent_s` fails the job.
+    parked token is announced every `beacon_s`; the job fails when whoever should be heard has been silent for
+    `silent_s`, and its end waits `stop_s` for who does not answer.
     """
 
     call_s: float = 0.1
@@ -36,6 +41,7 @@ class Timings:
     want_s: float = 0.004
     beacon_s: float = 0.5
     silent_s: float = 15.0
+    stop_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,33 +103,61 @@ class Phase:
                 "settings": dict(self.settings),
             },
             separators=(",", ":"),
+            ensure_ascii=False,
         ).encode()
 
     @classmethod
-    def unpack(cls, decision: wire.Decision, tail: bytes) -> Phase:
-        """A phase from a decision's body and tail.
+    def unpack(cls, decision: wire.Decision, tail: bytes, members: int) -> Phase:
+        """A phase from a decision's body and tail, in a view of so many members.
 
         Raises:
-            WireError: the tail is not what `pack` wrote.
+            WireError: the tail is not what `pack` wrote, or cannot be meant.
         """
         try:
             values = json.loads(tail)
             settings, shares = values.pop("settings"), tuple(values.pop("shares"))
-            if not isinstance(settings, dict) or {type(n) for n in (*values.values(), *shares)} - {
-                int
-            }:
-                raise ValueError("a value of the wrong type")
             kind = wire.PhaseKind(decision.phase)
-            return cls(
-                number=decision.number,
-                generation=decision.generation,
-                kind=kind,
+            numbers = [*values.values(), *shares]
+            if not all(type(number) is int for number in numbers) or not isinstance(settings, dict):
+                raise ValueError("a value of the wrong type")
+            phase = cls(
+                decision.number,
+                decision.generation,
+                kind,
                 shares=shares,
                 settings=settings,
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise WireError(f"decision {decision.number} cannot be read: {error}") from None
+        phase.check(members)
+        return phase
+
+    def check(self, members: int) -> None:
+        """Refuse what no node 1 can mean.
+
+        Raises:
+            WireError: naming what is wrong.
+        """
+        if self.kind not in ROUND_KINDS:
+            return
+        limit = 1 << 31
+        sizes = (
+            self.first_round,
+            self.rounds,
+            self.fragments,
+            self.last_fragments,
+            self.quorum,
+            *self.shares,
+        )
+        if len(self.shares) != members or self.width not in wire.MAX_SHIFT:
+            raise WireError(
+                f"decision {self.number}: {len(self.shares)} shares of width {self.width}"
+            )
+        if not all(0 <= size < limit for size in sizes) or not -100 <= self.unit <= 100:
+            raise WireError(f"decision {self.number}: a number is out of range")
+        if not self.fragments or not self.last_fragments or not self.first_round:
+            raise WireError(f"decision {self.number}: a phase without fragments or rounds")
 
 
 def fragments_per_block(width: int) -> int:

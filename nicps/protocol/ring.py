@@ -23,7 +23,7 @@ from nicps.protocol.actions import (
     Send,
     SendFragments,
 )
-from nicps.protocol.phase import Phase, Timings
+from nicps.protocol.phase import Member, Phase, Timings
 from nicps.protocol.token import Line, TokenState
 
 _BACKOFF = 10.0  # a repeat's interval grows to this many times its first value
@@ -56,6 +56,7 @@ class Ring:
     Args:
         header: makes this node's next frame header from (flags, round).
         emit: takes an action.
+        silent: told, once, of a member that should be heard and is not.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class Ring:
         phase: Phase,
         view: int,
         number: int,
-        members: int,
+        members: tuple[Member, ...],
         receiver: Receiver,
         timings: Timings,
         header: Callable[[int, int], wire.Header],
         emit: Callable[[Action], None],
+        silent: Callable[[float, Member], None],
     ) -> None:
         self.phase = phase
         self.number = number
@@ -78,11 +80,13 @@ class Ring:
         self.turns = 0  # times that this member had the token
         self.sent_again = 0  # fragments that it repaired
         self._view = view
-        self._members = members
+        self._members = len(members)
+        self._list = members
         self._receiver = receiver
         self._timings = timings
         self._header = header
         self._emit = emit
+        self._silent: Callable[[float, Member], None] | None = silent
         self._key = (phase.generation, 0)  # newest token that this machine has handled or sent
         self._seen = self._key  # newest that the kernel has seen
         self._offer: Offer | None = None
@@ -96,6 +100,8 @@ class Ring:
         self._undecided = False
         self._last_sent: TokenState | None = None
         self._last_sent_at = 0.0
+        self._handed_at = 0.0  # when this member gave the token away
+        self._beacon_at = 0.0  # when the parked token was announced last
         self._repeat_s = timings.repeat_s
         self._sending = 0  # SendFragments that the kernel has not taken yet
         self._heard = 0.0
@@ -136,18 +142,17 @@ class Ring:
     def sent(self, now: float) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._sending -= 1
-        self._last_sent_at = now
+        self._last_sent_at = self._handed_at = now
 
     def freeze(self) -> None:
         """A new phase is coming: contribute and close nothing more, but keep passing the token."""
         self._frozen = True
         self._offer = None
 
-    def hold_back(self, now: float, undecided: bool) -> None:
-        """Node 1 marks itself complete only when it has decided on the round before (R14)."""
-        self._undecided = undecided
-        if not undecided:
-            self._act_or_want(now)
+    def go_on(self, now: float) -> None:
+        """Node 1 has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
+        self._undecided = False
+        self._act_or_want(now)
 
     def bounced(self, now: float, frame: wire.Frame) -> None:
         """The kernel handed this token on for us (R10)."""
@@ -174,6 +179,8 @@ class Ring:
         if token.generation != self.phase.generation or len(token.lines) != self._members:
             return
         if token.key <= self._key or token.key < self._seen:
+            if token.key == self._key and frame.header.sender == token.owner:
+                self._beacon_at = now
             if frame.header.flags & wire.Flag.REPEAT and self._is_last_broadcaster():
                 self._repeat(now)
             return
@@ -220,6 +227,8 @@ class Ring:
             times.append(self._repeat_at())
         if self._want_at is not None:
             times.append(self._want_at)
+        if self._listens():
+            times.append(self._silent_at())
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
@@ -231,6 +240,8 @@ class Ring:
                 self._repeat(now)
                 if not self.holding:
                     self._repeat_s = min(self._repeat_s * 2, self._timings.repeat_s * _BACKOFF)
+        if self._listens() and now >= self._silent_at():
+            self._tell_silent(now)
         if self._want_at is not None and now >= self._want_at:
             if self.holding or not self._wants():
                 self._want_at = None
@@ -297,6 +308,8 @@ class Ring:
         self._ready_of = {}
         self._complete = False
         self._need = 0
+        # R14: before node 1 has decided on a round, the next one must not be committed, whatever comes in first.
+        self._undecided = self.number == 1 and self.phase.kind is wire.PhaseKind.TRAIN
 
     def _hold(self, now: float) -> None:
         """Everything that the holder does, until there is nothing left; then hand on or park."""
@@ -355,7 +368,10 @@ class Ring:
 
     def _repair(self, token: TokenState) -> bool:
         """Send again what others lack, before anything new; only the sender repairs."""
-        mine = tuple((f, c) for s, f, c in token.ranges if s == self.number)
+        end = self.phase.fragments_in(self.round)
+        mine = tuple(
+            (f, min(c, end - f)) for s, f, c in token.ranges if s == self.number and f < end
+        )
         if not mine:
             return False
         token.ranges = [r for r in token.ranges if r[0] != self.number]
@@ -390,7 +406,8 @@ class Ring:
     ) -> None:
         if self._members > 1:
             self._sending += 1
-            self._emit(SendFragments(self.round, samples, ranges, repair))
+            generation = self.phase.generation
+            self._emit(SendFragments(generation, self.round, samples, ranges, repair))
 
     def _ask(self, token: TokenState) -> bool:
         """Write what this member lacks into the token; whether it lacks anything."""
@@ -432,7 +449,7 @@ class Ring:
     def _sent_token(self, now: float, token: TokenState) -> None:
         self.token = token
         self._last_sent = token if self._members > 1 else None
-        self._last_sent_at = now
+        self._last_sent_at = self._handed_at = now
 
     def _repeat_at(self) -> float:
         """A parked token is announced at intervals; any other is repeated once the ring has fallen silent.
@@ -442,6 +459,24 @@ class Ring:
         if self.holding:
             return self._last_sent_at + self._timings.beacon_s
         return max(self._last_sent_at, self._heard) + self._repeat_s
+
+    def _listens(self) -> bool:
+        """Whether somebody else has the token and should be heard of."""
+        return (
+            self.token is not None
+            and not self.holding
+            and not self._sending
+            and self._silent is not None
+        )
+
+    def _silent_at(self) -> float:
+        """When the holder has been silent for too long: it broadcasts, hands on, or announces that it parks."""
+        return max(self._heard, self._beacon_at, self._handed_at) + self._timings.silent_s
+
+    def _tell_silent(self, now: float) -> None:
+        tell, self._silent = self._silent, None
+        if tell is not None and self.token is not None:
+            tell(now, self._list[self.token.owner - 1])
 
     def _is_last_broadcaster(self) -> bool:
         return self._last_sent is not None and self._last_sent.key >= self._seen

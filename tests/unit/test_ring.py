@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nicps import wire
-from nicps.protocol import NodeState, Phase
+from nicps.protocol import Failed, NodeState, Phase
 from tests.sim import Conditions, Job, Lan, check_sums
 
 pytestmark = pytest.mark.unit
@@ -69,3 +69,61 @@ def test_a_lossy_lan_changes_nothing_but_the_time(seed: int) -> None:
     train = replace(TRAIN, shares=shares(hosts), quorum=10 * hosts)
     test = replace(train, kind=wire.PhaseKind.TEST, rounds=1, fragments=1, last_fragments=1)
     run(hosts, conditions, seed, handout, train, test, replace(train, rounds=5))
+
+
+def test_rounds_may_take_longer_than_silence_may() -> None:
+    """Computing is not silence: the parked token is announced, and its holder hears nobody for a good reason."""
+    phase = replace(TRAIN, shares=shares(4), quorum=40, rounds=3)
+    for seed in range(6):  # noqa: B023
+        lan = Lan(4, Conditions(), seed)
+        job = Job(lan, [phase, FINISH, STOP], lambda number, round_: 20.0 + lan.random.random() * 5)
+        job.start()
+        lan.run(lambda job=job: job.done, limit_s=600.0)
+        assert not [a for host in lan.hosts for a in host.log if isinstance(a, Failed)]
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4])
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_dead_member_is_told_and_the_rest_stand_by(hosts: int, dies: int) -> None:
+    """Nobody is evicted yet, but nobody hangs either: the job fails with the dead one's name."""
+    phase = replace(TRAIN, shares=shares(hosts), quorum=10 * hosts, rounds=1000)
+    lan = Lan(hosts, Conditions(loss=0.01), seed=dies, silent_s=2.0)
+    job = Job(lan, [phase, STOP], lambda number, round_: 0.003 + lan.random.random() * 0.002)
+    job.start()
+    lan.run(lambda: len(lan.hosts[-1].committed) > 5)
+    lan.hosts[dies].die()
+    alive = [host for host in lan.hosts if not host.dead]
+
+    def told() -> bool:
+        failed = [a for host in alive for a in host.log if isinstance(a, Failed)]
+        return bool(failed) and all(
+            host.node.state is NodeState.STANDBY or host.node.number == 1 for host in alive
+        )
+
+    if dies:  # node 1 lives: it hears of it, and would stop the job
+        lan.run(lambda: any(isinstance(a, Failed) for a in lan.hosts[0].log), limit_s=30.0)
+    else:
+        lan.run(told, limit_s=30.0)
+    failures = [a.reason for host in alive for a in host.log if isinstance(a, Failed)]
+    assert f"h{dies + 1} " in failures[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_node_1_decides_before_the_next_round_is_committed(seed: int) -> None:
+    """R14 with a quorum that one gradient fills: others run ahead, but never by a round that node 1 may drop."""
+    phase = replace(TRAIN, shares=shares(5), quorum=10, rounds=30)
+    lan = run(5, Conditions(loss=0.1), seed, phase)
+    assert all(sum(c.counted.values()) >= 10 for c in lan.hosts[0].committed)
+
+
+def test_two_starters_at_once_make_one_network() -> None:
+    """R3: the lower MAC wins, the other joins it."""
+    lan = Lan(4, Conditions())
+    for index in (2, 1):
+        host = lan.hosts[index]
+        host.do(host.node.start(lan.now, nonce=100 + index))
+    lan.run(lambda: all(h.formed is not None for h in lan.hosts), limit_s=5.0)
+    views = {(h.formed.view, tuple(m.mac for m in h.formed.members)) for h in lan.hosts if h.formed}
+    assert len(views) == 1
+    assert lan.hosts[1].node.number == 1
+    assert [a for a in lan.hosts[2].log if isinstance(a, Failed)]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job leaves on a host: the agent's time line and facts, and what the training program wrote.
+
+The training program owns its folder, and the agent is root: so nothing in there is opened by following a link.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+#: Of every host, these come to node 1 at the end.
+COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
+_FLUSH_ROWS = 256
+
+
+class Records:
+    """The agent's notes on a job, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "timeline.jsonl"
+        self._file = self._path.open("ab")
+        self._rows: list[dict[str, Any]] = []
+
+    def note(self, kind: str, started: float, ended: float, round_: int) -> None:
+        """For the time line: "hold", "send" or "repair", in seconds of CLOCK_MONOTONIC."""
+        self._rows.append({"t0": started, "t1": ended, "kind": kind, "round": round_})
+        if len(self._rows) >= _FLUSH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has been noted."""
+        lines = b"".join(orjson.dumps(row) + b"\n" for row in self._rows)
+        self._rows.clear()
+        self._file.write(lines)
+        self._file.flush()
+
+    def keep(self, out: Path, logs: Path, facts: Mapping[str, Any], kept: Path) -> list[str]:
+        """Copy everything into the run's folder; the names of what node 1 collects.
+
+        Args:
+            out: what the training program wrote.
+            logs: the folder of its logs, which is ours.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
+        """
+        self.flush()
+        kept.mkdir(parents=True, exist_ok=True)
+        copy_tree(out, kept)
+        for path in (self._path, *logs.glob("*.log")):
+            _put(path.read_bytes(), kept / path.name)
+        _put(orjson.dumps(dict(facts)), kept / "agent.json")
+        return [name for name in COLLECTED if (kept / name).exists()]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy regular files and folders; links and everything else stay behind."""
+    fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _copy_folder(fd, target)
+    finally:
+        os.close(fd)
+
+
+def _copy_folder(folder: int, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in os.listdir(folder):
+        try:
+            fd = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
+        except OSError:
+            continue  # a link, or gone
+        try:
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISDIR(mode):
+                _copy_folder(fd, target / name)
+            elif stat.S_ISREG(mode):
+                with open(fd, "rb", closefd=False) as file:
+                    partial = target / f".{name}.{os.getpid()}"
+                    with partial.open("wb") as copy:
+                        shutil.copyfileobj(file, copy, 1 << 20)
+                    os.replace(partial, target / name)
+        finally:
+            os.close(fd)
+
+
+def _put(data: bytes, target: Path) -> None:
+    """Write a file so that no half of it is ever seen."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial.write_bytes(data)
+    os.replace(partial, target)
