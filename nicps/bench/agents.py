@@ -105,7 +105,9 @@ def submit(agent: AgentProcess, **message: Any) -> Channel:
     return channel
 
 
-def result_of(channel: Channel, timeout_s: float = 300.0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def result_of(
+    channel: Channel, timeout_s: float = 300.0
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The job's result and the events before it.
 
     Raises:

@@ -23,7 +23,9 @@ def worst_error(result: F32, hosts: int) -> float:
     worst = 0.0
     for at in range(0, len(result), _PIECE):
         part = result[at : at + _PIECE]
-        exact = sum(g.standard_normal(len(part), dtype=np.float32).astype(np.float64) for g in generators)
+        exact = sum(
+            g.standard_normal(len(part), dtype=np.float32).astype(np.float64) for g in generators
+        )
         worst = max(worst, float(np.abs(part - exact).max()))
     return worst
 

@@ -20,7 +20,7 @@ from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from tests.netns.labs import ROOT, fresh_name, until
 
-JOB = ROOT / "examples" / "mlp"
+JOB = ROOT / "docs" / "examples" / "mlp"
 PROGRAM = JOB / "numpy_trainer.py"
 ROUNDS = 8
 

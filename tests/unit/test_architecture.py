@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = ("nicps", "trainer", "tests", "examples")
+OURS = ("nicps", "trainer", "tests")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def test_the_protocol_knows_no_clock_and_no_socket() -> None:
 def test_nicps_runs_without_the_trainer_and_without_what_only_tests_use() -> None:
     """scapy is GPL-2.0; torch is the trainer's, and the benchmark's that measures Gloo."""
     found = imports("nicps")
-    assert [i for i in found if i.within("trainer", "tests", "examples", "scapy", "sklearn")] == []
+    assert [i for i in found if i.within("trainer", "tests", "scapy", "sklearn")] == []
     torch = [i for i in found if i.within("torch")]
     assert [i for i in torch if not i.where.startswith("nicps/bench/")] == []
 

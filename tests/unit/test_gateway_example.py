@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer without PyTorch (examples/mlp) computes what PyTorch computes."""
+"""The trainer without PyTorch (docs/examples/mlp) computes what PyTorch computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.job import Job, load
 
 @pytest.fixture(scope="module")
 def folder(checkout: Path) -> Path:
-    return checkout / "examples" / "mlp"
+    return checkout / "docs" / "examples" / "mlp"
 
 
 @pytest.fixture(scope="module")
