@@ -111,11 +111,17 @@ class Child:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        if lines:
-            return lines[-1].removeprefix("trainer: error: ")
-        folder = self.log.parent
-        if os.statvfs(folder).f_bavail == 0:  # so it could not say anything
-            return f"No space left on device: {folder}"
+        said = lines[-1].removeprefix("trainer: error: ") if lines else ""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            known = (
+                signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            )
+            return f"{known} has ended it{f' ({said})' if said else ''}"
+        if said:
+            return said
+        if os.statvfs(self.log.parent).f_bavail == 0:  # so it could not say anything
+            return f"No space left on device: {self.log.parent}"
         return "it said nothing"
 
     def kill(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nicps.client import DEFAULT_SOCKET
-from nicps.dataplane.channel import Channel
+from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem
 
 
@@ -25,7 +25,7 @@ def connect(address: str) -> Iterator[Channel]:
     """A connection to the agent of this host.
 
     Raises:
-        NetworkProblem: there is none.
+        NetworkProblem: there is none, or it goes away.
     """
     try:
         channel = Channel.connect(address)
@@ -39,6 +39,10 @@ def connect(address: str) -> Iterator[Channel]:
         ) from None
     try:
         yield channel
+    except ChannelClosed:
+        raise NetworkProblem(
+            "the agent of this host has gone: run `nicps join --iface IFACE` again"
+        ) from None
     finally:
         channel.close()
 

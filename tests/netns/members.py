@@ -199,6 +199,12 @@ class Network:
             process = self.run(host, [*command, *arguments], **options)
         self.agents[host] = AgentProcess(host, self.lab.host(host).netns, process, log)
 
+    def command_line(self, host: str) -> list[str]:
+        """The agent's."""
+        runs, work = (str(self.place(host, what)) for what in ("runs", "work"))
+        command = [*NICPS, "join", "--iface", "eth1", "--name", host, "--user", self.user]
+        return [*command, "--runs", runs, "--work", work]
+
     def run(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host."""
         return self.lab.run(host, argv, cwd=ROOT, stdin=subprocess.DEVNULL, **options)

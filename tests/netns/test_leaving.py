@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However an agent goes, nothing of it stays on its host, and the others say why their job ended and stand by."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nicps.lab.processes import Running
+from tests.netns.labs import until
+from tests.netns.members import Ended, Network, tiny_job
+
+SILENT_S = 4.0
+
+# `nicps join` with more impatience than its command line offers.
+IMPATIENT = f"""
+import sys
+from pathlib import Path
+from nicps.agent import Agent, AgentSettings
+from nicps.protocol import Timings
+name, user, runs, work = sys.argv[1:]
+settings = AgentSettings(
+    "eth1", name=name, user=user, runs=Path(runs), work=Path(work), timings=Timings(silent_s={SILENT_S})
+)
+with Agent(settings) as agent:
+    agent.run()
+"""
+
+
+class Impatient(Network):
+    """Agents that wait 4 s for a silent member."""
+
+    def command_line(self, host: str) -> list[str]:
+        places = [str(self.place(host, what)) for what in ("runs", "work")]
+        return [sys.executable, "-c", IMPATIENT, host, self.user, *places]
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Network]:
+    network = Impatient(3)
+    try:
+        network.up()
+        yield network
+    finally:
+        network.close()
+
+
+@pytest.fixture
+def three(made: Network) -> Network:
+    """Three hosts whose agents stand by."""
+    made.ready()
+    return made
+
+
+def endless(network: Network, folder: Path, host: str = "h1") -> subprocess.Popen[str]:
+    """`nicps submit --wait` of a job that has no end, once it trains."""
+    settings = ["rounds=100000", "microbatch_seconds=0.005"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    child = network.start(host, "submit", str(tiny_job(folder)), "--wait", *arguments)
+    network.in_training(host)
+    return child
+
+
+def processes(network: Network, host: str, word: str) -> list[Running]:
+    """The host's processes with that in their command line."""
+    return [process for process in network.lab.processes()[host] if word in process.command]
+
+
+def others_go_on(network: Network, gone: str, folder: Path) -> None:
+    """The others stand by; the host comes back with a fresh join, and is in the next job."""
+    others = [host for host in network.names if host != gone]
+    network.all_stand_by(*others)
+    for host in others:
+        assert not processes(network, host, "trainer")
+        assert list(network.place(host, "work").iterdir()) == []
+    network.ready()
+    run = network.train(tiny_job(folder), host=others[0])
+    assert sorted(run.members) == network.names
+    assert run.members[0] == others[0]
+    assert run.result["weights_identical"] is True
+
+
+# ---- at rest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_while_compiling(three: Network, number: signal.Signals) -> None:
+    three.leave("h3")
+    said = len(three.log("h3"))
+    three.join("h3")
+    until(lambda: processes(three, "h3", "nicps.dataplane.compile"), "the compiler runs")
+    code = three.end("h3", number)
+    assert code == {signal.SIGINT: 130}.get(number, -number)
+    assert "Traceback" not in three.log("h3")[said:]
+    three.nothing_left("h3")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_as_soon_as_the_program_is_there(three: Network, number: signal.Signals) -> None:
+    three.leave("h3")
+    said = len(three.log("h3"))
+    three.join("h3")
+    host = three.lab.host("h3")
+    until(lambda: host.read_link().xdp_mode, "a program on h3")
+    three.end("h3", number)
+    assert "Traceback" not in three.log("h3")[said:]
+    three.nothing_left("h3")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_while_standing_by(three: Network, number: signal.Signals) -> None:
+    assert three.end("h3", number) == (-number if number == signal.SIGKILL else 0)
+    three.nothing_left("h3")
+
+
+def test_leave(three: Network) -> None:
+    process = three.agents["h3"].process
+    done = three.command("h3", "leave")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert process.wait(5) == 0
+    three.nothing_left("h3")
+
+
+# ---- while a job is prepared
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_starter_while_it_prepares(
+    three: Network, open_path: Path, number: signal.Signals
+) -> None:
+    child = three.start("h1", "submit", str(tiny_job(open_path)), "--wait")
+    until(lambda: processes(three, "h1", "trainer prepare"), "the job is prepared")
+    three.end("h1", number)
+    done = three.finish(child)
+    if number == signal.SIGINT:
+        assert done.only_error(5) == "h1 has left the network"
+    else:
+        assert done.only_error(4).startswith("the agent of this host has gone")
+    three.nothing_left("h1", work=number != signal.SIGKILL)
+    assert all(map(three.stands_by, ("h2", "h3")))
+
+
+# ---- while a job trains
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL", "leave"])
+def test_a_member_while_training(three: Network, open_path: Path, how: str) -> None:
+    child = endless(three, open_path)
+    if how == "leave":
+        assert three.command("h3", "leave").code == 0
+    else:
+        three.end("h3", signal.Signals[how])
+    text = three.finish(child).error(5)
+    if how == "SIGKILL":
+        assert text.startswith("h3 (02:00:0a:4d:00:03) has not ") and text.endswith(" for 4 s")
+    else:
+        assert text == "h3: h3 has left the network"
+    three.nothing_left("h3", work=how != "SIGKILL")
+    others_go_on(three, "h3", open_path)
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
+def test_the_starter_while_training(three: Network, open_path: Path, how: str) -> None:
+    child = endless(three, open_path)
+    said = {host: len(three.log(host)) for host in three.names}
+    three.end("h1", signal.Signals[how])
+    if how == "SIGINT":
+        assert three.finish(child).error(5) == "h1 has left the network"
+    else:
+        assert three.finish(child).error(4).startswith("the agent of this host has gone")
+    three.nothing_left("h1", work=how != "SIGKILL")
+    three.all_stand_by("h2", "h3")
+    for host in ("h2", "h3"):
+        stopped = [line for line in three.log(host)[said[host] :].splitlines() if "stopped" in line]
+        assert len(stopped) == 1 and "h1" in stopped[0], stopped
+    others_go_on(three, "h1", open_path)
+
+
+def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
+    child = endless(three, open_path)
+    (trainer,) = processes(three, "h2", "trainer run")
+    os.kill(trainer.pid, signal.SIGKILL)
+    text = three.finish(child).error(5)
+    assert text == "h2: the training program ended: SIGKILL has ended it"
+    three.all_stand_by()
+    assert not any(processes(three, host, "trainer") for host in three.names)
+
+
+def test_ctrl_c_of_submit_leaves_the_job_running(three: Network, open_path: Path) -> None:
+    settings = ["--set", "rounds=30", "--set", "microbatch_seconds=0.01"]
+    child = three.start("h2", "submit", str(tiny_job(open_path)), "--wait", *settings)
+    three.in_training("h2")
+    child.send_signal(signal.SIGINT)
+    done: Ended = three.finish(child)
+    assert done.code == 130
+    assert "error" not in done.err and "Traceback" not in done.err
+    three.all_stand_by()
+    status = three.status("h2")
+    assert status is not None
+    assert status["last_job"]["error"] is None
+    assert status["last_job"]["result"]["rounds"] == 30
+
+
+def test_the_next_job_can_come_from_another_host(three: Network, open_path: Path) -> None:
+    for host in ("h3", "h2"):
+        run = three.train(tiny_job(open_path), host=host)
+        assert run.members[0] == host
+        assert sorted(run.members) == three.names
