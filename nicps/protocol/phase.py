@@ -11,7 +11,6 @@ from typing import Any
 from nicps import wire
 from nicps.errors import WireError
 
-
 #: Phases that are series of rounds.
 ROUND_KINDS = (wire.PhaseKind.HANDOUT, wire.PhaseKind.TRAIN, wire.PhaseKind.TEST)
 

@@ -114,7 +114,9 @@ class Member:
         prepared = json.loads((folder / "prepared.json").read_text())
         self.layout = prepared["model"]
         if [entry["name"] for entry in self.layout] != list(NAMES):
-            self.agent.ask("fail", message="numpy_trainer.py knows the model of docs/examples/mlp only")
+            self.agent.ask(
+                "fail", message="numpy_trainer.py knows the model of docs/examples/mlp only"
+            )
         if self.welcome["number"] == 1:
             self.agent.ask("fail", message="numpy_trainer.py decides nothing: submit elsewhere")
         with np.load(folder / "model.npz") as arrays:
