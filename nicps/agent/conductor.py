@@ -233,7 +233,7 @@ class Conductor:
             self._collect_next()
         elif phase.kind is wire.PhaseKind.STOP:
             self._over()
-        elif phase.kind is wire.PhaseKind.TRAIN:
+        elif phase.kind is wire.PhaseKind.TRAIN and self.unit is None:
             self.event("training")
 
     def _collect_next(self) -> None:

@@ -114,7 +114,7 @@ def progress_line(values: Mapping[str, Any]) -> str:
         parts.append(f"loss {loss:.4f}")
     if (accuracy := left.pop("accuracy", None)) is not None:
         parts.append(f"accuracy {accuracy:.2%}")
-    if (rate := left.pop("samples_per_second", None)) is not None:
+    if rate := left.pop("samples_per_second", None):
         parts.append(f"{rate:,.0f} samples/s")
     if (turns := left.pop("token_turns", None)) is not None:
         parts.append(f"{turns} token turns")
