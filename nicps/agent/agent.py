@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import select
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from nicps import wire
+from nicps.agent.background import Background
 from nicps.agent.conductor import Conductor
 from nicps.agent.control import VERSION, ControlSocket, Peer
 from nicps.agent.job import LocalJob
 from nicps.agent.process import Child, User, set_nice
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
+from nicps.agent.status import status_of
 from nicps.dataplane import DataPlane
 from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem, WireError
 from nicps.protocol import (
@@ -73,16 +73,10 @@ class Agent:
         self._acting = False
         self._kernel: KernelState | None = None
         self._hold_started = 0.0
-        self._malformed = 0
-        self._last_job: dict[str, Any] = {}
-        self._report: dict[str, Any] = {}
-        self._work: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._done: queue.SimpleQueue[tuple[Callable[[], None], BaseException | None]] = (
-            queue.SimpleQueue()
-        )
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.malformed = 0
+        self.last_job: dict[str, Any] = {}
+        self.progress: dict[str, Any] = {}
+        self._background = Background()
         with contextlib.ExitStack() as stack:
             self.dataplane = stack.enter_context(
                 DataPlane(
@@ -101,13 +95,11 @@ class Agent:
             self.dataplane, self.node.header, self.node.take_sequence, self._fragments_sent
         )
         self.watch(self.dataplane.rx_fileno(), self._receive)
-        self.watch(self._bell, self._background_done)
+        self.watch(self._background.fileno(), self._background_done)
         self._poll.register(self.dataplane.tx.fileno(), 0)  # armed while the ring is full
         self._handlers[self.dataplane.tx.fileno()] = self.pump
         self._tx_armed = False
         self._bounced = 0
-        self._worker = threading.Thread(target=self._do_background, daemon=True)
-        self._worker.start()
 
     def __enter__(self) -> Agent:
         return self
@@ -177,8 +169,8 @@ class Agent:
             try:
                 self.act(self.node.on_frame(self.now, source, frame))
             except WireError as error:
-                self._malformed += 1
-                if self._malformed <= _MALFORMED_SHOWN:
+                self.malformed += 1
+                if self.malformed <= _MALFORMED_SHOWN:
                     self.log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
             if self.node.ring is not None and self.node.ring.turns > turns:
                 self.turns += 1
@@ -377,9 +369,9 @@ class Agent:
     def trainer_says(self, message: Mapping[str, Any]) -> None:
         """A decision of node 1's training program, or live progress."""
         if message["op"] == "report":
-            self._report = dict(message["values"])
+            self.progress = dict(message["values"])
             if self.conductor is not None:
-                self.conductor.event("progress", **{**self._report, "token_turns": self.turns})
+                self.conductor.event("progress", **{**self.progress, "token_turns": self.turns})
         elif self.conductor is not None:
             self.conductor.decided(message["what"])
 
@@ -389,7 +381,7 @@ class Agent:
         assert conductor is not None
         self._end_job(reason or "the job is done")
         self.conductor = None
-        self._last_job = {"job_id": conductor.job_id, "error": reason, "result": dict(result)}
+        self.last_job = {"job_id": conductor.job_id, "error": reason, "result": dict(result)}
         if reason is None:
             self.log(f"job {conductor.job_id} done: {result.get('report')}")
             self.publish({"op": "result", "result": dict(result)})
@@ -402,7 +394,7 @@ class Agent:
         self.sender.drop_fragments()
         if job is not None:
             job.close(message)
-        self._report = {}
+        self.progress = {}
 
     def run_folder(self, job_id: str) -> Path:
         """Where a job leaves its results on this host."""
@@ -434,24 +426,10 @@ class Agent:
 
     def background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Do something slow (files, hashes) in order in a thread, and `then` in the loop."""
-        self._work.put((work, then))
-
-    def _do_background(self) -> None:
-        while (item := self._work.get()) is not None:
-            work, then = item
-            error: BaseException | None = None
-            try:
-                work()
-            except Exception as raised:  # whatever it is, the loop reports it
-                error = raised
-            self._done.put((then, error))
-            os.eventfd_write(self._bell, 1)
+        self._background.do(work, then)
 
     def _background_done(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        while not self._done.empty():
-            then, error = self._done.get()
+        for then, error in self._background.take_done():
             if error is None:
                 then()
             else:
@@ -472,7 +450,7 @@ class Agent:
             elif op == "attach":
                 self._attach(peer, message.get("form", "shared"))
             elif op == "status":
-                peer.post({"op": "status", **self.status()})
+                peer.post({"op": "status", **status_of(self)})
             elif op == "watch":
                 peer.watches = True
             elif op in ("submit", "leave"):
@@ -525,48 +503,6 @@ class Agent:
             elif peer.watches:
                 peer.post(message)
 
-    def status(self) -> dict[str, Any]:
-        """What `nicps status` shows."""
-        node = self.node
-        ring = node.ring
-        phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
-        members = []
-        for member in node.members:
-            state = "standby"
-            if node.state is NodeState.MEMBER:
-                state = phase or "member"
-                if ring is not None and ring.token is not None and phase == "train":
-                    line = ring.token.lines[member.number - 1]
-                    state = "sent" if line.settled else "computing"
-            members.append(
-                {
-                    "number": member.number,
-                    "mac": wire.mac_text(member.mac),
-                    "name": member.name,
-                    "state": state,
-                    "self": member.number == node.number,
-                }
-            )
-        return {
-            "network": self.settings.network,
-            "name": self.settings.name,
-            "iface": self.settings.iface,
-            "xdp_mode": self.dataplane.mode,
-            "state": node.state.value,
-            "phase": phase,
-            "view": node.view,
-            "round": node.open_round,
-            "number": node.number,
-            "members": members,
-            "job": self.job.id if self.job is not None else None,
-            "progress": self._report,
-            "last_job": self._last_job,
-            "token_turns": self.turns,
-            "fragments_sent": self.sender.fragments,
-            "frames_malformed": self._malformed,
-            "counters": self.dataplane.counters(),
-        }
-
     @property
     def sent_again(self) -> int:
         """Fragments that this host repaired."""
@@ -595,8 +531,6 @@ class Agent:
             self.conductor.abandon()
             self.conductor = None
         self._end_job("the agent stops")
-        self._work.put(None)
-        self._worker.join(timeout=5.0)
+        self._background.close()
         self._stack.close()
         self._poll.close()
-        os.close(self._bell)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `nicps status` shows of an agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nicps import wire
+from nicps.protocol import NodeState
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+
+def status_of(agent: Agent) -> dict[str, Any]:
+    """What `nicps status` shows."""
+    node = agent.node
+    ring = node.ring
+    phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
+    members = []
+    for member in node.members:
+        state = "standby"
+        if node.state is NodeState.MEMBER:
+            state = phase or "member"
+            if ring is not None and ring.token is not None and phase == "train":
+                line = ring.token.lines[member.number - 1]
+                state = "sent" if line.settled else "computing"
+        members.append(
+            {
+                "number": member.number,
+                "mac": wire.mac_text(member.mac),
+                "name": member.name,
+                "state": state,
+                "self": member.number == node.number,
+            }
+        )
+    return {
+        "network": agent.settings.network,
+        "name": agent.settings.name,
+        "iface": agent.settings.iface,
+        "xdp_mode": agent.dataplane.mode,
+        "state": node.state.value,
+        "phase": phase,
+        "view": node.view,
+        "round": node.open_round,
+        "number": node.number,
+        "members": members,
+        "job": agent.job.id if agent.job is not None else None,
+        "progress": agent.progress,
+        "last_job": agent.last_job,
+        "token_turns": agent.turns,
+        "fragments_sent": agent.sender.fragments,
+        "frames_malformed": agent.malformed,
+        "counters": agent.dataplane.counters(),
+    }
