@@ -186,13 +186,10 @@ class Network:
 
     def join(self, host: str, *arguments: str, wrap: Sequence[str] = (), **options: Any) -> None:
         """Start `nicps join` there; it does not answer yet. `wrap` is a command that runs it."""
-        command = [*wrap, *NICPS, "join", "--iface", "eth1", "--name", host, "--user", self.user]
-        command += [
-            "--runs",
-            str(self.place(host, "runs")),
-            "--work",
-            str(self.place(host, "work")),
-        ]
+        for left in self.place(host, "work").iterdir():  # by one that was killed
+            shutil.rmtree(left)
+        self.place(host, "runs")
+        command = [*wrap, *self.command_line(host)]
         log = self.folder / host / "agent.log"
         with log.open("ab") as file:
             options = {"stdout": file, "stderr": subprocess.STDOUT, **options}
@@ -275,7 +272,7 @@ class Network:
         ended = self.command(host, "status")
         assert "nicps join" in ended.only_error(4)
         if work:
-            assert list(self.place(host, "work").iterdir()) == []
+            assert not (left := [*self.place(host, "work").rglob("*")]), left
 
     # ---- jobs and commands
 
