@@ -146,7 +146,7 @@ class Fragment:
 
     index: Annotated[int, _u32("place in the contribution, from 0")]
     fragments: Annotated[int, _u32("fragments in the contribution")]
-    lanes: Annotated[int, _u16("lanes in use; bytes if raw")]
+    lanes: Annotated[int, _u16("lanes in the payload, zeros included; bytes if raw")]
     width: Annotated[int, _u8("bits of a lane: 32, 16, 8; 0 is raw bytes")]
     shift: Annotated[int, _u8("left shift of every lane before it is added")]
     samples: Annotated[int, _u32("samples in the whole gradient")] = 0

@@ -91,7 +91,7 @@ _Static_assert(sizeof(struct nicps_header) == 32, "struct nicps_header has a hol
 struct nicps_fragment {
 	__be32 index;     /* place in the contribution, from 0 */
 	__be32 fragments; /* fragments in the contribution */
-	__be16 lanes;     /* lanes in use; bytes if raw */
+	__be16 lanes;     /* lanes in the payload, zeros included; bytes if raw */
 	__u8 width;       /* bits of a lane: 32, 16, 8; 0 is raw bytes */
 	__u8 shift;       /* left shift of every lane before it is added */
 	__be32 samples;   /* samples in the whole gradient */

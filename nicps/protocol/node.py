@@ -339,6 +339,9 @@ class Node:
                 self.ring, self._next_ring = self._next_ring, None
             if self.ring is not None:
                 self.ring.on_token(now, frame)
+        elif isinstance(body, wire.Fragment):
+            if self.ring is not None and header.round == self.ring.round:
+                self.ring.on_completion(now)
         elif isinstance(body, wire.Want):
             if self.ring is not None:
                 self.ring.on_want(now, frame)

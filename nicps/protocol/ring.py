@@ -199,6 +199,10 @@ class Ring:
         else:
             self._act_or_want(now)
 
+    def on_completion(self, now: float) -> None:
+        """The kernel has taken the last fragment of a member's contribution."""
+        self._act_or_want(now)
+
     def on_want(self, now: float, frame: wire.Frame) -> None:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""
         want, sender = frame.body, frame.header.sender
@@ -349,7 +353,7 @@ class Ring:
             if not other.settled:
                 other.ready = max(other.ready, ready)
         asked = len(token.ranges)
-        lacking = self._ask(token)
+        lacking = self._frozen or self._ask(token)  # the open round of a frozen ring is dropped
         changed |= len(token.ranges) > asked
         if token.state == wire.TokenState.CLOSING and not lacking and not self._held_back():
             if not line.complete:

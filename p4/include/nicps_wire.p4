@@ -71,7 +71,7 @@ header nicps_header_t {
 header nicps_fragment_t {
     bit<32> index;     /* place in the contribution, from 0 */
     bit<32> fragments; /* fragments in the contribution */
-    bit<16> lanes;     /* lanes in use; bytes if raw */
+    bit<16> lanes;     /* lanes in the payload, zeros included; bytes if raw */
     bit<8> width;      /* bits of a lane: 32, 16, 8; 0 is raw bytes */
     bit<8> shift;      /* left shift of every lane before it is added */
     bit<32> samples;   /* samples in the whole gradient */
