@@ -56,12 +56,16 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12)."""
+    """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12).
+
+    `seconds_waited` is what passed from this member's offer to the commit, its own sending left out.
+    """
 
     round: int
     samples: int
     counted: Mapping[int, int]
     unit: int
+    seconds_waited: float = 0.0
 
 
 class Session:
@@ -211,7 +215,8 @@ class Session:
             if message["round"] == round_:
                 self._unit = message["next_unit"]
                 counted = {int(k): int(v) for k, v in message["counted"].items()}
-                return Commit(round_, sum(counted.values()), counted, message["unit"])
+                waited = message["seconds_waited"] if self._offered == round_ else 0.0
+                return Commit(round_, sum(counted.values()), counted, message["unit"], waited)
 
     def sending_since(self, round_: int) -> float:
         """When this member's contribution began to go out, on CLOCK_MONOTONIC; 0 if it has not."""

@@ -155,10 +155,9 @@ class Loop:
             seconds=summed - (self._began or start),
         )
         end = self._clock()
-        # What is waited for besides the network is the others' computing; only the agent knows.
-        waited = getattr(commit, "seconds_waited", None)
+        # What is neither converting, sending nor reading is waiting for the others.
         waiting = committed - offered - contribute
-        waited = waiting if waited is None else min(max(waited - contribute, 0.0), waiting)
+        waited = min(max(commit.seconds_waited - contribute, 0.0), waiting) if own else waiting
         self._metrics.round(
             {
                 "phase": "train",

@@ -50,7 +50,6 @@ from nicps.protocol.ring import KernelState
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
-_MOST_BACKLOG = 1 << 20  # bytes of events that a watcher has not read
 _MALFORMED_SHOWN = 3
 _NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
@@ -141,14 +140,22 @@ class Agent:
         self._sync_from_kernel()
         deadline = self.node.deadline()
         if deadline is not None and deadline <= self.now:
-            self.act(self.node.tick(self.now))
+            self._tick()
         self.pump()
         self.control.flush()
 
-    def watch(self, fd: int, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever `fd` is readable."""
+    def _tick(self) -> None:
+        try:
+            self.act(self.node.tick(self.now))
+        except (
+            WireError
+        ) as error:  # a number that no frame can hold: from a broken program or a forged frame
+            self.act(self.node.fail(self.now, str(error)))
+
+    def watch(self, fd: int, handler: Callable[[], None], edge: bool = False) -> None:
+        """Call `handler` whenever `fd` is readable; with `edge`, once for every write, and nothing is read."""
         self._handlers[fd] = handler
-        self._poll.register(fd, select.EPOLLIN)
+        self._poll.register(fd, select.EPOLLIN | (select.EPOLLET if edge else 0))
 
     def unwatch(self, fd: int) -> None:
         """Forget a descriptor."""
@@ -181,7 +188,7 @@ class Agent:
         self._sync_to_kernel()
         try:
             self.sender.pump(self.now)
-        except (JobFailed, WireError) as error:  # a file that is handed out has gone, say
+        except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
             self.sender.drop_fragments()
             self.act(self.node.fail(self.now, str(error)))
         if self.sender.blocked_by_kernel != self._tx_armed:
@@ -193,8 +200,7 @@ class Agent:
         now = time.monotonic()
         if self.job is not None and self.node.phase is not None:
             if self.node.phase.kind is wire.PhaseKind.TRAIN:
-                kind = "repair" if action.repair else "send"
-                self.job.records.note(kind, started, now, action.round)
+                self.job.sent(action, started, now)
         self.act(self.node.sent(now, action))
 
     def _sync_from_kernel(self) -> None:
@@ -316,12 +322,10 @@ class Agent:
                 self.log("job done, standing by" if ok else f"job stopped: {message}")
             self.prepared(phase.number)
             return
-        if self.job is None:
-            self.begin_job(str(phase.settings["job"]))
-        assert self.job is not None
         try:
-            self.job.prepare(phase)
-        except (OSError, NicpsError, KeyError, TypeError) as error:
+            job = self.job or self.begin_job(str(phase.settings["job"]))
+            job.prepare(phase)
+        except (OSError, NicpsError, LookupError, TypeError, ValueError) as error:
             self.act(
                 self.node.fail(self.now, f"cannot prepare for {phase.kind.name.lower()}: {error}")
             )
@@ -375,19 +379,25 @@ class Agent:
         elif self.conductor is not None:
             self.conductor.decided(message["what"])
 
-    def job_is_over(self, reason: str | None, result: Mapping[str, Any]) -> None:
-        """Node 1: the job has ended everywhere."""
-        conductor = self.conductor
-        assert conductor is not None
+    def release(self, conductor: Conductor, reason: str | None) -> None:
+        """Node 1: the job has ended everywhere; this host can take the next one."""
         self._end_job(reason or "the job is done")
-        self.conductor = None
+        if self.conductor is conductor:
+            self.conductor = None
+            self.node.busy = False
+
+    def job_is_over(
+        self, conductor: Conductor, reason: str | None, result: Mapping[str, Any]
+    ) -> None:
+        """Node 1: tell how the job ended."""
         self.last_job = {"job_id": conductor.job_id, "error": reason, "result": dict(result)}
         if reason is None:
             self.log(f"job {conductor.job_id} done: {result.get('report')}")
-            self.publish({"op": "result", "result": dict(result)})
+            self.publish(conductor, {"op": "result", "result": dict(result)})
         else:
             self.log(f"job stopped: {reason}")
-            self.publish({"op": "error", "message": reason, "exit_code": JobFailed.exit_code})
+            message = {"op": "error", "message": reason, "exit_code": JobFailed.exit_code}
+            self.publish(conductor, message)
 
     def _end_job(self, message: str) -> None:
         job, self.job = self.job, None
@@ -430,10 +440,12 @@ class Agent:
 
     def _background_done(self) -> None:
         for then, error in self._background.take_done():
-            if error is None:
+            try:
+                if error is not None:
+                    raise error
                 then()
-            else:
-                self.act(self.node.fail(self.now, str(error)))
+            except Exception as reason:  # a full disk, a broken file: the job's end, not ours
+                self.act(self.node.fail(self.now, str(reason)))
 
     # ---- the socket
 
@@ -441,7 +453,7 @@ class Agent:
         op = message.get("op")
         try:
             if peer.is_trainer:
-                if self.job is not None:
+                if self.job is not None and self.job.is_attached(peer.channel):
                     self.job.on_message(message)
             elif message.get("version", VERSION) != VERSION:
                 raise UsageProblem(
@@ -452,13 +464,16 @@ class Agent:
             elif op == "status":
                 peer.post({"op": "status", **status_of(self)})
             elif op == "watch":
-                peer.watches = True
+                peer.watches_all = True
             elif op in ("submit", "leave"):
                 self._command(peer, op, message)
             else:
                 raise UsageProblem(f"the agent knows no {op!r}")
-        except NicpsError as error:
-            peer.refuse(error)
+        except (NicpsError, OSError) as error:
+            if peer.is_trainer:
+                self.act(self.node.fail(self.now, str(error)))
+            else:
+                peer.refuse(error if isinstance(error, NicpsError) else JobFailed(str(error)))
 
     def _command(self, peer: Peer, op: str, message: Mapping[str, Any]) -> None:
         if peer.uid not in (0, os.geteuid()):
@@ -473,8 +488,12 @@ class Agent:
             or self.node.state is not NodeState.STANDBY
         ):
             raise NetworkProblem("a job is under way: wait for its end (`nicps status --watch`)")
-        peer.watches = True
-        self.conductor = Conductor(self, peer, message)
+        self.node.busy = True
+        try:
+            peer.watches = self.conductor = Conductor(self, message)
+        except (OSError, NicpsError):
+            self.node.busy = False
+            raise
 
     def _attach(self, peer: Peer, form: str) -> None:
         if peer.uid not in (0, os.geteuid(), self.user.uid):
@@ -492,16 +511,14 @@ class Agent:
             raise UsageProblem(f"training programs attach in the form shared or json, not {form!r}")
 
     def _on_close(self, peer: Peer) -> None:
-        if peer.is_trainer and self.job is not None:
+        if peer.is_trainer and self.job is not None and self.job.is_attached(peer.channel):
             self.job.detached()
 
-    def publish(self, message: Mapping[str, Any]) -> None:
-        """To everybody who watches the job."""
+    def publish(self, conductor: Conductor, message: Mapping[str, Any]) -> None:
+        """To whoever submitted that job, and to those who watch all."""
         for peer in self.control.peers[:]:
-            if peer.watches and peer.channel.backlog > _MOST_BACKLOG:
-                self.control.drop(peer)  # it does not read
-            elif peer.watches:
-                peer.post(message)
+            if peer.watches is conductor or peer.watches_all:
+                self.control.post(peer, message)
 
     @property
     def sent_again(self) -> int:

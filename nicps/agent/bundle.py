@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,16 @@ class OutStream:
         try:
             for entry in files:
                 path = folder / entry["path"]
-                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                if os.path.basename(entry["path"]) != entry["path"]:
+                    raise JobFailed(
+                        f"{entry['path']!r} is not a file's name: it cannot be handed out"
+                    )
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 self._fds.append(fd)
-                size = os.fstat(fd).st_size
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise JobFailed(f"{path} is not a regular file: it cannot be handed out")
+                size = status.st_size
                 shard = entry.get("store") == "shard"
                 record_bytes, records = (
                     (entry["record_bytes"], entry["records"]) if shard else (0, 0)
@@ -82,6 +90,9 @@ class OutStream:
         except OSError as error:
             self.close()
             raise JobFailed(f"cannot read {error.filename}: {error.strerror}") from None
+        except JobFailed:
+            self.close()
+            raise
         self.index = orjson.dumps(
             [[f.path, f.size, f.offset, f.record_bytes, f.records] for f in self.files]
         )

@@ -13,7 +13,6 @@ import orjson
 
 from nicps import wire
 from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
-from nicps.agent.control import Peer
 from nicps.agent.job import new_job_id, working_folder
 from nicps.agent.process import Child, python
 from nicps.agent.result import summarise
@@ -33,15 +32,10 @@ _REASON_CHARACTERS = 300  # of a failure; a decision must fit a frame
 
 
 class Conductor:
-    """Runs one submitted job to its end, whatever that is.
+    """Runs one submitted job to its end, whatever that is."""
 
-    Args:
-        submitter: the connection that gets the job's events and its result.
-    """
-
-    def __init__(self, agent: Agent, submitter: Peer, message: Mapping[str, Any]) -> None:
+    def __init__(self, agent: Agent, message: Mapping[str, Any]) -> None:
         self.agent = agent
-        self.submitter = submitter
         self.started = agent.now
         self.result: dict[str, Any] = {}
         self.job_id = ""
@@ -90,7 +84,7 @@ class Conductor:
             self._prepared = orjson.loads((self._folder / "prepared.json").read_bytes())
             self._settings = self._prepared["settings"]
             self.job_id = new_job_id(str(self._prepared.get("job", "job")))
-        except (OSError, orjson.JSONDecodeError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             self._reason = f"the job's preparation left no usable prepared.json: {error}"
             self._over()
             return
@@ -106,7 +100,7 @@ class Conductor:
         try:
             job = self.agent.begin_job(self.job_id)
             job.outgoing = OutStream(self._folder, self._prepared["files"])
-        except (OSError, NicpsError, KeyError) as error:
+        except (OSError, NicpsError, KeyError, TypeError) as error:
             self.fail(str(error))
             return
         self._mark = self.agent.now
@@ -254,14 +248,13 @@ class Conductor:
     def stop(self, reason: str | None) -> None:
         """End the job everywhere, well (`reason` is None) or not."""
         self._stopping, self._reason = True, reason
-        if self._child is not None:
-            self.agent.unwatch(self._child.fileno())
-            self._child.kill()
-            self._child = None
+        self._kill_child()
         if self.agent.node.state is not NodeState.MEMBER:
             self._over()
             return
-        settings = {"ok": reason is None, "message": (reason or "")[:_REASON_CHARACTERS]}
+        plain = "".join(c if c.isprintable() else " " for c in reason or "")
+        message = " ".join(plain.split())[:_REASON_CHARACTERS]
+        settings = {"ok": reason is None, "message": message}
         self._decide(Phase(0, 0, wire.PhaseKind.STOP, settings=settings))
 
     def _over(self) -> None:
@@ -271,13 +264,16 @@ class Conductor:
         if self._reason is None and job is not None:
             try:
                 self._summarise()
-            except (OSError, NicpsError, ValueError, KeyError) as error:
+            except (
+                Exception
+            ) as error:  # records come from training programs: anything can be in them
                 self._reason = f"cannot make the summary of the run: {error}"
         shutil.rmtree(self._base, ignore_errors=True)
+        agent.release(self, self._reason)
         if self._reason is None:
-            self._report(lambda: agent.job_is_over(None, self.result))
+            self._report(lambda: agent.job_is_over(self, None, self.result))
         else:
-            agent.job_is_over(self._reason, {})
+            agent.job_is_over(self, self._reason, {})
 
     def _summarise(self) -> None:
         folder = self.agent.run_folder(self.job_id)
@@ -312,14 +308,18 @@ class Conductor:
 
     def event(self, what: str, /, **values: Any) -> None:
         """Tell the submitter and whoever else watches."""
-        self.agent.publish({**values, "op": "event", "event": what, "job_id": self.job_id})
+        self.agent.publish(self, {**values, "op": "event", "event": what, "job_id": self.job_id})
 
     def abandon(self) -> None:
         """The agent stops: leave nothing behind."""
-        if self._child is not None:
-            self.agent.unwatch(self._child.fileno())
-            self._child.kill()
+        self._kill_child()
         shutil.rmtree(self._base, ignore_errors=True)
+
+    def _kill_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            self.agent.unwatch(child.fileno())
+            child.kill()
 
 
 def wire_nonce() -> int:

@@ -18,6 +18,10 @@ LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with any
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
+_MOST_PEERS = 64
+_MOST_BACKLOG = 1 << 20  # bytes that a peer has not read
+
+
 class Peer:
     """A connection to the agent's socket."""
 
@@ -29,7 +33,8 @@ class Peer:
         connection.setblocking(False)
         self.channel = Channel(connection, LARGEST_MESSAGE)
         self.is_trainer = False
-        self.watches = False  # wants the job's events
+        self.watches: object = None  # the job whose events it wants
+        self.watches_all = False
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Send, if the peer is still there."""
@@ -76,8 +81,11 @@ class ControlSocket:
         watch(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
+            if len(self.peers) >= _MOST_PEERS:
+                connection.close()
+                return
             peer = Peer(connection)
             self.peers.append(peer)
             self._watch(connection.fileno(), lambda: self._read(peer))
@@ -100,6 +108,13 @@ class ControlSocket:
             if not isinstance(error, ChannelClosed):
                 peer.post({"op": "error", "message": f"bad message: {error!r}", "exit_code": 2})
             self.drop(peer)
+
+    def post(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        """Send to a peer, unless it has long stopped reading."""
+        if peer.channel.backlog > _MOST_BACKLOG:
+            self.drop(peer)
+        else:
+            peer.post(message)
 
     def drop(self, peer: Peer) -> None:
         """Close a connection."""

@@ -24,13 +24,16 @@ from nicps.dataplane.arena import Arena
 from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.dataplane.lanes import U8, LaneFormat
 from nicps.errors import JobFailed, NicpsError
-from nicps.protocol import Committed, Phase
+from nicps.protocol import Committed, Phase, SendFragments
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
 
 _KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
 _HURRIED = -10  # nice value
+_MOST_ROUNDS = _MOST_SAMPLES = (1 << 31) - 1
+_MOST_LANES = 1 << 33
+_MOST_DIGEST = 128
 
 
 @dataclass(slots=True)
@@ -114,6 +117,7 @@ class LocalJob:
         self.records = Records(self._base)
         self._ended = False
         self._hurried = False
+        self._offered_at = self._sending_s = 0.0  # of the round's contribution
 
     # ---- phases
 
@@ -146,6 +150,7 @@ class LocalJob:
         self.added += self.agent.dataplane.count(commit.round, self.agent.node.view, 0)
         if phase.kind is wire.PhaseKind.TRAIN:
             self.train_rounds += 1
+        agent = self.agent
         self._post(
             {
                 "op": "committed",
@@ -153,6 +158,7 @@ class LocalJob:
                 "counted": dict(commit.counted),
                 "unit": commit.unit,
                 "next_unit": commit.next_unit,
+                "seconds_waited": max(0.0, agent.now - self._offered_at - self._sending_s),
             }
         )
 
@@ -182,7 +188,7 @@ class LocalJob:
             owner if os.geteuid() == 0 else (os.getuid(), os.getgid()),
             keep,
         )
-        agent.background(lambda: None, lambda: self._handout_prepared(phase, mine))
+        self._later(lambda: None, lambda: self._handout_prepared(phase, mine))
 
     def _handout_prepared(self, phase: Phase, mine: bool) -> None:
         """Windows of a hand-out before this one are on disk: their banks are free."""
@@ -199,7 +205,7 @@ class LocalJob:
         if isinstance(self._source, StreamSource) and phase.settings["source"] == agent.node.number:
             out = self._source.stream
             fragments = phase.fragments_in(round_)
-            agent.background(
+            self._later(
                 lambda: stream.write(out.read(window, 0, fragments).reshape(-1)[:size]),
                 lambda: self._stored(phase, stream, round_, last),
             )
@@ -208,7 +214,7 @@ class LocalJob:
         else:
             bank = agent.dataplane.accumulators[round_ & 1]
             data = bank.view(np.uint8).reshape(-1)[:size]
-            agent.background(
+            self._later(
                 lambda: stream.write(data), lambda: self._stored(phase, stream, round_, last)
             )
 
@@ -226,6 +232,18 @@ class LocalJob:
             self.digest = digest
             self._start_trainer()
         agent.handed_out(phase, digest)
+
+    def _later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Work in the background, unless the job is over before it is done."""
+
+        def unless_over() -> None:
+            try:
+                work()
+            except Exception:
+                if not self._ended:
+                    raise
+
+        self.agent.background(unless_over, lambda: None if self._ended else then())
 
     # ---- the training program (R8)
 
@@ -297,26 +315,34 @@ class LocalJob:
         agent = self.agent
         node, now, op = agent.node, agent.now, message["op"]
         if op == "progress":
-            agent.act(node.progress(now, message["round"], message["samples"]))
+            samples = _whole(message, "samples", 0, _MOST_SAMPLES)
+            agent.act(node.progress(now, _whole(message, "round", 0, _MOST_ROUNDS), samples))
         elif op == "offer":
-            if message["samples"] < 1:
-                raise JobFailed(f"a gradient of {message['samples']} samples cannot be counted")
-            agent.act(node.offer(now, message["round"], message["samples"], message["unit"]))
+            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
+            samples = _whole(message, "samples", 1, _MOST_SAMPLES)
+            unit = None if message["unit"] is None else _whole(message, "unit", -100, 100)
+            self._offered_at = now
+            agent.act(node.offer(now, round_, samples, unit))
         elif op == "read":
-            agent.act(node.read(now, message["round"]))
+            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
+            if round_ < node.open_round:
+                agent.act(node.read(now, round_))
         elif op == "prepared":
             if self._phase is not None and self._phase.number == message["number"]:
                 if self._phase.kind is not wire.PhaseKind.FINISH:
                     agent.prepared(message["number"])
         elif op == "ready" and self.ready is None:
+            lanes = _whole(message, "lanes", 1, _MOST_LANES)
+            if not isinstance(message["digest"], str) or len(message["digest"]) > _MOST_DIGEST:
+                raise JobFailed("the training program's digest is not a short text")
+            self._make_arena(lanes)
             self.ready = dict(message)
-            self._make_arena(message["lanes"])
             self._prepare_training()
-            agent.trainer_ready(message["lanes"], message["digest"])
-        elif op in ("decide", "report"):
+            agent.trainer_ready(lanes, message["digest"])
+        elif op in ("decide", "report") and self.ready is not None:
             agent.trainer_says(message)
         elif op == "fail":
-            agent.act(node.fail(now, message["message"]))
+            agent.act(node.fail(now, str(message["message"])))
 
     def _hurry(self, yes: bool) -> None:
         """A trainer whose gradient all hosts wait for gets the processor before other programs."""
@@ -324,14 +350,21 @@ class LocalJob:
             self._hurried = yes
             set_nice(self._trainer.pid, _HURRIED if yes else 0)
 
+    def is_attached(self, channel: Channel) -> bool:
+        """Whether that connection is this job's training program."""
+        return channel is self._channel
+
+    def sent(self, action: SendFragments, started: float, ended: float) -> None:
+        """Fragments of this host's contribution are with the kernel."""
+        self._sending_s = ended - started + (self._sending_s if action.repair else 0.0)
+        self.records.note("repair" if action.repair else "send", started, ended, action.round)
+
     def detached(self) -> None:
         """The training program has closed its connection."""
         self._channel = None
 
     def ring(self) -> None:
         """More of a contribution has been converted."""
-        with contextlib.suppress(BlockingIOError):  # the trainer could have read it
-            os.eventfd_read(self._doorbell)
         self.agent.pump()
 
     def need(self, round_: int, samples: int) -> None:
@@ -349,7 +382,8 @@ class LocalJob:
         fragments = LaneFormat(lanes, width).fragments
         self.arena = Arena.create(fragments)
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.agent.watch(self._doorbell, self.ring)
+        # Every write wakes; reading it could block, as the trainer has a say in its flags.
+        self.agent.watch(self._doorbell, self.ring, edge=True)
         self._post({"op": "arena", "fragments": fragments}, (self.arena.fd, self._doorbell))
 
     def _prepare_training(self) -> None:
@@ -363,7 +397,10 @@ class LocalJob:
             if phase.settings["handout"] != self.digest:
                 agent.act(agent.node.fail(agent.now, "what was handed out has arrived damaged"))
                 return
-            if phase.settings["model"] != self.ready["digest"]:
+            differs = phase.settings["model"] != self.ready["digest"]
+            if phase.kind is wire.PhaseKind.TRAIN:
+                differs |= phase.fragments != self.arena.fragments
+            if differs:
                 reason = (
                     "the model built here differs from node 1's: the same job.py and the same "
                     "versions of Python and PyTorch are needed on every host"
@@ -409,7 +446,7 @@ class LocalJob:
         kept = agent.run_folder(self.id) / agent.node.name
         facts = self._facts()
         names: list[str] = []
-        agent.background(
+        self._later(
             lambda: names.extend(self.records.keep(self.folder / "out", self._base, facts, kept)),
             lambda: self._kept(phase, kept, names),
         )
@@ -452,16 +489,21 @@ class LocalJob:
                 self.agent.unwatch(child.fileno())
                 child.kill()
         self._trainer = self._gateway = None
-        for stream in (self._in, self.outgoing):
-            if stream is not None:
-                stream.close()
         if self.arena is not None:
             self.agent.unwatch(self._doorbell)
             os.close(self._doorbell)
             self.arena.close()
             self.arena = None
-        self.records.close()
-        shutil.rmtree(self._base, ignore_errors=True)
+        streams, records, base = (self._in, self.outgoing), self.records, self._base
+
+        def remove() -> None:  # in the thread, which may be using them
+            for stream in streams:
+                if stream is not None:
+                    stream.close()
+            records.close()
+            shutil.rmtree(base, ignore_errors=True)
+
+        self.agent.background(remove, lambda: None)
 
     def _post(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         if self._channel is None:
@@ -470,6 +512,20 @@ class LocalJob:
             self._channel.post(message, fds)
         except ChannelClosed:
             self._channel = None
+
+
+def _whole(message: Mapping[str, Any], key: str, least: int, most: int) -> int:
+    """A whole number of a training program's message.
+
+    Raises:
+        JobFailed: it is none, or out of range.
+    """
+    value = message[key]
+    if type(value) is not int or not least <= value <= most:
+        raise JobFailed(
+            f"the training program says {key} {value!r}, not a number from {least} to {most}"
+        )
+    return value
 
 
 def working_folder(parent: Path) -> Path:

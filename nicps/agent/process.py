@@ -17,6 +17,7 @@ from pathlib import Path
 from nicps.errors import EnvironmentProblem
 
 _PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 1 << 16  # of a log, for its last line
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -108,7 +109,9 @@ class Child:
     def last_line(self) -> str:
         """What it said last, for an error message."""
         try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            with self.log.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError:
             lines = []
         said = lines[-1].removeprefix("trainer: error: ") if lines else ""

@@ -22,6 +22,7 @@ from nicps.errors import NetworkProblem
 MAX_MESSAGE_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
 _MAX_FDS = 8
+_FDS_SPACE = socket.CMSG_LEN(_MAX_FDS * 4)
 
 
 class ChannelClosed(NetworkProblem):
@@ -94,9 +95,8 @@ class Channel:
         body = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
         data = _LENGTH.pack(len(body)) + body
         if fds:
-            while self._out:  # descriptors travel with their own message's first byte
-                select.select([], [self.socket], [], 30.0)
-                self.flush()
+            if not self.flush():  # descriptors travel with their own message's first byte
+                raise ChannelClosed("the other end of the socket takes no messages")
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             try:
                 taken = self.socket.sendmsg([data], ancillary)
@@ -143,14 +143,18 @@ class Channel:
         """
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(
-                    self.socket, 1 << 18, _MAX_FDS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                data, ancillary, _, _ = self.socket.recvmsg(
+                    1 << 18, _FDS_SPACE, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return
             except OSError as error:
                 raise ChannelClosed(f"the other end of the socket has gone: {error}") from None
-            self._fds += fds
+            for level, kind, words in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    self._fds += array.array("i", words[: len(words) // 4 * 4])
+            while len(self._fds) > _MAX_FDS:  # more than any message of ours has
+                os.close(self._fds.pop())
             if not data:
                 if len(self._in) >= _LENGTH.size and self._complete():
                     return

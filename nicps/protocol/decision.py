@@ -55,7 +55,7 @@ class Ballot:
 
     def tick(self, now: float) -> None:
         """Repeat to those who have not answered."""
-        if now >= self.next_send and set(self.answers) < {m.number for m in self.members[1:]} | {1}:
+        if now >= self.next_send and not self.agreed:
             self.emit(Send(self.frame()))
             self.next_send = now + self.interval
             self.interval = min(self.interval * 1.5, self.timings.decision_s * 10)

@@ -11,6 +11,8 @@ from nicps import wire
 from nicps.protocol.actions import Action, Failed, Send
 from nicps.protocol.phase import Member, Timings
 
+_MOST_CALLS = 64  # that a host remembers to have answered
+
 
 @dataclass(slots=True)
 class Starting:
@@ -51,6 +53,8 @@ class Formation:
                     f"{wire.mac_text(source)} started a job at the same moment; submit again later"
                 )
             )
+        if len(self.answered) >= _MOST_CALLS:
+            self.answered.clear()
         self.answered.add(nonce)
         body = wire.Answer(nonce, highest_view)
         self.emit(Send(wire.pack(self.header(0, 0), body, tail=self.name.encode())))
@@ -59,7 +63,7 @@ class Formation:
         """R2: record who answers, in the order of the broadcasts."""
         answer, starting = frame.body, self.starting
         assert isinstance(answer, wire.Answer)
-        if starting is None or answer.nonce != starting.nonce:
+        if starting is None or answer.nonce != starting.nonce or answer.view >> 31:
             return
         starting.highest_view = max(starting.highest_view, answer.view)
         if len(starting.hosts) < wire.MAX_MEMBERS and all(

@@ -26,6 +26,8 @@ from nicps.protocol.formation import Formation, pack_list, safe_name, unpack_lis
 from nicps.protocol.phase import ROUND_KINDS, Member, Phase, Timings
 from nicps.protocol.ring import KernelState, Ring
 
+_MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
+
 
 class NodeState(Enum):
     """What `nicps status` says of this host."""
@@ -59,6 +61,7 @@ class Node:
         self.network = wire.network_id(network)
         self.timings = timings or Timings()
         self.state = NodeState.STANDBY
+        self.busy = False  # about to start a network of its own: answers no calls
         self.view = 0
         self.number = 0
         self.members: tuple[Member, ...] = ()
@@ -86,6 +89,7 @@ class Node:
 
     def start(self, now: float, nonce: int) -> list[Action]:
         """R1: this host starts the network. `nonce` is a random 64-bit number."""
+        assert self.state is not NodeState.MEMBER
         self.state = NodeState.FORMING
         self._formation.start(now, nonce, self.view)
         return self._take(now)
@@ -96,6 +100,7 @@ class Node:
         Raises:
             WireError: its settings are too long for a frame; nothing has changed.
         """
+        assert self.number == 1
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
         self._decided += 1
@@ -273,7 +278,7 @@ class Node:
         body = frame.body
         idle = self.state is not NodeState.MEMBER
         if isinstance(body, wire.Call):
-            if idle:
+            if idle and not (self.busy and self._formation.starting is None):
                 self._formation.on_call(source, body.nonce, self.view)
                 if self._formation.starting is None:
                     self.state = NodeState.STANDBY
@@ -282,7 +287,13 @@ class Node:
         elif isinstance(body, wire.Formed):
             if frame.header.view == self.view:
                 self._acknowledge()  # ours was lost
-            elif idle and body.nonce in self._formation.answered and frame.header.view > self.view:
+            elif (
+                idle
+                and not self.busy
+                and body.nonce in self._formation.answered
+                and self.view < frame.header.view < _MOST_VIEWS
+                and 0 < body.members <= wire.MAX_MEMBERS
+            ):
                 members = unpack_list(frame)
                 mine = [m.number for m in members if m.mac == self.mac]
                 if mine and members[0].mac == source:

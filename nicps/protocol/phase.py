@@ -127,7 +127,7 @@ class Phase:
                 settings=settings,
                 **values,
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise WireError(f"decision {decision.number} cannot be read: {error}") from None
         phase.check(members)
         return phase
@@ -140,20 +140,15 @@ class Phase:
         """
         if self.kind not in ROUND_KINDS:
             return
-        limit = 1 << 31
-        sizes = (
-            self.first_round,
-            self.rounds,
-            self.fragments,
-            self.last_fragments,
-            self.quorum,
-            *self.shares,
-        )
+        limit = 1 << 26  # fragments: 96 GB of raw bytes
+        sizes = (self.fragments, self.last_fragments)
+        numbers = (self.first_round, self.rounds, self.quorum, *self.shares)
         if len(self.shares) != members or self.width not in wire.MAX_SHIFT:
             raise WireError(
                 f"decision {self.number}: {len(self.shares)} shares of width {self.width}"
             )
-        if not all(0 <= size < limit for size in sizes) or not -100 <= self.unit <= 100:
+        fits = all(0 <= n < 1 << 31 for n in numbers) and all(0 <= n < limit for n in sizes)
+        if not fits or not -100 <= self.unit <= 100:
             raise WireError(f"decision {self.number}: a number is out of range")
         if not self.fragments or not self.last_fragments or not self.first_round:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")

@@ -78,7 +78,6 @@ class Ring:
         self.holding = False
         self.parked = False
         self.turns = 0  # times that this member had the token
-        self.sent_again = 0  # fragments that it repaired
         self._view = view
         self._members = len(members)
         self._list = members
@@ -130,7 +129,7 @@ class Ring:
         if round_ != self.round or self._line().settled:
             return
         self._ready = samples
-        if self.token is not None and self.token.counted and not self.holding:
+        if self.token is not None and self.token.counted:
             self._emit(Send(wire.pack(self._header(0, self.round), wire.Want(samples, self._read))))
 
     def read(self, now: float, round_: int) -> None:
@@ -176,7 +175,13 @@ class Ring:
     def on_token(self, now: float, frame: wire.Frame) -> None:
         """A token frame from a member."""
         token = TokenState.of(frame)
-        if token.generation != self.phase.generation or len(token.lines) != self._members:
+        if (
+            token.generation != self.phase.generation
+            or len(token.lines) != self._members
+            or not self.round <= token.round <= self.round + 1
+            or not 0 < token.owner <= self._members
+            or any(not 0 < sender <= self._members for sender, _, _ in token.ranges)
+        ):
             return
         if token.key <= self._key or token.key < self._seen:
             if token.key == self._key and frame.header.sender == token.owner:
@@ -278,11 +283,6 @@ class Ring:
             bounce=quiet and not self._frozen,
         )
 
-    @property
-    def settled(self) -> bool:
-        """Whether this member has contributed to the open round, or skipped it."""
-        return self._line().settled or (self._offer is not None)
-
     def _line(self) -> Line:
         return self.token.lines[self.number - 1] if self.token is not None else _NO_LINE
 
@@ -326,7 +326,7 @@ class Ring:
             if self._members > 1:
                 self._hand_to(now, self.number % self._members + 1)
                 return
-        token.idle += 1
+        token.idle = min(token.idle + 1, self._members)
         if token.idle >= self._members:
             self._hand_to(now, self.number)
         else:
@@ -379,7 +379,6 @@ class Ring:
         if not mine:
             return False
         token.ranges = [r for r in token.ranges if r[0] != self.number]
-        self.sent_again += sum(count for _, count in mine)
         self._send_fragments(self._line().samples, mine, repair=True)
         return True
 
