@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """R13: one host four times slower. Rounds close at the quorum, every host at the same gradient.
 
-A batch of 160 is 40 samples a host, in ten micro-batches of 4. While the three fast hosts work theirs (0.2 s), the slow
-one gets through 10 samples of its own.
+A batch of 160 is 40 samples a host, in ten micro-batches of 4. While the three fast hosts work theirs (0.3 s), the slow
+one gets through 10 samples of its own. That hosts agree is true of every round; who is how fast may be upset in one
+round by what else the machine does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests import reference
 from tests.netns.members import Network, Run, tiny_job
 
 BATCH, SHARE, MICRO_BATCH = 160, 40, 4
-ROUNDS = 6
 
 
-def train(network: Network, folder: Path, quorum: float) -> tuple[Run, list[dict[str, int]]]:
+def train(
+    network: Network, folder: Path, quorum: float, rounds: int
+) -> tuple[Run, list[dict[str, int]]]:
     """A run, and the samples counted from each host, round by round; all hosts must list the same."""
-    settings = {"batch": BATCH, "rounds": ROUNDS, "quorum": quorum, "microbatch_seconds": 0.02}
+    settings = {"batch": BATCH, "rounds": rounds, "quorum": quorum, "microbatch_seconds": 0.03}
     run = network.train(tiny_job(folder), **settings, **{"slow.h4": 4, "save_gradients": True})
     listed = [row["counted"] for row in run.training("h1")]
-    assert len(listed) == ROUNDS
+    assert len(listed) == rounds
     for host in run.members:
         assert [row["counted"] for row in run.training(host)] == listed
         assert [row["samples"] for row in run.training(host)] == [sum(c.values()) for c in listed]
@@ -32,27 +35,29 @@ def train(network: Network, folder: Path, quorum: float) -> tuple[Run, list[dict
     return run, [{names[number]: n for number, n in counted.items()} for counted in listed]
 
 
+def in_all_but_one(facts: Iterable[bool]) -> bool:
+    """Whether it is so in every round, but perhaps one."""
+    return list(facts).count(False) <= 1
+
+
 def test_at_90_percent_the_slow_host_sends_what_it_has(network: Network, open_path: Path) -> None:
-    _, rounds = train(network, open_path, 0.9)
+    _, rounds = train(network, open_path, 0.9, rounds=5)
     for counted in rounds:
-        assert 0.9 * BATCH <= sum(counted.values()) < BATCH
-        assert set(counted) == {"h1", "h2", "h3", "h4"}
-        assert 0 < counted["h4"] < SHARE
-        # No more than needed: with one micro-batch less it would not have been enough.
-        assert sum(counted.values()) - MICRO_BATCH < 0.9 * BATCH
+        assert 0.9 * BATCH <= sum(counted.values()) <= BATCH
+    assert in_all_but_one(0 < counted.get("h4", 0) < SHARE for counted in rounds)
+    # No more than needed: with one micro-batch less it would not have been enough.
+    assert in_all_but_one(sum(counted.values()) - MICRO_BATCH < 0.9 * BATCH for counted in rounds)
 
 
 def test_at_75_percent_the_slow_host_is_not_waited_for(network: Network, open_path: Path) -> None:
-    run, rounds = train(network, open_path, 0.75)
+    run, rounds = train(network, open_path, 0.75, rounds=6)
     for counted in rounds:
         assert sum(counted.values()) >= 0.75 * BATCH
-    without = [counted for counted in rounds if "h4" not in counted]
-    assert len(without) >= ROUNDS - 1  # another may stumble once on a busy machine
-    own = [row["own_samples"] for row in run.training("h4")]
-    assert own.count(0) == len(without)
+    without = ["h4" not in counted for counted in rounds]
+    assert in_all_but_one(without)
+    assert [row["own_samples"] == 0 for row in run.training("h4")] == without
 
 
 def test_at_100_percent_everybody_counts(network: Network, open_path: Path) -> None:
-    _, rounds = train(network, open_path, 1.0)
-    assert rounds == [dict.fromkeys(counted, SHARE) for counted in rounds]
-    assert all(len(counted) == 4 for counted in rounds)
+    _, rounds = train(network, open_path, 1.0, rounds=3)
+    assert rounds == [dict.fromkeys(("h1", "h2", "h3", "h4"), SHARE)] * 3

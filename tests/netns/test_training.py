@@ -68,14 +68,19 @@ def runs(session_network: Network, lossy: Network) -> Runs:
     return Runs(session_network, lossy)
 
 
-@pytest.fixture(params=list(LANES))
-def lane(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=["clean i16", "lossy i32", "lossy i16", "lossy i8"])
+def lan_and_lane(request: pytest.FixtureRequest) -> list[str]:
+    return str(request.param).split()
 
 
-@pytest.fixture(params=["clean", "lossy"])
-def run(request: pytest.FixtureRequest, runs: Runs, lane: str) -> Run:
-    return runs.get(request.param, lane)
+@pytest.fixture
+def lane(lan_and_lane: list[str]) -> str:
+    return lan_and_lane[1]
+
+
+@pytest.fixture
+def run(lan_and_lane: list[str], runs: Runs) -> Run:
+    return runs.get(*lan_and_lane)
 
 
 def same_weights(run: Run) -> list[str]:
@@ -124,8 +129,8 @@ def test_the_kernels_have_added_every_fragment_once(run: Run, lane: str) -> None
     assert run.result["fragments_added"] == sum(added.values())
 
 
-def test_losses_change_nothing_but_the_time(runs: Runs, lane: str, lossy: Network) -> None:
-    clean_run, lossy_run = runs.get("clean", lane), runs.get("lossy", lane)
+def test_losses_change_nothing_but_the_time(runs: Runs, lossy: Network) -> None:
+    clean_run, lossy_run = runs.get("clean", "i16"), runs.get("lossy", "i16")
     assert same_weights(lossy_run) == same_weights(clean_run)
     dropped = [
         port.to_host.dropped + port.from_host.dropped for port in lossy.lab.counters().values()
@@ -136,11 +141,11 @@ def test_losses_change_nothing_but_the_time(runs: Runs, lane: str, lossy: Networ
 
 
 def test_hosts_test_their_own_part(runs: Runs) -> None:
-    clean_run = runs.get("clean", "i16")
-    for host in clean_run.members:
-        tests = [row for row in clean_run.metrics(host) if row["phase"] == "test"]
+    run = runs.get("clean", "i16")
+    for host in run.members:
+        tests = [row for row in run.metrics(host) if row["phase"] == "test"]
         assert [row["succeeded"] + row["failed"] for row in tests] == [359, 359]
-        assert tests[-1]["accuracy"] == clean_run.result["test_accuracy"]
+        assert tests[-1]["accuracy"] == run.result["test_accuracy"]
 
 
 def test_a_larger_unit_and_losses(lossy: Network, open_path: Path) -> None:
