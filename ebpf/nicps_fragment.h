@@ -25,6 +25,15 @@ static __always_inline void nicps_release(u64 *claim)
 	__sync_lock_test_and_set(claim, 0);
 }
 
+/*
+ * Trainers read sums without a claim once the seen-bits say that they are
+ * final: what says so must not be visible before the lanes are.
+ */
+static __always_inline void nicps_publish(u64 *word, u64 value)
+{
+	__sync_lock_test_and_set(word, value);
+}
+
 /* Make the count one of this tag, from zero; false if another processor is at it. */
 static __always_inline bool nicps_open(struct nicps_progress *progress, u64 tag)
 {
@@ -130,11 +139,11 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 		nicps_put_fragment(block, index, fragment->width, payload,
 				   fragment->shift, true);
 		slot->seen = bit;
-		slot->tag = tag;
+		nicps_publish(&slot->tag, tag);
 	} else if (!(slot->seen & bit)) {
 		nicps_put_fragment(block, index, fragment->width, payload,
 				   fragment->shift, false);
-		slot->seen |= bit;
+		nicps_publish(&slot->seen, slot->seen | bit);
 	} else {
 		nicps_release(&slot->claim);
 		return nicps_drop(NICPS_COUNT_DUPLICATE);
