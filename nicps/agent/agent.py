@@ -64,7 +64,8 @@ class Agent:
         self.now = time.monotonic()
         self.job: LocalJob | None = None
         self.conductor: Conductor | None = None
-        self.turns = 0
+        self.turns = 0  # times that this host had the token
+        self._turns_before = 0
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._stopping = False
@@ -353,6 +354,7 @@ class Agent:
         if self.job is not None:
             self._end_job("another job has begun")
         self.job = LocalJob(self, job_id)
+        self._turns_before = self.turns
         self.log(f"job {job_id}")
         return self.job
 
@@ -375,7 +377,8 @@ class Agent:
         if message["op"] == "report":
             self.progress = dict(message["values"])
             if self.conductor is not None:
-                self.conductor.event("progress", **{**self.progress, "token_turns": self.turns})
+                turns = self.turns - self._turns_before
+                self.conductor.event("progress", **{**self.progress, "token_turns": turns})
         elif self.conductor is not None:
             self.conductor.decided(message["what"])
 

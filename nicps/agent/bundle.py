@@ -203,7 +203,8 @@ class InStream:
             if os.path.basename(file.path) != file.path or file.path in ("", ".", ".."):
                 raise JobFailed(f"the hand-out names a file {file.path!r} outside its folder")
             first, end = file.part_of(self._number, self._members)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self._folder / file.path, flags, 0o640)
+            path = self._folder / file.path
+            path.unlink(missing_ok=True)  # somebody may still be reading what was there
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             os.fchown(fd, *self._owner)
             self._open.append((file, fd, first, end))

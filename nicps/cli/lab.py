@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from nicps.cli.submit import parse_settings
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
     Lab,
@@ -201,6 +202,7 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    parse_settings(args.settings)  # refuse what cannot be read before anything is made
     name = args.lab or f"run-{secrets.token_hex(3)}"
     outcome = run_job(
         RunSettings(

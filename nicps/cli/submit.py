@@ -97,7 +97,11 @@ def _show(event: Mapping[str, Any]) -> None:
     """One line of progress on stderr; on a terminal it is written over."""
     if event["event"] != "progress":
         hidden = ("op", "event", "job_id")
-        details = ", ".join(f"{k} {_short(v)}" for k, v in event.items() if k not in hidden)
+        details = ", ".join(
+            _short(v) if k == "message" else f"{k} {_short(v)}"
+            for k, v in event.items()
+            if k not in hidden
+        )
         print(f"nicps: {event['event']}{': ' + details if details else ''}", file=sys.stderr)
     elif sys.stderr.isatty():
         print(f"\r\x1b[K{progress_line(event)}", end="", file=sys.stderr, flush=True)
