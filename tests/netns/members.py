@@ -272,7 +272,12 @@ class Network:
         ended = self.command(host, "status")
         assert "nicps join" in ended.only_error(4)
         if work:
-            assert not (left := [*self.place(host, "work").rglob("*")]), left
+            assert not (left := [*self.place(host, "work").iterdir()]), left
+
+    def work_is_clear(self, host: str) -> None:
+        """Wait until nothing of a job is left there; an agent that goes on removes files in the background."""
+        place = self.place(host, "work")
+        until(lambda: not list(place.iterdir()), f"nothing in {place}")
 
     # ---- jobs and commands
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.netns.labs import until
 from tests.netns.members import DIGITS, MNIST, Network, tiny_job
 
 JOIN = ["join", "--iface", "eth1"]
@@ -116,7 +117,7 @@ def refused(network: Network, job: Path, *arguments: str) -> str:
     """The error of a job that does not get as far as training; nothing of it may be left."""
     text = network.command("h1", "submit", str(job), "--wait", *arguments).error(5)
     network.all_stand_by()
-    assert list(network.place("h1", "work").iterdir()) == []
+    network.work_is_clear("h1")
     return text
 
 
@@ -179,7 +180,7 @@ def fails(network: Network, job: Path, *arguments: str) -> str:
     text = network.command("h1", "submit", str(job), "--wait", *arguments).error(5)
     network.all_stand_by()
     for host in network.names:
-        assert list(network.place(host, "work").iterdir()) == []
+        network.work_is_clear(host)
         commands = [process.command for process in network.lab.processes()[host]]
         assert len(commands) == 1 and " join " in commands[0], commands
         status = network.status(host)
@@ -311,7 +312,8 @@ def test_a_full_disk(disks: FullDisks, open_path: Path, host: str, what: str) ->
     assert host == "h1" or text.startswith("h2: ")
     network.all_stand_by()
     for name in network.names:
-        assert list(disks.path(name, "work").iterdir()) == []
+        work = disks.path(name, "work")
+        until(lambda work=work: not list(work.iterdir()), f"nothing in {work}")
 
 
 def test_after_the_disks_were_full(disks: FullDisks, open_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ def others_stand_by(network: Network, gone: str) -> None:
     network.all_stand_by(*others)
     for host in others:
         assert not processes(network, host, "trainer")
-        assert not (left := [*network.place(host, "work").rglob("*")]), left
+        network.work_is_clear(host)
 
 
 def comes_back(network: Network, gone: str, folder: Path) -> None:
@@ -204,15 +205,21 @@ def test_ctrl_c_of_submit_leaves_the_job_running(three: Network, open_path: Path
     settings = ["--set", "rounds=30", "--set", "microbatch_seconds=0.01"]
     child = three.start("h2", "submit", str(tiny_job(open_path)), "--wait", *settings)
     three.in_training("h2")
+    begun = three.status("h2")
     child.send_signal(signal.SIGINT)
     done: Ended = three.finish(child)
     assert done.code == 130
     assert "error" not in done.err and "Traceback" not in done.err
-    three.all_stand_by()
-    status = three.status("h2")
-    assert status is not None
-    assert status["last_job"]["error"] is None
-    assert status["last_job"]["result"]["rounds"] == 30
+
+    def last_job() -> dict[str, Any] | None:
+        status = three.status("h2")
+        assert begun is not None and status is not None
+        last: dict[str, Any] = status["last_job"]
+        return last if last.get("job_id") == begun["job"] else None
+
+    last = until(last_job, "the job's end", 60.0)
+    assert last["error"] is None
+    assert last["result"]["rounds"] == 30
 
 
 def test_the_next_job_can_come_from_another_host(three: Network, open_path: Path) -> None:
