@@ -22,7 +22,7 @@ from nicps import wire
 from nicps.agent.background import Background
 from nicps.agent.conductor import Conductor
 from nicps.agent.control import VERSION, ControlSocket, Peer
-from nicps.agent.job import LocalJob
+from nicps.agent.job import LocalJob, sweep
 from nicps.agent.process import Child, User, set_nice
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
@@ -61,6 +61,7 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.user = User.named(settings.user)
+        sweep(settings.work)
         self.now = time.monotonic()
         self.job: LocalJob | None = None
         self.conductor: Conductor | None = None

@@ -528,6 +528,15 @@ def _whole(message: Mapping[str, Any], key: str, least: int, most: int) -> int:
     return value
 
 
+def sweep(parent: Path) -> None:
+    """Remove the working folders of agents that were killed."""
+    for folder in parent.glob("nicps-*-*"):
+        pid = folder.name.split("-")[1]
+        ours = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
+        if ours and pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def working_folder(parent: Path) -> Path:
     """A new folder that only root can change and everybody can enter.
 
