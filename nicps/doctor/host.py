@@ -12,9 +12,9 @@ from pathlib import Path
 
 from nicps.doctor.check import Check, fail, ok, warn
 
-# Compare-and-swap in BPF came with 5.12; mappable inner maps of any size (5.10) and XDP links (5.9)
-# are older.
-OLDEST_KERNEL = (5, 12)
+# bpf_xdp_load_bytes came with 5.18; compare-and-swap in BPF (5.12), mappable inner maps of any size
+# (5.10) and XDP links (5.9) are older.
+OLDEST_KERNEL = (5, 18)
 OLDEST_TRIED_KERNEL = (6, 1)
 
 # BCC's compiler needs 150 MB while it runs, an agent may take 300 MB, a trainer holds PyTorch.
