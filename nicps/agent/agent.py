@@ -40,7 +40,6 @@ from nicps.protocol import (
     NodeState,
     Phase,
     PhaseAgreed,
-    PhaseStarted,
     Prepare,
     Send,
     SendFragments,
@@ -271,8 +270,6 @@ class Agent:
         elif isinstance(action, PhaseAgreed):
             if self.conductor is not None:
                 self.conductor.agreed(action.phase, action.answers)
-        elif isinstance(action, PhaseStarted):
-            pass
         elif isinstance(action, Failed):
             self._failed(action.reason)
 

@@ -116,11 +116,6 @@ class Sender:
         """The job is over: forget contributions that have not gone out."""
         self._queue = deque(item for item in self._queue if isinstance(item, _Small))
 
-    @property
-    def idle(self) -> bool:
-        """Nothing waits."""
-        return not self._queue and not self._urgent
-
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""
         self.blocked_by_kernel = self.refused = False

@@ -25,7 +25,7 @@ milliseconds from the offer until the first fragment is with the kernel."""
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What was measured; wake-ups in milliseconds over all hosts but the one that holds the parked token."""
+    """What was measured; wake-ups in milliseconds over all hosts in turn, the token's holder among them."""
 
     hosts: int
     frames_per_second: float

@@ -68,13 +68,6 @@ class PhaseAgreed:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseStarted:
-    """The first token of the phase has been seen: it is in force."""
-
-    phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
 class Need:
     """Samples that are still enough for the quorum, for who has not contributed (R13)."""
 
@@ -110,14 +103,5 @@ class Failed:
 
 
 Action: TypeAlias = (
-    Send
-    | SendFragments
-    | Formed
-    | Prepare
-    | PhaseAgreed
-    | PhaseStarted
-    | Need
-    | Closed
-    | Committed
-    | Failed
+    Send | SendFragments | Formed | Prepare | PhaseAgreed | Need | Closed | Committed | Failed
 )

@@ -6,6 +6,7 @@ Every method takes `now` (seconds, any steady clock) and returns the actions to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -324,8 +325,7 @@ class Node:
 
     # ---- deciding
 
-    def _begin_ballot(self, number: int, frame: object) -> Ballot:
-        assert callable(frame)
+    def _begin_ballot(self, number: int, frame: Callable[[], bytes]) -> Ballot:
         return Ballot(number, frame, self.members, self.timings, self._actions.append)
 
     def _on_member_frame(self, now: float, frame: wire.Frame) -> None:

@@ -18,7 +18,6 @@ from nicps.protocol.actions import (
     Closed,
     Committed,
     Need,
-    PhaseStarted,
     Receiver,
     Send,
     SendFragments,
@@ -112,7 +111,6 @@ class Ring:
 
     def create(self, now: float) -> None:
         """R9: node 1 makes the token, once everybody has acknowledged the phase."""
-        self._emit(PhaseStarted(self.phase))
         self.token = TokenState.create(self.phase, self._members)
         self._hold(now)
 
@@ -189,8 +187,6 @@ class Ring:
             if frame.header.flags & wire.Flag.REPEAT and self._is_last_broadcaster():
                 self._repeat(now)
             return
-        if self.token is None:
-            self._emit(PhaseStarted(self.phase))
         self._key = token.key
         self._last_sent = None
         self._heard = now
