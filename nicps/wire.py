@@ -78,15 +78,17 @@ def _bytes(size: int, doc: str) -> Wire:
 class FrameType(IntEnum):
     """The header's `type`."""
 
-    CALL = 1  # R1: who takes part?
-    ANSWER = 2  # R2: I do
-    FORMED = 3  # R3: the member list
+    CALL = 1  # R1, R20: who takes part, who comes back?
+    ANSWER = 2  # R2, R20: I do
+    VIEW = 3  # R3, R17, R20: a member list is proposed, or in force
     DECISION = 4  # R5 to R7, R14: node 1 decides, all acknowledge
     ACK = 5
     TOKEN = 6  # R9, R10
     FRAGMENT = 7  # R10, R11
     WANT = 8  # a member has become ready while the token is parked
-    FAIL = 9  # a member cannot go on
+    FAIL = 9  # a member cannot go on, nor can the job
+    VOTE = 10  # R18: what a member says of a proposed list
+    LEAVE = 11  # R17: a member departs by itself
 
 
 class Flag(IntFlag):
@@ -122,6 +124,22 @@ class PhaseKind(IntEnum):
     TEST = 3  # R15: one round of two lanes, succeeded and failed
     FINISH = 4  # R14: save the model; the acknowledgement tells what there is to collect
     STOP = 5  # back to standby, after the end or because the job failed
+
+
+class ViewStep(IntEnum):
+    """Of a VIEW frame, and of the VOTE that answers it."""
+
+    PROPOSE = 1  # R17: somebody has left; promise to follow
+    ACCEPT = 2  # R18: this list, if a majority agrees
+    INSTALL = 3  # R3, R18: it is in force
+
+
+class Stage(IntEnum):
+    """How far a host is that answers a call."""
+
+    NOTHING = 0  # it has nothing of the job
+    FILES = 1  # it has the job's files; its training program starts
+    WAITING = 2  # its training program waits for the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +194,10 @@ class Entry:
     samples_before: Annotated[int, _u32("samples counted in the round committed last")] = 0
     samples: Annotated[int, _u32("samples counted in the open round")] = 0
     ready: Annotated[int, _u32("samples worked so far, not yet sent")] = 0
-    read: Annotated[int, _u32("last round whose sum was read out")] = 0
+    digest: Annotated[int, _u32("of weights, buffers and optimizer after round `read`; 0: none")] = 0
+    read: Annotated[int, _u16("last round read out and applied, its low 16 bits")] = 0
     marks: Annotated[int, _u8("mark mask")] = 0
     unit: Annotated[int, _i8("log2 of the unit wanted for the next round")] = -128
-    reserved: Annotated[int, _u16("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,36 +211,82 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """R1: the starter asks who takes part. The tail is its name."""
+    """R1: the starter asks who takes part; the tail is its name. R20: the lead calls for standby hosts; it is the job's."""
 
     nonce: Annotated[int, _u64("names this formation")]
+    view: Annotated[int, _u32("in force at the caller; 0 if it starts a network")] = 0
+    ballot: Annotated[int, _u32("under which that view was installed")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """R2: a host takes part. The tail is its name."""
+    """R2, R20: a host takes part. The tail is its name."""
 
     nonce: Annotated[int, _u64("of the call")]
-    view: Annotated[int, _u32("highest view this host has been in")]
-    reserved: Annotated[int, _u32("0")] = 0
+    fresh: Annotated[int, _u64("random: the list that takes this host in must name it")] = 0
+    view: Annotated[int, _u32("highest view this host has been in")] = 0
+    stage: Annotated[int, _u8("0 nothing of the job, 1 its files, 2 a training program that waits")] = 0
+    reserved: Annotated[int, _u8("0")] = 0
+    reserved2: Annotated[int, _u16("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
-    """R3: the network is formed; the list is the truth. Acknowledged like a decision, as number 0."""
+class View:
+    """A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises."""
 
-    nonce: Annotated[int, _u64("of the call")]
-    members: Annotated[int, _u16("entries that follow")]
-    reserved: Annotated[int, _u16("0")] = 0
-    reserved2: Annotated[int, _u32("0")] = 0
+    live: Annotated[int, _u64("propose: whom the proposer hears; bit k - 1 is member k")]
+    nonce: Annotated[int, _u64("install: the fresh one of whom it is for")]
+    seed: Annotated[bytes, _bytes(16, "install: what the view's keys are made of")]
+    number: Annotated[int, _u32("of the view")]
+    base: Annotated[int, _u32("of the view that it follows; 0 if none")]
+    ballot: Annotated[int, _u32("with the sender's MAC: orders proposals")]
+    addressee: Annotated[int, _u16("install: member that it is for")]
+    members: Annotated[int, _u8("entries of the list")]
+    values: Annotated[int, _u8("1: the value follows; 0: none yet")]
+    step: Annotated[int, _u8("1 propose, 2 accept, 3 install")]
+    reserved: Annotated[int, _u8("0")] = 0
+    reserved2: Annotated[int, _u16("0")] = 0
+    reserved3: Annotated[int, _u32("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class FormedMember:
+class ViewValue:
+    """What a view is, besides its list: who is in, who leads, and where the job goes on."""
+
+    live: Annotated[int, _u64("members that are in; bit k - 1 is member k")] = 0
+    follows: Annotated[int, _u32("phase that goes on, by its old number; 0: none")] = 0
+    phase: Annotated[int, _u32("its number in this view")] = 0
+    round: Annotated[int, _u32("round that is open; whoever is in the one before commits it")] = 0
+    lead: Annotated[int, _u16("acts as node 1 (R22)")] = 0
+    unit: Annotated[int, _i8("log2 of the accumulators' unit, open round")] = 0
+    reserved: Annotated[int, _u8("0")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ViewMember:
     """One member of a list; the k-th is member k."""
 
     mac: Annotated[bytes, _bytes(6, "MAC address")]
     name: Annotated[bytes, _bytes(NAME_BYTES, "host name, UTF-8, zero padded")]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """R18: a member promises, accepts or has installed; a promise carries what it has accepted before."""
+
+    nonce: Annotated[int, _u64("fresh: the list that is installed must name it")]
+    ballot: Annotated[int, _u32("of the proposal; promised already, if the step is 0")]
+    phase: Annotated[int, _u32("in force here, by number; 0: none")]
+    round: Annotated[int, _u32("that is open here")]
+    decided: Annotated[int, _u32("highest decision heard of")]
+    mac: Annotated[bytes, _bytes(6, "the proposer's")]
+    step: Annotated[int, _u8("1 promised, 2 accepted, 3 installed; 0 refused")]
+    complete: Annotated[int, _u8("1: has every fragment of the open round's closed list")]
+    accepted_ballot: Annotated[int, _u32("of the value accepted last")] = 0
+    accepted_mac: Annotated[bytes, _bytes(6, "of that ballot's proposer")] = b""
+    members: Annotated[int, _u8("entries of the list accepted")] = 0
+    values: Annotated[int, _u8("1: the value accepted follows")] = 0
+    reserved: Annotated[int, _u32("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +303,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A member has heard a decision (0: the list); once it is prepared, the tail may hold an answer as JSON."""
+    """A member has heard a decision; once it is prepared, the tail may hold an answer as JSON."""
 
     number: Annotated[int, _u32("of the decision")]
     prepared: Annotated[int, _u8("1: prepared; 0: heard, still preparing")]
@@ -252,30 +316,43 @@ class Want:
     """A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over."""
 
     ready: Annotated[int, _u32("samples worked so far in the round")]
-    read: Annotated[int, _u32("last round whose sum was read out")]
+    read: Annotated[int, _u32("last round read out and applied")]
+    digest: Annotated[int, _u32("of the state after that round; 0: none")] = 0
+    reserved: Annotated[int, _u32("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """A member cannot go on with the job; the tail says why, in one line."""
+    """A member cannot go on, nor can the job anywhere; the tail says why, in one line."""
 
     reserved: Annotated[int, _u64("0")] = 0
 
 
-Body: TypeAlias = Call | Answer | Formed | Decision | Ack | Token | Fragment | Want | Fail
-Item: TypeAlias = Entry | Range | FormedMember
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """R17: this member departs; the others go on. The tail says why, in one line."""
+
+    reserved: Annotated[int, _u64("0")] = 0
+
+
+Body: TypeAlias = (
+    Call | Answer | View | Vote | Decision | Ack | Token | Fragment | Want | Fail | Leave
+)
+Item: TypeAlias = Entry | Range | ViewValue | ViewMember
 
 #: Type -> body, then the repeated items with the body's field that counts them.
 FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] = {
     FrameType.CALL: (Call, ()),
     FrameType.ANSWER: (Answer, ()),
-    FrameType.FORMED: (Formed, ((FormedMember, "members"),)),
+    FrameType.VIEW: (View, ((ViewValue, "values"), (ViewMember, "members"))),
     FrameType.DECISION: (Decision, ()),
     FrameType.ACK: (Ack, ()),
     FrameType.TOKEN: (Token, ((Entry, "members"), (Range, "ranges"))),
     FrameType.FRAGMENT: (Fragment, ()),
     FrameType.WANT: (Want, ()),
     FrameType.FAIL: (Fail, ()),
+    FrameType.VOTE: (Vote, ((ViewValue, "values"), (ViewMember, "members"))),
+    FrameType.LEAVE: (Leave, ()),
 }
 _TYPE_OF: dict[type[Any], FrameType] = {body: kind for kind, (body, _) in FORMATS.items()}
 

@@ -63,12 +63,15 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.Range,
     wire.Call,
     wire.Answer,
-    wire.Formed,
-    wire.FormedMember,
+    wire.View,
+    wire.ViewValue,
+    wire.ViewMember,
+    wire.Vote,
     wire.Decision,
     wire.Ack,
     wire.Want,
     wire.Fail,
+    wire.Leave,
 )
 
 ENUMS: tuple[Values, ...] = (
@@ -77,6 +80,8 @@ ENUMS: tuple[Values, ...] = (
     Values("STATE", wire.TokenState, wire.Token, "state"),
     Values("MARK", wire.Mark, wire.Entry, "marks"),
     Values("PHASE", wire.PhaseKind, wire.Decision, "phase"),
+    Values("STEP", wire.ViewStep, wire.View, "step"),
+    Values("STAGE", wire.Stage, wire.Answer, "stage"),
 )
 
 

@@ -30,15 +30,17 @@
 
 /* The header's `type`. */
 enum nicps_type {
-	NICPS_TYPE_CALL = 1,     /* R1: who takes part? */
-	NICPS_TYPE_ANSWER = 2,   /* R2: I do */
-	NICPS_TYPE_FORMED = 3,   /* R3: the member list */
+	NICPS_TYPE_CALL = 1,     /* R1, R20: who takes part, who comes back? */
+	NICPS_TYPE_ANSWER = 2,   /* R2, R20: I do */
+	NICPS_TYPE_VIEW = 3,     /* R3, R17, R20: a member list is proposed, or in force */
 	NICPS_TYPE_DECISION = 4, /* R5 to R7, R14: node 1 decides, all acknowledge */
 	NICPS_TYPE_ACK = 5,
 	NICPS_TYPE_TOKEN = 6,    /* R9, R10 */
 	NICPS_TYPE_FRAGMENT = 7, /* R10, R11 */
 	NICPS_TYPE_WANT = 8,     /* a member has become ready while the token is parked */
-	NICPS_TYPE_FAIL = 9,     /* a member cannot go on */
+	NICPS_TYPE_FAIL = 9,     /* a member cannot go on, nor can the job */
+	NICPS_TYPE_VOTE = 10,    /* R18: what a member says of a proposed list */
+	NICPS_TYPE_LEAVE = 11,   /* R17: a member departs by itself */
 };
 
 /* The header's `flags`. */
@@ -70,6 +72,20 @@ enum nicps_phase {
 	NICPS_PHASE_TEST = 3,    /* R15: one round of two lanes, succeeded and failed */
 	NICPS_PHASE_FINISH = 4,  /* R14: save the model; the acknowledgement tells what there is to collect */
 	NICPS_PHASE_STOP = 5,    /* back to standby, after the end or because the job failed */
+};
+
+/* Of a VIEW frame, and of the VOTE that answers it. */
+enum nicps_step {
+	NICPS_STEP_PROPOSE = 1, /* R17: somebody has left; promise to follow */
+	NICPS_STEP_ACCEPT = 2,  /* R18: this list, if a majority agrees */
+	NICPS_STEP_INSTALL = 3, /* R3, R18: it is in force */
+};
+
+/* How far a host is that answers a call. */
+enum nicps_stage {
+	NICPS_STAGE_NOTHING = 0, /* it has nothing of the job */
+	NICPS_STAGE_FILES = 1,   /* it has the job's files; its training program starts */
+	NICPS_STAGE_WAITING = 2, /* its training program waits for the state */
 };
 
 /* Common to all frames of ours; follows the Ethernet header. */
@@ -119,10 +135,10 @@ struct nicps_entry {
 	__be32 samples_before; /* samples counted in the round committed last */
 	__be32 samples;        /* samples counted in the open round */
 	__be32 ready;          /* samples worked so far, not yet sent */
-	__be32 read;           /* last round whose sum was read out */
+	__be32 digest;         /* of weights, buffers and optimizer after round `read`; 0: none */
+	__be16 read;           /* last round read out and applied, its low 16 bits */
 	__u8 marks;            /* mark mask */
 	__s8 unit;             /* log2 of the unit wanted for the next round */
-	__be16 reserved;       /* 0 */
 };
 _Static_assert(sizeof(struct nicps_entry) == 20, "struct nicps_entry has a hole");
 
@@ -134,35 +150,79 @@ struct nicps_range {
 };
 _Static_assert(sizeof(struct nicps_range) == 8, "struct nicps_range has a hole");
 
-/* R1: the starter asks who takes part. The tail is its name. */
+/* R1: the starter asks who takes part; the tail is its name. R20: the lead calls for standby hosts; it is the job's. */
 struct nicps_call {
-	__be64 nonce; /* names this formation */
+	__be64 nonce;  /* names this formation */
+	__be32 view;   /* in force at the caller; 0 if it starts a network */
+	__be32 ballot; /* under which that view was installed */
 };
-_Static_assert(sizeof(struct nicps_call) == 8, "struct nicps_call has a hole");
+_Static_assert(sizeof(struct nicps_call) == 16, "struct nicps_call has a hole");
 
-/* R2: a host takes part. The tail is its name. */
+/* R2, R20: a host takes part. The tail is its name. */
 struct nicps_answer {
-	__be64 nonce;    /* of the call */
-	__be32 view;     /* highest view this host has been in */
-	__be32 reserved; /* 0 */
-};
-_Static_assert(sizeof(struct nicps_answer) == 16, "struct nicps_answer has a hole");
-
-/* R3: the network is formed; the list is the truth. Acknowledged like a decision, as number 0. */
-struct nicps_formed {
 	__be64 nonce;     /* of the call */
-	__be16 members;   /* entries that follow */
-	__be16 reserved;  /* 0 */
-	__be32 reserved2; /* 0 */
+	__be64 fresh;     /* random: the list that takes this host in must name it */
+	__be32 view;      /* highest view this host has been in */
+	__u8 stage;       /* 0 nothing of the job, 1 its files, 2 a training program that waits */
+	__u8 reserved;    /* 0 */
+	__be16 reserved2; /* 0 */
 };
-_Static_assert(sizeof(struct nicps_formed) == 16, "struct nicps_formed has a hole");
+_Static_assert(sizeof(struct nicps_answer) == 24, "struct nicps_answer has a hole");
+
+/* A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises. */
+struct nicps_view {
+	__be64 live;      /* propose: whom the proposer hears; bit k - 1 is member k */
+	__be64 nonce;     /* install: the fresh one of whom it is for */
+	__u8 seed[16];    /* install: what the view's keys are made of */
+	__be32 number;    /* of the view */
+	__be32 base;      /* of the view that it follows; 0 if none */
+	__be32 ballot;    /* with the sender's MAC: orders proposals */
+	__be16 addressee; /* install: member that it is for */
+	__u8 members;     /* entries of the list */
+	__u8 values;      /* 1: the value follows; 0: none yet */
+	__u8 step;        /* 1 propose, 2 accept, 3 install */
+	__u8 reserved;    /* 0 */
+	__be16 reserved2; /* 0 */
+	__be32 reserved3; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_view) == 56, "struct nicps_view has a hole");
+
+/* What a view is, besides its list: who is in, who leads, and where the job goes on. */
+struct nicps_view_value {
+	__be64 live;    /* members that are in; bit k - 1 is member k */
+	__be32 follows; /* phase that goes on, by its old number; 0: none */
+	__be32 phase;   /* its number in this view */
+	__be32 round;   /* round that is open; whoever is in the one before commits it */
+	__be16 lead;    /* acts as node 1 (R22) */
+	__s8 unit;      /* log2 of the accumulators' unit, open round */
+	__u8 reserved;  /* 0 */
+};
+_Static_assert(sizeof(struct nicps_view_value) == 24, "struct nicps_view_value has a hole");
 
 /* One member of a list; the k-th is member k. */
-struct nicps_formed_member {
+struct nicps_view_member {
 	__u8 mac[6];   /* MAC address */
 	__u8 name[14]; /* host name, UTF-8, zero padded */
 };
-_Static_assert(sizeof(struct nicps_formed_member) == 20, "struct nicps_formed_member has a hole");
+_Static_assert(sizeof(struct nicps_view_member) == 20, "struct nicps_view_member has a hole");
+
+/* R18: a member promises, accepts or has installed; a promise carries what it has accepted before. */
+struct nicps_vote {
+	__be64 nonce;           /* fresh: the list that is installed must name it */
+	__be32 ballot;          /* of the proposal; promised already, if the step is 0 */
+	__be32 phase;           /* in force here, by number; 0: none */
+	__be32 round;           /* that is open here */
+	__be32 decided;         /* highest decision heard of */
+	__u8 mac[6];            /* the proposer's */
+	__u8 step;              /* 1 promised, 2 accepted, 3 installed; 0 refused */
+	__u8 complete;          /* 1: has every fragment of the open round's closed list */
+	__be32 accepted_ballot; /* of the value accepted last */
+	__u8 accepted_mac[6];   /* of that ballot's proposer */
+	__u8 members;           /* entries of the list accepted */
+	__u8 values;            /* 1: the value accepted follows */
+	__be32 reserved;        /* 0 */
+};
+_Static_assert(sizeof(struct nicps_vote) == 48, "struct nicps_vote has a hole");
 
 /* Node 1 opens the next phase. The tail is its settings as JSON. In force once all have acknowledged. */
 struct nicps_decision {
@@ -175,7 +235,7 @@ struct nicps_decision {
 };
 _Static_assert(sizeof(struct nicps_decision) == 16, "struct nicps_decision has a hole");
 
-/* A member has heard a decision (0: the list); once it is prepared, the tail may hold an answer as JSON. */
+/* A member has heard a decision; once it is prepared, the tail may hold an answer as JSON. */
 struct nicps_ack {
 	__be32 number;    /* of the decision */
 	__u8 prepared;    /* 1: prepared; 0: heard, still preparing */
@@ -186,15 +246,23 @@ _Static_assert(sizeof(struct nicps_ack) == 8, "struct nicps_ack has a hole");
 
 /* A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over. */
 struct nicps_want {
-	__be32 ready; /* samples worked so far in the round */
-	__be32 read;  /* last round whose sum was read out */
+	__be32 ready;    /* samples worked so far in the round */
+	__be32 read;     /* last round read out and applied */
+	__be32 digest;   /* of the state after that round; 0: none */
+	__be32 reserved; /* 0 */
 };
-_Static_assert(sizeof(struct nicps_want) == 8, "struct nicps_want has a hole");
+_Static_assert(sizeof(struct nicps_want) == 16, "struct nicps_want has a hole");
 
-/* A member cannot go on with the job; the tail says why, in one line. */
+/* A member cannot go on, nor can the job anywhere; the tail says why, in one line. */
 struct nicps_fail {
 	__be64 reserved; /* 0 */
 };
 _Static_assert(sizeof(struct nicps_fail) == 8, "struct nicps_fail has a hole");
+
+/* R17: this member departs; the others go on. The tail says why, in one line. */
+struct nicps_leave {
+	__be64 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_leave) == 8, "struct nicps_leave has a hole");
 
 #endif /* NICPS_WIRE_H */

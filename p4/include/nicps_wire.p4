@@ -20,15 +20,17 @@ const bit<8> NICPS_MAX_SHIFT_16 = 42;           /* largest shift, lanes of 16 bi
 const bit<8> NICPS_MAX_SHIFT_32 = 26;           /* largest shift, lanes of 32 bits */
 
 // The header's `type`.
-const bit<8> NICPS_TYPE_CALL = 1;     /* R1: who takes part? */
-const bit<8> NICPS_TYPE_ANSWER = 2;   /* R2: I do */
-const bit<8> NICPS_TYPE_FORMED = 3;   /* R3: the member list */
+const bit<8> NICPS_TYPE_CALL = 1;     /* R1, R20: who takes part, who comes back? */
+const bit<8> NICPS_TYPE_ANSWER = 2;   /* R2, R20: I do */
+const bit<8> NICPS_TYPE_VIEW = 3;     /* R3, R17, R20: a member list is proposed, or in force */
 const bit<8> NICPS_TYPE_DECISION = 4; /* R5 to R7, R14: node 1 decides, all acknowledge */
 const bit<8> NICPS_TYPE_ACK = 5;
 const bit<8> NICPS_TYPE_TOKEN = 6;    /* R9, R10 */
 const bit<8> NICPS_TYPE_FRAGMENT = 7; /* R10, R11 */
 const bit<8> NICPS_TYPE_WANT = 8;     /* a member has become ready while the token is parked */
-const bit<8> NICPS_TYPE_FAIL = 9;     /* a member cannot go on */
+const bit<8> NICPS_TYPE_FAIL = 9;     /* a member cannot go on, nor can the job */
+const bit<8> NICPS_TYPE_VOTE = 10;    /* R18: what a member says of a proposed list */
+const bit<8> NICPS_TYPE_LEAVE = 11;   /* R17: a member departs by itself */
 
 // The header's `flags`.
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
@@ -52,6 +54,16 @@ const bit<8> NICPS_PHASE_TRAIN = 2;   /* R8 to R13 */
 const bit<8> NICPS_PHASE_TEST = 3;    /* R15: one round of two lanes, succeeded and failed */
 const bit<8> NICPS_PHASE_FINISH = 4;  /* R14: save the model; the acknowledgement tells what there is to collect */
 const bit<8> NICPS_PHASE_STOP = 5;    /* back to standby, after the end or because the job failed */
+
+// Of a VIEW frame, and of the VOTE that answers it.
+const bit<8> NICPS_STEP_PROPOSE = 1; /* R17: somebody has left; promise to follow */
+const bit<8> NICPS_STEP_ACCEPT = 2;  /* R18: this list, if a majority agrees */
+const bit<8> NICPS_STEP_INSTALL = 3; /* R3, R18: it is in force */
+
+// How far a host is that answers a call.
+const bit<8> NICPS_STAGE_NOTHING = 0; /* it has nothing of the job */
+const bit<8> NICPS_STAGE_FILES = 1;   /* it has the job's files; its training program starts */
+const bit<8> NICPS_STAGE_WAITING = 2; /* its training program waits for the state */
 
 // Common to all frames of ours; follows the Ethernet header.
 header nicps_header_t {
@@ -97,10 +109,10 @@ header nicps_entry_t {
     bit<32> samples_before; /* samples counted in the round committed last */
     bit<32> samples;        /* samples counted in the open round */
     bit<32> ready;          /* samples worked so far, not yet sent */
-    bit<32> read;           /* last round whose sum was read out */
+    bit<32> digest;         /* of weights, buffers and optimizer after round `read`; 0: none */
+    bit<16> read;           /* last round read out and applied, its low 16 bits */
     bit<8> marks;           /* mark mask */
     int<8> unit;            /* log2 of the unit wanted for the next round */
-    bit<16> reserved;       /* 0 */
 }
 
 // Fragments that some member lacks; only their sender repairs.
@@ -110,30 +122,72 @@ header nicps_range_t {
     bit<16> sender; /* member that sent them */
 }
 
-// R1: the starter asks who takes part. The tail is its name.
+// R1: the starter asks who takes part; the tail is its name. R20: the lead calls for standby hosts; it is the job's.
 header nicps_call_t {
-    bit<64> nonce; /* names this formation */
+    bit<64> nonce;  /* names this formation */
+    bit<32> view;   /* in force at the caller; 0 if it starts a network */
+    bit<32> ballot; /* under which that view was installed */
 }
 
-// R2: a host takes part. The tail is its name.
+// R2, R20: a host takes part. The tail is its name.
 header nicps_answer_t {
-    bit<64> nonce;    /* of the call */
-    bit<32> view;     /* highest view this host has been in */
-    bit<32> reserved; /* 0 */
+    bit<64> nonce;     /* of the call */
+    bit<64> fresh;     /* random: the list that takes this host in must name it */
+    bit<32> view;      /* highest view this host has been in */
+    bit<8> stage;      /* 0 nothing of the job, 1 its files, 2 a training program that waits */
+    bit<8> reserved;   /* 0 */
+    bit<16> reserved2; /* 0 */
 }
 
-// R3: the network is formed; the list is the truth. Acknowledged like a decision, as number 0.
-header nicps_formed_t {
-    bit<64> nonce;     /* of the call */
-    bit<16> members;   /* entries that follow */
-    bit<16> reserved;  /* 0 */
-    bit<32> reserved2; /* 0 */
+// A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises.
+header nicps_view_t {
+    bit<64> live;      /* propose: whom the proposer hears; bit k - 1 is member k */
+    bit<64> nonce;     /* install: the fresh one of whom it is for */
+    bit<128> seed;     /* install: what the view's keys are made of */
+    bit<32> number;    /* of the view */
+    bit<32> base;      /* of the view that it follows; 0 if none */
+    bit<32> ballot;    /* with the sender's MAC: orders proposals */
+    bit<16> addressee; /* install: member that it is for */
+    bit<8> members;    /* entries of the list */
+    bit<8> values;     /* 1: the value follows; 0: none yet */
+    bit<8> step;       /* 1 propose, 2 accept, 3 install */
+    bit<8> reserved;   /* 0 */
+    bit<16> reserved2; /* 0 */
+    bit<32> reserved3; /* 0 */
+}
+
+// What a view is, besides its list: who is in, who leads, and where the job goes on.
+header nicps_view_value_t {
+    bit<64> live;    /* members that are in; bit k - 1 is member k */
+    bit<32> follows; /* phase that goes on, by its old number; 0: none */
+    bit<32> phase;   /* its number in this view */
+    bit<32> round;   /* round that is open; whoever is in the one before commits it */
+    bit<16> lead;    /* acts as node 1 (R22) */
+    int<8> unit;     /* log2 of the accumulators' unit, open round */
+    bit<8> reserved; /* 0 */
 }
 
 // One member of a list; the k-th is member k.
-header nicps_formed_member_t {
+header nicps_view_member_t {
     bit<48> mac;   /* MAC address */
     bit<112> name; /* host name, UTF-8, zero padded */
+}
+
+// R18: a member promises, accepts or has installed; a promise carries what it has accepted before.
+header nicps_vote_t {
+    bit<64> nonce;           /* fresh: the list that is installed must name it */
+    bit<32> ballot;          /* of the proposal; promised already, if the step is 0 */
+    bit<32> phase;           /* in force here, by number; 0: none */
+    bit<32> round;           /* that is open here */
+    bit<32> decided;         /* highest decision heard of */
+    bit<48> mac;             /* the proposer's */
+    bit<8> step;             /* 1 promised, 2 accepted, 3 installed; 0 refused */
+    bit<8> complete;         /* 1: has every fragment of the open round's closed list */
+    bit<32> accepted_ballot; /* of the value accepted last */
+    bit<48> accepted_mac;    /* of that ballot's proposer */
+    bit<8> members;          /* entries of the list accepted */
+    bit<8> values;           /* 1: the value accepted follows */
+    bit<32> reserved;        /* 0 */
 }
 
 // Node 1 opens the next phase. The tail is its settings as JSON. In force once all have acknowledged.
@@ -146,7 +200,7 @@ header nicps_decision_t {
     bit<32> reserved3;  /* 0 */
 }
 
-// A member has heard a decision (0: the list); once it is prepared, the tail may hold an answer as JSON.
+// A member has heard a decision; once it is prepared, the tail may hold an answer as JSON.
 header nicps_ack_t {
     bit<32> number;    /* of the decision */
     bit<8> prepared;   /* 1: prepared; 0: heard, still preparing */
@@ -156,12 +210,19 @@ header nicps_ack_t {
 
 // A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over.
 header nicps_want_t {
-    bit<32> ready; /* samples worked so far in the round */
-    bit<32> read;  /* last round whose sum was read out */
+    bit<32> ready;    /* samples worked so far in the round */
+    bit<32> read;     /* last round read out and applied */
+    bit<32> digest;   /* of the state after that round; 0: none */
+    bit<32> reserved; /* 0 */
 }
 
-// A member cannot go on with the job; the tail says why, in one line.
+// A member cannot go on, nor can the job anywhere; the tail says why, in one line.
 header nicps_fail_t {
+    bit<64> reserved; /* 0 */
+}
+
+// R17: this member departs; the others go on. The tail says why, in one line.
+header nicps_leave_t {
     bit<64> reserved; /* 0 */
 }
 

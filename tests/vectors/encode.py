@@ -19,18 +19,26 @@ LAYOUTS = {
     "fragment": "index:I fragments:I lanes:H width:B shift:B samples:I",
     "token": "generation:I hop:I owner:H state:B members:B idle:H ranges:H sent:I unit:b "
     "unit_before:b stripe:H",
-    "entry": "samples_before:I samples:I ready:I read:I marks:B unit:b reserved:H",
+    "entry": "samples_before:I samples:I ready:I digest:I read:H marks:B unit:b",
     "range": "first:I count:H sender:H",
-    "call": "nonce:Q",
-    "answer": "nonce:Q view:I reserved:I",
-    "formed": "nonce:Q members:H reserved:H reserved2:I",
-    "formed_member": "mac:6s name:14s",
+    "call": "nonce:Q view:I ballot:I",
+    "answer": "nonce:Q fresh:Q view:I stage:B reserved:B reserved2:H",
+    "view": "live:Q nonce:Q seed:16s number:I base:I ballot:I addressee:H members:B values:B step:B "
+    "reserved:B reserved2:H reserved3:I",
+    "view_value": "live:Q follows:I phase:I round:I lead:H unit:b reserved:B",
+    "view_member": "mac:6s name:14s",
+    "vote": "nonce:Q ballot:I phase:I round:I decided:I mac:6s step:B complete:B accepted_ballot:I "
+    "accepted_mac:6s members:B values:B reserved:I",
     "decision": "number:I generation:I phase:B reserved:B reserved2:H reserved3:I",
     "ack": "number:I prepared:B reserved:B reserved2:H",
-    "want": "ready:I read:I",
+    "want": "ready:I read:I digest:I reserved:I",
     "fail": "reserved:Q",
+    "leave": "reserved:Q",
 }
-TYPES = ("", "call", "answer", "formed", "decision", "ack", "token", "fragment", "want", "fail")
+TYPES = (
+    *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
+    *("vote", "leave"),
+)
 REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED = 1, 2, 4, 8, 16
 OPEN, CLOSING = 0, 1
 ETHERTYPE = 0x88B5

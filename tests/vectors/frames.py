@@ -36,13 +36,27 @@ def _token(**fields: Any) -> dict[str, Any]:
     return usual | fields
 
 
+def _installed(**fields: Any) -> dict[str, Any]:
+    usual = {"nonce": 9, "seed": bytes(range(16)), "number": 4, "base": 3, "ballot": 2, "values": 1}
+    return usual | {"step": 3, "addressee": 2} | fields
+
+
+def _vote(**fields: Any) -> dict[str, Any]:
+    usual = {"nonce": U64, "ballot": 2, "phase": 3, "round": 7, "decided": 3, "mac": MAC[0]}
+    return usual | fields
+
+
 ENTRIES = (
     {"samples_before": 32, "samples": 32, "ready": 0, "read": 6, "marks": 3, "unit": -128},
     {"samples_before": 24, "samples": 0, "ready": 17, "read": 6, "marks": 0, "unit": -40},
 )
 FRAMES = (
     Vector("call", HEADER | {"view": 0, "round": 0, "sender": 0}, (("call", {"nonce": 1}),), b"h1"),
-    Vector("call with the largest numbers", HEADER | {"tag": U64}, (("call", {"nonce": U64}),)),
+    Vector(
+        "call with the largest numbers",
+        HEADER | {"tag": U64},
+        (("call", {"nonce": U64, "view": U32, "ballot": U32}),),
+    ),
     Vector(
         "answer",
         HEADER | {"sender": 0},
@@ -52,24 +66,44 @@ FRAMES = (
     Vector(
         "answer of a host with a name beyond ASCII",
         HEADER,
-        (("answer", {"nonce": 5, "view": U32}),),
+        (("answer", {"nonce": 5, "fresh": U64, "view": U32, "stage": 2}),),
         "höst-3".encode(),
     ),
     Vector(
-        "formed, two members",
+        "view: proposal without the third member",
         HEADER | {"sender": 1},
+        (("view", {"live": 0b1011, "number": 4, "base": 3, "ballot": 1, "step": 1}),),
+    ),
+    Vector(
+        "view: installed, two members",
+        HEADER | {"view": 0, "sender": 1},
         (
-            ("formed", {"nonce": 9, "members": 2}),
-            ("formed_member", {"mac": MAC[0], "name": b"h1"}),
-            ("formed_member", {"mac": MAC[1], "name": b"a-14-byte-name"}),
+            ("view", _installed(members=2)),
+            ("view_value", {"live": 3, "lead": 1, "unit": -40}),
+            ("view_member", {"mac": MAC[0], "name": b"h1"}),
+            ("view_member", {"mac": MAC[1], "name": b"a-14-byte-name"}),
         ),
     ),
     Vector(
-        "formed, 64 members: 1328 bytes",
-        HEADER | {"sender": 1},
+        "view: to be accepted, 64 members: 1392 bytes",
+        HEADER | {"sender": 64},
         (
-            ("formed", {"nonce": 9, "members": 64}),
-            *(("formed_member", {"mac": mac, "name": b"h%d" % k}) for k, mac in enumerate(MAC, 1)),
+            ("view", _installed(members=64, step=2)),
+            (
+                "view_value",
+                {"live": U64, "follows": 3, "phase": 4, "round": U32, "lead": 64, "unit": -128},
+            ),
+            *(("view_member", {"mac": mac, "name": b"h%d" % k}) for k, mac in enumerate(MAC, 1)),
+        ),
+    ),
+    Vector("vote: promise", HEADER, (("vote", _vote(step=1, complete=1)),)),
+    Vector(
+        "vote: promise, with what was accepted before",
+        HEADER,
+        (
+            ("vote", _vote(step=1, accepted_ballot=1, accepted_mac=MAC[2], values=1, members=1)),
+            ("view_value", {"live": 1, "follows": 3, "phase": 4, "round": 8, "lead": 1}),
+            ("view_member", {"mac": MAC[0], "name": b"h1"}),
         ),
     ),
     Vector(
@@ -135,10 +169,10 @@ FRAMES = (
                     "samples_before": U32,
                     "samples": U32,
                     "ready": U32,
-                    "read": U32,
+                    "digest": U32,
+                    "read": U16,
                     "marks": U8,
                     "unit": 127,
-                    "reserved": U16,
                 },
             ),
         ),
@@ -192,9 +226,10 @@ FRAMES = (
         (("fragment", {"index": U32 - 1, "fragments": U32, "lanes": 5}),),
         b"hello" + bytes(1435),
     ),
-    Vector("want", HEADER | {"flags": TOKEN_WANTED}, (("want", {"ready": 32, "read": 6}),)),
+    Vector("want", HEADER | {"flags": TOKEN_WANTED}, (("want", {"ready": 32, "read": 6, "digest": 7}),)),
     Vector("fail", HEADER, (("fail", {}),), b"job.py: forward: shapes (3,4) and (5,) do not fit"),
     Vector("fail without a reason", HEADER, (("fail", {}),)),
+    Vector("leave", HEADER, (("leave", {}),), b"the training program was killed"),
 )
 
 _ACK = struct_bytes("ack", {"number": 1})
@@ -207,7 +242,7 @@ REFUSED = (
     ("version 0", frame(HEADER | {"version": 0}, ("ack", {"number": 1}))),
     ("version 2", frame(HEADER | {"version": 2}, ("ack", {"number": 1}))),
     ("type 0", frame(HEADER | {"type": 0, "length": 40}) + _ACK),
-    ("type 10", frame(HEADER | {"type": 10, "length": 40}) + _ACK),
+    ("type 99", frame(HEADER | {"type": 99, "length": 40}) + _ACK),
     ("type 255", frame(HEADER | {"type": 255, "length": 40}) + _ACK),
     ("a length of 0", frame(HEADER | {"length": 0}, ("ack", {"number": 1}))),
     ("a length less than a header", frame(HEADER | {"length": 31}, ("ack", {"number": 1}))),
@@ -224,8 +259,9 @@ REFUSED = (
         "a list with a member less than it says",
         frame(
             HEADER,
-            ("formed", {"nonce": 1, "members": 2}),
-            ("formed_member", {"mac": MAC[0], "name": b"h1"}),
+            ("view", _installed(members=2)),
+            ("view_value", {}),
+            ("view_member", {"mac": MAC[0], "name": b"h1"}),
         ),
     ),
 )

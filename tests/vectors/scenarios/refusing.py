@@ -68,7 +68,7 @@ def malformed() -> Scenario:
             length=cut,
         )
         s.step(f"a token whose length says so: {say}", shorter, DROP, reason)
-    for kind in (0, 10, 255):
+    for kind in (0, 99, 255):
         data, of = s.frame([("ack", {})], type=kind)
         s.step(f"type {kind}", data, DROP, "type", of=of)
     return s.ends()
@@ -82,11 +82,13 @@ def control() -> Scenario:
     bodies = [
         ("call", {"nonce": 1}),
         ("answer", {"nonce": 1}),
-        ("formed", {"nonce": 1}),
+        ("view", {"nonce": 1}),
         ("decision", {"number": 1, "phase": 2}),
         ("ack", {"number": 1}),
         ("want", {"ready": 1}),
         ("fail", {}),
+        ("vote", {"ballot": 1}),
+        ("leave", {}),
     ]
     for body in bodies:
         data, of = s.frame([body], source=STRANGER, sender=0, view=9, round=99)
@@ -95,7 +97,7 @@ def control() -> Scenario:
         data, of = s.frame([body], source=STRANGER, network=0x0A0B0C0E)
         s.step(f"{body[0]} of another network", data, DROP, "network", of=of)
     s.agent("no view yet", enabled=0, view=0, members=0, number=0)
-    data, of = s.frame([("formed", {"nonce": 1})], sender=1, view=1)
+    data, of = s.frame([("view", {"nonce": 1})], sender=1, view=1)
     s.step("the list, while not enabled", data, PASS, "control", of=of)
     s.fragment("a fragment, while not enabled", DROP, "disabled", values={0: 1})
     s.token("a token, while not enabled", DROP, "disabled", hop=1)
