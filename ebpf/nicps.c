@@ -14,6 +14,18 @@ static __always_inline int nicps_drop(u32 reason)
 	return XDP_DROP;
 }
 
+/* The member of that number if it is in the view, else NULL: numbers have holes (R19). */
+static __always_inline struct nicps_member *
+nicps_live(const struct nicps_config *config, u32 number)
+{
+	struct nicps_member *member = nicps_member(number);
+
+	if (!member || number == 0 || number > config->members ||
+	    nicps_no_mac(member->mac))
+		return NULL;
+	return member;
+}
+
 #include "nicps_fragment.h"
 #include "nicps_token.h"
 
@@ -26,7 +38,6 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 {
 	struct nicps_sender sender = nicps_sender_of(header);
 	struct nicps_member *member;
-	struct nicps_ring *ring;
 
 	if (!config->enabled)
 		return nicps_drop(NICPS_COUNT_DISABLED);
@@ -34,16 +45,49 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 		return nicps_drop(NICPS_COUNT_VIEW);
 	if (sender.number == config->number)
 		return nicps_drop(NICPS_COUNT_ECHO);
-	member = nicps_member(sender.number);
-	if (!member || sender.number == 0 || sender.number > config->members ||
-	    !nicps_same_mac(member->mac, ethernet->h_source))
+	member = nicps_live(config, sender.number);
+	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
 		return nicps_drop(NICPS_COUNT_STRANGER);
 	if (header->type == NICPS_TYPE_TOKEN)
 		return nicps_pass_on(ctx, cursor, ethernet, header, &sender, config);
-	ring = nicps_ring();
-	if (ring)
-		ring->heard_ns = bpf_ktime_get_coarse_ns();
 	return nicps_take_in(cursor, &sender, config);
+}
+
+/*
+ * At most `rate` a second, with bursts of up to a second's worth. Two
+ * processors at once can let a frame more through: that does no harm.
+ */
+static __always_inline bool nicps_admit(struct nicps_limit *limit, u64 rate)
+{
+	u64 now = bpf_ktime_get_coarse_ns();
+	u64 due = limit->due_ns;
+
+	if (due < now)
+		due = now;
+	if (due - now >= NICPS_SECOND_NS)
+		return false;
+	limit->due_ns = due + NICPS_SECOND_NS / rate;
+	return true;
+}
+
+/*
+ * A host that was struck off must learn of it and be able to come back, so
+ * control frames go up from everybody; but a stranger's flood must not keep
+ * the members' from the agent, nor drown it.
+ */
+static __always_inline int nicps_control(const struct ethhdr *ethernet,
+					 const struct nicps_header *header,
+					 const struct nicps_config *config)
+{
+	struct nicps_member *member = nicps_live(config, bpf_ntohs(header->sender));
+	bool known = member && nicps_same_mac(member->mac, ethernet->h_source);
+	struct nicps_limit *limit = nicps_limit(known);
+
+	if (limit &&
+	    !nicps_admit(limit, known ? NICPS_MEMBERS_RATE : NICPS_OTHERS_RATE))
+		return nicps_drop(NICPS_COUNT_LIMITED);
+	nicps_count(NICPS_COUNT_CONTROL);
+	return XDP_PASS;
 }
 
 static __always_inline int nicps_frame(struct xdp_md *ctx)
@@ -77,13 +121,14 @@ static __always_inline int nicps_frame(struct xdp_md *ctx)
 		return nicps_ring_frame(ctx, &cursor, ethernet, header, config);
 	case NICPS_TYPE_CALL:
 	case NICPS_TYPE_ANSWER:
-	case NICPS_TYPE_FORMED:
+	case NICPS_TYPE_VIEW:
 	case NICPS_TYPE_DECISION:
 	case NICPS_TYPE_ACK:
 	case NICPS_TYPE_WANT:
 	case NICPS_TYPE_FAIL:
-		nicps_count(NICPS_COUNT_CONTROL);
-		return XDP_PASS;
+	case NICPS_TYPE_VOTE:
+	case NICPS_TYPE_LEAVE:
+		return nicps_control(ethernet, header, config);
 	default:
 		return nicps_drop(NICPS_COUNT_TYPE);
 	}

@@ -97,6 +97,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 					 const struct nicps_sender *sender,
 					 const struct nicps_config *config)
 {
+	struct nicps_ring *ring = nicps_ring();
 	struct nicps_fragment *fragment = nicps_take_fragment(cursor);
 	void *payload = nicps_take(cursor, NICPS_PAYLOAD_BYTES);
 	u64 tag = (u64)sender->view << 32 | sender->round;
@@ -127,7 +128,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	slot = nicps_slot(bank * config->blocks * NICPS_BLOCK_SLOTS + index);
 	own = nicps_progress(bank, sender->number);
 	all = nicps_progress(bank, 0);
-	if (!block || !slot || !own || !all)
+	if (!block || !slot || !own || !all || !ring)
 		return nicps_drop(NICPS_COUNT_RANGE);
 	/* Counts are opened first: what has been added must be countable. */
 	if (!nicps_open(own, tag) || !nicps_open(all, tag) ||
@@ -146,9 +147,11 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 		nicps_publish(&slot->seen, slot->seen | bit);
 	} else {
 		nicps_release(&slot->claim);
+		ring->heard_ns = bpf_ktime_get_coarse_ns();
 		return nicps_drop(NICPS_COUNT_DUPLICATE);
 	}
 	nicps_release(&slot->claim);
+	ring->heard_ns = bpf_ktime_get_coarse_ns();
 
 	nicps_count(NICPS_COUNT_ADDED);
 	__sync_fetch_and_add(&all->count, 1);

@@ -11,6 +11,7 @@
 
 BPF_F_TABLE("array", u32, struct nicps_config, config, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_member, members, NICPS_SENDERS, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_limit, limits, 2, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_saved, bounced_frame, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SENDERS,
@@ -38,6 +39,11 @@ static __always_inline struct nicps_config *nicps_config(void)
 static __always_inline struct nicps_member *nicps_member(u32 number)
 {
 	return members.lookup(&number);
+}
+
+static __always_inline struct nicps_limit *nicps_limit(u32 which)
+{
+	return limits.lookup(&which);
 }
 
 static __always_inline struct nicps_ring *nicps_ring(void)

@@ -55,6 +55,13 @@ static __always_inline bool nicps_same_mac(const u8 *one, const u8 *other)
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2];
 }
 
+static __always_inline bool nicps_no_mac(const u8 *mac)
+{
+	const u16 *a = (const u16 *)mac;
+
+	return (a[0] | a[1] | a[2]) == 0;
+}
+
 /* The header's fields in the processor's byte order: converted once, here. */
 struct nicps_sender {
 	u32 number;

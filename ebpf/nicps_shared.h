@@ -16,6 +16,11 @@
 #define NICPS_BLOCK_SLOTS 8 /* most fragments in a block: raw bytes */
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
 
+/* Control frames a second that go up, and as many at once: of members, of all others. */
+#define NICPS_MEMBERS_RATE 4000
+#define NICPS_OTHERS_RATE 1000
+#define NICPS_SECOND_NS 1000000000
+
 /* Written by the agent, through the mapped memory. */
 struct nicps_config {
 	__u64 alive_until_ns; /* CLOCK_MONOTONIC: bounce no token after that */
@@ -25,7 +30,9 @@ struct nicps_config {
 	__u32 round_low; /* first and last round whose fragments are taken */
 	__u32 round_high;
 	__u32 number; /* mine, from 1 */
-	__u32 members; /* in the view */
+	__u32 members; /* numbers given out: entries of a token */
+	__u32 live; /* members that are in the view */
+	__u32 next; /* the member that is handed the token */
 	__u32 bounce; /* the agent has nothing to do with the token */
 	__u32 round; /* the open one */
 	__u32 sent_seen; /* the token's `sent`, as the agent knows it */
@@ -35,16 +42,21 @@ struct nicps_config {
 	__u32 reserved;
 };
 
-/* R4: the members' MAC addresses, by number. */
+/* R4: the members' MAC addresses, by number; zero for who is not in the view (R19). */
 struct nicps_member {
 	__u8 mac[6];
 	__u8 reserved[2];
 };
 
+/* When the next control frame would come at the full rate; a second ahead: too many. */
+struct nicps_limit {
+	__u64 due_ns;
+};
+
 /* The token, as this host saw it; a position is generation << 32 | hop. */
 struct nicps_ring {
 	__u64 seen; /* highest position accepted or handed on */
-	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last frame accepted */
+	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last sign of life of a member */
 	__u64 bounced; /* position that the kernel handed on last */
 	__u64 bounces;
 };
@@ -84,6 +96,7 @@ enum nicps_count {
 	NICPS_COUNT_RAISED, /* token given to the agent */
 	NICPS_COUNT_HEARD, /* token of somebody else, nothing new in it */
 	NICPS_COUNT_CONTROL, /* control frame given to the agent */
+	NICPS_COUNT_LIMITED, /* control frame, over the rate */
 	NICPS_COUNT_TRUNCATED, /* shorter than it says, or than its type */
 	NICPS_COUNT_VERSION, /* another version of the format */
 	NICPS_COUNT_TYPE, /* unknown type */

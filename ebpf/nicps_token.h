@@ -38,7 +38,7 @@ static __always_inline bool nicps_may_bounce(const struct nicps_config *config,
 	return config->bounce && sender->round == config->round &&
 	       token->state == NICPS_STATE_OPEN && token->ranges == 0 &&
 	       !(sender->flags & ~harmless) &&
-	       (u32)bpf_ntohs(token->idle) + 1 < config->members &&
+	       (u32)bpf_ntohs(token->idle) + 1 < config->live &&
 	       nicps_complete(config, sender, bpf_ntohl(token->sent)) &&
 	       bpf_ktime_get_ns() < config->alive_until_ns;
 }
@@ -59,7 +59,7 @@ static __always_inline int nicps_bounce(struct xdp_md *ctx, struct ethhdr *ether
 	header->sender = bpf_htons(config->number);
 	header->flags = bpf_htons(NICPS_FLAG_BOUNCED);
 	token->hop = bpf_htonl((u32)position);
-	token->owner = bpf_htons(config->number % config->members + 1);
+	token->owner = bpf_htons(config->next);
 	token->idle = bpf_htons(bpf_ntohs(token->idle) + 1);
 
 	__sync_fetch_and_add(&saved->version, 1);
@@ -79,17 +79,16 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 {
 	struct nicps_token *token = nicps_take_token(cursor);
 	struct nicps_ring *ring = nicps_ring();
+	struct nicps_member *owner;
 	u32 length = sender->length;
 	u64 position, seen, next;
 	bool mine, bounce;
-	u32 owner;
 
 	if (!token || !ring || length < NICPS_TOKEN_HEADER_BYTES ||
 	    length > NICPS_MAX_FRAME_BYTES)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	owner = bpf_ntohs(token->owner);
-	if (token->members != config->members || owner == 0 ||
-	    owner > config->members ||
+	owner = nicps_live(config, bpf_ntohs(token->owner));
+	if (!owner || token->members != config->members ||
 	    length !=
 		    NICPS_TOKEN_HEADER_BYTES +
 			    token->members * (u32)sizeof(struct nicps_entry) +
@@ -104,7 +103,7 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 		nicps_count(NICPS_COUNT_RAISED);
 		return XDP_PASS;
 	}
-	mine = owner == config->number;
+	mine = bpf_ntohs(token->owner) == config->number;
 	bounce = mine && nicps_may_bounce(config, sender, token);
 	next = bounce ? position + 1 : position;
 	/* Whoever loses here has met a copy of the same token on another processor. */

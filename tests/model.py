@@ -3,7 +3,7 @@
 
 `XdpModel.run` takes a frame as it comes from the LAN and says verdict, frame out and the counters
 that rise. Sequences (`tests/vectors/sequences`) run against this and against the program itself;
-random ones compare the two.
+random ones compare the two. It has no clock: how many control frames a second go up is not in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PER_BLOCK = {0: 8, 8: 1, 16: 2, 32: 4}
 
 @dataclass
 class Config:
-    """`struct nicps_config`; `alive` stands for the heartbeat."""
+    """`struct nicps_config`; `alive` stands for the heartbeat, `next` is who is handed the token."""
 
     enabled: int = 1
     network: int = 0
@@ -38,6 +38,8 @@ class Config:
     round_high: int = 0
     number: int = 1
     members: int = 0
+    live: int = 0
+    next: int = 0
     bounce: int = 0
     round: int = 0
     sent_seen: int = 0
@@ -49,7 +51,7 @@ class Config:
 
 @dataclass
 class Outcome:
-    """What came of one frame; `heard`: the time of the last frame of the ring was noted."""
+    """What came of one frame; `heard`: it was noted as a member's sign of life."""
 
     verdict: str
     counters: tuple[str, ...] = ()
@@ -67,7 +69,7 @@ class Slot:
 
 @dataclass
 class XdpModel:
-    """The program with its maps."""
+    """The program with its maps; `members` has zeros for who is not in the view."""
 
     config: Config
     members: Sequence[bytes]
@@ -118,12 +120,16 @@ class XdpModel:
             return Outcome(DROP, ("view",))
         if header.sender == config.number:
             return Outcome(DROP, ("echo",))
-        known = 1 <= header.sender <= min(config.members, len(self.members))
-        if not known or self.members[header.sender - 1] != frame[6:12]:
+        if not self._is_in(header.sender) or self.members[header.sender - 1] != frame[6:12]:
             return Outcome(DROP, ("stranger",))
         if header.type == FrameType.TOKEN:
             return self._token(frame, ours, header)
-        return replace(self._fragment(ours, header), heard=True)
+        outcome = self._fragment(ours, header)
+        return replace(outcome, heard=not {"added", "duplicate"}.isdisjoint(outcome.counters))
+
+    def _is_in(self, number: int) -> bool:
+        known = 1 <= number <= min(self.config.members, len(self.members))
+        return known and any(self.members[number - 1])
 
     def _token(self, frame: bytes, ours: bytes, header: wire.Header) -> Outcome:
         config = self.config
@@ -133,7 +139,7 @@ class XdpModel:
         items = 20 * token.members + 8 * token.ranges
         if (
             token.members != config.members
-            or not 1 <= token.owner <= config.members
+            or not self._is_in(token.owner)
             or header.length != wire.TOKEN_HEADER_BYTES + items
         ):
             return Outcome(DROP, ("malformed",))
@@ -170,7 +176,7 @@ class XdpModel:
             and not header.flags & ~(Flag.REPEAT | Flag.BOUNCED)
             and token.state == wire.TokenState.OPEN
             and token.ranges == 0
-            and token.idle + 1 < config.members
+            and token.idle + 1 < config.live
             and header.round == config.round
             and taken + config.own_sent == token.sent
         )
@@ -184,7 +190,7 @@ class XdpModel:
         out[at + 16 : at + 18] = number.to_bytes(2, "big")
         hop = (token.hop + 1) & 0xFFFFFFFF
         out[at + 36 : at + 40] = hop.to_bytes(4, "big")
-        out[at + 40 : at + 42] = (number % self.config.members + 1).to_bytes(2, "big")
+        out[at + 40 : at + 42] = self.config.next.to_bytes(2, "big")
         out[at + 44 : at + 46] = (token.idle + 1).to_bytes(2, "big")
         self.seen = self.bounced = token.generation << 32 | hop
         self.bounces += 1

@@ -297,15 +297,12 @@ class Agent:
             self.job.records.note("hold", started, time.monotonic(), ring.round)
 
     def _formed(self, formed: Formed) -> None:
-        config = self.dataplane.config
-        config["enabled"] = 0
-        self.dataplane.quiesce()  # a frame of the old view may still be in the program
-        self.dataplane.members([m.mac for m in formed.members])
-        config["view"] = formed.view
-        config["number"] = formed.number
-        config["members"] = len(formed.members)
-        config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
-        self.dataplane.ring["seen"] = self.dataplane.ring["bounced"] = 0
+        self.dataplane.enter_view(
+            formed.view,
+            formed.number,
+            [m.mac for m in formed.members],
+            formed.number % len(formed.members) + 1,
+        )
         self._bounced = 0
         self._kernel = None  # the next state, whatever it is, goes to the kernel
         names = ", ".join(m.name for m in formed.members)

@@ -66,9 +66,8 @@ class Kernel:
         self.maps = Maps(loaded.maps)
         self.mac = bytes.fromhex("020000000001")
         config = self.maps.config
-        config["network"], config["view"], config["number"] = _NETWORK, _VIEW, 1
-        config["members"], config["round_high"], config["enabled"] = wire.MAX_MEMBERS, 2**32 - 1, 1
-        self.maps.members([self.mac] * wire.MAX_MEMBERS)
+        self.maps.enter_view(_VIEW, 1, [self.mac] * wire.MAX_MEMBERS, 2)
+        config["network"], config["round_high"], config["enabled"] = _NETWORK, 2**32 - 1, 1
 
     def frame(self, width: int, fragments: int, round_: int, sender: int, index: int) -> bytes:
         """A fragment of random lanes."""

@@ -58,10 +58,9 @@ def pair() -> Iterator[tuple[DataPlane, DataPlane]]:
 def form(*hosts: DataPlane, blocks: int = 64) -> None:
     """Put the hosts into one view, with round 1 open."""
     for number, host in enumerate(hosts, 1):
-        host.members([other.mac for other in hosts])
+        host.enter_view(VIEW, number, [other.mac for other in hosts], number % len(hosts) + 1)
         host.allocate(blocks)
         config = host.config
-        config["view"], config["number"], config["members"] = VIEW, number, len(hosts)
         config["round_low"], config["round_high"], config["round"] = 1, 2, 1
         config["enabled"] = 1
 
@@ -320,8 +319,10 @@ def token(sender: int, hop: int, owner: int) -> bytes:
 def test_a_token_is_bounced_by_the_kernel(pair: tuple[DataPlane, DataPlane]) -> None:
     """Out of XDP_TX it reaches the other end only because that has an XDP program too (veth)."""
     left, right = pair
-    for host in pair:
-        host.config["members"] = 3
+    third = b"\2\0\0\0\0\3"
+    for number, host in enumerate(pair, 1):
+        host.enter_view(VIEW, number, [left.mac, right.mac, third], number + 1)
+        host.config["round_high"] = host.config["enabled"] = 1
     right.config["bounce"] = 1
     right.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
     left.saw(1, 1)

@@ -226,7 +226,9 @@ FRAMES = (
         (("fragment", {"index": U32 - 1, "fragments": U32, "lanes": 5}),),
         b"hello" + bytes(1435),
     ),
-    Vector("want", HEADER | {"flags": TOKEN_WANTED}, (("want", {"ready": 32, "read": 6, "digest": 7}),)),
+    Vector(
+        "want", HEADER | {"flags": TOKEN_WANTED}, (("want", {"ready": 32, "read": 6, "digest": 7}),)
+    ),
     Vector("fail", HEADER, (("fail", {}),), b"job.py: forward: shapes (3,4) and (5,) do not fit"),
     Vector("fail without a reason", HEADER, (("fail", {}),)),
     Vector("leave", HEADER, (("leave", {}),), b"the training program was killed"),

@@ -17,6 +17,7 @@ NETWORK = 0x0A0B0C0D
 VIEW = 3
 ROUND = 7
 PASS, DROP, TX = "pass", "drop", "tx"
+NOBODY = "00:00:00:00:00:00"
 
 
 def mac(number: int) -> str:
@@ -31,13 +32,21 @@ class Scenario:
         name: of the file.
         why: what it shows, one sentence.
         members: how many; member k has `mac(k)`.
+        left: numbers of those who are not in the view any more (R19).
         config: what differs from the usual configuration (`nicps_config`). `alive` stands for
             `alive_until_ns`: true is an hour ahead, false is past.
     """
 
-    def __init__(self, name: str, why: str, *, members: int = 3, **config: Any) -> None:
+    def __init__(
+        self, name: str, why: str, *, members: int = 3, left: Sequence[int] = (), **config: Any
+    ) -> None:
         self.name, self.why = name, why
-        self.members = [mac(number) for number in range(1, members + 1)]
+        numbers = range(1, members + 1)
+        self.members = [NOBODY if number in left else mac(number) for number in numbers]
+        own = config.get("number", 1)
+        after = [
+            number for number in (*range(own + 1, members + 1), *numbers) if number not in left
+        ]
         usual = {
             "enabled": 1,
             "network": NETWORK,
@@ -46,6 +55,8 @@ class Scenario:
             "round_high": ROUND,
             "number": 1,
             "members": members,
+            "live": members - len(left),
+            "next": after[0],
             "bounce": 1,
             "round": ROUND,
             "sent_seen": 0,

@@ -30,12 +30,10 @@ class Kernel:
     def reset(self, blocks: int = 2) -> None:
         """Empty maps, with that many blocks in a bank."""
         config = self.maps.config
-        config["network"], config["view"], config["number"] = NETWORK, VIEW, 1
-        config["members"], config["enabled"] = wire.MAX_MEMBERS, 1
+        self.maps.enter_view(VIEW, 1, MACS, 2)
         config["round_low"], config["round_high"], config["round"] = 1, 9, 1
-        config["bounce"] = config["sent_seen"] = config["own_sent"] = 0
-        self.maps.members(MACS)
-        self.maps.ring["seen"] = 0
+        config["sent_seen"] = config["own_sent"] = 0
+        config["network"], config["enabled"] = NETWORK, 1
         self.maps.allocate(blocks)
 
     def run(self, frame: bytes) -> bpf.Run:

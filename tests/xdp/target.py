@@ -38,6 +38,7 @@ class XdpTarget:
         self._members = self._view(maps["members"], records["member"])
         self._ring = self._view(maps["ring"], records["ring"])
         self._saved = self._view(maps["bounced_frame"], records["saved"])
+        self._limits = self._view(maps["limits"], records["limit"])
         self._progress = self._view(maps["progress"], records["progress"])
         self._counters = self._view(maps["counters"], np.dtype("u8"))
         self._slots = self._inner("slots", records["slot"], BANKS * blocks * SLOTS_PER_BLOCK)
@@ -62,7 +63,7 @@ class XdpTarget:
         """Everything empty, then this configuration and these members."""
         for view in (self._ring, self._saved, self._progress, self._counters, self._slots):
             view[...] = np.zeros((), view.dtype)
-        for view in (self._config, self._members, self._sums):
+        for view in (self._config, self._members, self._limits, self._sums):
             view[...] = np.zeros((), view.dtype)
         assert config["blocks"] <= self.blocks
         for number, mac in enumerate(members, 1):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nicps import wire
 from nicps.dataplane import bpf
+from nicps.dataplane.layout import layout
 from nicps.errors import EnvironmentProblem
 from tests.xdp.kernel import MACS, NETWORK, VIEW, Kernel, fragment, kernel
 
@@ -106,15 +107,61 @@ def test_too_much_memory(loaded: Kernel) -> None:
     assert loaded.maps.count(1, VIEW, 2) == 1
 
 
-def test_members(loaded: Kernel) -> None:
+def test_enter_view(loaded: Kernel) -> None:
     loaded.reset()
-    loaded.maps.members(MACS[:3])
-    for sender, counter in ((3, "added"), (4, "stranger")):
+    loaded.maps.saw(9, 9)
+    loaded.maps.enter_view(VIEW + 1, 1, [MACS[0], None, MACS[2]], 3)
+    config = loaded.maps.config
+    assert (config["members"], config["live"], config["next"]) == (3, 2, 3)
+    assert (config["view"], config["number"], config["enabled"]) == (VIEW + 1, 1, 0)
+    assert int(loaded.maps.ring["seen"]) == 0
+    assert config["round_low"] > config["round_high"], "no round is open"
+    config["round_high"], config["enabled"] = 9, 1
+    for sender, counter in ((3, "added"), (2, "stranger"), (4, "stranger")):
         before = loaded.maps.counters()[counter]
-        loaded.run(fragment(bytes(1440), width=8, sender=sender))
+        loaded.run(fragment(bytes(1440), width=8, sender=sender, view=VIEW + 1))
         assert loaded.maps.counters()[counter] == before + 1
     with pytest.raises(ValueError, match="65 members are more than 64"):
-        loaded.maps.members([*MACS, MACS[0]])
+        loaded.maps.enter_view(VIEW + 2, 1, [*MACS, MACS[0]], 2)
+
+
+def control(sender: int, source: bytes) -> bytes:
+    """A control frame with that number from that address."""
+    header = wire.Header(network=NETWORK, view=VIEW, sender=sender)
+    return wire.ethernet(source, wire.pack(header, wire.Fail()))
+
+
+def test_control_frames_are_limited(loaded: Kernel) -> None:
+    """A stranger's flood neither drowns the agent nor keeps the members' frames from it."""
+    loaded.reset()
+    limits = layout().limits
+    before = loaded.maps.counters()
+
+    def risen(name: str) -> int:
+        return loaded.maps.counters()[name] - before[name]
+
+    began = time.monotonic()
+    bpf.prog_test_run(loaded.program, control(0, b"\2outer"), 20_000)
+    bpf.prog_test_run(loaded.program, control(2, MACS[7]), 20_000)
+    took = time.monotonic() - began
+    others = risen("control")
+    assert risen("control") + risen("limited") == 40_000
+    # The coarse clock may be a tick of 10 ms behind.
+    assert limits["OTHERS_RATE"] <= others <= limits["OTHERS_RATE"] * (1.02 + took)
+    began = time.monotonic()
+    bpf.prog_test_run(loaded.program, control(2, MACS[1]), 20_000)
+    members, took = risen("control") - others, time.monotonic() - began
+    assert limits["MEMBERS_RATE"] <= members <= limits["MEMBERS_RATE"] * (1.02 + took)
+    assert loaded.run(fragment(bytes(1440), width=8)).verdict == bpf.XDP_DROP
+    assert loaded.maps.count(1, VIEW, 2) == 1, "fragments and tokens have no limit"
+
+    def admitted() -> bool:
+        loaded.run(control(0, MACS[9]))
+        return risen("control") > others + members
+
+    deadline = time.monotonic() + 5
+    while not admitted():
+        assert time.monotonic() < deadline, "time makes room again"
 
 
 def test_quiesce_returns_soon(loaded: Kernel) -> None:
@@ -128,7 +175,7 @@ def token(generation: int, hop: int, owner: int, **fields: int) -> bytes:
     """A token that member 64 sends, as Ethernet frame."""
     header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=64)
     body = wire.Token(generation, hop, owner, 0, 64, fields.get("idle", 0), 0, 0, -9, 5)
-    entries = [wire.Entry(number, 2, 3, 4, 1, -5) for number in range(64)]
+    entries = [wire.Entry(number, 2, 3, 4, 5, 1, -5) for number in range(64)]
     return wire.ethernet(MACS[63], wire.pack(header, body, entries))
 
 

@@ -47,7 +47,7 @@ HEADER = {
 #: What may be wrong with a frame: field of the header -> values.
 WRONG_HEADER: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("version", (0, 2)),
-    ("type", (0, 5, 10)),
+    ("type", (0, 5, 12)),
     ("network", (0, NETWORK + 1)),
     ("view", (VIEW - 1, VIEW + 1)),
     ("round", (0, ROUND - 1, ROUND + 2, 2**32 - 1)),
@@ -165,6 +165,8 @@ CONFIG = {
     "round_high": ROUND + 1,
     "number": 1,
     "members": MEMBERS,
+    "live": MEMBERS,
+    "next": 2,
     "bounce": 1,
     "round": ROUND,
     "sent_seen": 0,

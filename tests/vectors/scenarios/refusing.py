@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from tests.vectors import encode
-from tests.vectors.scenario import DROP, PASS, ROUND, VIEW, Scenario, mac
+from tests.vectors.encode import BOUNCED
+from tests.vectors.scenario import DROP, NOBODY, PASS, ROUND, TX, VIEW, Scenario, mac
 from tests.vectors.scenarios.adding import ADDED, BANK
 
 STRANGER = "02:00:00:00:00:99"
@@ -127,12 +128,43 @@ def strangers() -> Scenario:
     s.token("a token of member 3 that says it is 2", DROP, "stranger", hop=51, source=mac(3))
     s.token("a token of number 0", DROP, "stranger", hop=52, source=mac(2), header={"sender": 0})
     s.fragment("the member itself", DROP, ADDED, values={0: 1})
-    s.agent("member 2 has left: two members", members=1)
-    s.fragment("who was struck off", DROP, "stranger", values={0: 1}, index=1)
+    s.agent("a list of one", members=1)
+    s.fragment("whose number is not in the list", DROP, "stranger", values={0: 1}, index=1)
     return s.ends(
         progress=[(ROUND, 0, 1), (ROUND, 2, 1)],
         slots=[(ROUND, 0, [2])],
         accumulators=[{"bank": BANK, "block": 0, "lane": 0, "values": [1]}],
+    )
+
+
+def holes() -> Scenario:
+    s = Scenario(
+        "holes",
+        "R19: who has left keeps the number; nobody has it, and the token passes it by.",
+        members=5,
+        left=(2, 4),
+        number=3,
+    )
+    s.fragment("of member 2, who has left", DROP, "stranger", values={0: 1})
+    s.fragment("of number 2, from no address at all", DROP, "stranger", source=NOBODY)
+    s.token("its token", DROP, "stranger", hop=10, owner=3)
+    s.token("from no address at all", DROP, "stranger", hop=11, owner=3, source=NOBODY)
+    one = {"sender": 1}
+    for owner in (2, 4):
+        say = f"a token for member {owner}, who has left"
+        s.token(say, DROP, "malformed", hop=12, owner=owner, header=one)
+    s.token("entries of the three that are in", DROP, "malformed", hop=13, members=3, header=one)
+    out = {"owner": 5, "hop": 15, "idle": 1, "header_flags": BOUNCED}
+    s.token("for me: it goes on to 5", TX, "bounced", hop=14, owner=3, header=one, out=out)
+    s.token("the third idle hop of three", PASS, "raised", hop=17, owner=3, idle=2, header=one)
+    s.fragment("of member 5", DROP, ADDED, values={0: 1}, header={"sender": 5})
+    return s.ends(
+        progress=[(ROUND, 0, 1), (ROUND, 5, 1)],
+        slots=[(ROUND, 0, [5])],
+        accumulators=[{"bank": BANK, "block": 0, "lane": 0, "values": [1]}],
+        ring=(4, 17),
+        bounced=(4, 15),
+        bounces=1,
     )
 
 
@@ -202,4 +234,4 @@ def bad_tokens() -> Scenario:
     return s.ends(ring=(4, 1))
 
 
-SCENARIOS = (foreign, malformed, control, strangers, elsewhere, bad_fragments, bad_tokens)
+SCENARIOS = (foreign, malformed, control, strangers, holes, elsewhere, bad_fragments, bad_tokens)
