@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
- * The XDP program of nicps: recognises our frames, keeps strangers out (R4),
- * hands the token on (R10) and adds gradients up (R11). Whatever is not ours
- * passes untouched.
+ * The programs of nicps. nicps_xdp recognises our frames, keeps strangers out
+ * (R4), hands the token on (R10) and adds gradients up (R11); nicps_egress
+ * signs what this host sends. Whatever is not ours passes untouched.
  */
 #include <uapi/linux/bpf.h>
 #include "nicps_maps.h"
@@ -50,7 +50,7 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 		return nicps_drop(NICPS_COUNT_STRANGER);
 	if (header->type == NICPS_TYPE_TOKEN)
 		return nicps_pass_on(ctx, cursor, ethernet, header, &sender, config);
-	return nicps_take_in(cursor, &sender, config);
+	return nicps_take_in(cursor, header, &sender, config);
 }
 
 /*
@@ -137,4 +137,9 @@ static __always_inline int nicps_frame(struct xdp_md *ctx)
 int nicps_xdp(struct xdp_md *ctx)
 {
 	return nicps_frame(ctx);
+}
+
+int nicps_egress(struct __sk_buff *skb)
+{
+	return nicps_sign(skb);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
  * The XDP program as a benchmark sees it (`nicps bench kernel`): a test run
- * repeats one frame, so these make the next fragment out of it each time. What
- * is timed otherwise is nicps.c itself, all checks included. nicps_bench_none
- * does the same without it, to be subtracted.
+ * repeats one frame, so these make the next fragment out of it each time, and
+ * sign it where there is a key. What is timed otherwise is nicps.c itself, all
+ * checks included. nicps_bench_none does the same without it, to be subtracted.
  */
 #include "nicps.c"
 
@@ -17,9 +17,12 @@ static __always_inline void nicps_next(struct xdp_md *ctx)
 	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
 	struct nicps_header *header = nicps_take_header(&cursor);
 	struct nicps_fragment *fragment = nicps_take_fragment(&cursor);
+	const struct nicps_config *config = nicps_config();
+	const struct nicps_key *key = nicps_key();
 	u32 index, sender;
+	__be64 tag;
 
-	if (!ethernet || !header || !fragment)
+	if (!ethernet || !header || !fragment || !config || !key)
 		return;
 	index = bpf_ntohl(fragment->index) + 1;
 	if (index >= bpf_ntohl(fragment->fragments)) {
@@ -32,6 +35,9 @@ static __always_inline void nicps_next(struct xdp_md *ctx)
 		header->sender = bpf_htons(sender);
 	}
 	fragment->index = bpf_htonl(index);
+	header->sequence = bpf_htonl(bpf_ntohl(header->sequence) + 1);
+	if (config->keyed && nicps_fragment_tag(key, header, cursor.end, &tag))
+		header->tag = tag;
 }
 
 int nicps_bench_add(struct xdp_md *ctx)

@@ -10,6 +10,7 @@
 #ifndef NICPS_FRAGMENT_H
 #define NICPS_FRAGMENT_H
 
+#include "nicps_auth.h"
 #include "nicps_lanes.h"
 #include "nicps_maps.h"
 #include "nicps_parse.h"
@@ -94,6 +95,7 @@ static __always_inline u32 nicps_max_shift(u8 width)
  * that completes its sender goes up, to wake the agent.
  */
 static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
+					 const struct nicps_header *header,
 					 const struct nicps_sender *sender,
 					 const struct nicps_config *config)
 {
@@ -102,12 +104,14 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	void *payload = nicps_take(cursor, NICPS_PAYLOAD_BYTES);
 	u64 tag = (u64)sender->view << 32 | sender->round;
 	u32 bank = sender->round & 1;
+	struct nicps_window *window = nicps_window(sender->number);
 	struct nicps_progress *own, *all;
 	struct nicps_block *block;
 	struct nicps_slot *slot;
 	u32 index, fragments;
+	bool fresh = true;
+	int parts, doubt;
 	u64 bit, count;
-	int parts;
 
 	if (!fragment || !payload ||
 	    sender->length != NICPS_FRAGMENT_HEADER_BYTES + NICPS_PAYLOAD_BYTES)
@@ -128,8 +132,15 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	slot = nicps_slot(bank * config->blocks * NICPS_BLOCK_SLOTS + index);
 	own = nicps_progress(bank, sender->number);
 	all = nicps_progress(bank, 0);
-	if (!block || !slot || !own || !all || !ring)
+	if (!block || !slot || !own || !all || !ring || !window)
 		return nicps_drop(NICPS_COUNT_RANGE);
+	if (config->keyed) {
+		doubt = nicps_doubt(NICPS_TYPE_FRAGMENT, header, sender, window,
+				    cursor->end);
+		if (doubt != NICPS_BELIEVED)
+			return nicps_drop(doubt);
+		fresh = nicps_raise(&window->highest, sender->sequence);
+	}
 	/* Counts are opened first: what has been added must be countable. */
 	if (!nicps_open(own, tag) || !nicps_open(all, tag) ||
 	    !nicps_claim(&slot->claim))
@@ -147,7 +158,9 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 		nicps_publish(&slot->seen, slot->seen | bit);
 	} else {
 		nicps_release(&slot->claim);
-		ring->heard_ns = bpf_ktime_get_coarse_ns();
+		/* A repair that somebody else needed: its sender lives. */
+		if (fresh)
+			ring->heard_ns = bpf_ktime_get_coarse_ns();
 		return nicps_drop(NICPS_COUNT_DUPLICATE);
 	}
 	nicps_release(&slot->claim);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * The maps, and one function for each that looks into it. Read by the XDP
- * program only. All that is BCC's own is in this file: another loader needs
+ * The maps, and one function for each that looks into it. Read by the XDP and
+ * the TC program only. All that is BCC's own is in this file: another loader needs
  * another version of it and nothing else.
  */
 #ifndef NICPS_MAPS_H
@@ -10,6 +10,9 @@
 #include "nicps_shared.h"
 
 BPF_F_TABLE("array", u32, struct nicps_config, config, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_key, view_key, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_outgoing, outgoing, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_window, windows, NICPS_SENDERS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_member, members, NICPS_SENDERS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_limit, limits, 2, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
@@ -34,6 +37,25 @@ static __always_inline struct nicps_config *nicps_config(void)
 	u32 key = 0;
 
 	return config.lookup(&key);
+}
+
+static __always_inline struct nicps_key *nicps_key(void)
+{
+	u32 key = 0;
+
+	return view_key.lookup(&key);
+}
+
+static __always_inline struct nicps_outgoing *nicps_outgoing(void)
+{
+	u32 key = 0;
+
+	return outgoing.lookup(&key);
+}
+
+static __always_inline struct nicps_window *nicps_window(u32 sender)
+{
+	return windows.lookup(&sender);
 }
 
 static __always_inline struct nicps_member *nicps_member(u32 number)

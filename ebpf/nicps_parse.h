@@ -67,6 +67,7 @@ struct nicps_sender {
 	u32 number;
 	u32 view;
 	u32 round;
+	u32 sequence;
 	u32 length;
 	u16 flags;
 };
@@ -78,6 +79,7 @@ nicps_sender_of(const struct nicps_header *header)
 		.number = bpf_ntohs(header->sender),
 		.view = bpf_ntohl(header->view),
 		.round = bpf_ntohl(header->round),
+		.sequence = bpf_ntohl(header->sequence),
 		.length = bpf_ntohs(header->length),
 		.flags = bpf_ntohs(header->flags),
 	};

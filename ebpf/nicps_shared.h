@@ -16,6 +16,10 @@
 #define NICPS_BLOCK_SLOTS 8 /* most fragments in a block: raw bytes */
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
 
+#define NICPS_MARK 0x6e696370 /* of the agent's sockets: what they send is signed */
+#define NICPS_REPLAY_WINDOW 1024 /* frames of one sender that may overtake each other */
+#define NICPS_LAST_SEQUENCE 0xffffffff /* of a view: then it needs a new one */
+
 /* Control frames a second that go up, and as many at once: of members, of all others. */
 #define NICPS_MEMBERS_RATE 4000
 #define NICPS_OTHERS_RATE 1000
@@ -39,7 +43,23 @@ struct nicps_config {
 	__u32 own_sent; /* fragments that this host sent in the open round */
 	__u32 fragments; /* expected of a contribution, for people who look */
 	__u32 blocks; /* accumulator blocks in a bank */
-	__u32 reserved;
+	__u32 keyed; /* tokens and fragments are signed, with the key of the view */
+};
+
+/* SipHash's key, two words in the processor's byte order; for no eyes but the agent's. */
+struct nicps_key {
+	__u64 word[2];
+};
+
+/* The last number that this host gave to a token or fragment in the view. */
+struct nicps_outgoing {
+	__u64 sequence;
+};
+
+/* Numbers of a sender's frames: the highest, and the highest of a repeated token. */
+struct nicps_window {
+	__u64 highest;
+	__u64 repeat;
 };
 
 /* R4: the members' MAC addresses, by number; zero for who is not in the view (R19). */
@@ -105,6 +125,8 @@ enum nicps_count {
 	NICPS_COUNT_VIEW, /* another view */
 	NICPS_COUNT_STRANGER, /* R4: the MAC is not that of the member named */
 	NICPS_COUNT_ECHO, /* this host's own frame, come back */
+	NICPS_COUNT_FORGED, /* the tag is not made with this view's key */
+	NICPS_COUNT_REPLAYED, /* an old frame once more */
 	NICPS_COUNT_ROUND, /* fragment outside the rounds that are open */
 	NICPS_COUNT_MALFORMED, /* fields that cannot be */
 	NICPS_COUNT_SHIFT, /* shift over the limit: the sum could overflow */
@@ -112,6 +134,7 @@ enum nicps_count {
 	NICPS_COUNT_DUPLICATE, /* fragment that is in the sum already */
 	NICPS_COUNT_BUSY, /* another processor has the slot; repaired later */
 	NICPS_COUNT_STALE, /* token not newer than the last one seen */
+	NICPS_COUNT_SPENT, /* own frame, not sent: the view's numbers are used up */
 	NICPS_COUNTERS,
 };
 

@@ -6,8 +6,10 @@
 #ifndef NICPS_TOKEN_H
 #define NICPS_TOKEN_H
 
+#include "nicps_auth.h"
 #include "nicps_maps.h"
 #include "nicps_parse.h"
+#include "nicps_sign.h"
 
 /*
  * Is every fragment that the token knows of here? Counts what came in, not
@@ -35,25 +37,26 @@ static __always_inline bool nicps_may_bounce(const struct nicps_config *config,
 {
 	const u16 harmless = NICPS_FLAG_REPEAT | NICPS_FLAG_BOUNCED;
 
-	return config->bounce && sender->round == config->round &&
-	       token->state == NICPS_STATE_OPEN && token->ranges == 0 &&
-	       !(sender->flags & ~harmless) &&
+	return config->bounce && (!config->keyed || nicps_numbers_left()) &&
+	       sender->round == config->round && token->state == NICPS_STATE_OPEN &&
+	       token->ranges == 0 && !(sender->flags & ~harmless) &&
 	       (u32)bpf_ntohs(token->idle) + 1 < config->live &&
 	       nicps_complete(config, sender, bpf_ntohl(token->sent)) &&
 	       bpf_ktime_get_ns() < config->alive_until_ns;
 }
 
-static __always_inline int nicps_bounce(struct xdp_md *ctx, struct ethhdr *ethernet,
-					struct nicps_header *header,
-					struct nicps_token *token,
-					const struct nicps_config *config, u32 length,
-					u64 position)
+static __always_inline int
+nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
+	     struct nicps_header *header, struct nicps_token *token,
+	     const struct nicps_config *config, u32 length, u64 position)
 {
+	struct nicps_outgoing *outgoing = nicps_outgoing();
+	struct nicps_key *key = nicps_key();
 	struct nicps_member *me = nicps_member(config->number);
 	struct nicps_saved *saved = nicps_saved();
 	struct nicps_ring *ring = nicps_ring();
 
-	if (!me || !saved || !ring)
+	if (!me || !saved || !ring || !outgoing || !key)
 		return nicps_drop(NICPS_COUNT_MALFORMED);
 	__builtin_memcpy(ethernet->h_source, me->mac, ETH_ALEN);
 	header->sender = bpf_htons(config->number);
@@ -61,6 +64,10 @@ static __always_inline int nicps_bounce(struct xdp_md *ctx, struct ethhdr *ether
 	token->hop = bpf_htonl((u32)position);
 	token->owner = bpf_htons(config->next);
 	token->idle = bpf_htons(bpf_ntohs(token->idle) + 1);
+	if (config->keyed) {
+		nicps_number(header, outgoing);
+		nicps_frame_tag(key, header, end, length, &header->tag);
+	}
 
 	__sync_fetch_and_add(&saved->version, 1);
 	saved->length = length;
@@ -77,14 +84,16 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 	      struct nicps_header *header, const struct nicps_sender *sender,
 	      const struct nicps_config *config)
 {
+	struct nicps_window *window = nicps_window(sender->number);
 	struct nicps_token *token = nicps_take_token(cursor);
 	struct nicps_ring *ring = nicps_ring();
 	struct nicps_member *owner;
 	u32 length = sender->length;
 	u64 position, seen, next;
 	bool mine, bounce;
+	int doubt;
 
-	if (!token || !ring || length < NICPS_TOKEN_HEADER_BYTES ||
+	if (!token || !ring || !window || length < NICPS_TOKEN_HEADER_BYTES ||
 	    length > NICPS_MAX_FRAME_BYTES)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
 	owner = nicps_live(config, bpf_ntohs(token->owner));
@@ -94,6 +103,17 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 			    token->members * (u32)sizeof(struct nicps_entry) +
 			    bpf_ntohs(token->ranges) * (u32)sizeof(struct nicps_range))
 		return nicps_drop(NICPS_COUNT_MALFORMED);
+	if (config->keyed) {
+		doubt = nicps_doubt(NICPS_TYPE_TOKEN, header, sender, window,
+				    cursor->end);
+		if (doubt != NICPS_BELIEVED)
+			return nicps_drop(doubt);
+		nicps_raise(&window->highest, sender->sequence);
+		/* An old token is stale, but every repeat goes up: once. */
+		if (sender->flags & NICPS_FLAG_REPEAT &&
+		    !nicps_raise(&window->repeat, sender->sequence))
+			return nicps_drop(NICPS_COUNT_REPLAYED);
+	}
 
 	position = (u64)bpf_ntohl(token->generation) << 32 | bpf_ntohl(token->hop);
 	seen = ring->seen;
@@ -111,7 +131,8 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 		return nicps_drop(NICPS_COUNT_STALE);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
 	if (bounce)
-		return nicps_bounce(ctx, ethernet, header, token, config, length, next);
+		return nicps_bounce(ctx, cursor->end, ethernet, header, token, config,
+				    length, next);
 	if (!mine && !(sender->flags & (NICPS_FLAG_REPEAT | NICPS_FLAG_PARKED)) &&
 	    sender->round == config->round && token->state == NICPS_STATE_OPEN &&
 	    bpf_ntohl(token->sent) == config->sent_seen)

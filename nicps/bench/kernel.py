@@ -6,6 +6,8 @@ duplicate, so the program timed (`ebpf/nicps_bench.c`) first makes the next dist
 program itself with all its checks. The same loop with nothing behind it is measured beside it and subtracted: so what
 remains is the program's own time, on one core, with the payload in the processor's cache as after a DMA into it.
 
+With a key that loop also signs each fragment, and what remains includes the check of the tag.
+
 Every run is checked afterwards: the counters must have exactly one `added` for each run.
 """
 
@@ -27,11 +29,13 @@ import orjson
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.maps import Maps
+from nicps.dataplane.layout import layout
+from nicps.dataplane.maps import KEY_BYTES, Maps
 from nicps.errors import NicpsError
 from nicps.protocol.phase import lanes_per_fragment
 
 _ADD, _NONE, _ONE = "nicps_bench_add", "nicps_bench_none", "nicps_xdp"
+_SIGN = "nicps_egress"
 _NETWORK, _VIEW = 1, 1
 _SENDERS = wire.MAX_MEMBERS - 1  # this host is member 1
 #: Blocks of the small map: 92 kB of sums in the bank at work.
@@ -42,7 +46,8 @@ DESCRIPTION = """\
 The kernel's add of one full fragment, by BPF_PROG_TEST_RUN on one core, with all checks. warm: distinct fragments into
 a small map; cold: distinct fragments over the accumulators of --params parameters, so that every slot is out of the
 cache; first: the same, stored as the first of its slot; repeat: one fragment again and again (found to be a
-duplicate). The time of the test run's own loop is measured and subtracted."""
+duplicate). With a key each fragment carries a tag that is checked first; sign: the sender's side of that, the program at
+the interface's egress. The time of the test run's own loop is measured and subtracted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Row:
     """One measurement: nanoseconds a fragment, median and least of all passes, the loop's own time subtracted."""
 
     lane: str
+    key: bool
     case: str
     ns_median: float
     ns_min: float
@@ -59,19 +65,27 @@ class Row:
 
 
 class Kernel:
-    """The benchmark's programs, and maps for one view of 64 members that share a MAC address."""
+    """The benchmark's programs, and maps for one view of 64 members that share a MAC address.
 
-    def __init__(self, loaded: loader.Loaded) -> None:
+    Args:
+        key: of the view; None on a trusted LAN.
+    """
+
+    def __init__(self, loaded: loader.Loaded, key: bytes | None = None) -> None:
         self._programs = loaded.programs
+        self._sequence, self._key = 0, key
+        self._mark = layout().limits["MARK"]
         self.maps = Maps(loaded.maps)
         self.mac = bytes.fromhex("020000000001")
         config = self.maps.config
-        self.maps.enter_view(_VIEW, 1, [self.mac] * wire.MAX_MEMBERS, 2)
+        self.maps.enter_view(_VIEW, 1, [self.mac] * wire.MAX_MEMBERS, 2, key)
         config["network"], config["round_high"], config["enabled"] = _NETWORK, 2**32 - 1, 1
 
     def frame(self, width: int, fragments: int, round_: int, sender: int, index: int) -> bytes:
         """A fragment of random lanes."""
-        header = wire.Header(network=_NETWORK, view=_VIEW, round=round_, sender=sender)
+        header = wire.Header(
+            network=_NETWORK, view=_VIEW, round=round_, sender=sender, sequence=self._sequence
+        )
         body = wire.Fragment(
             index, fragments, lanes_per_fragment(width), width, wire.MAX_SHIFT[width] // 2, 64
         )
@@ -92,6 +106,7 @@ class Kernel:
         struct.pack_into(">I", frame, at, 2**32 - 1)
         before = self.maps.counters()["added"]
         took = bpf.prog_test_run(self._programs[_ADD], bytes(frame), runs).duration_ns
+        self._sequence += runs
         added = self.maps.counters()["added"] - before
         if added != runs:
             raise NicpsError(f"{added} of {runs} fragments were added: {self.maps.counters()}")
@@ -100,76 +115,89 @@ class Kernel:
 
     def repeat(self, width: int, runs: int) -> tuple[float, float]:
         """The same for one fragment again and again; all but the first are duplicates."""
-        frame = self.frame(width, 1, 1, 2, 0)
+        self.maps.set_key(self._key)  # the program that signs counts from 1
+        unsigned = self.frame(width, 1, 1, 2, 0)
+        frame = bpf.prog_test_run(self._programs[_SIGN], unsigned, mark=self._mark).frame
         took = bpf.prog_test_run(self._programs[_ONE], frame, runs).duration_ns
         # Another EtherType is passed at once: the loop and the program's first two lines.
         other = frame[:12] + b"\x08\x00" + frame[14:]
         return took, bpf.prog_test_run(self._programs[_ONE], other, runs).duration_ns
 
+    def sign(self, width: int, runs: int) -> tuple[float, float]:
+        """The same for the program that signs one's own fragments; others' frames are the loop."""
+        frame, program = self.frame(width, 1, 1, 2, 0), self._programs[_SIGN]
+        took = bpf.prog_test_run(program, frame, runs, self._mark).duration_ns
+        return took, bpf.prog_test_run(program, frame, runs, 0).duration_ns
+
 
 @contextmanager
-def kernel() -> Iterator[Kernel]:
+def kernel(key: bytes | None = None) -> Iterator[Kernel]:
     """The programs, loaded; they are on no interface."""
-    loaded = loader.load("nicps_bench.c", dict.fromkeys((_ADD, _NONE, _ONE), "xdp"))
+    programs: dict[str, loader.ProgramKind] = {_ADD: "xdp", _NONE: "xdp", _ONE: "xdp"}
+    loaded = loader.load("nicps_bench.c", programs | {_SIGN: "sched_cls"})
     try:
-        bench = Kernel(loaded)
+        bench = Kernel(loaded, key)
         yield bench
         bench.maps.close()
     finally:
         loaded.close()
 
 
-def _row(width: int, case: str, passes: list[tuple[float, float]], fragments: int) -> Row:
+def _row(
+    width: int, key: bool, case: str, passes: list[tuple[float, float]], fragments: int
+) -> Row:
     loop_ns = statistics.median(loop for _, loop in passes)
     net = [took - loop_ns for took, _ in passes]
     median = statistics.median(net)
-    return Row(
-        f"i{width}",
-        case,
-        median,
-        min(net),
-        loop_ns,
-        wire.PAYLOAD_BYTES * 8 / max(median, 1e-9),
-        fragments,
-    )
+    rate = wire.PAYLOAD_BYTES * 8 / max(median, 1e-9)
+    return Row(f"i{width}", key, case, median, min(net), loop_ns, rate, fragments)
 
 
 def measure(params: int, passes: int, widths: tuple[int, ...] = (32, 16, 8)) -> list[Row]:
-    """All rows: warm, cold, first and repeat for each width.
+    """All rows: each width without a key and with one; warm, cold, first, repeat, and sign where there is a key.
 
     Args:
         params: lanes of the large map.
         passes: measurements of each, at least 1.
     """
     rows = []
-    with kernel() as bench:
-        for width in widths:
-            per_block = wire.BLOCK_LANES // lanes_per_fragment(width)
-            bench.maps.allocate(_WARM_BLOCKS)
-            small = _WARM_BLOCKS * per_block
-            # Whole rounds, so that each pass begins with a round of its own: 1 in 63 is a slot's first.
-            rounds = max(1, _WARM_RUNS // (small * _SENDERS))
-            runs = rounds * small * _SENDERS
-            warm = [
-                bench.distinct(width, small, 1 + turn * rounds, 2, runs)
-                for turn in range(passes + 1)
-            ][1:]
-            rows.append(_row(width, "warm", warm, runs))
+    for key in (None, os.urandom(KEY_BYTES)):
+        with kernel(key) as bench:
+            for width in widths:
+                rows += _measure(bench, key is not None, width, params, passes)
+    return rows
 
-            large = -(-params // lanes_per_fragment(width))
-            bench.maps.allocate(-(-large // per_block))
-            first, cold = [], []
-            for turn in range(passes):
-                # The first pass over new memory also pays for its pages.
-                first.append(bench.distinct(width, large, 1 + turn, 2, large))
-                cold.append(bench.distinct(width, large, 1 + turn, 3, large))
-            rows.append(_row(width, "cold", cold, large))
-            rows.append(_row(width, "first", first, large))
 
-            bench.maps.allocate(1)
-            rows.append(
-                _row(width, "repeat", [bench.repeat(width, _WARM_RUNS) for _ in range(passes)], 1)
-            )
+def _measure(bench: Kernel, key: bool, width: int, params: int, passes: int) -> list[Row]:
+    per_block = wire.BLOCK_LANES // lanes_per_fragment(width)
+    bench.maps.allocate(_WARM_BLOCKS)
+    small = _WARM_BLOCKS * per_block
+    # Whole rounds, so that each pass begins with a round of its own: 1 in 63 is a slot's first.
+    rounds = max(1, _WARM_RUNS // (small * _SENDERS))
+    runs = rounds * small * _SENDERS
+    warm = [bench.distinct(width, small, 1 + turn * rounds, 2, runs) for turn in range(passes + 1)][
+        1:
+    ]
+
+    large = -(-params // lanes_per_fragment(width))
+    bench.maps.allocate(-(-large // per_block))
+    first, cold = [], []
+    for turn in range(passes):
+        # The first pass over new memory also pays for its pages.
+        first.append(bench.distinct(width, large, 1 + turn, 2, large))
+        cold.append(bench.distinct(width, large, 1 + turn, 3, large))
+
+    bench.maps.allocate(1)
+    repeat = [bench.repeat(width, _WARM_RUNS) for _ in range(passes)]
+    rows = [
+        _row(width, key, "warm", warm, runs),
+        _row(width, key, "cold", cold, large),
+        _row(width, key, "first", first, large),
+        _row(width, key, "repeat", repeat, 1),
+    ]
+    if key:
+        sign = [bench.sign(width, _WARM_RUNS) for _ in range(passes)]
+        rows.append(_row(width, key, "sign", sign, _WARM_RUNS))
     return rows
 
 
@@ -190,10 +218,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     rows = measure(args.params, max(1, args.passes))
     out = sys.stderr if args.json else sys.stdout
-    print(f"{'lane':<6}{'case':<8}{'median':>10}{'least':>10}{'loop':>8}{'payload':>16}", file=out)
+    print(
+        f"{'lane':<6}{'key':<5}{'case':<8}{'median':>10}{'least':>10}{'loop':>8}{'payload':>16}",
+        file=out,
+    )
     for row in rows:
         print(
-            f"{row.lane:<6}{row.case:<8}{row.ns_median:>7.0f} ns{row.ns_min:>7.0f} ns{row.loop_ns:>5.0f} ns"
+            f"{row.lane:<6}{'yes' if row.key else 'no':<5}{row.case:<8}{row.ns_median:>7.0f} ns{row.ns_min:>7.0f} ns{row.loop_ns:>5.0f} ns"
             f"{row.gbit_per_s:>9.1f} Gbit/s",
             file=out,
         )

@@ -34,6 +34,7 @@ F_XDP_HAS_FRAGS = 1 << 5  # of a program
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 XDP_ATTACH = 37  # enum bpf_attach_type: BPF_XDP
+TCX_EGRESS = 47  # the same: BPF_TCX_EGRESS
 XDP_FLAGS_SKB_MODE = 1 << 1
 XDP_FLAGS_DRV_MODE = 1 << 2
 
@@ -165,6 +166,12 @@ def xdp_link(program_fd: int, ifindex: int, flags: int) -> int:
     return _bpf(LINK_CREATE, "XDP attach", _attr("IIII", program_fd, ifindex, XDP_ATTACH, flags))
 
 
+def tcx_link(program_fd: int, ifindex: int) -> int:
+    """Attach a TC program to an interface's egress, likewise until the link is closed (Linux 6.6; else EINVAL)."""
+    attr = _attr("IIIIIIQ", program_fd, ifindex, TCX_EGRESS, 0, 0, 0, 0)
+    return _bpf(LINK_CREATE, "TCX attach", attr)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a test run gave: the program's verdict, the frame after it, and the mean time of one run."""
@@ -174,12 +181,18 @@ class Run:
     duration_ns: int
 
 
-def prog_test_run(program_fd: int, frame: bytes, repeat: int = 1) -> Run:
-    """BPF_PROG_TEST_RUN: run a program on a frame, without any interface."""
+def prog_test_run(program_fd: int, frame: bytes, repeat: int = 1, mark: int | None = None) -> Run:
+    """BPF_PROG_TEST_RUN: run a program on a frame, without any interface.
+
+    Args:
+        mark: of the socket that the frame is from; for TC programs only.
+    """
     given = ctypes.create_string_buffer(frame, len(frame))
     out = ctypes.create_string_buffer(4096)
+    packet = b"" if mark is None else struct.pack("=III", 0, 0, mark)  # struct __sk_buff
+    context = ctypes.create_string_buffer(packet, len(packet) or 1)
     attr = _attr(
-        "IIIIQQII",
+        "IIIIQQIIIIQQ",
         program_fd,
         0,
         len(frame),
@@ -187,6 +200,10 @@ def prog_test_run(program_fd: int, frame: bytes, repeat: int = 1) -> Run:
         ctypes.addressof(given),
         ctypes.addressof(out),
         repeat,
+        0,
+        len(packet),
+        0,
+        ctypes.addressof(context) if packet else 0,
         0,
     )
     _bpf(PROG_TEST_RUN, "test run", attr)

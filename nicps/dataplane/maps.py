@@ -15,6 +15,9 @@ from nicps.dataplane.layout import layout
 from nicps.errors import EnvironmentProblem
 from nicps.wire import BLOCK_LANES, MAX_MEMBERS
 
+#: Of SipHash.
+KEY_BYTES = 16
+
 I64 = npt.NDArray[np.int64]
 Records = npt.NDArray[np.void]
 
@@ -35,6 +38,9 @@ class Maps:
         self._ring = self._view("ring", shapes["ring"])
         self._saved = self._view("bounced_frame", shapes["saved"])
         self._members = self._view("members", shapes["member"])
+        self._key = self._view("view_key", shapes["key"])
+        self._outgoing = self._view("outgoing", shapes["outgoing"])
+        self._windows = self._view("windows", shapes["window"])
         self._counters = self._view("counters", np.dtype(np.uint64))
         self._progress = self._view("progress", shapes["progress"]).reshape(
             self._banks, self._senders
@@ -64,8 +70,30 @@ class Maps:
         """Descriptor of the slots' map, for who reads sums while they come in; -1 before `allocate`."""
         return self._slots_fd
 
+    @property
+    def sequence(self) -> int:
+        """Tokens and fragments that were signed in this view; at 2^32 no more are sent until the next view."""
+        return int(self._outgoing["sequence"][0])
+
+    def set_key(self, key: bytes | None) -> None:
+        """The view's key of 16 bytes, with numbers from 1 on again; None on a trusted LAN.
+
+        A key serves once: numbers that start again under the same one would let old frames in.
+        """
+        if key is not None and len(key) != KEY_BYTES:
+            raise ValueError(f"a view's key has {KEY_BYTES} bytes, not {len(key)}")
+        self._windows[...] = np.zeros((), self._windows.dtype)
+        self._outgoing["sequence"] = 0
+        self._key["word"] = np.frombuffer(key or bytes(KEY_BYTES), "<u8")
+        self.config["keyed"] = int(key is not None)
+
     def enter_view(
-        self, view: int, number: int, members: Sequence[bytes | None], successor: int
+        self,
+        view: int,
+        number: int,
+        members: Sequence[bytes | None],
+        successor: int,
+        key: bytes | None = None,
     ) -> None:
         """From now on this host is a member of that view, and nothing of an older one is left.
 
@@ -76,6 +104,7 @@ class Maps:
             number: this host's.
             members: MAC addresses, of member 1 first; None for a number whose host is not in (R4, R19).
             successor: number of the member that this host hands the token.
+            key: of the view, see `set_key`.
         """
         if len(members) > MAX_MEMBERS:
             raise ValueError(f"{len(members)} members are more than {MAX_MEMBERS}")
@@ -91,6 +120,7 @@ class Maps:
         config["live"] = sum(mac is not None for mac in members)
         config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
         self.ring["seen"] = self.ring["bounced"] = 0
+        self.set_key(key)
 
     def saw(self, generation: int, hop: int) -> None:
         """From now on only tokens newer than this one are taken: for every token that the agent sends."""

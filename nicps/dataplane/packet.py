@@ -7,6 +7,7 @@ import socket
 import struct
 
 from nicps.dataplane.interface import Interface
+from nicps.dataplane.layout import layout
 from nicps.errors import InterfaceDown
 from nicps.wire import BROADCAST, ETHERNET_BYTES
 
@@ -27,6 +28,7 @@ class PacketSocket:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BYTES)
             self._socket.bind((interface.name, ethertype))
             self._socket.setblocking(False)

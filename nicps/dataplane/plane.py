@@ -9,7 +9,7 @@ import os
 from types import TracebackType
 
 from nicps import wire
-from nicps.dataplane import loader, xdp
+from nicps.dataplane import egress, loader, xdp
 from nicps.dataplane.interface import usable
 from nicps.dataplane.maps import Maps
 from nicps.dataplane.packet import PacketSocket
@@ -29,6 +29,7 @@ class DataPlane(Maps):
         iface: the interface's name, in this process's network namespace.
         network: the hash of the network's name (`wire.network_id`).
         ethertype: of our frames.
+        keyed: the network has a key: tokens and fragments are signed on their way out. `enter_view` then needs one.
 
     Raises:
         InterfaceMissing, InterfaceDown, InterfaceUnfit: the interface cannot serve.
@@ -36,12 +37,19 @@ class DataPlane(Maps):
         NotRoot, KernelHeadersMissing, BpfLoadError: as `loader.load`.
     """
 
-    def __init__(self, iface: str, network: int, *, ethertype: int = wire.ETHERTYPE) -> None:
+    def __init__(
+        self, iface: str, network: int, *, ethertype: int = wire.ETHERTYPE, keyed: bool = False
+    ) -> None:
+        programs: dict[str, loader.ProgramKind] = {xdp.PROGRAM: "xdp"}
+        if keyed:
+            programs[egress.PROGRAM] = "sched_cls"
         with contextlib.ExitStack() as undo:
             interface = usable(iface)
             loader.need_root()
             xdp.clear(interface)
-            loaded = loader.load("nicps.c", {xdp.PROGRAM: "xdp"}, {"NICPS_ETHERTYPE": ethertype})
+            if egress.clear(interface):
+                _log.warning("took away the filter that an older run left on %s", iface)
+            loaded = loader.load("nicps.c", programs, {"NICPS_ETHERTYPE": ethertype})
             undo.callback(loaded.close)
             super().__init__(loaded.maps)
             undo.callback(super().close)
@@ -50,9 +58,14 @@ class DataPlane(Maps):
             undo.callback(self._packets.close)
             self.tx = TxRing(interface, ethertype)
             undo.callback(self.tx.close)
+            if keyed:
+                detach, mode = egress.attach(loaded.programs[egress.PROGRAM], interface)
+                undo.callback(detach)
+                _log.info("egress program on %s by %s", iface, mode)
             link, self.mode = xdp.attach(loaded.programs[xdp.PROGRAM], interface)
             undo.callback(os.close, link)
             self._undo = undo.pop_all()
+        self.keyed = keyed
         self.ifindex = interface.index
         self.mac = interface.mac
         self.program_fd = loaded.programs[xdp.PROGRAM]
@@ -72,6 +85,14 @@ class DataPlane(Maps):
     def close(self) -> None:
         """Take the program off the interface and close everything; a second call does nothing."""
         self._undo.close()
+
+    def set_key(self, key: bytes | None) -> None:
+        """`Maps.set_key`"""
+        if (key is not None) != self.keyed:
+            raise ValueError(
+                f"a key is given: {key is not None}; the network has one: {self.keyed}"
+            )
+        super().set_key(key)
 
     def rx_fileno(self) -> int:
         """Readable when `receive` has something."""

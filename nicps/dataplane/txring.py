@@ -10,7 +10,7 @@ hard way or read in its net/packet/af_packet.c:
   the ring's frames ever stand in that queue, and a shaped one (tbf) that holds a ring's worth is not overrun. A frame
   that the queue refuses stays in its slot and goes out with the next `flush`.
 - The socket does not bypass the queueing discipline (PACKET_QDISC_BYPASS is off): frames are shaped, and a program at
-  the interface's egress sees them.
+  the interface's egress sees them: it signs those that carry this socket's mark.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.dataplane.interface import Interface
+from nicps.dataplane.layout import layout
 from nicps.errors import InterfaceDown, NicpsError
 from nicps.wire import BROADCAST, ETHERNET_BYTES, FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES
 
@@ -73,6 +74,7 @@ class TxRing:
 
     def _map(self, interface: Interface, ethertype: int) -> None:
         size = self.frames * _SLOT_BYTES
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
         block = max(mmap.PAGESIZE, _SLOT_BYTES)
         self._socket.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
         request = struct.pack("IIII", block, size // block, _SLOT_BYTES, self.frames)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from nicps.protocol.phase import Member, Phase
+from nicps import wire
+from nicps.protocol.phase import Phase
+from nicps.protocol.view import View
 
 
 class Receiver(Protocol):
@@ -36,6 +38,7 @@ class SendFragments:
     `ranges` are (first, count). The agent answers with `Node.sent` once the kernel has them all.
     """
 
+    view: int
     generation: int
     round: int
     samples: int
@@ -44,12 +47,71 @@ class SendFragments:
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
-    """A member list is in force here (R3)."""
+class Joiner:
+    """A host that answered the lead's call (R20); `fresh` is its nonce."""
 
-    view: int
+    mac: bytes
+    name: str
+    fresh: int
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A view is in force here (R3, R18).
+
+    `phase` goes on in it, from its `first_round`, which is the open round; None: the lead decides what comes.
+    `again`: this host was getting ready for another phase, and must come back to this one.
+    """
+
+    view: View
     number: int
-    members: tuple[Member, ...]
+    phase: Phase | None
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rekeyed:
+    """The same view under another ballot: only its seed is new."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The lead only: everybody in the view has installed it."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """This host is not in the view that the others have agreed on: it stands by (R19)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """No majority of the view can be heard: nobody may go on here (R18). `missing` are the silent ones' numbers."""
+
+    missing: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The lead only: a host on standby has answered the call (R20)."""
+
+    joiner: Joiner
+    number: int  # in the list; 0 if it is new
+    stage: wire.Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """Members hold other weights than the rest after that round; none named: no half agrees."""
+
+    round: int
+    numbers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +123,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class PhaseAgreed:
-    """Node 1 only: everybody has acknowledged; `answers` are the members' JSON tails by number."""
+    """The lead only: everybody has acknowledged; `answers` are the members' JSON tails by number."""
 
     phase: Phase
     answers: Mapping[int, bytes]
@@ -103,5 +165,19 @@ class Failed:
 
 
 Action: TypeAlias = (
-    Send | SendFragments | Formed | Prepare | PhaseAgreed | Need | Closed | Committed | Failed
+    Send
+    | SendFragments
+    | Installed
+    | Rekeyed
+    | Ready
+    | Struck
+    | Cut
+    | Answered
+    | Differs
+    | Prepare
+    | PhaseAgreed
+    | Need
+    | Closed
+    | Committed
+    | Failed
 )

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node 1's side of a decision: repeated until every member has acknowledged that it is prepared (R5 to R7, R14).
-
-The member list (R3) is decision number 0.
-"""
+"""The lead's side of a decision: repeated until every member has acknowledged that it is prepared (R5 to R7, R14)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass, field
 
 from nicps import wire
 from nicps.protocol.actions import Action, Send
-from nicps.protocol.phase import Member, Timings
+from nicps.protocol.phase import Timings
 
 
 @dataclass(slots=True)
@@ -20,7 +17,7 @@ class Ballot:
 
     number: int
     frame: Callable[[], bytes]
-    members: tuple[Member, ...]
+    members: tuple[int, ...]
     timings: Timings
     emit: Callable[[Action], None]
     answers: dict[int, bytes] = field(default_factory=dict)
@@ -30,7 +27,7 @@ class Ballot:
 
     def start(self, now: float) -> None:
         """Send it for the first time."""
-        self.heard = {member.number: now for member in self.members}
+        self.heard = dict.fromkeys(self.members, now)
         self.interval = self.timings.decision_s
         self.next_send = now
         self.tick(now)
@@ -46,19 +43,21 @@ class Ballot:
         """Everybody is prepared."""
         return len(self.answers) == len(self.members)
 
-    def silent(self, now: float, patience_s: float) -> Member | None:
-        """A member that has answered nothing for too long."""
-        for member in self.members[1:]:
-            if member.number not in self.answers and now > self.heard[member.number] + patience_s:
-                return member
-        return None
+    def silent(self, now: float, patience_s: float) -> int:
+        """A member that has answered nothing for too long; 0 if there is none."""
+        late = (
+            number
+            for number in self.members
+            if number not in self.answers and now > self.heard[number] + patience_s
+        )
+        return next(late, 0)
 
     def tick(self, now: float) -> None:
         """Repeat to those who have not answered."""
         if now >= self.next_send and not self.agreed:
             self.emit(Send(self.frame()))
             self.next_send = now + self.interval
-            self.interval = min(self.interval * 1.5, self.timings.decision_s * 10)
+            self.interval = min(self.interval * 1.5, self.timings.silence_s / 3)
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
@@ -66,5 +65,5 @@ class Ballot:
 
 
 def acknowledgement(header: wire.Header, number: int, prepared: bool, answer: bytes) -> bytes:
-    """A member's frame for node 1."""
+    """A member's frame for the lead."""
     return wire.pack(header, wire.Ack(number, int(prepared)), tail=answer)

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nicps import wire
 from nicps.protocol.actions import Action, Failed, Send
 from nicps.protocol.phase import Member, Timings
-
-_MOST_CALLS = 64  # that a host remembers to have answered
+from nicps.protocol.view import safe_name
 
 
 @dataclass(slots=True)
@@ -20,9 +18,19 @@ class Starting:
 
     nonce: int
     hosts: list[tuple[bytes, str]]
+    fresh: dict[bytes, int]  # MAC -> the nonce that it wants to see in the list
     last_new: float
     next_call: float
     highest_view: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The list, the number of its view, and the members' fresh nonces by number."""
+
+    view: int
+    members: tuple[Member, ...]
+    fresh: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -35,28 +43,28 @@ class Formation:
     header: Callable[[int, int], wire.Header]
     emit: Callable[[Action], None]
     starting: Starting | None = None
-    answered: set[int] = field(default_factory=set)  # nonces of the calls that we answered
 
     def start(self, now: float, nonce: int, highest_view: int) -> None:
         """R1: call for members."""
-        self.starting = Starting(nonce, [(self.mac, self.name)], now, now, highest_view)
+        self.starting = Starting(nonce, [(self.mac, self.name)], {}, now, now, highest_view)
         self.tick(now)
 
-    def on_call(self, source: bytes, nonce: int, highest_view: int) -> None:
-        """R2: answer. Two starters at once: the lower MAC wins, the other joins it (R3)."""
+    def on_call(self, source: bytes) -> bool:
+        """R2: whether to answer. Two starters at once: the lower MAC wins, the other joins it (R3)."""
         if self.starting is not None:
             if self.mac < source:
-                return
+                return False
             self.starting = None
             self.emit(
                 Failed(
                     f"{wire.mac_text(source)} started a job at the same moment; submit again later"
                 )
             )
-        if len(self.answered) >= _MOST_CALLS:
-            self.answered.clear()
-        self.answered.add(nonce)
-        body = wire.Answer(nonce, highest_view)
+        return True
+
+    def answer(self, nonce: int, fresh: int, highest_view: int, stage: wire.Stage) -> None:
+        """R2, R20: this host takes part."""
+        body = wire.Answer(nonce, fresh, highest_view, stage)
         self.emit(Send(wire.pack(self.header(0, 0), body, tail=self.name.encode())))
 
     def on_answer(self, now: float, source: bytes, frame: wire.Frame) -> None:
@@ -66,6 +74,7 @@ class Formation:
         if starting is None or answer.nonce != starting.nonce or answer.view >> 31:
             return
         starting.highest_view = max(starting.highest_view, answer.view)
+        starting.fresh[source] = answer.fresh
         if len(starting.hosts) < wire.MAX_MEMBERS and all(
             source != mac for mac, _ in starting.hosts
         ):
@@ -75,15 +84,16 @@ class Formation:
             starting.hosts.append((source, name))
             starting.last_new = now
 
-    def tick(self, now: float) -> tuple[int, int, tuple[Member, ...]] | None:
-        """Call again, or close the list: (nonce, view, members) once no new answer came for a while (R3)."""
+    def tick(self, now: float) -> Closed | None:
+        """Call again, or close the list once no new answer came for a while (R3)."""
         starting = self.starting
         if starting is None:
             return None
         if now >= starting.last_new + self.timings.quiet_s:
             self.starting = None
             members = tuple(Member(k, m, n) for k, (m, n) in enumerate(starting.hosts, 1))
-            return starting.nonce, starting.highest_view + 1, members
+            fresh = {m.number: starting.fresh.get(m.mac, 0) for m in members}
+            return Closed(starting.highest_view + 1, members, fresh)
         if now >= starting.next_call:
             starting.next_call = now + self.timings.call_s
             body = wire.Call(starting.nonce)
@@ -95,27 +105,3 @@ class Formation:
         if self.starting is None:
             return None
         return min(self.starting.next_call, self.starting.last_new + self.timings.quiet_s)
-
-
-def safe_name(name: str, mac: bytes) -> str:
-    """A name that fits the list and can name a folder; where nothing is left of it, one made of the MAC."""
-    kept = re.sub(r"[^A-Za-z0-9._-]", "-", name)[: wire.NAME_BYTES].lstrip(".-")
-    return kept or "m" + mac.hex()
-
-
-def pack_list(header: wire.Header, nonce: int, members: tuple[Member, ...]) -> bytes:
-    """R3: the frame that says who is in."""
-    entries = [
-        wire.FormedMember(m.mac, m.name.encode()[: wire.NAME_BYTES].ljust(wire.NAME_BYTES, b"\0"))
-        for m in members
-    ]
-    return wire.pack(header, wire.Formed(nonce, len(entries)), entries)
-
-
-def unpack_list(frame: wire.Frame) -> tuple[Member, ...]:
-    """The members of such a frame."""
-    return tuple(
-        Member(k, e.mac, safe_name(e.name.rstrip(b"\0").decode(errors="replace"), e.mac))
-        for k, e in enumerate(frame.items[0], 1)
-        if isinstance(e, wire.FormedMember)
-    )

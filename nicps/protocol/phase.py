@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nicps import wire
@@ -28,9 +28,17 @@ class Member:
 class Timings:
     """Waiting times in seconds. Repeats back off, up to ten times their first value.
 
-    `quiet_s` ends the forming (R3); `repeat_s` is R16's; a want (the token is parked) is repeated after `want_s`; a
-    parked token is announced every `beacon_s`; the job fails when whoever should be heard has been silent for
-    `silent_s`, and its end waits `stop_s` for who does not answer.
+    Forming (R3): `call_s` between calls, `quiet_s` without an answer ends it. Decisions are repeated after
+    `decision_s`. R16: `repeat_s`. A want (the token is parked) is repeated after `want_s`.
+
+    R17: the n-th member after a silent one waits n times `silence_s` before it proposes to go on without it, or longer
+    where answers have been slow (`Patience`), up to `silence_most_s`; so everybody gives a sign of life four times
+    in `silence_s`. A proposer waits `vote_s` for promises, and `grace_s` for the suspect's own. Without a majority
+    for `cut_s` the user is told. The lead calls standby hosts every `call_back_s` (R20). The job's end waits
+    `stop_s` for who does not answer.
+
+    `alone`: one of two hosts goes on without the other, whichever it is. Cut apart, both do; healed, the one with
+    the lower view, ballot or MAC address takes the other's state.
     """
 
     call_s: float = 0.1
@@ -38,9 +46,47 @@ class Timings:
     decision_s: float = 0.03
     repeat_s: float = 0.008
     want_s: float = 0.004
-    beacon_s: float = 0.5
-    silent_s: float = 15.0
+    silence_s: float = 0.3
+    silence_most_s: float = 3.0
+    vote_s: float = 0.2
+    grace_s: float = 0.03
+    cut_s: float = 2.0
+    call_back_s: float = 0.5
     stop_s: float = 3.0
+    alone: bool = False
+
+    @property
+    def beacon_s(self) -> float:
+        """Between two signs of life of who has nothing else to say."""
+        return self.silence_s / 4
+
+
+class Patience:
+    """How long the next in line waits before it takes silence for death: a slow host is not a dead one (R17).
+
+    As TCP does it with round trips (RFC 6298): the mean of the gaps between signs of life and four times their mean
+    deviation, within the settings' limits.
+    """
+
+    def __init__(self, timings: Timings) -> None:
+        self._least, self._most = timings.silence_s, timings.silence_most_s
+        self._mean = 0.0
+        self._deviation = 0.0
+
+    def heard(self, gap_s: float) -> None:
+        """A sign of life came after so long."""
+        gap_s = min(gap_s, self._most)
+        self._deviation += (abs(gap_s - self._mean) - self._deviation) / 4
+        self._mean += (gap_s - self._mean) / 8
+
+    def was_wrong(self) -> None:
+        """A suspect has answered after all."""
+        self._deviation = max(self._deviation, self.seconds / 2)
+
+    @property
+    def seconds(self) -> float:
+        """The time t of R17."""
+        return min(max(self._mean + 4 * self._deviation, self._least), self._most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +110,18 @@ class Phase:
     quorum: int = 0
     unit: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def among(self, live: Collection[int], number: int) -> Phase:
+        """The phase as it goes on in the next view: only the shares of who is left, and the quorum in proportion."""
+        shares = tuple(s if k in live else 0 for k, s in enumerate(self.shares, 1))
+        total, left = sum(self.shares), sum(shares)
+        return replace(
+            self,
+            number=number,
+            generation=1,
+            shares=shares,
+            quorum=-(-self.quorum * left // total) if total else 0,
+        )
 
     def fragments_in(self, round_: int) -> int:
         """Fragments of one contribution in that round."""
@@ -164,7 +222,10 @@ def lanes_per_fragment(width: int) -> int:
     return wire.PAYLOAD_BYTES if width == 0 else wire.PAYLOAD_BYTES * 8 // width
 
 
-def equal_shares(batch: int, members: Sequence[object]) -> tuple[int, ...]:
-    """The batch in samples, dealt out as evenly as it goes."""
-    n = len(members)
-    return tuple(batch * k // n - batch * (k - 1) // n for k in range(1, n + 1))
+def equal_shares(batch: int, members: int, counted: Collection[int]) -> tuple[int, ...]:
+    """The batch in samples by member number, dealt out to those counted as evenly as it goes."""
+    n, ranks = len(counted), {number: rank for rank, number in enumerate(sorted(counted))}
+    return tuple(
+        batch * (ranks[k] + 1) // n - batch * ranks[k] // n if k in ranks else 0
+        for k in range(1, members + 1)
+    )

@@ -17,13 +17,15 @@ from nicps.protocol.actions import (
     Action,
     Closed,
     Committed,
+    Differs,
     Need,
     Receiver,
     Send,
     SendFragments,
 )
-from nicps.protocol.phase import Member, Phase, Timings
+from nicps.protocol.phase import Patience, Phase, Timings
 from nicps.protocol.token import Line, TokenState
+from nicps.protocol.view import View
 
 _BACKOFF = 10.0  # a repeat's interval grows to this many times its first value
 
@@ -34,6 +36,24 @@ class Offer:
 
     samples: int
     unit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a member takes along from its ring in one view to that in the next.
+
+    `offer` is its gradient of the open round, counted or not, that it still holds; `passes`: it has dropped it, as the
+    round closed without it. `read` and `digest` are of the last round that its training program has applied.
+    """
+
+    round: int
+    unit: int
+    read: int
+    digest: int = 0
+    offer: Offer | None = None
+    ready: int = 0
+    passes: bool = False
+    undecided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,54 +75,63 @@ class Ring:
     Args:
         header: makes this node's next frame header from (flags, round).
         emit: takes an action.
-        silent: told, once, of a member that should be heard and is not.
+        silent: told, once, the number of a member that should be heard and is not (R17).
+        carried: from the view before, where the phase goes on.
     """
 
     def __init__(
         self,
         phase: Phase,
-        view: int,
+        view: View,
         number: int,
-        members: tuple[Member, ...],
         receiver: Receiver,
         timings: Timings,
+        patience: Patience,
         header: Callable[[int, int], wire.Header],
         emit: Callable[[Action], None],
-        silent: Callable[[float, Member], None],
+        silent: Callable[[float, int], None],
+        carried: Carried | None = None,
+        now: float = 0.0,
     ) -> None:
+        carried = carried or Carried(phase.first_round, phase.unit, phase.first_round - 1)
         self.phase = phase
         self.number = number
-        self.round = phase.first_round
+        self.round = carried.round
+        self.unit = carried.unit  # of the open round
         self.token: TokenState | None = None  # the latest that was seen
         self.holding = False
         self.parked = False
         self.turns = 0  # times that this member had the token
         self._view = view
-        self._members = len(members)
-        self._list = members
+        self._others = len(view.live) > 1
         self._receiver = receiver
         self._timings = timings
+        self._patience = patience
         self._header = header
         self._emit = emit
-        self._silent: Callable[[float, Member], None] | None = silent
+        self._silent: Callable[[float, int], None] | None = silent
         self._key = (phase.generation, 0)  # newest token that this machine has handled or sent
         self._seen = self._key  # newest that the kernel has seen
-        self._offer: Offer | None = None
+        self._offer = carried.offer
+        self._held = carried.offer  # what this member has to give to the open round, or has given
+        self._passes = carried.passes
         self._own_sent = 0
-        self._ready = 0
+        self._ready = carried.ready
         self._ready_of: dict[int, int] = {}  # from WANT frames
-        self._read = phase.first_round - 1
+        self._read = carried.read
+        self._digest = carried.digest
+        self._compared = 0  # round whose digests have been found to differ
         self._closed = 0  # round whose closing without us has been told
         self._complete = False
         self._frozen = False
-        self._undecided = False
+        self._undecided = carried.undecided
         self._last_sent: TokenState | None = None
         self._last_sent_at = 0.0
         self._handed_at = 0.0  # when this member gave the token away
         self._beacon_at = 0.0  # when the parked token was announced last
         self._repeat_s = timings.repeat_s
         self._sending = 0  # SendFragments that the kernel has not taken yet
-        self._heard = 0.0
+        self._heard = now
         self._want_at: float | None = None
         self._want_s = timings.want_s
         self._need = 0
@@ -110,15 +139,55 @@ class Ring:
     # ---- what the agent and the node tell it
 
     def create(self, now: float) -> None:
-        """R9: node 1 makes the token, once everybody has acknowledged the phase."""
-        self.token = TokenState.create(self.phase, self._members)
+        """R9: the lead makes the token, once everybody has acknowledged the phase or the view.
+
+        Each member tells in its first turn what it has read out; until then all that is known is what the round's
+        being open says.
+        """
+        known = self.round - 3 if self.round > self.phase.first_round else self.round - 1
+        lines = [Line(read=known) for _ in self._view.members]
+        self.token = TokenState.create(
+            self.phase.generation, self.number, self.round, self.unit, lines
+        )
         self._hold(now)
+
+    @property
+    def complete(self) -> bool:
+        """This member has every fragment of the open round's closed list, and has said so."""
+        return self._complete
+
+    def carry(self) -> Carried:
+        """What goes along into the next view. Nothing is counted that the next one does not count again."""
+        passes = self._closed == self.round and self._held is None
+        return Carried(
+            self.round,
+            self.unit,
+            self._read,
+            self._digest,
+            self._held,
+            self._ready,
+            passes or self._passes,
+            self._undecided,
+        )
+
+    def unit_of(self, round_: int) -> int:
+        """log2 of the unit of the open round, or of the next one, which follows from the closed list."""
+        if round_ <= self.round or self.token is None:
+            return self.unit
+        return max(self.unit, *(line.unit for line in self.token.lines))
+
+    def settle(self) -> None:
+        """The survivors of a view all have the open round: it is committed (R18)."""
+        assert self.token is not None and self._complete
+        self.token.commit()
+        self._committed(self.token)
 
     def offer(self, now: float, round_: int, samples: int, unit: int | None = None) -> None:
         """A gradient of `round_` is ready; `unit` asks for a larger one instead of sending it."""
-        if round_ != self.round or self._frozen or self._line().settled:
+        if round_ != self.round or self._line().settled:
             return
-        self._offer = Offer(samples, unit)
+        self._offer = self._held = Offer(samples, unit)
+        self._passes = False
         self._ready = samples
         self._act_or_want(now)
 
@@ -128,11 +197,13 @@ class Ring:
             return
         self._ready = samples
         if self.token is not None and self.token.counted:
-            self._emit(Send(wire.pack(self._header(0, self.round), wire.Want(samples, self._read))))
+            self._emit_want(0)
 
-    def read(self, now: float, round_: int) -> None:
-        """The sum of `round_` has been read out: its bank is free here."""
-        self._read = max(self._read, round_)
+    def read(self, now: float, round_: int, digest: int) -> None:
+        """The sum of `round_` has been read out and applied; its bank is free. `digest`: of the state after it."""
+        if round_ < self._read:
+            return
+        self._read, self._digest = round_, digest
         if self.token is not None and self.round - self._line().read >= 2:
             self._act_or_want(now)
 
@@ -142,12 +213,11 @@ class Ring:
         self._last_sent_at = self._handed_at = now
 
     def freeze(self) -> None:
-        """A new phase is coming: contribute and close nothing more, but keep passing the token."""
+        """A new phase or view is coming: contribute and close nothing more, but keep passing the token."""
         self._frozen = True
-        self._offer = None
 
     def go_on(self, now: float) -> None:
-        """Node 1 has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
+        """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
         self._undecided = False
         self._act_or_want(now)
 
@@ -166,7 +236,11 @@ class Ring:
         that bring no news.
         """
         self._seen = max(self._seen, seen)
-        self._heard = max(self._heard, heard)
+        if heard > self._heard:
+            since = max(self._heard, self._handed_at)
+            if since and not self.holding and heard > since:
+                self._patience.heard(heard - since)
+            self._heard = heard
 
     # ---- frames
 
@@ -175,10 +249,10 @@ class Ring:
         token = TokenState.of(frame)
         if (
             token.generation != self.phase.generation
-            or len(token.lines) != self._members
+            or len(token.lines) != len(self._view.members)
             or not self.round <= token.round <= self.round + 1
-            or not 0 < token.owner <= self._members
-            or any(not 0 < sender <= self._members for sender, _, _ in token.ranges)
+            or token.owner not in self._view.live
+            or any(sender not in self._view.live for sender, _, _ in token.ranges)
         ):
             return
         if token.key <= self._key or token.key < self._seen:
@@ -210,13 +284,17 @@ class Ring:
         assert isinstance(want, wire.Want)
         if self.token is None or frame.header.round > self.round or sender == self.number:
             return
+        if sender == self.token.owner:
+            self._beacon_at = now  # the holder lives, though it has nothing to hand on yet
         if frame.header.round == self.round and want.ready > self._ready_of.get(sender, 0):
             self._ready_of[sender] = want.ready
             self._publish_need()
         if not (self.holding and self.parked):
             return
         line = self.token.lines[sender - 1]
-        line.read = max(line.read, want.read)
+        if want.read > line.read:
+            line.read, line.digest = want.read, want.digest
+            self._compare()
         if frame.header.flags & wire.Flag.TOKEN_WANTED:
             self.token.idle = 0
             self._hand_to(now, sender)
@@ -230,6 +308,8 @@ class Ring:
         times = []
         if self._last_sent is not None and not self._sending:
             times.append(self._repeat_at())
+        if self._sending and self._others:
+            times.append(self._life_at())
         if self._want_at is not None:
             times.append(self._want_at)
         if self._listens():
@@ -245,6 +325,9 @@ class Ring:
                 self._repeat(now)
                 if not self.holding:
                     self._repeat_s = min(self._repeat_s * 2, self._timings.repeat_s * _BACKOFF)
+        if self._sending and self._others and now >= self._life_at():
+            self._beacon_at = now
+            self._emit_want(0)  # we wait for our own training program: a sign of life
         if self._listens() and now >= self._silent_at():
             self._tell_silent(now)
         if self._want_at is not None and now >= self._want_at:
@@ -266,6 +349,7 @@ class Ring:
             and not self.holding
             and token.state == wire.TokenState.OPEN
             and self._offer is None
+            and not self._passes
             and self._line().read == self._read
             and (not token.counted or self._line().ready == self._ready or self._line().settled)
         )
@@ -287,13 +371,33 @@ class Ring:
         if token.round == self.round + 1:
             self._committed(token)
         self.token = token
+        self._compare()
         line = self._line()
         if token.state == wire.TokenState.CLOSING and not line.settled:
             self._close_without_us()
         self._publish_need()
 
+    def _compare(self) -> None:
+        """Whether all members hold the same weights after the round committed last, once all have told."""
+        token, round_ = self.token, self.round - 1
+        assert token is not None
+        told = {
+            k: token.lines[k - 1].digest
+            for k in self._view.order
+            if token.lines[k - 1].read == round_ and token.lines[k - 1].digest
+        }
+        counted = {k for k in self._view.order if self.phase.shares[k - 1]}
+        if self._compared == round_ or len(set(told.values())) < 2 or not counted <= told.keys():
+            return
+        self._compared = round_
+        digests = sorted(told.values())
+        most = max(digests, key=digests.count)
+        tie = 2 * digests.count(most) <= len(digests)
+        different = frozenset() if tie else frozenset(k for k in told if told[k] != most)
+        self._emit(Differs(round_, different))
+
     def _close_without_us(self) -> None:
-        self._offer = None
+        self._offer = self._held = None
         if self._closed != self.round:
             self._closed = self.round
             self._emit(Closed(self.round))
@@ -302,14 +406,17 @@ class Ring:
         counted = {k: e.samples_before for k, e in enumerate(token.lines, 1) if e.samples_before}
         self._emit(Committed(self.round, counted, token.unit_before, token.unit))
         self.round = token.round
-        self._offer = None
+        self.unit = token.unit
+        self._offer = self._held = None
+        self._passes = False
         self._own_sent = 0
         self._ready = 0
         self._ready_of = {}
         self._complete = False
         self._need = 0
-        # R14: before node 1 has decided on a round, the next one must not be committed, whatever comes in first.
-        self._undecided = self.number == 1 and self.phase.kind is wire.PhaseKind.TRAIN
+        # R14: before the lead has decided on a round, the next one must not be committed, whatever comes in first.
+        lead = self.number == self._view.lead
+        self._undecided = lead and self.phase.kind is wire.PhaseKind.TRAIN
 
     def _hold(self, now: float) -> None:
         """Everything that the holder does, until there is nothing left; then hand on or park."""
@@ -319,14 +426,14 @@ class Ring:
         self._want_at = None
         while self._duties(token):
             token.idle = 0
-            if self._members > 1:
-                self._hand_to(now, self.number % self._members + 1)
+            if self._others:
+                self._hand_to(now, self._view.next_after(self.number))
                 return
-        token.idle = min(token.idle + 1, self._members)
-        if token.idle >= self._members:
+        token.idle = min(token.idle + 1, len(self._view.live))
+        if token.idle >= len(self._view.live):
             self._hand_to(now, self.number)
         else:
-            self._hand_to(now, self.number % self._members + 1)
+            self._hand_to(now, self._view.next_after(self.number))
 
     def _duties(self, token: TokenState) -> bool:
         """One pass over what this member can do with the token; whether anything changed."""
@@ -342,8 +449,9 @@ class Ring:
         if not line.settled:
             line.ready = self._ready
         if line.read != self._read:
-            line.read = self._read
+            line.read, line.digest = self._read, self._digest
             changed = True
+            self._compare()
         for number, ready in self._ready_of.items():
             other = token.lines[number - 1]
             if not other.settled:
@@ -356,7 +464,7 @@ class Ring:
                 line.marks |= wire.Mark.COMPLETE
                 self._complete = True
                 changed = True
-            if all(each.complete for each in token.lines):
+            if all(token.lines[k - 1].complete for k in self._view.order):
                 token.commit()
                 self._committed(token)
                 changed = True
@@ -381,6 +489,10 @@ class Ring:
     def _contribute(self, token: TokenState, line: Line) -> bool:
         """Broadcast the gradient (R10), unless somebody has yet to read the bank that it goes to."""
         offer = self._offer
+        if self._passes and not line.settled:
+            line.marks |= wire.Mark.SKIPPED
+            line.ready = 0
+            return True
         if offer is None or line.settled or not self._bank_free(token):
             return False
         self._offer = None
@@ -398,30 +510,30 @@ class Ring:
         return True
 
     def _bank_free(self, token: TokenState) -> bool:
-        return all(line.read >= self.round - 2 for line in token.lines)
+        return all(token.lines[k - 1].read >= self.round - 2 for k in self._view.order)
 
     def _send_fragments(
         self, samples: int, ranges: tuple[tuple[int, int], ...], *, repair: bool
     ) -> None:
-        if self._members > 1:
+        if self._others:
             self._sending += 1
-            generation = self.phase.generation
-            self._emit(SendFragments(generation, self.round, samples, ranges, repair))
+            view, generation = self._view.number, self.phase.generation
+            self._emit(SendFragments(view, generation, self.round, samples, ranges, repair))
 
     def _ask(self, token: TokenState) -> bool:
         """Write what this member lacks into the token; whether it lacks anything."""
-        room = wire.max_ranges(self._members) - len(token.ranges)
+        room = wire.max_ranges(len(token.lines)) - len(token.ranges)
         fragments = self.phase.fragments_in(self.round)
         asked = set(token.ranges)
         lacking = False
         for number, line in enumerate(token.lines, 1):
             if number == self.number or not line.contributed:
                 continue
-            if self._receiver.count(self.round, self._view, number) >= fragments:
+            if self._receiver.count(self.round, self._view.number, number) >= fragments:
                 continue
             lacking = True
             for first, count in self._receiver.missing(
-                self.round, self._view, number, fragments, max(room, 0)
+                self.round, self._view.number, number, fragments, max(room, 0)
             ):
                 wanted = (number, first, min(count, 0xFFFF))
                 if room > 0 and wanted not in asked:
@@ -441,13 +553,13 @@ class Ring:
         self.holding = self.parked = owner == self.number
         self._repeat_s = self._timings.repeat_s
         self._sent_token(now, token)
-        if self._members > 1:
+        if self._others:
             flags = wire.Flag.PARKED if self.parked else wire.Flag(0)
             self._emit(Send(token.pack(self._header(flags, token.round))))
 
     def _sent_token(self, now: float, token: TokenState) -> None:
         self.token = token
-        self._last_sent = token if self._members > 1 else None
+        self._last_sent = token if self._others else None
         self._last_sent_at = self._handed_at = now
 
     def _repeat_at(self) -> float:
@@ -459,23 +571,37 @@ class Ring:
             return self._last_sent_at + self._timings.beacon_s
         return max(self._last_sent_at, self._heard) + self._repeat_s
 
+    def _life_at(self) -> float:
+        """When the holder, busy with its own gradient, must be heard again; its fragments are heard anyway."""
+        return max(self._handed_at, self._beacon_at) + self._timings.beacon_s
+
+    @property
+    def _owner(self) -> int:
+        """Who has the token, or will make it."""
+        return self.token.owner if self.token is not None else self._view.lead
+
     def _listens(self) -> bool:
         """Whether somebody else has the token and should be heard of."""
         return (
-            self.token is not None
-            and not self.holding
+            not self.holding
             and not self._sending
             and self._silent is not None
+            and self._owner != self.number
         )
 
     def _silent_at(self) -> float:
-        """When the holder has been silent for too long: it broadcasts, hands on, or announces that it parks."""
-        return max(self._heard, self._beacon_at, self._handed_at) + self._timings.silent_s
+        """R17: when the holder has been silent for too long, for the k-th member after it.
+
+        It broadcasts, hands on, or announces that it parks.
+        """
+        rank = self._view.rank_after(self._owner, self.number)
+        last = max(self._heard, self._beacon_at, self._handed_at)
+        return last + rank * self._patience.seconds
 
     def _tell_silent(self, now: float) -> None:
         tell, self._silent = self._silent, None
-        if tell is not None and self.token is not None:
-            tell(now, self._list[self.token.owner - 1])
+        if tell is not None:
+            tell(now, self._owner)
 
     def _is_last_broadcaster(self) -> bool:
         return self._last_sent is not None and self._last_sent.key >= self._seen
@@ -497,7 +623,9 @@ class Ring:
         if self.round - line.read >= 2 and self._read > line.read:
             return True
         if token.state == wire.TokenState.OPEN:
-            return self._offer is not None and not line.settled and self._bank_free(token)
+            if line.settled or self._frozen:
+                return False
+            return self._passes or (self._offer is not None and self._bank_free(token))
         return not line.complete and not self._held_back()
 
     def _act_or_want(self, now: float) -> None:
@@ -516,11 +644,12 @@ class Ring:
         else:
             self._want_at = None
 
+    def _emit_want(self, flags: int) -> None:
+        body = wire.Want(self._ready, self._read, self._digest)
+        self._emit(Send(wire.pack(self._header(flags, self.round), body)))
+
     def _want(self, now: float) -> None:
-        flags = wire.Flag.TOKEN_WANTED
-        self._emit(
-            Send(wire.pack(self._header(flags, self.round), wire.Want(self._ready, self._read)))
-        )
+        self._emit_want(wire.Flag.TOKEN_WANTED)
         self._want_at = now + self._want_s
         self._want_s = min(self._want_s * 2, self._timings.want_s * _BACKOFF)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from nicps import wire
 from nicps.protocol.phase import Phase
@@ -17,6 +18,7 @@ class Line:
     samples_before: int = 0
     samples: int = 0
     ready: int = 0
+    digest: int = 0
     read: int = 0
     marks: int = 0
     unit: int = -128
@@ -54,33 +56,34 @@ class TokenState:
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
 
     @classmethod
-    def create(cls, phase: Phase, members: int) -> TokenState:
-        """R9: the first token of a phase, owned by node 1."""
-        return cls(
-            generation=phase.generation,
-            hop=0,
-            owner=1,
-            round=phase.first_round,
-            unit=phase.unit,
-            unit_before=phase.unit,
-            lines=[Line(read=phase.first_round - 1) for _ in range(members)],
-        )
+    def create(cls, generation: int, owner: int, round_: int, unit: int, lines: list[Line]) -> Self:
+        """R9: the first token of a phase (or of a view in which the phase goes on), owned by the lead."""
+        return cls(generation, 0, owner, round_, unit, unit, lines)
 
     @classmethod
-    def of(cls, frame: wire.Frame) -> TokenState:
+    def of(cls, frame: wire.Frame) -> Self:
         """The state that a token frame carries."""
         body = frame.body
         assert isinstance(body, wire.Token)
         entries, ranges = frame.items
+        round_ = frame.header.round
         return cls(
             generation=body.generation,
             hop=body.hop,
             owner=body.owner,
-            round=frame.header.round,
+            round=round_,
             unit=body.unit,
             unit_before=body.unit_before,
             lines=[
-                Line(e.samples_before, e.samples, e.ready, e.read, e.marks, e.unit)
+                Line(
+                    e.samples_before,
+                    e.samples,
+                    e.ready,
+                    e.digest,
+                    round_ - (round_ - e.read & 0xFFFF),
+                    e.marks,
+                    e.unit,
+                )
                 for e in entries
                 if isinstance(e, wire.Entry)
             ],
@@ -94,7 +97,13 @@ class TokenState:
         """The frame; the header's round is this token's."""
         entries = [
             wire.Entry(
-                line.samples_before, line.samples, line.ready, line.read, line.marks, line.unit
+                line.samples_before,
+                line.samples,
+                line.ready,
+                line.digest,
+                line.read & 0xFFFF,
+                line.marks,
+                line.unit,
             )
             for line in self.lines
         ]

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * Which tokens and fragments are believed in a network with a key. Read by the
+ * XDP program.
+ *
+ * The tag shows that a member of this view made the frame. Its sequence number
+ * shows that it is not an old one sent again: what is far behind the highest
+ * of its sender is refused, and what is near, since two processors can receive
+ * out of order, has its place by which it is known (a fragment's seen-bit, a
+ * token's position).
+ */
+#ifndef NICPS_AUTH_H
+#define NICPS_AUTH_H
+
+#include "nicps_maps.h"
+#include "nicps_parse.h"
+#include "nicps_siphash.h"
+
+#define NICPS_BELIEVED -1
+
+/* True if it was raised, by this processor. */
+static __always_inline bool nicps_raise(u64 *highest, u64 sequence)
+{
+	u64 before = *highest;
+
+	return sequence > before &&
+	       __sync_val_compare_and_swap(highest, before, sequence) == before;
+}
+
+/*
+ * The reason why a frame is refused, or NICPS_BELIEVED. That of an old number
+ * comes first as it costs least: only numbers with a good tag raise the window.
+ * The type is a constant.
+ */
+static __always_inline int nicps_doubt(u8 type, const struct nicps_header *header,
+				       const struct nicps_sender *sender,
+				       struct nicps_window *window, const void *end)
+{
+	const struct nicps_key *key = nicps_key();
+	__be64 tag;
+	bool whole;
+
+	if (sender->sequence + NICPS_REPLAY_WINDOW <= window->highest)
+		return NICPS_COUNT_REPLAYED;
+	if (type == NICPS_TYPE_FRAGMENT)
+		whole = key && nicps_fragment_tag(key, header, end, &tag);
+	else
+		whole = key && nicps_frame_tag(key, header, end, sender->length, &tag);
+	return whole && tag == header->tag ? NICPS_BELIEVED : NICPS_COUNT_FORGED;
+}
+
+#endif /* NICPS_AUTH_H */

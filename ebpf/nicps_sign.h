@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * The way out: every token and fragment of this host gets the next number of
+ * one counter and the tag. Read by the TC program, which does it for frames of
+ * the agent's sockets (their mark tells them from what others send through
+ * the interface), and by the XDP program for the token that it hands on.
+ */
+#ifndef NICPS_SIGN_H
+#define NICPS_SIGN_H
+
+#include <uapi/linux/pkt_cls.h>
+#include "nicps_maps.h"
+#include "nicps_parse.h"
+#include "nicps_siphash.h"
+
+/*
+ * False when this view's numbers are used up. The counter has 64 bits, so it
+ * never comes round to one that was used.
+ */
+static __always_inline bool nicps_number(struct nicps_header *header,
+					 struct nicps_outgoing *outgoing)
+{
+	u64 number = __sync_fetch_and_add(&outgoing->sequence, 1) + 1;
+
+	header->sequence = bpf_htonl((u32)number);
+	return number <= NICPS_LAST_SEQUENCE;
+}
+
+static __always_inline bool nicps_numbers_left(void)
+{
+	struct nicps_outgoing *outgoing = nicps_outgoing();
+
+	return outgoing && outgoing->sequence < NICPS_LAST_SEQUENCE;
+}
+
+/* Whatever is not to be signed, and other programs' frames, go on as they are. */
+static __always_inline int nicps_sign(struct __sk_buff *skb)
+{
+	struct nicps_outgoing *outgoing = nicps_outgoing();
+	const struct nicps_config *config = nicps_config();
+	const struct nicps_key *key = nicps_key();
+	struct nicps_cursor cursor;
+	struct nicps_header *header;
+	struct ethhdr *ethernet;
+	__be64 tag;
+
+	if (skb->mark != NICPS_MARK || !config || !config->keyed || !key || !outgoing ||
+	    bpf_skb_pull_data(skb, skb->len))
+		return TC_ACT_UNSPEC;
+	cursor.at = (void *)(long)skb->data;
+	cursor.end = (void *)(long)skb->data_end;
+	ethernet = nicps_take_ethernet(&cursor);
+	header = nicps_take_header(&cursor);
+	if (!ethernet || !header || ethernet->h_proto != bpf_htons(NICPS_ETHERTYPE) ||
+	    (header->type != NICPS_TYPE_TOKEN && header->type != NICPS_TYPE_FRAGMENT))
+		return TC_ACT_UNSPEC;
+	if (!nicps_number(header, outgoing)) {
+		nicps_count(NICPS_COUNT_SPENT);
+		return TC_ACT_SHOT;
+	}
+	if (!nicps_frame_tag(key, header, cursor.end, bpf_ntohs(header->length), &tag))
+		return TC_ACT_UNSPEC;
+	header->tag = tag;
+	return TC_ACT_UNSPEC;
+}
+
+#endif /* NICPS_SIGN_H */

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that signs at an interface's egress: attach it so that it goes when its process goes, clear it away.
+
+Kernels from 6.6 on have links for that (TCX). On older ones it is a filter of the clsact queueing discipline, which
+outlives a kill -9: it then does nothing, as no socket carries its mark any more, until the next run clears it away.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+from nicps.dataplane import bpf
+from nicps.dataplane.interface import Interface
+from nicps.errors import EnvironmentProblem
+
+Mode = Literal["tcx", "clsact"]
+
+#: The kernel keeps 15 characters of a program's name. What carries it is ours.
+PROGRAM = "nicps_egress"
+
+_INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
+_CLSACT = 0xFFFF0000
+_PRIORITY = 0x6E63
+_ALL = 3  # ETH_P_ALL
+
+_log = logging.getLogger(__name__)
+
+
+def attach(program_fd: int, interface: Interface) -> tuple[Callable[[], None], Mode]:
+    """Attach the program; what takes it off again, and how it is attached.
+
+    Raises:
+        EnvironmentProblem: the kernel takes no program there.
+    """
+    try:
+        return partial(os.close, bpf.tcx_link(program_fd, interface.index)), "tcx"
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # that of kernels that do not know it
+            raise EnvironmentProblem(
+                f"interface {interface.name} takes no program at its egress: {os.strerror(error.errno or 0)}"
+            ) from None
+    add_filter(program_fd, interface)
+    return partial(clear, interface), "clsact"
+
+
+def add_filter(program_fd: int, interface: Interface) -> None:
+    """Attach a program the old way: it outlives its process.
+
+    Raises:
+        EnvironmentProblem: the kernel cannot do that.
+    """
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    rule = {"fd": program_fd, "name": PROGRAM, "classid": 1, "direct_action": True}
+    with IPRoute() as route:
+        try:
+            try:
+                route.tc("add", "clsact", interface.index)
+            except NetlinkError as error:
+                if error.code != errno.EEXIST:  # somebody else's, which we share
+                    raise
+            place = {"parent": _EGRESS, "prio": _PRIORITY, "protocol": _ALL}
+            route.tc("add-filter", "bpf", interface.index, ":1", **place, **rule)
+        except NetlinkError as error:
+            raise EnvironmentProblem(
+                f"the kernel takes no program at the egress of {interface.name} ({os.strerror(error.code)}): "
+                "a network with a key needs Linux 6.6, or the modules sch_ingress and cls_bpf"
+            ) from None
+
+
+def clear(interface: Interface) -> bool:
+    """Take away what an older run of ours left (or this one attached) as a filter; whether there was anything.
+
+    The clsact discipline goes too if nothing else is in it.
+    """
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    index = interface.index
+    try:
+        with IPRoute() as route:
+            found = [rule for rule in _rules(route, index, _EGRESS) if _name(rule) == PROGRAM]
+            for rule in found:
+                priority, protocol = rule["info"] >> 16, rule["info"] & 0xFFFF
+                place = {"parent": _EGRESS, "prio": priority, "protocol": protocol}
+                route.tc("del-filter", "bpf", index, rule["handle"], **place)
+            if found and not [*_rules(route, index, _EGRESS), *_rules(route, index, _INGRESS)]:
+                route.tc("del", "clsact", index)
+    except NetlinkError as error:
+        if error.code != errno.ENODEV:  # gone, and the filter with it
+            raise
+        return False
+    return bool(found)
+
+
+def _rules(route: Any, index: int, parent: int) -> Iterator[Any]:
+    """The filters there; the kernel also lists a head for each priority, without a handle."""
+    return (rule for rule in route.get_filters(index, parent=parent) if rule["handle"])
+
+
+def _name(rule: Any) -> str | None:
+    options = rule.get_attr("TCA_OPTIONS")
+    return options.get_attr("TCA_BPF_NAME") if hasattr(options, "get_attr") else None

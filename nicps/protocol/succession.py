@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one view follows another: a ballot among its members (R17, R18).
+
+Whoever finds a member silent proposes to go on without it. Members promise to follow the proposal, each telling where
+it stands; with promises from a majority the proposer knows what the old view can have committed, and puts the next
+list, and the round to go on with, to the vote; accepted by a majority it is in force. This is Paxos with one instance
+a view, so the successor of a view is one, whoever proposes, dies, or is cut off: promises only go upward, and what a
+majority may have accepted is proposed again as it is.
+
+Who has promised neither completes nor commits in the old view any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nicps import wire
+from nicps.protocol.actions import Action, Cut, Joiner, Send
+from nicps.protocol.phase import Member, Phase, Timings
+from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
+
+Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a member stands in the view: what its promise tells."""
+
+    phase: int = 0
+    round: int = 0
+    complete: bool = False
+    decided: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    standing: Standing
+    accepted: Order = NO_BALLOT
+    successor: Successor | None = None
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """What this member has proposed."""
+
+    ballot: int
+    suspects: frozenset[int]
+    joiners: tuple[Joiner, ...]
+    started: float
+    next_send: float
+    interval: float
+    promises: dict[int, _Promise] = field(default_factory=dict)
+    successor: Successor | None = None
+    accepted: set[int] = field(default_factory=set)
+    told_cut: bool = False
+
+
+class Succession:
+    """One member's part in the ballot for the view that follows `view`.
+
+    Args:
+        standing: where this member stands; called once it has stopped to complete and to commit.
+        freeze: stops that.
+        phase_of: a phase of the view by its number, if it is known here.
+        unit_of: log2 of the accumulators' unit in a round of the phase that goes on.
+        learners: members that have not got the state yet, and cannot lead.
+        chosen: called, at the proposer only, when the successor is agreed on.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        number: int,
+        fresh: int,
+        timings: Timings,
+        header: Callable[[int, int], wire.Header],
+        emit: Callable[[Action], None],
+        freeze: Callable[[], None],
+        standing: Callable[[], Standing],
+        phase_of: Callable[[int], Phase | None],
+        unit_of: Callable[[int], int],
+        learners: Callable[[], frozenset[int]],
+        chosen: Callable[[float, Successor, int], None],
+    ) -> None:
+        self.view = view
+        self.number = number
+        self.nonces: dict[int, int] = {number: fresh}  # of those who have told theirs
+        self.promised: Order = NO_BALLOT
+        self.out: set[int] = set()  # struck off, whether they answer or not
+        self._mac = view.members[number - 1].mac
+        self._fresh = fresh
+        self._timings = timings
+        self._header = header
+        self._emit = emit
+        self._freeze = freeze
+        self._standing = standing
+        self._phase_of = phase_of
+        self._unit_of = unit_of
+        self._learners = learners
+        self._chosen = chosen
+        self._accepted: Order = NO_BALLOT
+        self._successor: Successor | None = None
+        self._proposal: _Proposal | None = None
+        self._take_over_at: float | None = None
+        self._attempts = 0
+        self.done = False
+
+    @property
+    def under_way(self) -> bool:
+        """A proposal is known here: the view is about to end."""
+        return self.promised != NO_BALLOT
+
+    # ---- proposing
+
+    def suspect(self, now: float, number: int) -> None:
+        """R17: that member is silent. If it answers in time it stays."""
+        if not self.under_way:
+            self._propose(now, frozenset({number}), ())
+
+    def strike(self, now: float, numbers: frozenset[int]) -> None:
+        """These must go, even if they answer: they leave by themselves, or their weights differ."""
+        new = numbers - self.out
+        self.out |= numbers
+        if new and not self.under_way:
+            self._propose(now, frozenset(), ())
+
+    def rebuild(self, now: float, joiners: tuple[Joiner, ...]) -> None:
+        """R20: hosts come back, or are new."""
+        if not self.under_way:
+            self._propose(now, frozenset(), joiners)
+
+    def _propose(self, now: float, suspects: frozenset[int], joiners: tuple[Joiner, ...]) -> None:
+        ballot = self.promised[0] + 1
+        self.promised = (ballot, self._mac)
+        self._take_over_at = None
+        self._freeze()
+        self._proposal = _Proposal(ballot, suspects, joiners, now, now, self._timings.decision_s)
+        self._proposal.promises[self.number] = _Promise(
+            self._standing(), self._accepted, self._successor
+        )
+        self.tick(now)
+
+    # ---- frames
+
+    def on_view(self, now: float, source: bytes, sender: int, frame: wire.Frame) -> None:
+        """Somebody proposes, or wants a value accepted.
+
+        Raises:
+            WireError: the value cannot be meant; nothing has changed.
+        """
+        body = frame.body
+        assert isinstance(body, wire.View)
+        order = (body.ballot, source)
+        successor = Successor.of(frame)
+        accept = body.step == wire.ViewStep.ACCEPT
+        if self.done or (accept and successor is None):
+            return
+        if order < self.promised:
+            self._vote(0, self.promised[0], source)
+            return
+        if body.nonce:
+            self.nonces[sender] = body.nonce
+        if order != self.promised:
+            self.promised = order
+            self._proposal = None
+            self._freeze()
+        if accept:
+            self._accepted, self._successor = order, successor
+        rank = self.view.rank_after(sender, self.number)
+        self._take_over_at = now + (rank + 1) * self._patience_s
+        self._vote(body.step, body.ballot, source)
+
+    def on_vote(self, now: float, sender: int, frame: wire.Frame) -> None:
+        """A member promises, has accepted, or refuses.
+
+        Raises:
+            WireError: what it has accepted cannot be meant; nothing has changed.
+        """
+        vote = frame.body
+        assert isinstance(vote, wire.Vote)
+        successor = Successor.of(frame)
+        if sender in self.view.live:
+            self.nonces[sender] = vote.nonce
+        proposal = self._proposal
+        if proposal is None or vote.mac != self._mac or self.done:
+            return
+        if vote.step == 0:
+            if vote.ballot > proposal.ballot:  # somebody else's is ahead of ours
+                self._proposal = None
+                self.promised = (vote.ballot, b"")
+                rank = sorted(self.view.live).index(self.number) + 1
+                self._take_over_at = now + rank * self._patience_s
+        elif vote.ballot == proposal.ballot:
+            if vote.step == wire.ViewStep.PROPOSE:
+                standing = Standing(vote.phase, vote.round, bool(vote.complete & 1), vote.decided)
+                accepted = (vote.accepted_ballot, vote.accepted_mac)
+                proposal.promises[sender] = _Promise(standing, accepted, successor)
+            elif vote.step == wire.ViewStep.ACCEPT:
+                proposal.accepted.add(sender)
+            self._advance(now)
+
+    # ---- time
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        if self.done:
+            return None
+        proposal = self._proposal
+        if proposal is None:
+            return self._take_over_at
+        times = [proposal.next_send]
+        if proposal.successor is None:
+            timings = self._timings
+            waits = (proposal.started + timings.grace_s, proposal.started + timings.vote_s)
+            times += [time for time in waits if time >= proposal.next_send - proposal.interval]
+        return min(times)
+
+    def tick(self, now: float) -> None:
+        """Repeat the proposal; take over from a proposer that has fallen silent."""
+        if self.done:
+            return
+        proposal = self._proposal
+        if proposal is None:
+            if self._take_over_at is not None and now >= self._take_over_at:
+                self._attempts += 1
+                self._propose(now, frozenset(), ())
+            return
+        self._advance(now)
+        if self.done or now < proposal.next_send:
+            return
+        proposal.next_send = now + proposal.interval
+        proposal.interval = min(proposal.interval * 1.5, self._timings.decision_s * 10)
+        self._send(proposal)
+        if not proposal.told_cut and now >= proposal.started + self._timings.cut_s:
+            proposal.told_cut = True
+            heard = proposal.accepted if proposal.successor is not None else proposal.promises
+            self._emit(Cut(frozenset(self.view.live - set(heard))))
+
+    @property
+    def _patience_s(self) -> float:
+        """Until one takes over: longer each time, so that two do not get into each other's way for ever."""
+        return 2 * self._timings.vote_s * (1 << min(self._attempts, 4))
+
+    # ---- the proposer's two steps
+
+    def _advance(self, now: float) -> None:
+        proposal = self._proposal
+        if proposal is None or self.done:
+            return
+        view, timings = self.view, self._timings
+        if proposal.successor is None:
+            promised = proposal.promises.keys()
+            if not view.agreed(promised, alone=timings.alone):
+                return
+            everybody = view.live - self.out <= promised
+            others = view.live - self.out - proposal.suspects <= promised
+            waited = now - proposal.started
+            if not (
+                everybody
+                or (others and waited >= timings.grace_s - 1e-9)
+                or waited >= timings.vote_s - 1e-9
+            ):
+                return
+            proposal.successor = self._choose(proposal)
+            self._accepted = (proposal.ballot, self._mac)
+            self._successor = proposal.successor
+            proposal.accepted.add(self.number)
+            proposal.next_send, proposal.interval = now, timings.decision_s
+        if view.agreed(proposal.accepted, alone=timings.alone):
+            self.done = True
+            self._chosen(now, proposal.successor, proposal.ballot)
+
+    def _choose(self, proposal: _Proposal) -> Successor:
+        """The value: what may have been agreed on already, or what the promises say."""
+        promises = proposal.promises
+        accepted = max(promises.values(), key=lambda promise: promise.accepted)
+        if accepted.successor is not None:
+            return accepted.successor
+        standings = {number: promise.standing for number, promise in promises.items()}
+        follows = max(standing.phase for standing in standings.values())
+        phase = self._phase_of(follows)
+        first = phase.first_round if phase is not None else 0
+        # Who has not seen the phase's first token has nothing of it.
+        places = {
+            number: (standing.round, standing.complete)
+            if standing.phase == follows
+            else (first, False)
+            for number, standing in standings.items()
+        }
+        survivors = frozenset(places) - self.out
+        round_ = max(place for place, _ in places.values())
+        if follows and all(places[number] == (round_, True) for number in survivors):
+            round_ += 1  # all survivors have it whole: it counts
+        fit = survivors - self._learners() or survivors
+        lead = self.view.lead if self.view.lead in fit else min(fit)
+        joiners = [Member(0, joiner.mac, joiner.name) for joiner in proposal.joiners]
+        members, numbers = with_joiners(self.view.members, joiners)
+        for joiner in proposal.joiners:
+            number = next((m.number for m in members if m.mac == joiner.mac), 0)
+            if number in numbers:
+                self.nonces[number] = joiner.fresh
+        return Successor(
+            members=members,
+            live=survivors | numbers,
+            lead=lead,
+            follows=0 if joiners else follows,
+            phase=max(max(s.decided, s.phase) for s in standings.values()) + 1,
+            round=round_,
+            unit=self._unit_of(round_) if follows else 0,
+        )
+
+    # ---- frames of ours
+
+    def _send(self, proposal: _Proposal) -> None:
+        step = wire.ViewStep.PROPOSE
+        items: tuple[list[wire.ViewValue], list[wire.ViewMember]] = ([], [])
+        if proposal.successor is not None:
+            step, items = wire.ViewStep.ACCEPT, proposal.successor.items()
+        body = wire.View(
+            live=mask(self.view.live - proposal.suspects - self.out),
+            nonce=self._fresh,
+            seed=bytes(16),
+            number=self.view.number + 1,
+            base=self.view.number,
+            ballot=proposal.ballot,
+            addressee=0,
+            members=len(items[1]),
+            values=len(items[0]),
+            step=step,
+        )
+        self._emit(Send(wire.pack(self._header(0, self._standing().round), body, *items)))
+
+    def _vote(self, step: int, ballot: int, proposer: bytes) -> None:
+        standing = self._standing()
+        items = self._successor.items() if self._successor is not None else ([], [])
+        body = wire.Vote(
+            nonce=self._fresh,
+            ballot=ballot,
+            phase=standing.phase,
+            round=standing.round,
+            decided=standing.decided,
+            mac=proposer,
+            step=step,
+            complete=int(standing.complete),
+            accepted_ballot=self._accepted[0],
+            accepted_mac=self._accepted[1],
+            members=len(items[1]),
+            values=len(items[0]),
+        )
+        self._emit(Send(wire.pack(self._header(0, standing.round), body, *items)))
+
+
+class Installation:
+    """A list in force, told to each member until it has answered (R3, R18).
+
+    Each frame names the fresh nonce of the host that it is for, so that nobody can put yesterday's list in force again.
+
+    Args:
+        told: members that have it.
+        addressees: number -> nonce; those who are not in hear that they have been struck off (R19).
+    """
+
+    def __init__(
+        self,
+        view: View,
+        base: int,
+        successor: Successor,
+        told: set[int],
+        nonces: dict[int, int],
+        timings: Timings,
+        header: Callable[[int, int], wire.Header],
+        emit: Callable[[Action], None],
+    ) -> None:
+        self.view = view
+        self.told = told
+        self._base = base
+        self._successor = successor
+        self.nonces = {k: nonce for k, nonce in nonces.items() if k not in told}
+        self._timings = timings
+        self._header = header
+        self._emit = emit
+        self._struck = 3  # times that who is not in is told so
+        self._next_send = 0.0
+        self._interval = timings.decision_s
+        self.heard: dict[int, float] = {}
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Who is in, and has not answered."""
+        return self.view.live - self.told
+
+    def tick(self, now: float) -> None:
+        """Tell those who have not answered."""
+        if not self.heard:
+            self.heard = dict.fromkeys(self.view.live, now)
+        if now < self._next_send or not self.wants:
+            return
+        self._next_send = now + self._interval
+        self._interval = min(self._interval * 1.5, self._timings.decision_s * 5)
+        for number, nonce in self.nonces.items():
+            if number in self.missing or (number not in self.view.live and self._struck):
+                self.tell(number, nonce)
+        self._struck = max(0, self._struck - 1)
+
+    @property
+    def wants(self) -> bool:
+        """Somebody is to be told something."""
+        struck = self._struck and any(number not in self.view.live for number in self.nonces)
+        return bool(self.missing) or bool(struck)
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        return self._next_send if self.wants else None
+
+    def silent(self, now: float, patience_s: float) -> int:
+        """A member that does not answer; 0 if there is none."""
+        late = (k for k in sorted(self.missing) if now > self.heard.get(k, now) + patience_s)
+        return next(late, 0)
+
+    def tell(self, number: int, nonce: int) -> None:
+        """One frame, for one host."""
+        items = self._successor.items()
+        body = wire.View(
+            live=mask(self.view.live),
+            nonce=nonce,
+            seed=self.view.seed,
+            number=self.view.number,
+            base=self._base,
+            ballot=self.view.ballot,
+            addressee=number,
+            members=len(items[1]),
+            values=len(items[0]),
+            step=wire.ViewStep.INSTALL,
+        )
+        self._emit(Send(wire.pack(self._header(0, 0), body, *items)))

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view: who is in the network, under a number; and what a change of it settles (R3, R17 to R20)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from nicps import wire
+from nicps.errors import WireError
+from nicps.protocol.phase import Member
+
+NO_BALLOT = (0, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A member list in force. Numbers stay: who has left keeps its own (R19), and is not in `live`.
+
+    `lead` acts as node 1 (R22). `ballot` is the number under which the list was agreed; `seed` is
+    what the view's keys are made of.
+    """
+
+    number: int = 0
+    members: tuple[Member, ...] = ()
+    live: frozenset[int] = frozenset()
+    lead: int = 0
+    ballot: int = 0
+    seed: bytes = bytes(16)
+    order: tuple[int, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", tuple(sorted(self.live)))
+
+    def next_after(self, number: int) -> int:
+        """Whose turn it is after that member: the next live one."""
+        return next((k for k in self.order if k > number), self.order[0])
+
+    def rank_after(self, number: int, other: int) -> int:
+        """How many live members after `number` the member `other` comes, from 1 (R17)."""
+        return sum(1 for k in self.order if (k - number - 1) % 256 < (other - number - 1) % 256) + 1
+
+    def agreed(self, numbers: Collection[int], *, alone: bool = False) -> bool:
+        """Whether these may decide for the view: more than half of it, or the half with the lowest member (R18).
+
+        Args:
+            alone: one of two hosts may go on without the other. Both may then do so: documented as a risk.
+        """
+        votes = len(self.live.intersection(numbers))
+        if alone and len(self.live) == 2:
+            return votes >= 1
+        return 2 * votes > len(self.live) or (
+            2 * votes == len(self.live) and self.order[0] in numbers
+        )
+
+    def number_of(self, mac: bytes) -> int:
+        """A member's number by its MAC address, live or not; 0 for a stranger."""
+        return next((m.number for m in self.members if m.mac == mac), 0)
+
+    def names(self, numbers: Iterable[int]) -> str:
+        """`h2, h3` for people."""
+        return ", ".join(self.members[k - 1].name for k in sorted(numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """What is agreed on about the view that follows another: the list, and where the job goes on in it.
+
+    `follows` is the phase that goes on, by its number in the old view, or 0; `phase` is its number in the new one.
+    `round` is the open round: who is still in the one before has it whole, and commits it.
+    """
+
+    members: tuple[Member, ...]
+    live: frozenset[int]
+    lead: int
+    follows: int
+    phase: int
+    round: int
+    unit: int
+
+    def items(self) -> tuple[list[wire.ViewValue], list[wire.ViewMember]]:
+        """As it lies in a frame."""
+        value = wire.ViewValue(
+            mask(self.live), self.follows, self.phase, self.round, self.lead, self.unit
+        )
+        entries = [
+            wire.ViewMember(m.mac, m.name.encode()[: wire.NAME_BYTES].ljust(wire.NAME_BYTES, b"\0"))
+            for m in self.members
+        ]
+        return [value], entries
+
+    @classmethod
+    def of(cls, frame: wire.Frame) -> Successor | None:
+        """Out of a VIEW or VOTE frame, None if it has no value.
+
+        Raises:
+            WireError: the value cannot be meant.
+        """
+        values, entries = frame.items
+        if not values:
+            return None
+        value = values[0]
+        assert isinstance(value, wire.ViewValue)
+        members = tuple(
+            Member(k, e.mac, safe_name(e.name.rstrip(b"\0").decode(errors="replace"), e.mac))
+            for k, e in enumerate(entries, 1)
+            if isinstance(e, wire.ViewMember)
+        )
+        live = numbers(value.live)
+        fits = (
+            0 < len(members) <= wire.MAX_MEMBERS
+            and value.lead in live
+            and max(live) <= len(members)
+            and len({m.mac for m in members}) == len(members)
+            and max(value.follows, value.phase, value.round) < 1 << 31
+        )
+        if not fits:
+            raise WireError(f"a view of {len(members)} members cannot be {value}")
+        return cls(members, live, value.lead, value.follows, value.phase, value.round, value.unit)
+
+    def view(self, number: int, ballot: int, seed: bytes) -> View:
+        """The view that it becomes."""
+        return View(number, self.members, self.live, self.lead, ballot, seed)
+
+
+def mask(members: Iterable[int]) -> int:
+    """Bit k - 1 for member k."""
+    return sum(1 << (k - 1) for k in members)
+
+
+def numbers(bits: int) -> frozenset[int]:
+    """The members of such a mask."""
+    return frozenset(k for k in range(1, wire.MAX_MEMBERS + 1) if bits >> (k - 1) & 1)
+
+
+def safe_name(name: str, mac: bytes) -> str:
+    """A name that fits the list and can name a folder; where nothing is left of it, one made of the MAC."""
+    kept = re.sub(r"[^A-Za-z0-9._-]", "-", name)[: wire.NAME_BYTES].lstrip(".-")
+    return kept or "m" + mac.hex()
+
+
+def with_joiners(
+    members: tuple[Member, ...], joiners: Iterable[Member]
+) -> tuple[tuple[Member, ...], frozenset[int]]:
+    """The list with those who come back or are new, and their numbers: an old one by the MAC address, or the next."""
+    listed = list(members)
+    taken = set()
+    for joiner in joiners:
+        number = next((m.number for m in listed if m.mac == joiner.mac), 0)
+        if not number:
+            if len(listed) >= wire.MAX_MEMBERS:
+                continue
+            number = len(listed) + 1
+            name = joiner.name
+            if any(m.name == name for m in listed):
+                name = safe_name("", joiner.mac)
+            listed.append(replace(joiner, number=number, name=name))
+        taken.add(number)
+    return tuple(listed), frozenset(taken)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants, looked at after every step of a simulation.
+
+- All members of a view that have applied a round hold the same weights.
+- A committed sum holds every counted gradient exactly once, and nothing else; a round is committed in one way only.
+- No two members own the same token.
+- One successor a view: no two views of one number, so no two that both commit.
+- What a host acknowledges it has: the model that training begins with is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from nicps import wire
+from nicps.protocol import Committed, Differs, Installed, NodeState, Phase
+from nicps.protocol.token import TokenState
+
+if TYPE_CHECKING:
+    from tests.simulator.host import Host, Program
+    from tests.simulator.lan import Lan
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Checks:
+    """What has happened, as far as the invariants need it. With `split`, two of one network may both go on."""
+
+    def __init__(self, lan: Lan) -> None:
+        self.lan = lan
+        self.kinds: dict[int, wire.PhaseKind] = {}  # round -> kind of phase
+        self.commits: dict[int, tuple[Any, ...]] = {}  # round -> what was counted
+        self.weights: dict[int, str] = {}  # trained round -> weights after it
+        self.views: dict[int, tuple[Any, ...]] = {}
+        self.owners: dict[tuple[int, int, int], int] = {}  # (view, generation, hop) -> host
+        self.tampered: set[int] = set()  # hosts whose weights a test has changed
+        self.split = False
+        self.steps = 0
+
+    def fail(self, what: str) -> None:
+        """Stop the simulation."""
+        self.lan.note(f"VIOLATION {what}")
+        raise Violation(what)
+
+    # ---- what goes out and comes in
+
+    def value(self, sender: int, round_: int, index: int) -> int:
+        """What a member's fragment adds: distinct by member, round and fragment."""
+        return 1 << (sender * 3) | (round_ * 7919 + index) % 5
+
+    def fragments(self, view: int, round_: int) -> int:
+        """Fragments in a contribution of that round, as the hosts there have it."""
+        for host in self.lan.hosts:
+            ring = host.node.ring
+            if ring is not None and host.node.view.number == view:
+                return ring.phase.fragments_in(round_)
+        return -1
+
+    def sent(self, host: Host, frame: bytes) -> None:
+        """A frame leaves a host: a token that it hands on was its own."""
+        if frame[1] == wire.FrameType.TOKEN:
+            unpacked = wire.unpack(frame)
+            if not unpacked.header.flags & wire.Flag.REPEAT:
+                self._owned(host, unpacked.header.view, TokenState.of(unpacked))
+
+    def bounced(self, host: Host, token: TokenState) -> None:
+        """The kernel hands a token on."""
+        self._owned(host, host.node.view.number, token)
+
+    def _owned(self, host: Host, view: int, token: TokenState) -> None:
+        key = (view, token.generation, token.hop)
+        owner = self.owners.setdefault(key, host.index)
+        if owner != host.index and not self.split:
+            self.fail(f"token {key} was made by h{owner + 1} and by h{host.index + 1}")
+
+    # ---- views
+
+    def installed(self, host: Host, action: Installed) -> None:
+        """A view is in force at a host."""
+        view = action.view
+        what = (view.members, view.live, view.lead, host.node.open_round)
+        if self.split:
+            return
+        if self.views.setdefault(view.number, what) != what:
+            self.fail(f"view {view.number} is {self.views[view.number]} and, at {host.node.name}, {what}")
+
+    # ---- rounds
+
+    def totals(self, commit: Committed) -> int:
+        """The whole sum, as far as it goes into the weights."""
+        text = repr((commit.round, sorted(commit.counted.items())))
+        return int(hashlib.sha1(text.encode()).hexdigest()[:8], 16)
+
+    def committed(self, host: Host, commit: Committed, phase: Phase) -> None:
+        """A round counts at a host."""
+        self.kinds[commit.round] = phase.kind
+        what = (tuple(sorted(commit.counted.items())), commit.unit, phase.kind)
+        if not self.split and self.commits.setdefault(commit.round, what) != what:
+            self.fail(
+                f"round {commit.round} was committed as {self.commits[commit.round]} and, at "
+                f"{host.node.name}, as {what}"
+            )
+        number = host.node.number
+        others = [k for k in commit.counted if k != number]
+        sums = [got for (v, r), got in host.kernel.sums.items() if r == commit.round]
+        for index in range(phase.fragments_in(commit.round)):
+            expected = sum(self.value(k, commit.round, index) for k in others)
+            found = sums[-1].get(index, 0) if sums else 0
+            if found != expected:
+                self.fail(
+                    f"{host.node.name}: fragment {index} of round {commit.round} is {found}, "
+                    f"not {expected}: {dict(commit.counted)} counted"
+                )
+
+    def applied(self, host: Host, round_: int, program: Program) -> None:
+        """Weights have changed."""
+        if host.index in self.tampered or self.split:
+            return
+        known = self.weights.setdefault(round_, program.weights)
+        if known != program.weights:
+            self.fail(f"{host.node.name} has {program.weights} after round {round_}, not {known}")
+
+    def same_model(self, host: Host, phase: Phase) -> None:
+        """A host prepares for training: with the lead's weights."""
+        program = host.program
+        assert program is not None
+        if program.weights != phase.settings["model"] and host.index not in self.tampered:
+            self.fail(
+                f"{host.node.name} would train on {program.weights}, the lead on "
+                f"{phase.settings['model']}"
+            )
+
+    def differs(self, host: Host, action: Differs) -> None:
+        """Only where a test has tampered."""
+        if not self.tampered and not self.split:
+            self.fail(f"{host.node.name} finds other weights: {action}")
+
+    # ---- after every step
+
+    def step(self) -> None:
+        """Look at all hosts at once."""
+        self.steps += 1
+        if self.steps % 16 or self.split:
+            return
+        holders: dict[tuple[int, int, int], int] = {}
+        for host in self.lan.hosts:
+            node = host.node
+            if host.dead or node.state is not NodeState.MEMBER or node.ring is None:
+                continue
+            ring = node.ring
+            if ring.holding and ring.token is not None and not node.changing:
+                key = (node.view.number, *ring.token.key)
+                if holders.setdefault(key, host.index) != host.index:
+                    self.fail(f"token {key} is held by two")

@@ -1,0 +1,647 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One simulated host. The node and the course are the production ones; what is around them is modelled here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nicps import wire
+from nicps.protocol import (
+    Action,
+    Answered,
+    Committed,
+    Cut,
+    Differs,
+    Failed,
+    Installed,
+    Joiner,
+    Node,
+    NodeState,
+    Phase,
+    PhaseAgreed,
+    Prepare,
+    Ready,
+    Send,
+    SendFragments,
+    Struck,
+    View,
+)
+from nicps.protocol.course import Course
+from nicps.protocol.token import TokenState
+
+if TYPE_CHECKING:
+    from tests.simulator.lan import Lan
+
+from tests.simulator.lan import FRAGMENT_S
+
+ALIVE_S = 0.2  # the kernel plays for its agent only so long after its last sign of life
+WINDOW = 40  # fragments in a hand-out's round
+
+
+class Kernel:
+    """What the XDP program does: it goes on while the agent is stopped."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.clear()
+
+    def clear(self) -> None:
+        """A new view."""
+        self.taken: dict[tuple[int, int, int], set[int]] = {}  # (view, round, sender)
+        self.sums: dict[tuple[int, int], dict[int, int]] = {}  # (view, round) -> fragment -> sum
+        self.seen = (0, 0)
+        self.heard = 0.0
+        self.bounced: bytes | None = None
+        self.alive = 0.0  # the agent's last sign of life
+
+    def take_fragment(self, view: int, sender: int, round_: int, index: int) -> None:
+        """Add it, if it is of a round that is open."""
+        host = self.host
+        node, state = host.node, host.node.kernel
+        if state is None or view != node.view.number or sender not in node.view.live:
+            return
+        if not state.round_low <= round_ <= state.round_high:
+            return
+        got = self.taken.setdefault((view, round_, sender), set())
+        if index in got:
+            return
+        got.add(index)
+        self.heard = host.clock()
+        sums = self.sums.setdefault((view, round_), {})
+        sums[index] = sums.get(index, 0) + host.lan.checks.value(sender, round_, index)
+        if len(got) == host.lan.checks.fragments(view, round_):
+            mac = node.view.members[sender - 1].mac
+            data = host.completion(round_, sender)
+            host.wake(lambda: host.frame_up(mac, data))
+
+    def take_token(self, source: bytes, frame: wire.Frame, data: bytes) -> bool:
+        """Whether it goes up to the agent."""
+        host = self.host
+        node, state = host.node, host.node.kernel
+        token = TokenState.of(frame)
+        if frame.header.view != node.view.number or state is None:
+            return False
+        if frame.header.sender not in node.view.live:
+            return False
+        if token.key <= self.seen:
+            return bool(frame.header.flags & wire.Flag.REPEAT)
+        self.seen = token.key
+        self.heard = host.clock()
+        if token.owner != node.number:
+            return bool(
+                frame.header.flags & (wire.Flag.REPEAT | wire.Flag.PARKED)
+                or token.round != state.round
+                or token.sent != state.sent_seen
+                or token.state != wire.TokenState.OPEN
+            )
+        bounce = (
+            state.bounce
+            and host.clock() < self.alive + ALIVE_S
+            and token.state == wire.TokenState.OPEN
+            and not token.ranges
+            and token.idle + 1 < len(node.view.live)
+            and token.round == state.round
+            and self._total(token.round) + state.own_sent == token.sent
+        )
+        if not bounce:
+            return True
+        token.owner = node.view.next_after(node.number)
+        token.hop += 1
+        token.idle += 1
+        self.seen = token.key
+        header = replace(frame.header, flags=wire.Flag.BOUNCED, sender=node.number)
+        self.bounced = token.pack(header)
+        host.lan.checks.bounced(host, token)
+        host.lan.broadcast(host, self.bounced, host.lan.now)
+        return False
+
+    def _total(self, round_: int) -> int:
+        view = self.host.node.view.number
+        return sum(len(got) for (v, r, _), got in self.taken.items() if (v, r) == (view, round_))
+
+
+class Program:
+    """A training program: its weights are a hash over all sums that it has applied."""
+
+    def __init__(self) -> None:
+        self.weights = "w0"
+        self.trained = 0
+        self.last = 0  # round applied last, of any kind
+        self.what = ""  # what came of it, at the lead
+        self.loaded: tuple[str, int, int] | None = None  # a state that has arrived
+
+    @property
+    def digest(self) -> int:
+        """As it goes into the token."""
+        return int(hashlib.blake2b(self.weights.encode(), digest_size=4).hexdigest(), 16) | 1
+
+
+class Host:
+    """A host with its agent (the glue around node and course) and its training program."""
+
+    def __init__(self, lan: Lan, index: int, rate: float) -> None:
+        self.lan, self.index, self.rate = lan, index, rate
+        self.mac = bytes([2, 0, 0, 0, 0, index + 1])
+        self.life = 0  # raised by every restart
+        self.dead = self.paused = False
+        self.job_over = ""
+        self.cuts = 0
+        self._held: list[Callable[[], None]] = []  # what waits while the agent is stopped
+        self._boot()
+
+    def _boot(self) -> None:
+        lan = self.lan
+        self.kernel = Kernel(self)
+        self.node = Node(
+            self.mac,
+            f"h{self.index + 1}",
+            "sim",
+            self,
+            lambda: lan.random.getrandbits(63) + 1,
+            lan.timings,
+            lambda job: self.stage(),
+        )
+        self.program: Program | None = None
+        self.starting = False
+        self.course: Course | None = None
+        self.finishing = False
+        self._streams: dict[str, int] = {}
+        self._tx_free = 0.0
+        self._timer: float | None = None
+        self._epoch = 0  # what the training program does ends when it is given something else
+        self._phase: Phase | None = None  # that the agent has prepared last
+
+    def clock(self) -> float:
+        """This host's own steady clock."""
+        return self.lan.now * self.rate + self.index * 1000.0
+
+    def note(self, text: str) -> None:
+        """A line of the trace."""
+        self.lan.note(f"h{self.index + 1}  {text}")
+
+    # ---- the outside world
+
+    def kill(self) -> None:
+        """kill -9 of agent and training program."""
+        self.note("KILLED")
+        self.dead, self.paused = True, False
+        self.life += 1
+        self._held = []
+
+    def restart(self) -> None:
+        """`nicps join` again; nothing of before is known."""
+        self.note("RESTARTED")
+        self.dead = False
+        self._boot()
+
+    def pause(self) -> None:
+        """SIGSTOP of agent and training program; the kernel goes on."""
+        self.note("PAUSED")
+        self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.note("RESUMED")
+        self.paused = False
+        held, self._held = self._held, []
+        for event in held:
+            event()
+        self._tick_now()
+
+    def kill_program(self) -> None:
+        """kill -9 of the training program: the agent leaves, and starts another."""
+        self.note("PROGRAM KILLED")
+        self.program = None
+        self._epoch += 1
+        if not self.starting:
+            self.starting = True
+            self.later(0.05, self._program_started)
+        self.do(self.node.leave(self.clock(), "the training program was killed"))
+
+    def submit(self) -> None:
+        """The user starts a job here."""
+        self.course = Course(self.lan.plan, self)
+        self.do(self.node.start(self.clock(), 99))
+
+    def if_alive(self, life: int, what: Callable[[Host], None]) -> None:
+        if self.life == life and not self.dead:
+            what(self)
+
+    def wake(self, event: Callable[[], None]) -> None:
+        """For the agent: at once, or when it goes on."""
+        if self.paused:
+            self._held.append(event)
+        else:
+            event()
+
+    def later(self, delay_s: float, event: Callable[[], None]) -> None:
+        """In this life."""
+        life = self.life
+        self.lan.at(
+            self.lan.now + delay_s, lambda: self.if_alive(life, lambda _: self.wake(event))
+        )
+
+    # ---- Receiver
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        return len(self.kernel.taken.get((view, round_, sender), ()))
+
+    def missing(
+        self, round_: int, view: int, sender: int, fragments: int, limit: int
+    ) -> list[tuple[int, int]]:
+        have = self.kernel.taken.get((view, round_, sender), set())
+        ranges: list[tuple[int, int]] = []
+        for i in (i for i in range(fragments) if i not in have):
+            if ranges and sum(ranges[-1]) == i:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+            elif len(ranges) < limit:
+                ranges.append((i, 1))
+            else:
+                break
+        return ranges
+
+    def completion(self, round_: int, sender: int) -> bytes:
+        """The fragment that went up since it completed a contribution."""
+        header = wire.Header(
+            network=self.node.network,
+            view=self.node.view.number,
+            round=round_,
+            sender=sender,
+        )
+        return wire.pack(header, wire.Fragment(0, 1, 1, 16, 0), tail=bytes(wire.PAYLOAD_BYTES))
+
+    # ---- frames and time
+
+    def take_frame(self, source: bytes, data: bytes) -> None:
+        frame = wire.unpack(data)
+        if isinstance(frame.body, wire.Token):
+            if not self.kernel.take_token(source, frame, data):
+                return
+        self.wake(lambda: self.frame_up(source, data))
+
+    def frame_up(self, source: bytes, data: bytes) -> None:
+        self._sync()
+        self.do(self.node.on_frame(self.clock(), source, data))
+
+    def _arm(self) -> None:
+        deadline = self.node.deadline()
+        if deadline is not None and deadline != self._timer:
+            self._timer = deadline
+            time = (deadline - self.index * 1000.0) / self.rate
+            life = self.life
+            self.lan.at(
+                max(time, self.lan.now + 1e-5),
+                lambda: self.if_alive(life, lambda _: self._due(deadline)),
+            )
+
+    def _due(self, deadline: float) -> None:
+        if self._timer == deadline and not self.paused:
+            self._tick_now()
+
+    def _tick_now(self) -> None:
+        self._timer = None
+        self._sync()
+        self.do(self.node.tick(self.clock()))
+
+    def _sync(self) -> None:
+        kernel = self.kernel
+        self.node.kernel_saw(self.clock(), kernel.seen, kernel.heard, kernel.bounced)
+        kernel.bounced = None
+        kernel.alive = self.clock()
+
+    # ---- the agent: what the node asks for
+
+    def do(self, actions: list[Action]) -> None:
+        if self.dead:
+            return
+        for action in actions:
+            self._do(action)
+        self.kernel.alive = self.clock()
+        self._arm()
+
+    def _do(self, action: Action) -> None:
+        lan, now = self.lan, self.lan.now
+        if isinstance(action, Send):
+            lan.checks.sent(self, action.frame)
+            self._tx_free = max(now, self._tx_free)
+            lan.broadcast(self, action.frame, self._tx_free)
+            frame = wire.unpack(action.frame)
+            if isinstance(frame.body, wire.Token):
+                self.kernel.seen = max(self.kernel.seen, TokenState.of(frame).key)
+        elif isinstance(action, SendFragments):
+            self._tx_free = max(now, self._tx_free)
+            number = self.node.number
+            for first, count in action.ranges:
+                for index in range(first, first + count):
+                    self._tx_free += FRAGMENT_S
+                    lan.fragment(self, action.view, number, action.round, index, self._tx_free)
+            self.later(
+                self._tx_free - now, lambda a=action: self.do(self.node.sent(self.clock(), a))
+            )
+        elif isinstance(action, Installed):
+            self._installed(action)
+        elif isinstance(action, Ready):
+            self.note(f"READY view {action.view.number}")
+            phase = self.node.ring.phase if self.node.ring is not None else None
+            if self.course is not None:
+                self.course.ready(action.view, phase)
+        elif isinstance(action, Prepare):
+            self._prepare(action.phase)
+        elif isinstance(action, PhaseAgreed):
+            answers = {k: json.loads(v) if v else {} for k, v in action.answers.items()}
+            self.note(f"AGREED {action.phase.kind.name} {action.phase.number}")
+            if action.phase.kind is wire.PhaseKind.STOP:
+                self._over(str(action.phase.settings))
+            elif self.course is not None:
+                self.course.agreed(action.phase, answers)
+        elif isinstance(action, Committed):
+            self._committed(action)
+        elif isinstance(action, Answered):
+            if self.course is not None:
+                self.course.answered(action)
+        elif isinstance(action, Struck):
+            self.note(f"STRUCK {action.reason}")
+            self.course = None
+            self._epoch += 1
+            if action.reason == "the job has ended":
+                self._over(action.reason)
+        elif isinstance(action, Differs):
+            self.note(f"DIFFERS {action}")
+            lan.checks.differs(self, action)
+            rest = [k for k in self.node.view.order if k not in action.numbers]
+            if action.numbers and rest and rest[0] == self.node.number:
+                self.do(self.node.strike(self.clock(), action.numbers))
+        elif isinstance(action, Cut):
+            self.note(f"NO MAJORITY, {sorted(action.missing)} are silent")
+            self.cuts += 1
+        elif isinstance(action, Failed):
+            self.note(f"FAILED {action.reason}")
+            if self.course is not None and self.node.leads:
+                self.course.stop(action.reason)
+
+    def _over(self, why: str) -> None:
+        self.note(f"JOB OVER {why}")
+        self.job_over = why
+        self.program = None
+        self.course = None
+        self._epoch += 1
+
+    def _installed(self, action: Installed) -> None:
+        view, node = action.view, self.node
+        self.note(
+            f"VIEW {view.number} live {sorted(view.live)} lead {view.lead}, round {node.open_round}, "
+            f"{'goes on: ' + action.phase.kind.name if action.phase else 'no phase'}"
+        )
+        self.kernel.clear()
+        self.kernel.alive = self.clock()
+        self.lan.checks.installed(self, action)
+        if action.phase is not None:
+            self._phase = action.phase
+        if view.lead == node.number:
+            if self.course is None:
+                program = self.program
+                self.course = Course(
+                    self.lan.plan,
+                    self,
+                    begun=True,
+                    trained=program is not None and program.last > 0,
+                    finishing=self.finishing,
+                )
+                self.course.fragments = self.lan.fragments if program is not None else 0
+                if program is not None and program.last:
+                    self._decide_later()
+        else:
+            self.course = None
+        if action.again and action.phase is not None and self.program is not None:
+            self._begin(action.phase, node.open_round)
+
+    # ---- Steered
+
+    @property
+    def view(self) -> View:
+        return self.node.view
+
+    @property
+    def learners(self) -> frozenset[int]:
+        return self.node.learners
+
+    @property
+    def open_round(self) -> int:
+        return self.node.open_round
+
+    @property
+    def phase(self) -> Phase | None:
+        return self.node.ring.phase if self.node.ring is not None else None
+
+    def decide(self, phase: Phase) -> None:
+        if self.node.leads:
+            self.do(self.node.decide(self.clock(), phase))
+
+    def go_on(self) -> None:
+        self.do(self.node.go_on(self.clock()))
+
+    def rebuild(self, joiners: tuple[Joiner, ...]) -> None:
+        self.note(f"TAKES BACK {[j.name for j in joiners]}")
+        self.do(self.node.rebuild(self.clock(), joiners))
+
+    def call_back(self, job: str) -> None:
+        self.node.calls = job
+
+    def stream(self, purpose: str) -> None:
+        size = {"job": 3, "files": 2, "state": 1}[purpose] * WINDOW
+        course = self.course
+        self.later(
+            0.01,
+            lambda: (
+                course.streamed(purpose, self.node.number, size, 7)
+                if course is self.course and course is not None
+                else None
+            ),
+        )
+
+    def windows(self, size: int) -> tuple[int, int, int]:
+        rounds = -(-size // WINDOW)
+        return rounds, WINDOW, size - (rounds - 1) * WINDOW
+
+    def check(self) -> Mapping[str, str]:
+        assert self.program is not None
+        program = self.program
+        return {"model": program.weights, "trained": program.trained, "last": program.last}
+
+    def save(self) -> None:
+        self.later(0.001, lambda: self.course.saved() if self.course is not None else None)
+
+    def tell(self, event: str, **values: Any) -> None:
+        self.note(f"event {event}")
+
+    # ---- the job here
+
+    def stage(self) -> wire.Stage:
+        if self.program is not None:
+            return wire.Stage.WAITING
+        return wire.Stage.FILES if self.starting else wire.Stage.NOTHING
+
+    def _prepare(self, phase: Phase) -> None:
+        self.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
+        self._phase = phase
+        self._epoch += 1
+        epoch, rng = self._epoch, self.lan.random
+        node = self.node
+
+        def prepared(answer: bytes = b"") -> None:
+            if epoch == self._epoch:
+                self.do(node.prepared(self.clock(), phase.number, answer))
+
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            mine = phase.settings["source"] == node.number
+
+            def ready() -> None:
+                prepared()
+                if mine and epoch == self._epoch:
+                    self.do(node.offer(self.clock(), phase.first_round, 1))
+
+            self.later(rng.random() * 0.002, ready)
+        elif phase.kind is wire.PhaseKind.FINISH:
+            self.finishing = True
+            self.later(0.002, lambda: prepared(b'{"bytes": 100, "index_bytes": 5}'))
+        elif phase.kind is wire.PhaseKind.STOP:
+            self.later(0.0, prepared)
+            if not node.leads:
+                self.later(0.0001, lambda: self._over(str(phase.settings)))
+        else:
+            self._when_program(lambda: self._enter(phase, epoch, prepared))
+
+    def _when_program(self, then: Callable[[], None]) -> None:
+        """The training program may still be starting."""
+        if self.program is not None:
+            then()
+        elif self.starting:
+            epoch = self._epoch
+            self.later(0.002, lambda: self._when_program(then) if epoch == self._epoch else None)
+        else:
+            self.do(self.node.fail(self.clock(), "no training program here"))
+
+    def _enter(self, phase: Phase, epoch: int, prepared: Callable[[], None]) -> None:
+        program, node = self.program, self.node
+        assert program is not None
+        if epoch != self._epoch:
+            return
+        if phase.shares[node.number - 1] and node.number in node.learners:
+            program.weights = str(phase.settings["model"])  # what the hand-out brought
+            program.trained = int(phase.settings["trained"])
+            program.last = int(phase.settings["last"])
+        if phase.shares[node.number - 1]:
+            self.lan.checks.same_model(self, phase)
+        self.later(self.lan.random.random() * 0.001, prepared)
+        self._compute(phase, phase.first_round)
+
+    def _begin(self, phase: Phase, round_: int) -> None:
+        """Back in this phase, in the middle of it."""
+        self._epoch += 1
+        if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+            self._compute(phase, round_)
+
+    def _compute(self, phase: Phase, round_: int) -> None:
+        share = phase.shares[self.node.number - 1]
+        if not share or (phase.rounds and round_ > phase.last_round):
+            return
+        epoch = self._epoch
+        seconds = self.lan.compute_s * (0.5 + self.lan.random.random())
+
+        def offer() -> None:
+            if epoch == self._epoch:
+                self.do(self.node.offer(self.clock(), round_, share))
+
+        self.later(seconds, offer)
+
+    def _committed(self, commit: Committed) -> None:
+        node, phase = self.node, self._phase
+        self.note(f"COMMITS {commit.round} {dict(commit.counted)}")
+        in_force = node.ring.phase if node.ring is not None else phase
+        assert in_force is not None
+        self.lan.checks.committed(self, commit, in_force)
+        if in_force.kind is wire.PhaseKind.HANDOUT:
+            self._window(in_force, commit.round)
+            return
+        counted_here = bool(in_force.shares[node.number - 1])
+        if not counted_here or self.program is None:
+            self.do_soon(lambda: self.do(node.read(self.clock(), commit.round)))
+            return
+        kind = in_force.kind
+        total = self.lan.checks.totals(commit)
+        epoch = self._epoch
+
+        def apply() -> None:
+            program = self.program
+            if program is None or program.last >= commit.round:
+                return
+            program.last = commit.round
+            if kind is wire.PhaseKind.TRAIN:
+                program.trained += 1
+                program.weights = hashlib.sha1(
+                    f"{program.weights} {commit.round} {total}".encode()
+                ).hexdigest()[:12]
+                self.lan.checks.applied(self, commit.round, program)
+            self.do(node.read(self.clock(), commit.round, program.digest))
+            if node.leads:
+                self._decide_later()
+            if epoch == self._epoch and kind is wire.PhaseKind.TRAIN:
+                self._compute(in_force, commit.round + 1)
+
+        self.later(1e-4, apply)
+
+    def do_soon(self, event: Callable[[], None]) -> None:
+        self.later(1e-5, event)
+
+    def _decide_later(self) -> None:
+        """The lead's training program looks at the round that it has applied last (R14)."""
+        program = self.program
+        assert program is not None
+        lan = self.lan
+        kind = lan.checks.kinds.get(program.last)
+        if kind is wire.PhaseKind.TRAIN:
+            done = program.trained >= lan.rounds
+            what = "test" if done or program.trained % lan.test_every == 0 else "continue"
+        else:
+            what = "end" if program.trained >= lan.rounds else "continue"
+        round_ = program.last
+
+        def say() -> None:
+            if self.course is not None and self.node.leads and self.program is program:
+                self.note(f"DECIDES {what} after {round_}")
+                self.course.decided(round_, what)
+
+        self.later(2e-4, say)
+
+    def _window(self, phase: Phase, round_: int) -> None:
+        node = self.node
+        last = round_ == phase.last_round
+        mine = phase.settings["source"] == node.number
+        if mine and not last:
+            self.later(1e-4, lambda: self.do(node.offer(self.clock(), round_ + 1, 1)))
+        view = node.view.number
+
+        def stored() -> None:
+            self.do(node.read(self.clock(), round_))
+            if not last:
+                return
+            purpose = phase.settings["purpose"]
+            if purpose in ("job", "files") and self.program is None and not self.starting:
+                self.starting = True
+                self.later(0.05, self._program_started)
+            if self.course is not None and self.node.view.number >= view:
+                self.course.handed_out(phase)
+
+        self.later(3e-4, stored)
+
+    def _program_started(self) -> None:
+        self.starting = False
+        if self.job_over:
+            return
+        self.program = Program()
+        if self.course is not None:
+            self.course.program_ready(self.lan.fragments)

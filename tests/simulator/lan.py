@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A LAN in virtual time: frames are lost, doubled, late, out of order, or cut off, as a seed has it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nicps.protocol import Timings
+from nicps.protocol.course import Plan
+
+if TYPE_CHECKING:
+    from tests.simulator.host import Host
+
+HOP_S = 50e-6  # a frame's way through the LAN
+FRAGMENT_S = 12e-6  # line time of a fragment
+_TRACED = 4000  # lines of the trace that are kept
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the LAN does to frames. Probabilities per frame and receiver (`loss` also once at the sender's port)."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    jitter_s: float = 0.0
+    late: float = 0.0  # part of the frames that come `late_s` later: they are overtaken
+    late_s: float = 0.002
+
+
+class Lan:
+    """Hosts, and the events between them, in virtual time."""
+
+    def __init__(
+        self,
+        hosts: int,
+        conditions: Conditions | None = None,
+        seed: int = 0,
+        plan: Plan | None = None,
+        rounds: int = 20,
+        test_every: int = 8,
+        fragments: int = 12,
+        compute_s: float = 0.003,
+        drift: float = 0.0,
+        timings: Timings | None = None,
+    ) -> None:
+        from tests.simulator.checks import Checks
+        from tests.simulator.host import Host
+
+        self.now = 0.0
+        self.random = random.Random(seed)
+        self.conditions = conditions or Conditions()
+        self.timings = timings or Timings()
+        self.plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
+        self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
+        self.compute_s = compute_s
+        self.frames = 0
+        self.groups: list[frozenset[int]] = []  # of host indices, while the LAN is cut
+        self.trace: deque[str] = deque(maxlen=_TRACED)
+        self.checks = Checks(self)
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._arrival: dict[tuple[int, int], float] = {}
+        self.hosts = [
+            Host(self, i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts)
+        ]
+
+    def note(self, text: str) -> None:
+        """A line of the trace."""
+        self.trace.append(f"{self.now:10.6f}  {text}")
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        """Do something at that time."""
+        heapq.heappush(self._queue, (max(time, self.now), next(self._order), event))
+
+    def run(self, until: Callable[[], bool], limit_s: float = 60.0) -> bool:
+        """Run until the condition holds; False if it does not within `limit_s` of virtual time, or nothing happens."""
+        while not until():
+            if not self._queue:
+                return False
+            time, _, event = heapq.heappop(self._queue)
+            if time > limit_s:
+                self.now = limit_s
+                return False
+            self.now = time
+            event()
+            self.checks.step()
+        return True
+
+    def broadcast(self, sender: Host, frame: bytes, when: float) -> None:
+        """A small frame."""
+        self.frames += 1
+        self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame))
+
+    def fragment(self, sender: Host, view: int, number: int, round_: int, at: int, when: float) -> None:
+        """One fragment of a contribution."""
+        self._deliver(
+            sender, when, lambda host: host.kernel.take_fragment(view, number, round_, at)
+        )
+
+    def connected(self, one: int, other: int) -> bool:
+        """Whether two hosts hear each other."""
+        return not self.groups or any(one in g and other in g for g in self.groups)
+
+    def cut(self, groups: Sequence[frozenset[int]]) -> None:
+        """Only hosts of one group hear each other."""
+        self.groups = list(groups)
+        self.note(f"CUT {[sorted(g) for g in groups]}" if groups else "HEALED")
+
+    def _deliver(self, sender: Host, when: float, take: Callable[[Host], None]) -> None:
+        conditions, rng = self.conditions, self.random
+        if conditions.loss and rng.random() < conditions.loss:
+            return
+        for host in self.hosts:
+            if host is sender or host.dead or not self.connected(sender.index, host.index):
+                continue
+            if conditions.loss and rng.random() < conditions.loss:
+                continue
+            copies = 2 if conditions.duplicate and rng.random() < conditions.duplicate else 1
+            for _ in range(copies):
+                arrival = when + HOP_S
+                if conditions.jitter_s:
+                    arrival += rng.random() * conditions.jitter_s
+                elif conditions.late and rng.random() < conditions.late:
+                    arrival += rng.random() * conditions.late_s
+                else:  # a LAN keeps the order between two hosts
+                    pair = (sender.index, host.index)
+                    arrival = max(arrival, self._arrival.get(pair, 0.0) + 1e-9)
+                    self._arrival[pair] = arrival
+                life = host.life
+                self.at(arrival, lambda host=host, life=life: host.if_alive(life, take))
