@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from siphash24 import siphash24
 
 from nicps import wire
 from nicps.wire import Flag, FrameType
@@ -21,6 +22,9 @@ from nicps.wire import Flag, FrameType
 PASS, DROP, TX = "pass", "drop", "tx"
 BANKS = 2
 SLOTS_PER_BLOCK = 8
+#: How far a sender's numbers may fall behind the highest.
+REPLAY_WINDOW = 1024
+LAST_SEQUENCE = 2**32 - 1
 CONTROL = frozenset(FrameType) - {FrameType.TOKEN, FrameType.FRAGMENT}
 BLOCK_BYTES = wire.BLOCK_LANES * 8
 #: Fragments that share a block, by lane width; 0 is raw bytes.
@@ -46,6 +50,7 @@ class Config:
     own_sent: int = 0
     fragments: int = 0
     blocks: int = 0
+    keyed: int = 0
     alive: bool = True
 
 
@@ -68,11 +73,27 @@ class Slot:
 
 
 @dataclass
+class Window:
+    """Numbers of a sender's frames: the highest believed, and the highest of a repeated token."""
+
+    highest: int = 0
+    repeat: int = 0
+
+
+def tag_of(ours: bytes, length: int, key: bytes) -> int:
+    """SipHash-2-4 of a frame's `length` bytes, with zeros for the tag."""
+    message = ours[:24] + bytes(8) + ours[32:length]
+    return int.from_bytes(siphash24(message, key=key).digest(), "little")
+
+
+@dataclass
 class XdpModel:
     """The program with its maps; `members` has zeros for who is not in the view."""
 
     config: Config
     members: Sequence[bytes]
+    key: bytes = b""
+    sequence: int = 0  # the last number that this host gave to a frame
     counters: Counter[str] = field(default_factory=Counter)
     seen: int = 0  # generation << 32 | hop
     bounced: int = 0
@@ -82,6 +103,7 @@ class XdpModel:
     def __post_init__(self) -> None:
         blocks = self.config.blocks
         self.progress: dict[tuple[int, int], tuple[int, int]] = {}  # bank, sender -> tag, count
+        self.windows: dict[int, Window] = {}
         self.slots: dict[tuple[int, int], Slot] = {}  # bank, fragment
         self.accumulators = np.zeros((BANKS, blocks, wire.BLOCK_LANES), np.int64)
 
@@ -124,12 +146,28 @@ class XdpModel:
             return Outcome(DROP, ("stranger",))
         if header.type == FrameType.TOKEN:
             return self._token(frame, ours, header)
-        outcome = self._fragment(ours, header)
-        return replace(outcome, heard=not {"added", "duplicate"}.isdisjoint(outcome.counters))
+        return self._fragment(ours, header)
 
     def _is_in(self, number: int) -> bool:
         known = 1 <= number <= min(self.config.members, len(self.members))
         return known and any(self.members[number - 1])
+
+    def _doubt(self, ours: bytes, header: wire.Header) -> str | None:
+        """Why a frame is not believed; None raises its sender's window."""
+        if not self.config.keyed:
+            return None
+        window = self.windows.get(header.sender, Window())
+        if header.sequence + REPLAY_WINDOW <= window.highest:
+            return "replayed"
+        if header.tag != tag_of(ours, header.length, self.key):
+            return "forged"
+        self.windows[header.sender] = window
+        if header.type == FrameType.TOKEN and header.flags & Flag.REPEAT:
+            if header.sequence <= window.repeat:
+                return "replayed"
+            window.repeat = header.sequence
+        window.highest = max(window.highest, header.sequence)
+        return None
 
     def _token(self, frame: bytes, ours: bytes, header: wire.Header) -> Outcome:
         config = self.config
@@ -143,6 +181,8 @@ class XdpModel:
             or header.length != wire.TOKEN_HEADER_BYTES + items
         ):
             return Outcome(DROP, ("malformed",))
+        if doubt := self._doubt(ours, header):
+            return Outcome(DROP, (doubt,))
         key = token.generation << 32 | token.hop
         if key <= self.seen:
             if header.flags & Flag.REPEAT:
@@ -173,6 +213,7 @@ class XdpModel:
         return bool(
             config.bounce
             and config.alive
+            and not (config.keyed and self.sequence >= LAST_SEQUENCE)
             and not header.flags & ~(Flag.REPEAT | Flag.BOUNCED)
             and token.state == wire.TokenState.OPEN
             and token.ranges == 0
@@ -192,6 +233,11 @@ class XdpModel:
         out[at + 36 : at + 40] = hop.to_bytes(4, "big")
         out[at + 40 : at + 42] = self.config.next.to_bytes(2, "big")
         out[at + 44 : at + 46] = (token.idle + 1).to_bytes(2, "big")
+        if self.config.keyed:
+            self.sequence += 1
+            out[at + 20 : at + 24] = self.sequence.to_bytes(4, "big")
+            tag = tag_of(bytes(out[at:]), header.length, self.key)
+            out[at + 24 : at + 32] = tag.to_bytes(8, "big")
         self.seen = self.bounced = token.generation << 32 | hop
         self.bounces += 1
         self.bounced_frame = bytes(out)
@@ -212,19 +258,23 @@ class XdpModel:
             return Outcome(DROP, ("shift",))
         if fragment.index >= config.blocks * PER_BLOCK[width]:
             return Outcome(DROP, ("range",))
+        before = self.windows.get(header.sender, Window()).highest
+        if doubt := self._doubt(ours, header):
+            return Outcome(DROP, (doubt,))
+        fresh_number = not config.keyed or header.sequence > before
         bank, tag = header.round & 1, header.view << 32 | header.round
         bit = 1 << header.sender - 1
         slot = self.slots.setdefault((bank, fragment.index), Slot())
         fresh = slot.tag != tag
         if not fresh and slot.seen & bit:
-            return Outcome(DROP, ("duplicate",))
+            return Outcome(DROP, ("duplicate",), heard=fresh_number)
         start = wire.FRAGMENT_HEADER_BYTES
         self._add(bank, fragment, ours[start : start + wire.PAYLOAD_BYTES], fresh)
         slot.tag, slot.seen = tag, bit if fresh else slot.seen | bit
         self._count(bank, 0, tag)
         if self._count(bank, header.sender, tag) == fragment.fragments:
-            return Outcome(PASS, ("added",))
-        return Outcome(DROP, ("added",))
+            return Outcome(PASS, ("added",), heard=True)
+        return Outcome(DROP, ("added",), heard=True)
 
     def _add(self, bank: int, fragment: wire.Fragment, payload: bytes, fresh: bool) -> None:
         block, part = divmod(fragment.index, PER_BLOCK[fragment.width])

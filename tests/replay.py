@@ -25,13 +25,14 @@ class State:
 
     progress: (bank, sender) -> (view, round, count); slots: (bank, fragment) -> (view, round,
     members seen); accumulators: int64 (2, blocks, 1440); ring: (generation, hop) seen, the same of
-    the last token bounced, and how many were.
+    the last token bounced, and how many were; windows: sender -> (highest number, of a repeat).
     """
 
     progress: dict[tuple[int, int], tuple[int, int, int]]
     slots: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]]
     accumulators: NDArray[np.int64]
     ring: tuple[tuple[int, int], tuple[int, int], int]
+    windows: dict[int, tuple[int, int]]
 
 
 class Target(Protocol):
@@ -60,8 +61,8 @@ def bits(mask: int) -> tuple[int, ...]:
 class ModelTarget:
     """The Python model."""
 
-    def __init__(self, config: Mapping[str, Any], members: list[bytes]) -> None:
-        self.model = XdpModel(Config(**config), members)
+    def __init__(self, config: Mapping[str, Any], members: list[bytes], key: bytes = b"") -> None:
+        self.model = XdpModel(Config(**config), members, key)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         self.model.configure(changes)
@@ -76,6 +77,7 @@ class ModelTarget:
             {at: (*halves(s.tag), bits(s.seen)) for at, s in model.slots.items() if s.seen},
             model.accumulators,
             (halves(model.seen), halves(model.bounced), model.bounces),
+            {sender: (w.highest, w.repeat) for sender, w in model.windows.items() if w.highest},
         )
 
 
@@ -88,6 +90,11 @@ def load(path: Path) -> dict[str, Any]:
 def member_macs(sequence: Mapping[str, Any]) -> list[bytes]:
     """The members' addresses, that of member 1 first."""
     return [bytes.fromhex(text.replace(":", "")) for text in sequence["members"]]
+
+
+def view_key(sequence: Mapping[str, Any]) -> bytes:
+    """The view's key; empty on a trusted LAN."""
+    return bytes.fromhex(sequence.get("key", ""))
 
 
 def expected_state(sequence: Mapping[str, Any]) -> State:
@@ -110,6 +117,7 @@ def expected_state(sequence: Mapping[str, Any]) -> State:
         },
         accumulators,
         (tuple(ring["seen"]), tuple(ring["bounced"]), ring["bounces"]),
+        {e["sender"]: (e["highest"], e["repeat"]) for e in end["windows"]},
     )
 
 
@@ -122,6 +130,7 @@ def compare(found: State, expected: State) -> None:
         (*at, int(found.accumulators[*at]), int(expected.accumulators[*at])) for at in differ[:8]
     ]
     assert found.ring == expected.ring
+    assert found.windows == expected.windows
 
 
 def replay(sequence: Mapping[str, Any], target: Target) -> None:
@@ -134,6 +143,8 @@ def replay(sequence: Mapping[str, Any], target: Target) -> None:
         outcome = target.run(encode.from_text(step["frame"]))
         assert outcome.verdict == step["verdict"], where
         assert sorted(outcome.counters) == sorted(step["counters"]), where
+        if "heard" in step:
+            assert outcome.heard == step["heard"], where
         if step["verdict"] == "tx":
             assert outcome.out is not None, where
             assert outcome.out.hex() == encode.from_text(step["out"]).hex(), where

@@ -46,8 +46,8 @@ DESCRIPTION = """\
 The kernel's add of one full fragment, by BPF_PROG_TEST_RUN on one core, with all checks. warm: distinct fragments into
 a small map; cold: distinct fragments over the accumulators of --params parameters, so that every slot is out of the
 cache; first: the same, stored as the first of its slot; repeat: one fragment again and again (found to be a
-duplicate). With a key each fragment carries a tag that is checked first; sign: the sender's side of that, the program at
-the interface's egress. The time of the test run's own loop is measured and subtracted."""
+duplicate). With a key each fragment carries a tag that is checked first; sign: the sender's side of that, the program
+at the interface's egress. The time of the test run's own loop is measured and subtracted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,9 @@ def run(args: argparse.Namespace) -> int:
         file=out,
     )
     for row in rows:
+        key = "yes" if row.key else "no"
         print(
-            f"{row.lane:<6}{'yes' if row.key else 'no':<5}{row.case:<8}{row.ns_median:>7.0f} ns{row.ns_min:>7.0f} ns{row.loop_ns:>5.0f} ns"
+            f"{row.lane:<6}{key:<5}{row.case:<8}{row.ns_median:>7.0f} ns{row.ns_min:>7.0f} ns{row.loop_ns:>5.0f} ns"
             f"{row.gbit_per_s:>9.1f} Gbit/s",
             file=out,
         )

@@ -31,7 +31,7 @@ _ALL = 3  # ETH_P_ALL
 _log = logging.getLogger(__name__)
 
 
-def attach(program_fd: int, interface: Interface) -> tuple[Callable[[], None], Mode]:
+def attach(program_fd: int, interface: Interface) -> tuple[Callable[[], object], Mode]:
     """Attach the program; what takes it off again, and how it is attached.
 
     Raises:

@@ -88,32 +88,36 @@ class Steered(Protocol):
         """To whoever watches the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How far the job is at a host that takes the lead over.
+
+    `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what is to
+    come after the last. `finishing`: the end has been decided already.
+    """
+
+    able: bool
+    trained: bool
+    finishing: bool
+
+
 class Course:
     """The lead's decisions.
 
     Args:
-        begun: the job has been handed out already: this host leads where another has led before.
-        trained: its training program has committed rounds, and tells again what is to come after the last.
-        finishing: the end has been decided already.
+        found: how far the job is, where another has led before.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        host: Steered,
-        *,
-        begun: bool = False,
-        trained: bool = False,
-        finishing: bool = False,
-    ) -> None:
+    def __init__(self, plan: Plan, host: Steered, found: Found | None = None) -> None:
         self.plan = plan
         self.unit = plan.unit  # the last training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
         self._host = host
-        self._begun = begun
-        self._trained = trained
-        self._finishing = finishing
+        self._begun = found is not None
+        self._able = found is None or found.able
+        self._trained = found is not None and found.trained
+        self._finishing = found is not None and found.finishing
         self._decided: tuple[int, str] | None = None  # the training program's last word
         self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
         self._waiting: dict[bytes, Answered] = {}  # who wants to come back
@@ -143,6 +147,8 @@ class Course:
         elif not self._begun:
             self._begun = True
             self._stream("job")
+        elif not self._able:
+            self.stop("the starter has left before everybody had the job")
         elif self._streaming:
             pass  # `streamed` goes on
         elif handing_out and phase is not None and host.open_round <= phase.last_round:
@@ -378,9 +384,7 @@ class Course:
     def _lost(self, phase: Phase) -> None:
         """Whoever handed out has left in the middle of it."""
         purpose, self._purpose = phase.settings["purpose"], ""
-        if purpose == "job":
-            self.stop("the starter has left before everybody had the job")
-        elif purpose == "collect" and self._finishing:
+        if purpose == "collect" and self._finishing:
             self._collect_next()
         elif purpose == "collect":
             self._finish()

@@ -121,7 +121,7 @@ class Node:
         self._acked: tuple[int, bool, bytes] = (0, True, b"")
         self._farewell: _Farewell | None = None
         self._leavers: dict[int, int] = {}  # number -> how often it has said so
-        self._heard = 0.0
+        self._heard = 0.0  # the lead, last
         self._beacon_at = 0.0
         self._call_at = 0.0
         self._ended = False  # the view's job has ended here (STOP)
@@ -191,7 +191,7 @@ class Node:
         )
         self._ballot.start(now)
         self._acked = (phase.number, False, b"")
-        self._hear(_Heard(phase, round_))
+        self._hear(now, _Heard(phase, round_))
         return self._take(now)
 
     def prepared(self, now: float, number: int, answer: bytes = b"") -> list[Action]:
@@ -283,7 +283,6 @@ class Node:
         self, now: float, seen: tuple[int, int], heard: float, bounced: bytes | None
     ) -> None:
         """State of the XDP program, before `on_frame` of what it passed up (`Ring.kernel_saw`)."""
-        self._heard = max(self._heard, heard)
         if self.ring is not None and not self.changing:
             if bounced is not None:
                 self.ring.bounced(heard, wire.unpack(bounced))
@@ -306,7 +305,8 @@ class Node:
         elif isinstance(body, wire.View) and body.step == wire.ViewStep.INSTALL:
             self._on_install(now, source, frame)
         elif header.view == self.view.number and self.view.number_of(source) == header.sender != 0:
-            self._heard = max(self._heard, now)
+            if header.sender == self.view.lead:
+                self._heard = now
             if isinstance(body, wire.View | wire.Vote) or header.sender in self.view.live:
                 self._on_member_frame(now, source, frame)
         elif isinstance(body, wire.View) and header.view < self.view.number:
@@ -672,7 +672,7 @@ class Node:
         elif self.changing:
             return
         elif isinstance(body, wire.Decision):
-            self._on_decision(frame)
+            self._on_decision(now, frame)
         elif isinstance(body, wire.Ack):
             if self._ballot is not None and body.number == self._ballot.number:
                 self._ballot.acknowledge(now, header.sender, bool(body.prepared), frame.tail)
@@ -712,7 +712,7 @@ class Node:
 
     # ---- deciding
 
-    def _on_decision(self, frame: wire.Frame) -> None:
+    def _on_decision(self, now: float, frame: wire.Frame) -> None:
         body, header = frame.body, frame.header
         assert isinstance(body, wire.Decision)
         if header.sender != self.view.lead:
@@ -722,11 +722,12 @@ class Node:
             self._decided = body.number
             self._acked = (body.number, False, b"")
             self._acknowledge()
-            self._hear(_Heard(phase, header.round))
+            self._hear(now, _Heard(phase, header.round))
         else:
             self._acknowledge()
 
-    def _hear(self, heard: _Heard) -> None:
+    def _hear(self, now: float, heard: _Heard) -> None:
+        self._heard = now
         if self.ring is not None:
             self.ring.freeze()
         self._next_ring = None
@@ -818,7 +819,7 @@ class Node:
         return (
             self.state is NodeState.MEMBER
             and not self.leads
-            and self.ring is None
+            and (self.ring is None or self.ring.frozen)
             and not self.changing
         )
 
@@ -829,7 +830,7 @@ class Node:
     @property
     def _beacons(self) -> bool:
         """Between phases the lead lets itself be heard."""
-        return self.leads and self.ring is None and not self.changing
+        return self.leads and (self.ring is None or self.ring.frozen) and not self.changing
 
     @property
     def _calls_back(self) -> bool:

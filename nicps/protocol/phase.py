@@ -32,7 +32,7 @@ class Timings:
     `decision_s`. R16: `repeat_s`. A want (the token is parked) is repeated after `want_s`.
 
     R17: the n-th member after a silent one waits n times `silence_s` before it proposes to go on without it, or longer
-    where answers have been slow (`Patience`), up to `silence_most_s`; so everybody gives a sign of life four times
+    where answers have been slow (`Patience`), up to `silence_most_s`; so everybody gives a sign of life three times
     in `silence_s`. A proposer waits `vote_s` for promises, and `grace_s` for the suspect's own. Without a majority
     for `cut_s` the user is told. The lead calls standby hosts every `call_back_s` (R20). The job's end waits
     `stop_s` for who does not answer.
@@ -58,7 +58,7 @@ class Timings:
     @property
     def beacon_s(self) -> float:
         """Between two signs of life of who has nothing else to say."""
-        return self.silence_s / 4
+        return self.silence_s / 3
 
 
 class Patience:

@@ -317,13 +317,15 @@ class Ring:
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
-        """Repeat what nobody seems to have heard (R16), want what does not come, announce what is parked."""
+        """Repeat what nobody seems to have heard (R16), want what does not come, send round what is parked."""
         if self._last_sent is not None and not self._sending:
             if not self._is_last_broadcaster():
                 self._last_sent = None  # somebody went on from it
             elif now >= self._repeat_at():
-                self._repeat(now)
-                if not self.holding:
+                if self.holding:
+                    self._send_round(now)
+                else:
+                    self._repeat(now)
                     self._repeat_s = min(self._repeat_s * 2, self._timings.repeat_s * _BACKOFF)
         if self._sending and self._others and now >= self._life_at():
             self._beacon_at = now
@@ -563,7 +565,7 @@ class Ring:
         self._last_sent_at = self._handed_at = now
 
     def _repeat_at(self) -> float:
-        """A parked token is announced at intervals; any other is repeated once the ring has fallen silent.
+        """A parked token goes round at intervals; any other is repeated once the ring has fallen silent.
 
         Fragments put it off, but prove nothing: they may be late ones of the holder before.
         """
@@ -603,6 +605,12 @@ class Ring:
         if tell is not None:
             tell(now, self._owner)
 
+    def _send_round(self, now: float) -> None:
+        """A parked token goes round once: who does not hand it on has left, though nobody waits for it."""
+        assert self.token is not None
+        self.token.idle = 0
+        self._hand_to(now, self._view.next_after(self.number))
+
     def _is_last_broadcaster(self) -> bool:
         return self._last_sent is not None and self._last_sent.key >= self._seen
 
@@ -613,6 +621,11 @@ class Ring:
         self._last_sent_at = now
         flags = wire.Flag.REPEAT | (wire.Flag.PARKED if self.holding else wire.Flag(0))
         self._emit(Send(token.pack(self._header(flags, token.round))))
+
+    @property
+    def frozen(self) -> bool:
+        """A decision has been heard, and the phase is about to end."""
+        return self._frozen
 
     def _wants(self) -> bool:
         """Whether this member would do something with the token."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol in virtual time: the production state machines under seeded schedules of faults.
 
-    lan.py      the LAN: loss, duplication, reordering, delay, cuts; virtual time; the trace
-    host.py     one host: the node, a model of its XDP program, of its agent and its training program
-    checks.py   the invariants, looked at after every step
-    faults.py   schedules of faults, from a seed
-    __main__.py python -m tests.simulator --seed 17 --trace: one schedule again, readable
+lan.py      the LAN: loss, duplication, reordering, delay, cuts; virtual time; the trace
+host.py     one host: the node, a model of its XDP program, of its agent and its training program
+checks.py   the invariants, looked at after every step
+faults.py   schedules of faults, from a seed
+__main__.py python -m tests.simulator --seed 17 --trace: one schedule again, readable
 """

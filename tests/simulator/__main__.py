@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.simulator`: many seeds, or one again with its trace.
 
-    python -m tests.simulator --seeds 2000            seeds 0 to 1999
-    python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of its trace
+python -m tests.simulator --seeds 2000            seeds 0 to 1999
+python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of its trace
 """
 
 from __future__ import annotations

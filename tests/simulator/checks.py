@@ -85,7 +85,9 @@ class Checks:
         if self.split:
             return
         if self.views.setdefault(view.number, what) != what:
-            self.fail(f"view {view.number} is {self.views[view.number]} and, at {host.node.name}, {what}")
+            self.fail(
+                f"view {view.number} is {self.views[view.number]} and, at {host.node.name}, {what}"
+            )
 
     # ---- rounds
 

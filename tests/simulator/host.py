@@ -20,7 +20,6 @@ from nicps.protocol import (
     Installed,
     Joiner,
     Node,
-    NodeState,
     Phase,
     PhaseAgreed,
     Prepare,
@@ -30,7 +29,7 @@ from nicps.protocol import (
     Struck,
     View,
 )
-from nicps.protocol.course import Course
+from nicps.protocol.course import Course, Found
 from nicps.protocol.token import TokenState
 
 if TYPE_CHECKING:
@@ -241,9 +240,7 @@ class Host:
     def later(self, delay_s: float, event: Callable[[], None]) -> None:
         """In this life."""
         life = self.life
-        self.lan.at(
-            self.lan.now + delay_s, lambda: self.if_alive(life, lambda _: self.wake(event))
-        )
+        self.lan.at(self.lan.now + delay_s, lambda: self.if_alive(life, lambda _: self.wake(event)))
 
     # ---- Receiver
 
@@ -404,13 +401,13 @@ class Host:
         if view.lead == node.number:
             if self.course is None:
                 program = self.program
-                self.course = Course(
-                    self.lan.plan,
-                    self,
-                    begun=True,
+                found = Found(
+                    able=(program is not None or self.starting)
+                    and node.number not in node.learners,
                     trained=program is not None and program.last > 0,
                     finishing=self.finishing,
                 )
+                self.course = Course(self.lan.plan, self, found)
                 self.course.fragments = self.lan.fragments if program is not None else 0
                 if program is not None and program.last:
                     self._decide_later()
@@ -534,10 +531,15 @@ class Host:
             program.weights = str(phase.settings["model"])  # what the hand-out brought
             program.trained = int(phase.settings["trained"])
             program.last = int(phase.settings["last"])
-        if phase.shares[node.number - 1]:
-            self.lan.checks.same_model(self, phase)
-        self.later(self.lan.random.random() * 0.001, prepared)
-        self._compute(phase, phase.first_round)
+
+        def entered() -> None:  # once it has applied what was committed before
+            if phase.shares[node.number - 1] and epoch == self._epoch:
+                self.lan.checks.same_model(self, phase)
+            if epoch == self._epoch:
+                prepared()
+                self._compute(phase, phase.first_round)
+
+        self.later(2e-4 + self.lan.random.random() * 0.001, entered)
 
     def _begin(self, phase: Phase, round_: int) -> None:
         """Back in this phase, in the middle of it."""

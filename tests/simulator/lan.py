@@ -66,9 +66,7 @@ class Lan:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._arrival: dict[tuple[int, int], float] = {}
-        self.hosts = [
-            Host(self, i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts)
-        ]
+        self.hosts = [Host(self, i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts)]
 
     def note(self, text: str) -> None:
         """A line of the trace."""
@@ -97,7 +95,9 @@ class Lan:
         self.frames += 1
         self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame))
 
-    def fragment(self, sender: Host, view: int, number: int, round_: int, at: int, when: float) -> None:
+    def fragment(
+        self, sender: Host, view: int, number: int, round_: int, at: int, when: float
+    ) -> None:
         """One fragment of a contribution."""
         self._deliver(
             sender, when, lambda host: host.kernel.take_fragment(view, number, round_, at)

@@ -80,7 +80,8 @@ def test_refused(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", replay.SEQUENCES, ids=lambda path: path.stem)
 def test_sequences_against_the_model(path: Path) -> None:
     sequence = replay.load(path)
-    target = replay.ModelTarget(sequence["config"], replay.member_macs(sequence))
+    macs, key = replay.member_macs(sequence), replay.view_key(sequence)
+    target = replay.ModelTarget(sequence["config"], macs, key)
     replay.replay(sequence, target)
 
 

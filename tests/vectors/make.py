@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vectors import encode, frames
-from tests.vectors.scenarios import adding, passing, refusing
+from tests.vectors.scenarios import adding, passing, refusing, signing
 
 HERE = Path(__file__).resolve().parent
 SPDX = "SPDX-License-Identifier: Apache-2.0"
@@ -56,7 +56,8 @@ def dump(value: Any, indent: str = "") -> str:
 def outputs() -> dict[Path, str]:
     """Every file and what it must hold."""
     files = {HERE / "frames.json": dump(frames_json()) + "\n"}
-    for make in (*adding.SCENARIOS, *refusing.SCENARIOS, *passing.SCENARIOS):
+    rooms = (adding, refusing, passing, signing)
+    for make in (scenario for room in rooms for scenario in room.SCENARIOS):
         scenario = make()
         path = HERE / "sequences" / f"{scenario.name}.json"
         assert path not in files, f"two scenarios are called {scenario.name}"

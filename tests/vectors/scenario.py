@@ -33,16 +33,25 @@ class Scenario:
         why: what it shows, one sentence.
         members: how many; member k has `mac(k)`.
         left: numbers of those who are not in the view any more (R19).
+        key: of the view, 16 bytes: then frames carry tags unless said otherwise.
         config: what differs from the usual configuration (`nicps_config`). `alive` stands for
             `alive_until_ns`: true is an hour ahead, false is past.
     """
 
     def __init__(
-        self, name: str, why: str, *, members: int = 3, left: Sequence[int] = (), **config: Any
+        self,
+        name: str,
+        why: str,
+        *,
+        members: int = 3,
+        left: Sequence[int] = (),
+        key: bytes | None = None,
+        **config: Any,
     ) -> None:
         self.name, self.why = name, why
         numbers = range(1, members + 1)
         self.members = [NOBODY if number in left else mac(number) for number in numbers]
+        self.key = key
         own = config.get("number", 1)
         after = [
             number for number in (*range(own + 1, members + 1), *numbers) if number not in left
@@ -63,18 +72,30 @@ class Scenario:
             "own_sent": 0,
             "fragments": 2,
             "blocks": 4,
+            "keyed": int(key is not None),
             "alive": True,
         }
         assert set(config) <= set(usual), set(config) - set(usual)
         self.config = usual | config
         self.steps: list[dict[str, Any]] = []
         self.end: dict[str, Any] = {}
-        self._sequence = 0
+        self._sequence = self._bounced = 0
 
     def step(
-        self, say: str, data: bytes, verdict: str, *counters: str, out: bytes = b"", of: str = ""
+        self,
+        say: str,
+        data: bytes,
+        verdict: str,
+        *counters: str,
+        out: bytes = b"",
+        of: str = "",
+        heard: bool | None = None,
     ) -> None:
-        """A frame in, from its Ethernet header on; the verdict; the counters that rise by one."""
+        """A frame in, from its Ethernet header on; the verdict; the counters that rise by one.
+
+        Args:
+            heard: whether it is taken for a member's sign of life.
+        """
         step: dict[str, Any] = {"say": say}
         if of:
             step["of"] = of
@@ -82,6 +103,8 @@ class Scenario:
         step["counters"] = list(counters)
         if verdict == TX:
             step["out"] = encode.to_text(out, 14, 46)
+        if heard is not None:
+            step["heard"] = heard
         self.steps.append(step)
 
     def agent(self, say: str, **config: Any) -> None:
@@ -95,9 +118,10 @@ class Scenario:
         *,
         source: str | None = None,
         tail: bytes = b"",
+        key: bytes | None = None,
         **header: Any,
     ) -> tuple[bytes, str]:
-        """A frame of the usual network, view and round, and what it is in words."""
+        """A frame of the usual network, view and round, and what it is in words; `key`: another than the view's."""
         self._sequence += 1
         usual: Fields = {
             "network": NETWORK,
@@ -108,6 +132,8 @@ class Scenario:
         }
         fields = usual | header
         data = encode.frame(fields, *structs, tail=tail)
+        if self.key is not None and "tag" not in header:
+            data = encode.sign(data, key or self.key)
         sender = source or mac(fields["sender"] & 0xFF)
         return encode.ethernet(sender, data), encode.words([("header", fields), *structs])
 
@@ -120,8 +146,10 @@ class Scenario:
         source: str | None = None,
         header: Mapping[str, Any] | None = None,
         tail: bytes | None = None,
+        key: bytes | None = None,
+        heard: bool | None = None,
         **fields: Any,
-    ) -> None:
+    ) -> bytes:
         """A fragment: two in a contribution, 32-bit lanes, unless said otherwise."""
         usual = {"index": 0, "fragments": 2, "width": 32, "shift": 0, "samples": 32}
         fragment = usual | fields
@@ -130,8 +158,11 @@ class Scenario:
         if tail is None:
             width = fragment["width"] if fragment["width"] in (0, 8, 16, 32) else 32
             tail = encode.lanes(width, values or {})
-        data, of = self.frame([("fragment", fragment)], source=source, tail=tail, **(header or {}))
-        self.step(say, data, verdict, *counters, of=of)
+        data, of = self.frame(
+            [("fragment", fragment)], source=source, tail=tail, key=key, **(header or {})
+        )
+        self.step(say, data, verdict, *counters, of=of, heard=heard)
+        return data
 
     def token(
         self,
@@ -145,8 +176,10 @@ class Scenario:
         ranges: Sequence[Mapping[str, Any]] = (),
         ranges_said: int | None = None,
         out: Mapping[str, Any] | None = None,
+        key: bytes | None = None,
+        heard: bool | None = None,
         **fields: Any,
-    ) -> None:
+    ) -> bytes:
         """A token of generation 4 with an entry a member; `out` is what differs in the bounced one.
 
         In `out`, `header` fields go by their names with `header_` in front.
@@ -163,7 +196,7 @@ class Scenario:
             "unit_before": -40,
         } | fields
         rest: list[tuple[str, Mapping[str, Any]]] = [*entries, *(("range", r) for r in ranges)]
-        data, of = self.frame([("token", token), *rest], source=source, **(header or {}))
+        data, of = self.frame([("token", token), *rest], source=source, key=key, **(header or {}))
         bounced = b""
         if out is not None:
             own = self.config["number"]
@@ -180,8 +213,15 @@ class Scenario:
                 "sender": own,
                 **changed,
             }
-            bounced = encode.ethernet(mac(own), encode.frame(fields_out, ("token", body), *rest))
-        self.step(say, data, verdict, *counters, out=bounced, of=of)
+            if self.key is not None:
+                self._bounced += 1
+                fields_out["sequence"] = self._bounced
+            whole = encode.frame(fields_out, ("token", body), *rest)
+            if self.key is not None:
+                whole = encode.sign(whole, self.key)
+            bounced = encode.ethernet(mac(own), whole)
+        self.step(say, data, verdict, *counters, out=bounced, of=of, heard=heard)
+        return data
 
     def ends(
         self,
@@ -192,6 +232,7 @@ class Scenario:
         ring: tuple[int, int] = (0, 0),
         bounced: tuple[int, int] = (0, 0),
         bounces: int = 0,
+        windows: Sequence[tuple[int, int, int]] = (),
         view: int = VIEW,
     ) -> Scenario:
         """The state at the end; whatever is not named is as it was at the start.
@@ -204,6 +245,7 @@ class Scenario:
                 "byte", "values"}: consecutive from there on, everything else 0.
             ring: generation and hop of the highest token seen or sent.
             bounced: the same of the last token bounced; `bounces`: how many.
+            windows: (sender, highest number believed, the same of repeated tokens).
         """
         keys = ("round", "sender", "count", "view")
         self.end = {
@@ -216,6 +258,10 @@ class Scenario:
             ],
             "accumulators": [dict(entry) for entry in accumulators],
             "ring": {"seen": list(ring), "bounced": list(bounced), "bounces": bounces},
+            "windows": [
+                {"sender": sender, "highest": highest, "repeat": repeat}
+                for sender, highest, repeat in windows
+            ],
         }
         return self
 
@@ -225,6 +271,7 @@ class Scenario:
             "name": self.name,
             "why": self.why,
             "members": self.members,
+            **({"key": self.key.hex()} if self.key is not None else {}),
             "config": self.config,
             "steps": self.steps,
             "end": self.end,

@@ -38,6 +38,9 @@ class XdpTarget:
         self._members = self._view(maps["members"], records["member"])
         self._ring = self._view(maps["ring"], records["ring"])
         self._saved = self._view(maps["bounced_frame"], records["saved"])
+        self._key = self._view(maps["view_key"], records["key"])
+        self._outgoing = self._view(maps["outgoing"], records["outgoing"])
+        self._windows = self._view(maps["windows"], records["window"])
         self._limits = self._view(maps["limits"], records["limit"])
         self._progress = self._view(maps["progress"], records["progress"])
         self._counters = self._view(maps["counters"], np.dtype("u8"))
@@ -59,15 +62,19 @@ class XdpTarget:
         """Unload."""
         self._loaded.close()
 
-    def begin(self, config: Mapping[str, Any], members: Sequence[bytes]) -> None:
-        """Everything empty, then this configuration and these members."""
+    def begin(self, config: Mapping[str, Any], members: Sequence[bytes], key: bytes = b"") -> None:
+        """Everything empty, then this configuration, these members and this key."""
         for view in (self._ring, self._saved, self._progress, self._counters, self._slots):
             view[...] = np.zeros((), view.dtype)
         for view in (self._config, self._members, self._limits, self._sums):
             view[...] = np.zeros((), view.dtype)
+        for view in (self._key, self._outgoing, self._windows):
+            view[...] = np.zeros((), view.dtype)
         assert config["blocks"] <= self.blocks
         for number, mac in enumerate(members, 1):
             self._members["mac"][number] = np.frombuffer(mac, np.uint8)
+        if key:
+            self._key["word"] = np.frombuffer(key, "<u8")
         self.configure(config)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
@@ -121,4 +128,9 @@ class XdpTarget:
             slots,
             used.reshape(BANKS, blocks, wire.BLOCK_LANES).copy(),
             (halves(int(ring["seen"])), halves(int(ring["bounced"])), int(ring["bounces"])),
+            {
+                sender: (int(w["highest"]), int(w["repeat"]))
+                for sender, w in enumerate(self._windows)
+                if w["highest"]
+            },
         )

@@ -34,14 +34,13 @@ def program() -> Iterator[XdpTarget]:
 @pytest.mark.parametrize("path", replay.SEQUENCES, ids=lambda path: path.stem)
 def test_sequences(path: Path, program: XdpTarget) -> None:
     sequence = replay.load(path)
-    program.begin(sequence["config"], replay.member_macs(sequence))
+    program.begin(sequence["config"], replay.member_macs(sequence), replay.view_key(sequence))
     replay.replay(sequence, program)
 
 
 HEADER = {
     "network": NETWORK,
     "flags": 0,
-    "sequence": 1,
     "tag": 0,
 }
 #: What may be wrong with a frame: field of the header -> values.
@@ -101,13 +100,16 @@ def fragments(draw: st.DrawFn) -> tuple[dict[str, int], bytes]:
 
 
 @st.composite
-def frames(draw: st.DrawFn, hop: int, view: int, round_: int) -> bytes:
+def frames(
+    draw: st.DrawFn, hop: int, view: int, round_: int, sequence: int, view_key: bytes
+) -> bytes:
     """One frame of a member, sound in two draws of three; else something is wrong with it."""
     name = draw(st.sampled_from(["fragment"] * 6 + ["token"] * 5 + ["ack"]))
     header = HEADER | {
         "view": view,
         "sender": draw(st.sampled_from([2, 3])),
         "round": round_ + draw(st.sampled_from([0, 0, 0, 1])),
+        "sequence": max(0, sequence - draw(st.sampled_from([0, 0, 0, 0, 1, 5, 1023, 1024]))),
     }
     fields: dict[str, int] = {"number": 1}
     tail = b""
@@ -137,6 +139,8 @@ def frames(draw: st.DrawFn, hop: int, view: int, round_: int) -> bytes:
         cut = draw(st.sampled_from([0, 1, 5, 20, 60, 1400]))
         padding = draw(st.sampled_from([0, 1, 60]))
     data = encode.frame(header, (name, fields), tail=tail)
+    if view_key and len(data) <= 1500 and draw(st.sampled_from([True] * 9 + [False])):
+        data = encode.sign(data, view_key)
     whole = encode.ethernet(mac(source), data, ethertype)
     return whole[: max(14, len(whole) - cut)] + bytes(padding)
 
@@ -173,23 +177,26 @@ CONFIG = {
     "own_sent": 0,
     "fragments": 2,
     "blocks": BLOCKS,
+    "keyed": 0,
     "alive": True,
 }
 
 
+@pytest.mark.parametrize("key", [b"", bytes(range(16))], ids=["open", "keyed"])
 @settings(
     max_examples=160,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(st.data())
-def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject) -> None:
-    model = replay.ModelTarget(CONFIG, MACS)
+@given(data=st.data())
+def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject, key: bytes) -> None:
+    config = CONFIG | {"keyed": int(bool(key))}
+    model = replay.ModelTarget(config, MACS, key)
     now = model.model.config
-    program.begin(CONFIG, MACS)
+    program.begin(config, MACS, key)
     sent: list[bytes] = []
-    hop = 1
+    hop = sequence = 1
     for _ in range(data.draw(st.integers(5, 40))):
         action = data.draw(st.sampled_from(["frame"] * 14 + ["repeat"] * 3 + ["agent"] * 3))
         if action == "agent":
@@ -198,9 +205,11 @@ def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject) 
             program.configure(change)
             continue
         repeated = action == "repeat" and sent
-        frame = data.draw(st.sampled_from(sent) if repeated else frames(hop, now.view, now.round))
+        fresh = frames(hop, now.view, now.round, sequence, key)
+        frame = data.draw(st.sampled_from(sent) if repeated else fresh)
         sent.append(frame)
         hop += data.draw(st.sampled_from([1, 1, 2]))
+        sequence += data.draw(st.sampled_from([1, 1, 1, 1, 700]))
         expected = model.run(frame)
         assert program.run(frame) == expected, frame[:120].hex()
     replay.compare(program.state(), model.state())
