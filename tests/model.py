@@ -201,7 +201,7 @@ class XdpModel:
             header.flags & (Flag.REPEAT | Flag.PARKED)
             or header.round != config.round
             or token.sent != config.sent_seen
-            or token.state == wire.TokenState.CLOSING
+            or token.state != wire.TokenState.OPEN
         ):
             return Outcome(PASS, ("raised",))
         return Outcome(DROP, ("heard",))

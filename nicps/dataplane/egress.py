@@ -24,9 +24,8 @@ Mode = Literal["tcx", "clsact"]
 PROGRAM = "nicps_egress"
 
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
-_CLSACT = 0xFFFF0000
-_PRIORITY = 0x6E63
-_ALL = 3  # ETH_P_ALL
+#: A priority that nobody else has, and all protocols.
+_PLACE = {"parent": _EGRESS, "prio": 0x6E63, "protocol": 3}
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +64,7 @@ def add_filter(program_fd: int, interface: Interface) -> None:
             except NetlinkError as error:
                 if error.code != errno.EEXIST:  # somebody else's, which we share
                     raise
-            place = {"parent": _EGRESS, "prio": _PRIORITY, "protocol": _ALL}
-            route.tc("add-filter", "bpf", interface.index, ":1", **place, **rule)
+            route.tc("add-filter", "bpf", interface.index, ":1", **_PLACE, **rule)
         except NetlinkError as error:
             raise EnvironmentProblem(
                 f"the kernel takes no program at the egress of {interface.name} ({os.strerror(error.code)}): "
@@ -87,9 +85,7 @@ def clear(interface: Interface) -> bool:
         with IPRoute() as route:
             found = [rule for rule in _rules(route, index, _EGRESS) if _name(rule) == PROGRAM]
             for rule in found:
-                priority, protocol = rule["info"] >> 16, rule["info"] & 0xFFFF
-                place = {"parent": _EGRESS, "prio": priority, "protocol": protocol}
-                route.tc("del-filter", "bpf", index, rule["handle"], **place)
+                route.tc("del-filter", "bpf", index, rule["handle"], **_PLACE)
             if found and not [*_rules(route, index, _EGRESS), *_rules(route, index, _INGRESS)]:
                 route.tc("del", "clsact", index)
     except NetlinkError as error:

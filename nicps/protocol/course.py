@@ -120,6 +120,7 @@ class Course:
         self._finishing = found is not None and found.finishing
         self._decided: tuple[int, str] | None = None  # the training program's last word
         self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
+        self._collecting = False
         self._waiting: dict[bytes, Answered] = {}  # who wants to come back
         self._purpose = ""  # of the hand-out that is being got ready or is under way
         self._streaming = False  # it is being got ready
@@ -149,17 +150,17 @@ class Course:
             self._stream("job")
         elif not self._able:
             self.stop("the starter has left before everybody had the job")
+        elif self._finishing:
+            self._finish()
         elif self._streaming:
             pass  # `streamed` goes on
         elif handing_out and phase is not None and host.open_round <= phase.last_round:
             if phase.settings["source"] not in view.live:
-                self._lost(phase)
+                self._lost()
         elif handing_out and self._purpose:
             pass  # it is over: `handed_out` goes on
         elif self._purpose:
             self._again()
-        elif self._finishing:
-            self._finish()
         elif phase is None or handing_out:
             self._resume()
         elif self._decided is not None and self._decided[0] == host.open_round - 1:
@@ -201,7 +202,7 @@ class Course:
         if self.stopping:
             return
         purpose, self._purpose = phase.settings["purpose"], ""
-        if purpose == "collect":
+        if purpose == "collect" and self._collecting:
             self._collect_next()
         elif purpose == "files":
             self._resume()
@@ -249,6 +250,7 @@ class Course:
                 for number, answer in sorted(answers.items())
                 if number != self._host.view.lead and answer["bytes"]
             ]
+            self._collecting = True
             self._collect_next()
         elif phase.kind is wire.PhaseKind.TRAIN and not self._trained:
             self._host.tell("training")
@@ -310,7 +312,7 @@ class Course:
         )
 
     def _finish(self) -> None:
-        self._finishing = True
+        self._finishing, self._collecting = True, False
         self._host.call_back("")
         self._host.decide(Phase(number=0, generation=0, kind=wire.PhaseKind.FINISH))
 
@@ -372,21 +374,12 @@ class Course:
 
     def _again(self) -> None:
         """A hand-out was decided, and has not begun."""
-        purpose = self._purpose
-        if purpose == "job":
+        if self._purpose == "job":
             self._stream("job")
-        elif purpose == "collect":
-            self._purpose = ""
-            self._finish()
         else:
             self._give()
 
-    def _lost(self, phase: Phase) -> None:
+    def _lost(self) -> None:
         """Whoever handed out has left in the middle of it."""
-        purpose, self._purpose = phase.settings["purpose"], ""
-        if purpose == "collect" and self._finishing:
-            self._collect_next()
-        elif purpose == "collect":
-            self._finish()
-        else:
-            self._resume()
+        self._purpose = ""
+        self._resume()

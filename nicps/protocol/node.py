@@ -632,7 +632,8 @@ class Node:
 
     def _tell(self, number: int, nonce: int) -> None:
         """Somebody is still in an older view: tell it of ours."""
-        if number and self._installation is not None and self.state is NodeState.MEMBER:
+        current = self.state is NodeState.MEMBER or self._ended
+        if number and self._installation is not None and current:
             self._installation.tell(number, nonce)
 
     def _tick_view(self, now: float) -> None:

@@ -26,13 +26,17 @@ def test_rows(checkout: Path) -> None:
     )
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["params"] == 36000
-    cases = [(row["lane"], row["case"]) for row in result["results"]]
-    assert cases == [
-        (f"i{width}", case) for width in (32, 16, 8) for case in ("warm", "cold", "first", "repeat")
+    cost = {(row["lane"], row["key"], row["case"]): row["ns_median"] for row in result["results"]}
+    assert list(cost) == [
+        (f"i{width}", key, case)
+        for key in (False, True)
+        for width in (32, 16, 8)
+        for case in ("warm", "cold", "first", "repeat", *(["sign"] if key else []))
     ]
-    cost = {(row["lane"], row["case"]): row["ns_median"] for row in result["results"]}
     assert all(0 < ns < 100_000 for ns in cost.values())
-    assert cost["i32", "repeat"] < cost["i32", "warm"], "a duplicate is not added"
+    assert cost["i32", False, "repeat"] < cost["i32", False, "warm"], "a duplicate is not added"
+    hashing = cost["i32", True, "repeat"] - cost["i32", False, "repeat"]
+    assert hashing > 100, "a duplicate is found after its tag is checked"
 
 
 def test_a_fragment_that_is_not_added_spoils_the_measurement() -> None:
