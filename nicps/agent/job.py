@@ -304,6 +304,7 @@ class LocalJob:
                 "number": node.number,
                 "members": [{"number": m.number, "name": m.name} for m in node.members],
                 "name": self.agent.node.name,
+                "lead": 1,
                 "settings": self.prepared.get("settings", {}),
                 "workdir": str(self.folder),
                 "view": node.view,
@@ -414,6 +415,10 @@ class LocalJob:
             "first_round": phase.first_round,
             "number": phase.number,
             "unit": phase.unit,
+            "view": agent.node.view,
+            "live": [m.number for m in agent.node.members],
+            "lead": 1,
+            "shares": phase.shares,
         }
         self.arena.phase = phase.number
         self._source = ArenaSource(self.arena, self._hurry)
