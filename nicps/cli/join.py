@@ -35,6 +35,12 @@ def add_parser(subparsers: Any) -> None:
         "--user", default="nobody", help="the user that training code runs as (%(default)s)"
     )
     parser.add_argument(
+        "--group",
+        default="",
+        metavar="NAME",
+        help="a group whose members may give commands at the socket (default: only root and the agent's own user)",
+    )
+    parser.add_argument(
         "--runs",
         type=Path,
         default=Path("/var/lib/nicps/runs"),
@@ -65,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         network=args.network,
         socket=args.socket,
         user=args.user,
+        group=args.group,
         runs=args.runs.absolute(),
         work=args.work.absolute(),
         trainer=tuple(shlex.split(args.trainer or "")),

@@ -182,13 +182,19 @@ class Lab:
             state.add_process(self.name, record, processes.alive)
 
     def processes(self) -> dict[str, list[Running]]:
-        """The live processes that were started in the lab, by host."""
+        """The live processes that were started in the lab, by host: in its namespace, or, where they have one of
+        their own, by a process that is."""
         found = state.read(self.name)
         result: dict[str, list[Running]] = {host.name: [] for host in self.hosts}
         places = {namespaces.identity(enter.path_of(h.netns)): h.name for h in self.hosts}
-        for process in processes.find(self.name, found.processes if found else ()):
-            if (host := places.get(process.netns)) is not None:
-                result[host].append(process)
+        ours = processes.find(self.name, found.processes if found else ())
+        by_pid = {process.pid: process for process in ours}
+        for process in ours:
+            place: Running | None = process
+            while place is not None and place.netns not in places:
+                place = by_pid.get(place.parent)
+            if place is not None:
+                result[places[place.netns]].append(process)
         return result
 
     def counters(self) -> dict[str, PortCounters]:
