@@ -113,6 +113,7 @@ def _main(faults_fd: int, interface: str) -> None:
     if (pid := os.fork()) > 0:
         print(pid, flush=True)
         return
+    os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(nowhere, fd)
