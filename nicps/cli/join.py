@@ -13,7 +13,7 @@ from nicps.client import DEFAULT_SOCKET
 DESCRIPTION = """\
 Load the XDP program on an interface and take part in the network until SIGINT, SIGTERM or `nicps leave`.
 Whoever submits a job on its own host starts the network with it; the others answer, train, and stand by for
-the next job. Needs root (or CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, and the right to become --user)."""
+the next job. Needs root; the capabilities in packaging/nicps@.service are enough."""
 
 
 def add_parser(subparsers: Any) -> None:
