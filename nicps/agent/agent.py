@@ -512,6 +512,8 @@ class Agent:
             or self.node.state is not NodeState.STANDBY
         ):
             raise NetworkProblem("a job is under way: wait for its end (`nicps status --watch`)")
+        if "entry" in message and peer.uid not in (0, os.geteuid()):  # it draws the report as us
+            raise UsageProblem(f"user {peer.uid} may not name the module that trains")
         self.node.busy = True
         try:
             peer.watches = self.conductor = Conductor(self, message)

@@ -195,5 +195,5 @@ def set_nice(pid: int, nice: int) -> None:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """A command line for this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+    """A command line for this interpreter. What lies in the current folder is no module: others may have written it."""
+    return [sys.executable, "-P", "-m", module, *arguments]

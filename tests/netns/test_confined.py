@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nicps.agent.process import Child, User
+from nicps.agent.process import Child, User, python
 from nicps.errors import EnvironmentProblem, NicpsError
 from tests.netns.labs import ROOT, until
 from tests.netns.members import Network, tiny_job
@@ -87,6 +87,14 @@ def test_a_program_that_is_not_there_leaves_us_at_home(open_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="cannot run /no/such/program"):
         Child(["/no/such/program"], User.named("nobody"), open_path, open_path / "log", {})
     assert os.readlink("/proc/thread-self/ns/net") == home
+
+
+def test_modules_in_the_current_folder_are_not_ours(open_path: Path) -> None:
+    """Some are run as root where training programs have left files."""
+    (open_path / "colorsys.py").write_text("raise SystemExit(7)")
+    child = Child(python("colorsys"), User.named("root"), open_path, open_path / "log", {})
+    assert select.select([child], [], [], 30.0)[0]
+    assert child.reap() == 0
 
 
 # ---- in a job

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import stat
@@ -29,6 +30,15 @@ for one in crowd:
 stay = [one for one in crowd if not select.select([one], [], [], 0.05)[0]]
 print(len(stay), flush=True)
 sys.stdin.read()
+"""
+
+# Send a message, print the answer.
+ASK = """
+import json, sys
+from nicps.dataplane.channel import Channel
+channel = Channel.connect("@nicps")
+channel.send(json.loads(sys.argv[1]))
+print(json.dumps(channel.recv(30.0)[0]))
 """
 
 
@@ -101,6 +111,18 @@ def test_members_of_the_group_command(host: Network, open_path: Path) -> None:
     assert done.code == 0, done.err
     assert act(host, USER, "leave", group=GROUP).code == 0
     assert host.agents.pop("h1").process.wait(20.0) == 0
+
+
+def test_only_root_names_the_module_that_trains(host: Network, open_path: Path) -> None:
+    """Root runs it too, to draw the report."""
+    joined(host, "--group", GROUP)
+    message = {"op": "submit", "job": str(tiny_job(open_path)), "entry": "trainer"}
+    answers = []
+    for user in (USER, "root"):
+        ended = host.finish(start(host, user, [sys.executable, "-c", ASK, json.dumps(message)], GROUP))  # fmt: skip
+        answers.append(json.loads(ended.out))
+    assert answers[0]["op"] == "error" and "may not name the module" in answers[0]["message"]
+    assert answers[1]["op"] == "event"
 
 
 def test_a_path_is_the_owners(host: Network, open_path: Path) -> None:
