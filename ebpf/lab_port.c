@@ -1,56 +1,164 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
- * The namespace lab's switch port: loses frames at random, and counts.
+ * The namespace lab's switch port: does to frames what bad networks do.
  *
- * lab_from_host runs in XDP at the switch's end of a cable, lab_to_host at
- * the clsact egress of the same port, so each direction loses on its own.
- * A frame that the kernel's segmentation offload has put together out of
- * many is one frame here, in the direction to the host.
+ * lab_from_host runs at the clsact ingress of a port, before the bridge, and
+ * lab_to_host at its egress, so each direction throws its own dice. What the
+ * kernel's segmentation offload has put together out of many frames is one
+ * frame here. A frame that a host's XDP program sends back passes like any.
+ *
+ * The kernel can lose, copy and change a frame on the spot, but has no place
+ * where one can wait. Those that shall come late go to the delay line, a
+ * process at the far end of the veth "line" (nicps/lab/delayline.py), and
+ * come back through lab_release at the veth's near end.
+ *
+ * A frame's mark says how far it has come. The kernel clears marks between
+ * namespaces, so no host can forge one.
  */
 #include <uapi/linux/bpf.h>
+#include <uapi/linux/if_ether.h>
 #include <uapi/linux/pkt_cls.h>
 
 /* Interface numbers count up from 1 in a namespace; 64 ports fit well. */
 #define LAB_PORTS 256
 
-struct lab_config {
-	/* A frame is lost if 32 random bits are below this; 1 << 32: always. */
-	u64 threshold;
+#define LAB_FROM_HOST 0
+#define LAB_TO_HOST 1
+
+/* A copy: it is neither lost nor copied again. */
+#define LAB_COPY 0x4c000001
+/* It was in the delay line. */
+#define LAB_RELEASED 0x4c000002
+/* To the delay line and back; the low byte has LAB_LATE and the direction. */
+#define LAB_WAITING(ifindex) (0x4d000000 | ((ifindex) << 8))
+#define LAB_LATE 2
+
+struct lab_faults {
+	/* It happens if 32 random bits are below this; 1 << 32: always. */
+	u64 loss;
+	u64 duplicate;
+	u64 corrupt;
+	u64 reorder;
+	u64 delay_ns;
+	/* Ports with different sides of a cut do not hear each other. */
+	u32 side;
+	/* The near end of the veth to the delay line. */
+	u32 line;
 };
 
+/* passed + dropped + severed = arrived + duplicated, but for who waits. */
 struct lab_count {
 	u64 passed;
 	u64 dropped;
+	u64 severed;
+	u64 duplicated;
+	u64 corrupted;
+	u64 reordered;
+	u64 delayed;
 };
 
 /* Two elements a port, by interface number: from its host, then to it. */
-BPF_F_TABLE("array", u32, struct lab_config, config, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct lab_faults, faults, 2 * LAB_PORTS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct lab_count, counts, 2 * LAB_PORTS, BPF_F_MMAPABLE);
 
-static __always_inline int lab_lost(u32 ifindex, u32 direction)
+static __always_inline int lab_happens(u64 threshold)
 {
-	u32 key = 0;
-	struct lab_config *settings = config.lookup(&key);
-	struct lab_count *count;
-
-	key = 2 * ifindex + direction;
-	count = counts.lookup(&key);
-	if (!settings || !count)
-		return 0;
-	if (bpf_get_prandom_u32() < settings->threshold) {
-		__sync_fetch_and_add(&count->dropped, 1);
-		return 1;
-	}
-	__sync_fetch_and_add(&count->passed, 1);
-	return 0;
+	return bpf_get_prandom_u32() < threshold;
 }
 
-int lab_from_host(struct xdp_md *ctx)
+static __always_inline void lab_add(u64 *count)
 {
-	return lab_lost(ctx->ingress_ifindex, 0) ? XDP_DROP : XDP_PASS;
+	__sync_fetch_and_add(count, 1);
+}
+
+/* Whether the frame came in at a port of another side. */
+static __always_inline int lab_severed(struct __sk_buff *skb, u32 side)
+{
+	u32 key = 2 * skb->ingress_ifindex + LAB_TO_HOST;
+	struct lab_faults *there = faults.lookup(&key);
+
+	return there && there->side != side;
+}
+
+/* Makes another byte of one behind the Ethernet header. */
+static __always_inline int lab_corrupt(struct __sk_buff *skb)
+{
+	u32 offset;
+	u8 byte;
+
+	if (skb->len <= ETH_HLEN)
+		return 0;
+	offset = ETH_HLEN + bpf_get_prandom_u32() % (skb->len - ETH_HLEN);
+	if (bpf_skb_load_bytes(skb, offset, &byte, 1))
+		return 0;
+	byte ^= 1 + bpf_get_prandom_u32() % 255;
+	return !bpf_skb_store_bytes(skb, offset, &byte, 1, BPF_F_INVALIDATE_HASH);
+}
+
+static __always_inline int lab_port(struct __sk_buff *skb, u32 direction)
+{
+	u32 key = 2 * skb->ifindex + direction;
+	u32 mark = skb->mark;
+	struct lab_faults *fault = faults.lookup(&key);
+	struct lab_count *count = counts.lookup(&key);
+	u32 late;
+
+	if (!fault || !count)
+		return TC_ACT_OK;
+	skb->mark = 0;
+	if (mark == LAB_RELEASED) {
+		lab_add(&count->passed);
+		return TC_ACT_OK;
+	}
+	if (mark != LAB_COPY) {
+		if (direction == LAB_TO_HOST && lab_severed(skb, fault->side)) {
+			lab_add(&count->severed);
+			return TC_ACT_SHOT;
+		}
+		if (lab_happens(fault->loss)) {
+			lab_add(&count->dropped);
+			return TC_ACT_SHOT;
+		}
+		if (lab_happens(fault->duplicate)) {
+			skb->mark = LAB_COPY;
+			if (!bpf_clone_redirect(
+				    skb, skb->ifindex,
+				    direction == LAB_FROM_HOST ? BPF_F_INGRESS : 0))
+				lab_add(&count->duplicated);
+			skb->mark = 0;
+		}
+	}
+	if (lab_happens(fault->corrupt) && lab_corrupt(skb))
+		lab_add(&count->corrupted);
+	late = lab_happens(fault->reorder) ? LAB_LATE : 0;
+	if (late)
+		lab_add(&count->reordered);
+	if (fault->delay_ns)
+		lab_add(&count->delayed);
+	if (late || fault->delay_ns) {
+		skb->mark = LAB_WAITING(skb->ifindex) | late | direction;
+		return bpf_redirect(fault->line, 0);
+	}
+	lab_add(&count->passed);
+	return TC_ACT_OK;
+}
+
+int lab_from_host(struct __sk_buff *skb)
+{
+	return lab_port(skb, LAB_FROM_HOST);
 }
 
 int lab_to_host(struct __sk_buff *skb)
 {
-	return lab_lost(skb->ifindex, 1) ? TC_ACT_SHOT : TC_ACT_OK;
+	return lab_port(skb, LAB_TO_HOST);
+}
+
+int lab_release(struct __sk_buff *skb)
+{
+	u32 mark = skb->mark;
+
+	if (mark >> 24 != LAB_WAITING(0) >> 24)
+		return TC_ACT_SHOT;
+	skb->mark = LAB_RELEASED;
+	return bpf_redirect(mark >> 8 & 0xff, mark & LAB_TO_HOST ? 0 : BPF_F_INGRESS);
 }

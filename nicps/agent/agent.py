@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from typing import Any
 from nicps import wire
 from nicps.agent.background import Background
 from nicps.agent.conductor import Conductor
-from nicps.agent.control import VERSION, ControlSocket, Peer
+from nicps.agent.control import VERSION, Access, ControlSocket, Peer
 from nicps.agent.job import LocalJob, sweep
 from nicps.agent.process import Child, User, set_nice
 from nicps.agent.sender import Sender
@@ -60,6 +61,7 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.user = User.named(settings.user)
+        access = Access.of(self.user.uid, settings.group)
         sweep(settings.work)
         self.now = time.monotonic()
         self.job: LocalJob | None = None
@@ -84,7 +86,12 @@ class Agent:
                 )
             )
             self.control = ControlSocket(
-                settings.socket, self.watch, self.unwatch, self._on_message, self._on_close
+                settings.socket,
+                access,
+                self.watch,
+                self.unwatch,
+                self._on_message,
+                self._on_close,
             )
             stack.callback(self.control.close)
             self._stack = stack.pop_all()
@@ -420,10 +427,23 @@ class Agent:
         done: Callable[[int], None],
         as_owner: bool = False,
         fds: Sequence[int] = (),
+        connected: bool = False,
+        network_access: bool = False,
     ) -> Child:
-        """Start a process as the training user; `done(exit_code)` is called when it has ended."""
+        """Start a process as the training user; `done(exit_code)` is called when it has ended.
+
+        One that is to be `connected` finds a connection to us in NICPS_SOCKET.
+        """
         user = User.named("root") if as_owner and os.geteuid() == 0 else self.user
-        child = Child(argv, user, folder, log, {"NICPS_SOCKET": self.settings.socket}, fds)
+        env = {}
+        with contextlib.ExitStack() as stack:
+            if connected:
+                ours, theirs = socket.socketpair()
+                stack.enter_context(theirs)
+                self.control.adopt(ours, user.uid)
+                fds = (*fds, theirs.fileno())
+                env["NICPS_SOCKET"] = f"fd:{theirs.fileno()}"
+            child = Child(argv, user, folder, log, env, fds, network_access)
 
         def ended() -> None:
             self.unwatch(child.fileno())
@@ -459,6 +479,11 @@ class Agent:
                 )
             elif op == "attach":
                 self._attach(peer, message.get("form", "shared"))
+            elif not peer.commands:
+                raise UsageProblem(
+                    f"user {peer.uid} may not give this agent commands: run it as root, or let the agent"
+                    " admit a group of yours (`nicps join --group NAME`)"
+                )
             elif op == "status":
                 peer.post({"op": "status", **status_of(self)})
             elif op == "watch":
@@ -474,8 +499,6 @@ class Agent:
                 peer.refuse(error if isinstance(error, NicpsError) else JobFailed(str(error)))
 
     def _command(self, peer: Peer, op: str, message: Mapping[str, Any]) -> None:
-        if peer.uid not in (0, os.geteuid()):
-            raise UsageProblem(f"user {peer.uid} may not {op}: run it as root")
         if op == "leave":
             peer.post({"op": "ok"})
             self.stop()
@@ -486,6 +509,8 @@ class Agent:
             or self.node.state is not NodeState.STANDBY
         ):
             raise NetworkProblem("a job is under way: wait for its end (`nicps status --watch`)")
+        if "entry" in message and peer.uid not in (0, os.geteuid()):  # it draws the report as us
+            raise UsageProblem(f"user {peer.uid} may not name the module that trains")
         self.node.busy = True
         try:
             peer.watches = self.conductor = Conductor(self, message)
@@ -494,7 +519,7 @@ class Agent:
             raise
 
     def _attach(self, peer: Peer, form: str) -> None:
-        if peer.uid not in (0, os.geteuid(), self.user.uid):
+        if not peer.trains:
             raise UsageProblem(f"user {peer.uid} may not train here, only {self.user.name}")
         if self.job is None:
             raise NetworkProblem("no job is under way that a training program could join")

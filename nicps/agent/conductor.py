@@ -70,7 +70,11 @@ class Conductor:
         arguments += ["--settings", orjson.dumps(settings).decode()]
         entry = message.get("entry") or "trainer"
         self._child = self.agent.spawn(
-            python(entry, *arguments), self._folder, self._base / "prepare.log", self._is_prepared
+            python(entry, *arguments),
+            self._folder,
+            self._base / "prepare.log",
+            self._is_prepared,
+            network_access=True,
         )
 
     def _is_prepared(self, code: int) -> None:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nicps.dataplane.channel import Channel, ChannelClosed, unix_address
@@ -15,26 +17,62 @@ from nicps.errors import EnvironmentProblem, NicpsError
 
 VERSION = 1  # of the messages (docs/socket.md)
 LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with anybody's megabytes
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+_SO_PEERGROUPS = 59
+_MOST_GROUPS = (
+    256  # Python's getsockopt takes no more; of a user with more, only the first one counts
+)
 _MOST_PEERS = 64
+_MOST_STRANGERS = 8  # who may do nothing here must not take the others' places
 _MOST_BACKLOG = 1 << 20  # bytes that a peer has not read
 
 
-class Peer:
-    """A connection to the agent's socket."""
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what at the socket: root and the agent's own user everything, `group`'s members give commands,
+    `trainer` (a user) attaches as the training program."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        credentials = connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-        )
-        _, self.uid, _ = _CREDENTIALS.unpack(credentials)
+    trainer: int
+    group: int | None = None
+
+    @classmethod
+    def of(cls, trainer: int, group: str = "") -> Access:
+        """Look the group up; "" is none.
+
+        Raises:
+            EnvironmentProblem: there is no such group.
+        """
+        try:
+            return cls(trainer, grp.getgrnam(group).gr_gid if group else None)
+        except KeyError:
+            raise EnvironmentProblem(
+                f"there is no group {group!r} to admit: make it (`groupadd {group}`), or name another with --group"
+            ) from None
+
+    def commands(self, uid: int, groups: Iterable[int] = ()) -> bool:
+        """Whether a user in these groups may give commands."""
+        return uid in (0, os.geteuid()) or (self.group is not None and self.group in groups)
+
+    def trains(self, uid: int) -> bool:
+        """Whether a user may attach a training program."""
+        return uid in (0, os.geteuid(), self.trainer)
+
+
+class Peer:
+    """A connection to the agent's socket: whose it is, and what that user may do."""
+
+    def __init__(self, connection: socket.socket, uid: int, commands: bool, trains: bool) -> None:
         connection.setblocking(False)
+        self.uid, self.commands, self.trains = uid, commands, trains
         self.channel = Channel(connection, LARGEST_MESSAGE)
         self.is_trainer = False
         self.watches: object = None  # the job whose events it wants
         self.watches_all = False
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it may do nothing here."""
+        return not (self.commands or self.trains)
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Send, if the peer is still there."""
@@ -49,6 +87,9 @@ class Peer:
 class ControlSocket:
     """Listens, and hands every message to `on_message(peer, message)`.
 
+    A path can be opened by its owner and by the group that `access` names; an abstract address by everybody, so each
+    peer has its rights from what the kernel says of it (SO_PEERCRED, SO_PEERGROUPS).
+
     Raises:
         EnvironmentProblem: the address is taken, or cannot be used.
     """
@@ -56,22 +97,24 @@ class ControlSocket:
     def __init__(
         self,
         address: str,
+        access: Access,
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
         on_message: Callable[[Peer, dict[str, Any]], None],
         on_close: Callable[[Peer], None],
     ) -> None:
         self.address = address
+        self.access = access
         self.peers: list[Peer] = []
         self._watch, self._unwatch = watch, unwatch
         self._on_message, self._on_close = on_message, on_close
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            if not address.startswith("@"):
+            if address.startswith("@"):
+                self._listener.bind(unix_address(address))
+            else:
                 _remove_stale(address)
-            self._listener.bind(unix_address(address))
-            if not address.startswith("@"):
-                os.chmod(address, 0o666)  # who may do what is decided by the peer's user
+                _bind_path(self._listener, address, access.group)
             self._listener.listen(16)
         except OSError as error:
             self._listener.close()
@@ -83,12 +126,25 @@ class ControlSocket:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            if len(self.peers) >= _MOST_PEERS:
+            uid, groups = _credentials(connection)
+            commands, trains = self.access.commands(uid, groups), self.access.trains(uid)
+            peer = Peer(connection, uid, commands, trains)
+            alike = [p for p in self.peers if p.is_stranger == peer.is_stranger]
+            if len(alike) >= (_MOST_STRANGERS if peer.is_stranger else _MOST_PEERS):
                 connection.close()
-                return
-            peer = Peer(connection)
-            self.peers.append(peer)
-            self._watch(connection.fileno(), lambda: self._read(peer))
+            else:
+                self._add(peer)
+
+    def adopt(self, connection: socket.socket, uid: int) -> None:
+        """Take one end of a socket pair as a peer that may attach; a training program of that user has the other end.
+
+        (Of a pair the kernel names its maker at both ends.)
+        """
+        self._add(Peer(connection, uid, commands=False, trains=True))
+
+    def _add(self, peer: Peer) -> None:
+        self.peers.append(peer)
+        self._watch(peer.channel.fileno(), lambda: self._read(peer))
 
     def _read(self, peer: Peer) -> None:
         try:
@@ -148,6 +204,30 @@ class ControlSocket:
         if not self.address.startswith("@"):
             with contextlib.suppress(OSError):
                 os.unlink(self.address)
+
+
+def _credentials(connection: socket.socket) -> tuple[int, set[int]]:
+    """The user at the other end, and its groups."""
+    size = _CREDENTIALS.size
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, uid, gid = _CREDENTIALS.unpack(credentials)
+    groups: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):
+        listed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+        groups = struct.unpack(f"{len(listed) // 4}I", listed)
+    return uid, {gid, *groups}
+
+
+def _bind_path(listener: socket.socket, path: str, group: int | None) -> None:
+    """For the owner, and for the group if there is one; it is never open to anybody else."""
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    if group is not None:
+        os.chown(path, -1, group)
+        os.chmod(path, 0o660)
 
 
 def _remove_stale(path: str) -> None:

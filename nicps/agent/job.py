@@ -251,7 +251,12 @@ class LocalJob:
         settings = self.agent.settings
         argv = list(settings.trainer) or python(self.entry, "run", "--workdir", str(self.folder))
         self._trainer = self.agent.spawn(
-            argv, self.folder, self._base / "trainer.log", self._trainer_ended
+            argv,
+            self.folder,
+            self._base / "trainer.log",
+            self._trainer_ended,
+            connected=True,
+            network_access=self.prepared.get("settings", {}).get("network_access") is True,
         )
 
     @property
@@ -279,7 +284,12 @@ class LocalJob:
             raise JobFailed("a training program is attached already")
         argv = python("nicps.gateway", str(connection))
         self._gateway = self.agent.spawn(
-            argv, self.folder, self._base / "gateway.log", self._gateway_ended, fds=(connection,)
+            argv,
+            self.folder,
+            self._base / "gateway.log",
+            self._gateway_ended,
+            fds=(connection,),
+            connected=True,
         )
 
     def _gateway_ended(self, code: int) -> None:
@@ -304,6 +314,7 @@ class LocalJob:
                 "number": node.number,
                 "members": [{"number": m.number, "name": m.name} for m in node.members],
                 "name": self.agent.node.name,
+                "lead": 1,
                 "settings": self.prepared.get("settings", {}),
                 "workdir": str(self.folder),
                 "view": node.view,
@@ -414,6 +425,10 @@ class LocalJob:
             "first_round": phase.first_round,
             "number": phase.number,
             "unit": phase.unit,
+            "view": agent.node.view,
+            "live": [m.number for m in agent.node.members],
+            "lead": 1,
+            "shares": phase.shares,
         }
         self.arena.phase = phase.number
         self._source = ArenaSource(self.arena, self._hurry)

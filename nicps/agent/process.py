@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import pwd
 import signal
+import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nicps.errors import EnvironmentProblem
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 _TAIL_BYTES = 1 << 16  # of a log, for its last line
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,7 +53,11 @@ class User:
 
 
 class Child:
-    """A started process. `fileno` becomes readable when it has ended."""
+    """A started process. `fileno` becomes readable when it has ended.
+
+    It can gain no privileges, and is in a network namespace of its own with nothing but a loopback interface in it,
+    unless it has `network_access`: then it has the agent's.
+    """
 
     def __init__(
         self,
@@ -56,6 +67,7 @@ class Child:
         log: Path,
         env: Mapping[str, str],
         fds: Sequence[int] = (),
+        network_access: bool = False,
     ) -> None:
         self.log = log
         packages = str(Path(__file__).resolve().parents[2])
@@ -69,8 +81,9 @@ class Child:
             **env,
         }
         switch = os.geteuid() == 0 and user.uid != 0
+        place = contextlib.nullcontext() if network_access else _no_network()
         try:
-            with log.open("ab") as stderr:
+            with log.open("ab") as stderr, place:
                 self._process = subprocess.Popen(
                     argv,
                     cwd=folder,
@@ -136,7 +149,38 @@ class Child:
 
 def _before_exec() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing of ours outlives the agent
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+@contextlib.contextmanager
+def _no_network() -> Iterator[None]:
+    """A new network namespace for this thread, and so for what it starts meanwhile; no other thread notices.
+
+    Raises:
+        OSError: this process may not make one.
+    """
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _checked(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
+        try:
+            _loopback_up()  # some libraries talk to themselves
+            yield
+        finally:
+            _checked(_libc.setns(home, _CLONE_NEWNET), "cannot go back to the network namespace")
+    finally:
+        os.close(home)
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
+
+
+def _checked(result: int, failure: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{failure}: {os.strerror(number)}")
 
 
 def set_nice(pid: int, nice: int) -> None:
@@ -151,5 +195,5 @@ def set_nice(pid: int, nice: int) -> None:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """A command line for this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+    """A command line for this interpreter. What lies in the current folder is no module: others may have written it."""
+    return [sys.executable, "-P", "-m", module, *arguments]

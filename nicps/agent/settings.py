@@ -17,7 +17,8 @@ class AgentSettings:
     """Settings of one agent.
 
     `trainer` is the command that trains, in place of `python -m trainer run --workdir DIR`; it finds the agent through
-    NICPS_SOCKET. `work` holds a job's files while it runs, `runs` what it leaves.
+    NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
+    what it leaves.
     """
 
     iface: str
@@ -25,6 +26,7 @@ class AgentSettings:
     name: str = field(default_factory=lambda: socket.gethostname().split(".")[0])
     socket: str = DEFAULT_SOCKET
     user: str = "nobody"
+    group: str = ""
     runs: Path = Path("/var/lib/nicps/runs")
     work: Path = Path("/var/tmp")
     trainer: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "submit": "give a job to the local agent",
     "status": "show the network, its members and the job",
     "leave": "take this host out of the network",
+    "key": "make the key that all hosts of a network share",
     "doctor": "check this host, and say how to mend what is wrong",
     "lab": "a LAN of namespaces on this machine",
     "bench": "measure",

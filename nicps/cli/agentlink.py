@@ -31,7 +31,7 @@ def connect(address: str) -> Iterator[Channel]:
         channel = Channel.connect(address)
     except PermissionError:
         raise NetworkProblem(
-            f"the agent's socket {address} may not be opened: run it as root"
+            f"the agent's socket {address} may not be opened: run it as root, or as a member of its group"
         ) from None
     except OSError:
         raise NetworkProblem(

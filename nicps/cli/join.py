@@ -13,7 +13,7 @@ from nicps.client import DEFAULT_SOCKET
 DESCRIPTION = """\
 Load the XDP program on an interface and take part in the network until SIGINT, SIGTERM or `nicps leave`.
 Whoever submits a job on its own host starts the network with it; the others answer, train, and stand by for
-the next job. Needs root (or CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, and the right to become --user)."""
+the next job. Needs root; the capabilities in packaging/nicps@.service are enough."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,6 +33,12 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--user", default="nobody", help="the user that training code runs as (%(default)s)"
+    )
+    parser.add_argument(
+        "--group",
+        default="",
+        metavar="NAME",
+        help="a group whose members may give commands at the socket (default: only root and the agent's own user)",
     )
     parser.add_argument(
         "--runs",
@@ -65,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         network=args.network,
         socket=args.socket,
         user=args.user,
+        group=args.group,
         runs=args.runs.absolute(),
         work=args.work.absolute(),
         trainer=tuple(shlex.split(args.trainer or "")),

@@ -12,7 +12,6 @@ import json
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,17 +22,27 @@ from nicps.lab import (
     LabNotFound,
     LabSettings,
     down,
-    format_rate,
+    parse_delay,
     parse_loss,
+    parse_probability,
     parse_rate,
     standing,
 )
 from nicps.lab.jobs import RunSettings, run_job
 from nicps.lab.lab import require_root
-from nicps.lab.processes import Running
 from nicps.lab.shield import orderly
+from nicps.lab.show import describe, describe_process, faults_text, headline, rows
 
 DEFAULT_NAME = "lab"
+
+#: Option, the word for a value that cannot be read, what happens to a frame.
+FAULTS = (
+    ("loss", "loss", "lost"),
+    ("duplicate", "duplication", "arrives twice"),
+    ("corrupt", "corruption", "arrives with another byte in it"),
+    ("reorder", "reordering", "held back for up to 5 ms"),
+)
+SIGNALS = {"pause": "paused", "resume": "resumed", "kill": "killed"}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -51,6 +60,39 @@ def add_parser(subparsers: Any) -> None:
 
     command = _add(commands, "status", _status, "show the labs that stand", None, "all")
     command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = _add(commands, "fault", _fault, "let switch ports lose, spoil or delay frames")
+    _add_hosts(command)
+    for name, _, text in FAULTS:
+        command.add_argument(f"--{name}", metavar="P", help=f"2%% or 0.02: {text}")
+    command.add_argument("--delay", metavar="MS", help="milliseconds that each frame waits")
+    command.add_argument("--clear", action="store_true", help="take all of these off")
+
+    text = "cut hosts from all others, but not from one another"
+    _add_hosts(_add(commands, "cut", _cut, text))
+    _add(commands, "heal", _heal, "undo all cuts")
+
+    command = _add(commands, "link", _link, "take hosts' interfaces down, or pull their cables")
+    _add_hosts(command)
+    command.add_argument("state", choices=("up", "down", "unplugged"), help="unplugged: no carrier")
+
+    for name, text in (
+        ("pause", "stop hosts' agents and what these have started (SIGSTOP)"),
+        ("resume", "let them go on (SIGCONT)"),
+        ("kill", "kill them (SIGKILL)"),
+    ):
+        command = _add(commands, name, _signal, text)
+        _add_hosts(command)
+        parts = command.add_mutually_exclusive_group()
+        for part, what in (("agent", "agents"), ("trainer", "what agents have started")):
+            parts.add_argument(
+                f"--{part}",
+                dest="part",
+                action="store_const",
+                const=part,
+                default="both",
+                help=f"only the {what}",
+            )
 
     command = _add(commands, "down", _down, "take a lab down, with all that runs in it")
     command.add_argument("--all", action="store_true", help="every lab on this machine")
@@ -96,6 +138,10 @@ def _add(
     return command
 
 
+def _add_hosts(command: argparse.ArgumentParser) -> None:
+    command.add_argument("hosts", metavar="HOST", help="h1, several with commas, or all")
+
+
 def _add_shape(command: argparse.ArgumentParser, defaults: LabSettings) -> None:
     command.add_argument(
         "--hosts", metavar="N", type=int, default=defaults.hosts, help="default: %(default)s"
@@ -131,7 +177,7 @@ def _up(args: argparse.Namespace) -> int:
     lab = Lab(_settings(args, args.lab))
     try:
         lab.up()
-        described = json.dumps(_describe(lab))
+        described = json.dumps(describe(lab))
     except BaseException:
         lab.close()
         raise
@@ -162,7 +208,7 @@ def _status(args: argparse.Namespace) -> int:
                 raise
             half.append(name)
     if args.json:
-        print(json.dumps({"labs": [_describe(lab) for lab in whole], "half_made": half}))
+        print(json.dumps({"labs": [describe(lab) for lab in whole], "half_made": half}))
         return 0
     if not whole and not half:
         print("no lab stands; make one with `nicps lab up`")
@@ -181,8 +227,8 @@ def _down(args: argparse.Namespace) -> int:
         removed = down(name)
         report[name] = {
             "namespaces": list(removed.namespaces),
-            "ended": [_process(process) for process in removed.ended],
-            "left_running": [_process(process) for process in removed.strangers],
+            "ended": [describe_process(process) for process in removed.ended],
+            "left_running": [describe_process(process) for process in removed.strangers],
         }
         for process in removed.strangers:
             print(
@@ -198,6 +244,57 @@ def _down(args: argparse.Namespace) -> int:
         print(json.dumps({"labs": report}))
     elif not report:
         print("no lab stands")
+    return 0
+
+
+def _fault(args: argparse.Namespace) -> int:
+    given: dict[str, float] = {
+        name: parse_probability(getattr(args, name), what)
+        for name, what, _ in FAULTS
+        if getattr(args, name) is not None
+    }
+    if args.delay is not None:
+        given["delay_ms"] = parse_delay(args.delay)
+    if args.clear == bool(given):
+        options = ", ".join(f"--{name}" for name, _, _ in FAULTS)
+        raise UsageProblem(f"say which faults: {options}, --delay, or --clear alone")
+    lab = Lab.open(args.lab)
+    if args.clear:
+        lab.clear(args.hosts)
+    else:
+        lab.fault(args.hosts, **given)
+    return _tell_faults(lab)
+
+
+def _cut(args: argparse.Namespace) -> int:
+    lab = Lab.open(args.lab)
+    lab.cut(args.hosts)
+    return _tell_faults(lab)
+
+
+def _heal(args: argparse.Namespace) -> int:
+    lab = Lab.open(args.lab)
+    lab.heal()
+    return _tell_faults(lab)
+
+
+def _link(args: argparse.Namespace) -> int:
+    Lab.open(args.lab).link(args.hosts, args.state)
+    return 0
+
+
+def _signal(args: argparse.Namespace) -> int:
+    lab = Lab.open(args.lab)
+    acts = {"pause": lab.pause, "resume": lab.resume, "kill": lab.kill}
+    for process in acts[args.lab_command](args.hosts, args.part):
+        print(f"{SIGNALS[args.lab_command]} {process.pid} {process.command}")
+    return 0
+
+
+def _tell_faults(lab: Lab) -> int:
+    told = lab.faults()
+    for line in _aligned([(host, faults_text(told[host])) for host in told]):
+        print(line)
     return 0
 
 
@@ -225,65 +322,12 @@ def _run(args: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def _process(process: Running) -> dict[str, Any]:
-    return {"pid": process.pid, "command": process.command}
-
-
-def _describe(lab: Lab) -> dict[str, Any]:
-    counters = lab.counters()
-    processes = lab.processes()
-    hosts = []
-    for host in lab.hosts:
-        port = counters[host.name]
-        hosts.append(
-            {
-                **asdict(host),
-                "up": host.read_link().up,
-                "port": {
-                    "xdp_mode": port.link.xdp_mode,
-                    "from_host": {
-                        "packets": port.link.rx_packets,
-                        "bytes": port.link.rx_bytes,
-                        **asdict(port.from_host),
-                    },
-                    "to_host": {
-                        "packets": port.link.tx_packets,
-                        "bytes": port.link.tx_bytes,
-                        **asdict(port.to_host),
-                    },
-                },
-                "processes": [_process(process) for process in processes[host.name]],
-            }
-        )
-    return {**asdict(lab.settings), "switch_netns": lab.switch_netns, "hosts": hosts}
-
-
 def _print_lab(lab: Lab) -> None:
-    shape = lab.settings
-    print(
-        f"lab {lab.name}: {shape.hosts} hosts, {format_rate(shape.rate_bps)}, MTU {shape.mtu}, "
-        f"loss {100 * shape.loss:.4g}%, namespaces {lab.hosts[0].netns} ..."
-    )
-    counters, processes = lab.counters(), lab.processes()
-    rows = [("HOST", "IP", "MAC", "LINK", "SENT", "RECEIVED", "LOST", "PROCESSES")]
-    for host in lab.hosts:
-        port = counters[host.name]
-        lost = f"{port.from_host.dropped}+{port.to_host.dropped}" if shape.loss else "-"
-        commands = "; ".join(f"{p.pid} {p.command[:40]}" for p in processes[host.name])
-        rows.append(
-            (
-                host.name,
-                host.ip,
-                host.mac,
-                "up" if host.read_link().up else "down",
-                str(port.link.rx_packets),
-                str(port.link.tx_packets),
-                lost,
-                commands or "-",
-            )
-        )
-    for line in _aligned(rows):
+    print(headline(lab))
+    for line in _aligned(rows(lab)):
         print(line)
+    if lab.line_lost():
+        print("the process in which delayed frames wait has ended: say `nicps lab fault` again")
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

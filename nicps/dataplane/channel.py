@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -45,11 +46,15 @@ class Channel:
 
     @classmethod
     def connect(cls, address: str) -> Channel:
-        """Connect to an agent; `@name` is an abstract address, which belongs to the network namespace.
+        """Connect to an agent at a path, at `@name`, or take over the connection `fd:N` that was inherited from it.
+
+        `@name` is an abstract address, which belongs to the network namespace.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: nobody listens there, or there is no such connection.
         """
+        if address.startswith("fd:"):
+            return cls(_inherited(address.removeprefix("fd:")))
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(unix_address(address))
@@ -200,6 +205,14 @@ class Channel:
         if length > self._largest:
             raise ChannelClosed(f"a message of {length} bytes is larger than {self._largest}")
         return bool(len(self._in) >= _LENGTH.size + length)
+
+
+def _inherited(number: str) -> socket.socket:
+    if not number.isdecimal():
+        raise OSError(errno.EINVAL, f"{number!r} is no descriptor's number")
+    connection = socket.socket(fileno=int(number))
+    connection.set_inheritable(False)
+    return connection
 
 
 def unix_address(address: str) -> str:

@@ -8,11 +8,20 @@ that it runs in one.
 from nicps.lab.errors import AgentFailed, LabExists, LabNotFound, LabProblem
 from nicps.lab.lab import Host, Lab, PortCounters, Removed, down, standing
 from nicps.lab.links import LinkStatus
-from nicps.lab.port import LossCount
-from nicps.lab.settings import LabSettings, format_rate, parse_loss, parse_rate
+from nicps.lab.port import PortCount, PortFaults
+from nicps.lab.settings import (
+    Faults,
+    LabSettings,
+    format_rate,
+    parse_delay,
+    parse_loss,
+    parse_probability,
+    parse_rate,
+)
 
 __all__ = [
     "AgentFailed",
+    "Faults",
     "Host",
     "Lab",
     "LabExists",
@@ -20,12 +29,15 @@ __all__ = [
     "LabProblem",
     "LabSettings",
     "LinkStatus",
-    "LossCount",
+    "PortCount",
     "PortCounters",
+    "PortFaults",
     "Removed",
     "down",
     "format_rate",
+    "parse_delay",
     "parse_loss",
+    "parse_probability",
     "parse_rate",
     "standing",
 ]

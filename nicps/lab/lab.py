@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from pyroute2 import NetlinkError
 
+from nicps.dataplane.loader import Loaded
 from nicps.errors import NotRoot
-from nicps.lab import enter, links, namespaces, port, processes, state
+from nicps.lab import enter, faults, links, namespaces, port, processes, signals, state
 from nicps.lab.errors import LabExists, LabNotFound, LabProblem
 from nicps.lab.links import LinkStatus
-from nicps.lab.port import LossCount
+from nicps.lab.port import PortCount, PortFaults
 from nicps.lab.processes import Running
-from nicps.lab.settings import LabSettings
+from nicps.lab.settings import Faults, LabSettings
 from nicps.lab.shield import shielded
+from nicps.lab.signals import Part
 from nicps.lab.state import LabState, ProcessRecord
+
+Cable = Literal["up", "down", "unplugged"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class PortCounters:
     """The switch port of one host. Link counters as seen from the port: rx came from the host."""
 
     link: LinkStatus
-    from_host: LossCount
-    to_host: LossCount
+    from_host: PortCount
+    to_host: PortCount
 
 
 class Lab:
@@ -121,11 +126,12 @@ class Lab:
         self._refuse_if_taken()
         try:
             # A compiler may run for seconds: not under the lock.
-            with port.programs(self.settings.loss) as programs, state.lock():
+            lossy = port.fault_programs() if self.settings.loss else nullcontext()
+            with port.pass_program() as xdp_program, lossy as loaded, state.lock():
                 self._refuse_if_taken()
                 self._made = True
                 try:
-                    self._make(programs)
+                    self._make(xdp_program, loaded)
                 except BaseException:
                     with shielded():
                         _remove(self.name)
@@ -182,28 +188,123 @@ class Lab:
             state.add_process(self.name, record, processes.alive)
 
     def processes(self) -> dict[str, list[Running]]:
-        """The live processes that were started in the lab, by host."""
+        """The live processes that were started in the lab, by host: in its namespace, or, where they have one of
+        their own, by a process that is."""
         found = state.read(self.name)
         result: dict[str, list[Running]] = {host.name: [] for host in self.hosts}
         places = {namespaces.identity(enter.path_of(h.netns)): h.name for h in self.hosts}
-        for process in processes.find(self.name, found.processes if found else ()):
-            if (host := places.get(process.netns)) is not None:
-                result[host].append(process)
+        ours = processes.find(self.name, found.processes if found else ())
+        by_pid = {process.pid: process for process in ours}
+        for process in ours:
+            place: Running | None = process
+            while place is not None and place.netns not in places:
+                place = by_pid.get(place.parent)
+            if place is not None:
+                result[places[place.netns]].append(process)
         return result
 
     def counters(self) -> dict[str, PortCounters]:
         """Every switch port's counters, by host."""
-        found = state.read(self.name)
-        counters_map = found.counters_map if found else None
-        ports = links.read_links(self.switch_netns)
-        result = {}
-        for host in self.hosts:
-            link = ports[links.port_name(host.number)]
-            from_host, to_host = LossCount(), LossCount()
-            if counters_map is not None:
-                from_host, to_host = port.read_counts(counters_map, link.index)
-            result[host.name] = PortCounters(link, from_host, to_host)
-        return result
+        found = links.read_links(self.switch_netns)
+        counted = faults.counted(self.name, self._ports())
+        return {
+            host.name: PortCounters(found[links.port_name(host.number)], *counted[host.name])
+            for host in self.hosts
+        }
+
+    def faults(self) -> dict[str, PortFaults]:
+        """What every switch port does to frames, and on which side of a cut it is, by host."""
+        return faults.told(self.name, self._ports())
+
+    def line_lost(self) -> bool:
+        """Whether the process in which delayed frames wait has ended, so that they are lost."""
+        return faults.line_lost(self.name, self._ports())
+
+    def fault(
+        self,
+        hosts: str,
+        *,
+        loss: float | None = None,
+        duplicate: float | None = None,
+        corrupt: float | None = None,
+        reorder: float | None = None,
+        delay_ms: float | None = None,
+    ) -> None:
+        """Change what the switch ports of some hosts (`h1`, `h1,h3`, `all`) do to frames, in each
+        direction on its own; see `Faults`. What is None stays as it is, 0 takes it off."""
+        given = {
+            "loss": loss,
+            "duplicate": duplicate,
+            "corrupt": corrupt,
+            "reorder": reorder,
+            "delay_ms": delay_ms,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        Faults(**changes)  # refuse what cannot be before a compiler runs
+
+        def how(before: PortFaults) -> PortFaults:
+            return replace(before, faults=replace(before.faults, **changes))
+
+        faults.change(self.name, self._ports(), self.select(hosts), how)
+
+    def clear(self, hosts: str = "all") -> None:
+        """Take all faults off the ports of these hosts, the lab's own loss too; a cut stays."""
+        chosen = self.select(hosts)
+        faults.change(self.name, self._ports(), chosen, lambda b: replace(b, faults=Faults()))
+
+    def cut(self, hosts: str) -> None:
+        """Cut these hosts from all others, but not from one another. Cuts add up until `heal`."""
+        faults.cut(self.name, self._ports(), self.select(hosts))
+
+    def heal(self) -> None:
+        """Undo all cuts."""
+        faults.change(self.name, self._ports(), self.select("all"), lambda b: replace(b, side=0))
+
+    def link(self, hosts: str, how: Cable) -> None:
+        """`down`: take the hosts' eth1 down; `unplugged`: pull their cables, so that eth1 is up but
+        has no carrier; `up`: both back."""
+        for name in self.select(hosts):
+            host = self.host(name)
+            host.set_link(how != "down")
+            links.set_link(self.switch_netns, links.port_name(host.number), how != "unplugged")
+
+    def pause(self, hosts: str, part: Part = "both") -> list[Running]:
+        """Stop (SIGSTOP) the hosts' agents, what the agents have started, or both; who was."""
+        return self._signalled(hosts, part, signals.pause)
+
+    def resume(self, hosts: str, part: Part = "both") -> list[Running]:
+        """Let what `pause` has stopped go on."""
+        return self._signalled(hosts, part, signals.resume)
+
+    def kill(self, hosts: str, part: Part = "both") -> list[Running]:
+        """Kill (SIGKILL) the hosts' agents, what the agents have started, or both; who was.
+
+        What an agent has started ends with it in any case.
+        """
+        return self._signalled(hosts, part, signals.kill)
+
+    def select(self, hosts: str) -> list[str]:
+        """The names in `h1`, `h1,h3` or `all`."""
+        if hosts == "all":
+            return [host.name for host in self.hosts]
+        return [self.host(name.strip()).name for name in hosts.split(",")]
+
+    def _signalled(
+        self, hosts: str, part: Part, act: Callable[[Sequence[Running]], None]
+    ) -> list[Running]:
+        running = self.processes()
+        chosen = [
+            process
+            for name in self.select(hosts)
+            for process in signals.choose(name, running[name], part)
+        ]
+        act(chosen)
+        return chosen
+
+    def _ports(self) -> dict[str, int]:
+        """The indices of the switch ports, by host."""
+        found = links.read_links(self.switch_netns)
+        return {host.name: found[links.port_name(host.number)].index for host in self.hosts}
 
     def _refuse_if_taken(self) -> None:
         if self.name in standing():
@@ -212,12 +313,14 @@ class Lab:
                 f"`nicps lab down --lab {self.name}`, or choose another --lab name"
             )
 
-    def _make(self, programs: port.PortPrograms) -> None:
-        state.write(LabState(self.settings))
-        namespaces.create([self.switch_netns, *(host.netns for host in self.hosts)])
-        links.build(self.settings, programs)
-        made = LabState(self.settings, ready=True, counters_map=programs.counters_map)
+    def _make(self, xdp_program: int, loaded: Loaded | None) -> None:
+        made = LabState(self.settings)
         state.write(made)
+        namespaces.create([self.switch_netns, *(host.netns for host in self.hosts)])
+        links.build(self.settings, xdp_program)
+        if loaded is not None:
+            made = faults.install(made, loaded)
+        state.write(replace(made, ready=True))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,21 @@
   h1             h2           namespaces nicps-<lab>-h<n>
 [eth1]         [eth1]         02:00:0a:4d:00:<n>, 10.77.0.<n>/24
   |              |            veth; tbf at both ends where a rate is asked for
-[ p1 ]         [ p2 ]         namespace nicps-<lab>-switch; XDP, and clsact where frames
-  +----[ br0 ]---+            get lost
+[ p1 ]         [ p2 ]         namespace nicps-<lab>-switch; XDP, and clsact once there is
+  +----[ br0 ]---+            a fault
+
+               [line]---[wait]  there too: a veth between the ports' programs and the delay line
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
 import errno
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +27,21 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute, NetlinkError
 
 from nicps.dataplane import bpf
+from nicps.dataplane.loader import Loaded
 from nicps.lab import enter, namespaces
 from nicps.lab.errors import LabProblem
-from nicps.lab.port import PortPrograms
 from nicps.lab.settings import LabSettings
 
 BRIDGE = "br0"
 HOST_INTERFACE = "eth1"
 BURST_BYTES = 128 * 1024
 LIMIT_BYTES = 4 * 1024 * 1024
+LINE = "line"
+LINE_FAR_END = "wait"
+_CLSACT_INGRESS = 0xFFFFFFF2
 _CLSACT_EGRESS = 0xFFFFFFF3
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_STXCSUM = 0x17
 
 _MODES = {"xdp": "native", "xdpgeneric": "generic"}
 
@@ -81,8 +93,9 @@ def with_netlink(netns: str, work: Callable[[Any], T]) -> T:
     return namespaces.inside(netns, entered)
 
 
-def build(settings: LabSettings, ports: PortPrograms) -> None:
-    """Lay bridge, cables and addresses into the (empty) namespaces of the lab."""
+def build(settings: LabSettings, xdp_program: int) -> None:
+    """Lay bridge, cables and addresses into the (empty) namespaces of the lab; the XDP program goes
+    onto every port."""
     numbers = range(1, settings.hosts + 1)
 
     def switch(ipr: Any) -> None:
@@ -90,7 +103,7 @@ def build(settings: LabSettings, ports: PortPrograms) -> None:
         for number in numbers:
             netns = namespaces.host_name(settings.name, f"h{number}")
             index = _add_cable(ipr, settings, number, netns, bridge)
-            _attach(ipr, index, ports, settings)
+            _attach(ipr, index, xdp_program)
 
     def host(number: int, ipr: Any) -> None:
         ipr.link("set", index=1, state="up")
@@ -103,6 +116,27 @@ def build(settings: LabSettings, ports: PortPrograms) -> None:
     for number in numbers:
         netns = namespaces.host_name(settings.name, f"h{number}")
         with_netlink(netns, partial(host, number))
+
+
+def add_faults(settings: LabSettings, loaded: Loaded) -> tuple[dict[str, int], int]:
+    """Put the programs of `lab_port.c` onto every port, and lay the veth to the delay line.
+
+    Returns the ports' indices by host, and the index of the veth.
+    """
+    programs = loaded.programs
+
+    def work(ipr: Any) -> tuple[dict[str, int], int]:
+        line = _add_line(ipr, settings.mtu)
+        _hook(ipr, line, [(_CLSACT_INGRESS, "lab_release", programs["lab_release"])])
+        ports = {}
+        for number in range(1, settings.hosts + 1):
+            ports[f"h{number}"] = index = index_of(ipr, port_name(number))
+            from_host = (_CLSACT_INGRESS, "lab_from_host", programs["lab_from_host"])
+            to_host = (_CLSACT_EGRESS, "lab_to_host", programs["lab_to_host"])
+            _hook(ipr, index, [from_host, to_host])
+        return ports, line
+
+    return with_netlink(namespaces.switch_name(settings.name), work)
 
 
 def clear(netns: str) -> None:
@@ -193,30 +227,42 @@ def _shape(ipr: Any, index: int, rate_bps: int | None) -> None:
         ipr.tc("add", "tbf", index, rate=rate_bps // 8, burst=BURST_BYTES, limit=LIMIT_BYTES)
 
 
-def _attach(ipr: Any, index: int, ports: PortPrograms, settings: LabSettings) -> None:
-    attributes = [
-        ("IFLA_XDP_FD", ports.from_host),
-        ("IFLA_XDP_FLAGS", bpf.XDP_FLAGS_DRV_MODE),
-    ]
-    try:
-        ipr.link("set", index=index, xdp={"attrs": attributes})
-    except NetlinkError as error:
-        if error.code == errno.ERANGE and settings.mtu > 1500:
-            raise LabProblem(
-                f"the kernel takes no loss program at an MTU of {settings.mtu}: "
-                "leave --loss away, or make the MTU 3500 at most"
-            ) from error
-        raise
-    if ports.to_host is not None:
-        ipr.tc("add", "clsact", index)
+def _attach(ipr: Any, index: int, xdp_program: int) -> None:
+    attributes = [("IFLA_XDP_FD", xdp_program), ("IFLA_XDP_FLAGS", bpf.XDP_FLAGS_DRV_MODE)]
+    ipr.link("set", index=index, xdp={"attrs": attributes})
+
+
+def _add_line(ipr: Any, mtu: int) -> int:
+    """The veth to the delay line; the index of its near end."""
+    if not ipr.link_lookup(ifname=LINE):
+        ends = {"mtu": mtu, "txqlen": 10_000}
+        ipr.link("add", ifname=LINE, kind="veth", peer={"ifname": LINE_FAR_END, **ends}, **ends)
+    index = index_of(ipr, LINE)
+    # A packet socket hears frames as they are: whole, with their checksums. That ends, for this
+    # interface, segmentation offload too.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        value = array.array("I", [_ETHTOOL_STXCSUM, 0])
+        request = struct.pack("16sQ16x", LINE.encode(), value.buffer_info()[0])
+        fcntl.ioctl(control, _SIOCETHTOOL, request)
+    for end in (index, index_of(ipr, LINE_FAR_END)):
+        ipr.link("set", index=end, state="up")
+    return index
+
+
+def _hook(ipr: Any, index: int, programs: Sequence[tuple[int, str, int]]) -> None:
+    """Give the interface a clsact with (parent, name, program) and nothing else."""
+    with contextlib.suppress(NetlinkError):  # from an attempt that was broken off
+        ipr.tc("del", "clsact", index)
+    ipr.tc("add", "clsact", index)
+    for parent, name, program in programs:
         ipr.tc(
             "add-filter",
             "bpf",
             index,
             ":1",
-            fd=ports.to_host,
-            name="lab_to_host",
-            parent=_CLSACT_EGRESS,
+            fd=program,
+            name=name,
+            parent=parent,
             classid=1,
             direct_action=True,
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs on the lab's switch ports, and their counters.
+"""The programs on the lab's switch ports: what they are told, and what they have counted.
 
-Every port carries an XDP program: a frame that leaves a veth by XDP_TX in native mode reaches the
-other end only if that end has a program too. Without loss two instructions do, loaded without a
-compiler; with loss it is `ebpf/lab_port.c`.
+Every port carries an XDP program, two instructions that let all pass: a frame that leaves a veth by
+XDP_TX in native mode reaches the other end only if that end has a program too. The first fault puts
+`ebpf/lab_port.c` onto all ports, beside it.
 """
 
 from __future__ import annotations
@@ -15,61 +15,102 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nicps.dataplane import bpf, loader
+from nicps.dataplane.loader import Loaded
+from nicps.lab.delayline import FAULTS
+from nicps.lab.settings import Faults
 
-_COUNT = struct.Struct("=QQ")
+_NO_FAULTS = Faults()
+_COUNT = struct.Struct("=7Q")
 
 # r0 = XDP_PASS; exit
 _PASS = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_PASS, 0x95, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class PortPrograms:
-    """Descriptors of what goes onto each port; `to_host` and `counters_map` only where frames get
-    lost."""
+class PortCount:
+    """What one direction of one port has done to frames, since the first fault.
 
-    from_host: int
-    to_host: int | None = None
-    counters_map: int | None = None
-
-
-@dataclass(frozen=True)
-class LossCount:
-    """Frames that one direction of one port passed on and dropped."""
+    `dropped` were lost at random, `severed` were to cross a cut, `reordered` were held back,
+    `delayed` sent late. `passed` went on, copies and late ones among them.
+    """
 
     passed: int = 0
     dropped: int = 0
+    severed: int = 0
+    duplicated: int = 0
+    corrupted: int = 0
+    reordered: int = 0
+    delayed: int = 0
+
+
+@dataclass(frozen=True)
+class PortFaults:
+    """What a port is told: faults, its side of a cut, the interface to the delay line."""
+
+    faults: Faults = _NO_FAULTS
+    side: int = 0
+    line: int = 0
 
 
 @contextmanager
-def programs(loss: float) -> Iterator[PortPrograms]:
-    """Load the programs; what is attached when the context ends stays in the kernel."""
-    if loss == 0.0:
-        fd = bpf.program_load_xdp(_PASS, bpf.F_XDP_HAS_FRAGS, "lab_pass")
-        try:
-            yield PortPrograms(fd)
-        finally:
-            os.close(fd)
-        return
-    loaded = loader.load("lab_port.c", {"lab_from_host": "xdp", "lab_to_host": "sched_cls"})
+def pass_program() -> Iterator[int]:
+    """The XDP program; where it is attached when the context ends, it stays."""
+    fd = bpf.program_load_xdp(_PASS, bpf.F_XDP_HAS_FRAGS, "lab_pass")
     try:
-        threshold = struct.pack("=Q", round(loss * 2**32))
-        bpf.map_update(loaded.maps["config"], struct.pack("=I", 0), threshold)
-        yield PortPrograms(
-            loaded.programs["lab_from_host"],
-            loaded.programs["lab_to_host"],
-            bpf.map_info(loaded.maps["counts"]).id,
-        )
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def fault_programs() -> Iterator[Loaded]:
+    """Compile and load `lab_port.c`; what is attached when the context ends stays, maps and all."""
+    loaded = loader.load(
+        "lab_port.c",
+        {
+            "lab_from_host": "sched_cls",
+            "lab_to_host": "sched_cls",
+            "lab_release": "sched_cls",
+        },
+    )
+    try:
+        yield loaded
     finally:
         loaded.close()
 
 
-def read_counts(counters_map: int, ifindex: int) -> tuple[LossCount, LossCount]:
-    """What the port lost from its host and to it, since the lab was made."""
-    fd = bpf.map_by_id(counters_map)
+@contextmanager
+def opened(map_id: int) -> Iterator[int]:
+    """A descriptor of the map, for the while."""
+    fd = bpf.map_by_id(map_id)
     try:
-        with bpf.map_memory(fd) as memory:
-            at = 2 * ifindex * _COUNT.size
-            from_host = LossCount(*_COUNT.unpack_from(memory, at))
-            return from_host, LossCount(*_COUNT.unpack_from(memory, at + _COUNT.size))
+        yield fd
     finally:
         os.close(fd)
+
+
+def read_counts(map_fd: int, ifindex: int) -> tuple[PortCount, PortCount]:
+    """What the port did to frames from its host and to it."""
+    with bpf.map_memory(map_fd) as memory:
+        at = 2 * ifindex * _COUNT.size
+        from_host = PortCount(*_COUNT.unpack_from(memory, at))
+        return from_host, PortCount(*_COUNT.unpack_from(memory, at + _COUNT.size))
+
+
+def read_faults(map_fd: int, ifindex: int) -> PortFaults:
+    """What the port was told."""
+    with bpf.map_memory(map_fd) as memory:
+        *thresholds, delay_ns, side, line = FAULTS.unpack_from(memory, 2 * ifindex * FAULTS.size)
+    # Nine digits: what was given, whatever its threshold was rounded to.
+    loss, duplicate, corrupt, reorder = (round(share / 2**32, 9) for share in thresholds)
+    return PortFaults(Faults(loss, duplicate, corrupt, reorder, delay_ns / 1e6), side, line)
+
+
+def write_faults(map_fd: int, ifindex: int, told: PortFaults) -> None:
+    """Tell the port, for both directions."""
+    faults = told.faults
+    shares = (faults.loss, faults.duplicate, faults.corrupt, faults.reorder)
+    thresholds = [round(share * 2**32) for share in shares]
+    value = FAULTS.pack(*thresholds, round(faults.delay_ms * 1e6), told.side, told.line)
+    for direction in range(2):
+        bpf.map_update(map_fd, struct.pack("=I", 2 * ifindex + direction), value)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ KILL_GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Running:
-    """A live process: `start` in clock ticks since boot, `netns` the identity of its namespace."""
+    """A live process: `start` in clock ticks since boot, `netns` the identity of its namespace,
+    `stopped` by SIGSTOP."""
 
     pid: int
     start: int
@@ -40,17 +41,24 @@ class Running:
     command: str
     netns: tuple[int, int] | None
     marked: bool
+    stopped: bool
 
 
 def start_time(pid: int) -> int | None:
     """When the process started, in clock ticks since boot; None if there is none (or a zombie)."""
     found = _stat(pid)
-    return found[1] if found else None
+    return found.start if found else None
 
 
-def alive(record: ProcessRecord) -> bool:
+def alive(process: ProcessRecord | Running) -> bool:
     """Whether that very process still runs."""
-    return start_time(record.pid) == record.start
+    return start_time(process.pid) == process.start
+
+
+def stopped(process: Running) -> bool:
+    """Whether that very process is stopped now."""
+    found = _stat(process.pid)
+    return found is not None and found.start == process.start and found.stopped
 
 
 def environment(lab: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -130,17 +138,7 @@ def _signal(
     fresh: Sequence[Running], left: Sequence[Running], number: signal.Signals, deadline: float
 ) -> None:
     """Signal the fresh ones, and wait for any of those left to end, until the deadline."""
-    fds: dict[int, Running] = {}
-    try:
-        for process in left:
-            try:
-                fd = os.pidfd_open(process.pid)
-            except ProcessLookupError:
-                continue
-            if start_time(process.pid) == process.start:
-                fds[fd] = process
-            else:
-                os.close(fd)
+    with _opened(left) as fds:
         for fd, process in fds.items():
             if process in fresh:
                 _send(fd, number)
@@ -154,6 +152,30 @@ def _signal(
             if poll.poll(min(remaining, 0.5) * 1000):
                 break
             remaining = deadline - time.monotonic()
+
+
+def send(chosen: Sequence[Running], number: signal.Signals) -> None:
+    """Signal these very processes, in their order; those that have ended are left out."""
+    with _opened(chosen) as fds:
+        for fd in fds:
+            _send(fd, number)
+
+
+@contextlib.contextmanager
+def _opened(chosen: Iterable[Running]) -> Iterator[dict[int, Running]]:
+    """A pidfd for each that still runs."""
+    fds: dict[int, Running] = {}
+    try:
+        for process in chosen:
+            try:
+                fd = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                continue
+            fds[fd] = process
+            if not alive(process):
+                os.close(fd)
+                del fds[fd]
+        yield fds
     finally:
         for fd in fds:
             os.close(fd)
@@ -164,15 +186,24 @@ def _send(fd: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(fd, number)
 
 
-def _stat(pid: int) -> tuple[int, int] | None:
-    """(parent, start) of a live process."""
+@dataclass(frozen=True)
+class _Stat:
+    parent: int
+    start: int
+    stopped: bool
+
+
+def _stat(pid: int) -> _Stat | None:
+    """What the kernel says of a live process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The name in parentheses may hold spaces and parentheses itself.
     fields = text[text.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[19]))
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return _Stat(int(fields[1]), int(fields[19]), fields[0] == b"T")
 
 
 def _scan(mark: bytes) -> list[Running]:
@@ -181,8 +212,8 @@ def _scan(mark: bytes) -> list[Running]:
         if not entry.isdigit():
             continue
         pid = int(entry)
-        times = _stat(pid)
-        if times is None:
+        stat = _stat(pid)
+        if stat is None:
             continue
         try:
             marked = bool(mark) and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -191,5 +222,5 @@ def _scan(mark: bytes) -> list[Running]:
             continue
         netns = namespaces.identity(f"/proc/{pid}/ns/net")
         command = b" ".join(words).decode(errors="replace")
-        found.append(Running(pid, times[1], times[0], command, netns, marked))
+        found.append(Running(pid, stat.start, stat.parent, command, netns, marked, stat.stopped))
     return found

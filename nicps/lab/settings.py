@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from nicps.errors import UsageProblem
 
@@ -14,10 +14,12 @@ MOST_MTU = 65_521
 #: With a larger MTU a veth takes only XDP programs that know fragmented frames.
 MOST_RATE_BPS = 34_000_000_000
 LEAST_RATE_BPS = 8_000
+MOST_DELAY_MS = 10_000.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit|bps|bit/s)?", re.IGNORECASE)
-_LOSS = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
+_PROBABILITY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
+_DELAY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(?:ms)?")
 _SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -50,6 +52,38 @@ class LabSettings:
             raise UsageProblem(f"the rate must be 8kbit to 34gbit, not {self.rate_bps} bit/s")
 
 
+@dataclass(frozen=True)
+class Faults:
+    """What a switch port does to frames, in each direction on its own.
+
+    Probabilities, 0 to 1: `loss`; `duplicate`, two frames arrive instead of one; `corrupt`, one byte
+    behind the Ethernet header becomes another; `reorder`, the frame is held back for up to 5 ms,
+    so that later ones overtake it. `delay_ms` is what every frame waits.
+    """
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    reorder: float = 0.0
+    delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "duplicate", "corrupt", "reorder"):
+            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
+                raise UsageProblem(f"{name} must be 0 to 1 (or 0% to 100%), not {share}")
+        if not 0.0 <= self.delay_ms <= MOST_DELAY_MS:
+            raise UsageProblem(
+                f"the delay must be 0 to {MOST_DELAY_MS:.0f} milliseconds, not {self.delay_ms}"
+            )
+
+    def __str__(self) -> str:
+        """`loss 5%, delay 3 ms`; empty where there is none."""
+        shares = asdict(self)
+        delay_ms = shares.pop("delay_ms")
+        words = [f"{name} {100 * share:.4g}%" for name, share in shares.items() if share]
+        return ", ".join([*words, *([f"delay {delay_ms:g} ms"] if delay_ms else [])])
+
+
 def parse_rate(text: str) -> int:
     """Bits per second from `1gbit`, `100mbit`, `2.5g` or a bare number of bits per second."""
     match = _RATE.fullmatch(text.strip())
@@ -58,15 +92,28 @@ def parse_rate(text: str) -> int:
     return round(float(match[1]) * _SCALE[match[2].lower()])
 
 
-def parse_loss(text: str) -> float:
-    """A probability from `2%` or `0.02`."""
-    match = _LOSS.fullmatch(text.strip())
+def parse_probability(text: str, what: str) -> float:
+    """A probability from `2%` or `0.02`; `what` is the word for it in an error."""
+    match = _PROBABILITY.fullmatch(text.strip())
     if match is None:
-        raise UsageProblem(f"{text!r} is not a loss: write 2% or 0.02")
-    loss = float(match[1]) / (100.0 if match[2] else 1.0)
-    if loss > 1.0:
-        raise UsageProblem(f"a loss of {text} is more than everything: write 2% or 0.02")
-    return loss
+        raise UsageProblem(f"{text!r} is not a {what}: write 2% or 0.02")
+    share = float(match[1]) / (100.0 if match[2] else 1.0)
+    if share > 1.0:
+        raise UsageProblem(f"a {what} of {text} is more than everything: write 2% or 0.02")
+    return share
+
+
+def parse_loss(text: str) -> float:
+    """A probability of loss."""
+    return parse_probability(text, "loss")
+
+
+def parse_delay(text: str) -> float:
+    """Milliseconds from `20`, `0.5` or `20ms`."""
+    match = _DELAY.fullmatch(text.strip())
+    if match is None:
+        raise UsageProblem(f"{text!r} is not a delay: write milliseconds, 20 or 0.5")
+    return float(match[1])
 
 
 def format_rate(rate_bps: int | None) -> str:

@@ -19,7 +19,7 @@ from nicps.errors import UsageProblem
 from nicps.lab.settings import LabSettings
 
 LABS_DIR = Path("/run/nicps/labs")
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ class ProcessRecord:
 
 @dataclass(frozen=True)
 class LabState:
-    """`ready` is False while `up` works; `counters_map` is the kernel's id of the loss counters."""
+    """`ready` is False while `up` works. The maps are the kernel's ids of what the ports are told and
+    of what they count; None until the first fault."""
 
     settings: LabSettings
     ready: bool = False
-    counters_map: int | None = None
+    faults_map: int | None = None
+    counts_map: int | None = None
     processes: tuple[ProcessRecord, ...] = ()
 
 
@@ -74,7 +76,8 @@ def read(name: str) -> LabState | None:
         return LabState(
             settings=LabSettings(**raw["settings"]),
             ready=bool(raw["ready"]),
-            counters_map=raw["counters_map"],
+            faults_map=raw["faults_map"],
+            counts_map=raw["counts_map"],
             processes=tuple(
                 ProcessRecord(int(p["pid"]), int(p["start"]), str(p["host"]), tuple(p["argv"]))
                 for p in raw["processes"]
@@ -92,7 +95,8 @@ def write(state: LabState) -> None:
         "version": VERSION,
         "settings": asdict(state.settings),
         "ready": state.ready,
-        "counters_map": state.counters_map,
+        "faults_map": state.faults_map,
+        "counts_map": state.counts_map,
         "processes": [asdict(process) for process in state.processes],
     }
     draft.write_text(json.dumps(document, indent=1) + "\n")

@@ -238,7 +238,9 @@ def test_commands(name: str) -> None:
         told = nicps("lab", "status", "--lab", name, "--json")
         (shown,) = json.loads(told.stdout)["labs"]
         assert (shown["name"], shown["rate_bps"], len(shown["hosts"])) == (name, 10**9, 2)
-        assert shown["hosts"][0]["processes"] == [{"pid": sleeping.pid, "command": "sleep 1000"}]
+        assert shown["hosts"][0]["processes"] == [
+            {"pid": sleeping.pid, "command": "sleep 1000", "stopped": False}
+        ]
         text = nicps("lab", "status", "--lab", name).stdout
         assert "10.77.0.2" in text
         assert "sleep 1000" in text

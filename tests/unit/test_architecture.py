@@ -94,6 +94,7 @@ PHASE = "nicps.protocol.phase"
 ROOMS = {
     "nicps/errors.py": (),
     "nicps/wire.py": (ERRORS,),
+    "nicps/auth.py": (ERRORS, WIRE),
     "nicps/wiretable.py": (ERRORS, WIRE),
     "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable"),
     "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
@@ -119,8 +120,8 @@ def test_the_dataplane_takes_helpers_of_the_protocol_and_no_state_machine() -> N
     assert taken <= {"lanes_per_fragment", "fragments_per_block"}
 
 
-def test_wire_and_protocol_need_the_standard_library_only() -> None:
-    found = imports("nicps/wire.py", "nicps/errors.py", "nicps/protocol")
+def test_wire_keys_and_protocol_need_the_standard_library_only() -> None:
+    found = imports("nicps/wire.py", "nicps/auth.py", "nicps/errors.py", "nicps/protocol")
     assert [i for i in found if i.third_party] == []
 
 

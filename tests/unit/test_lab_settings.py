@@ -12,7 +12,21 @@ import pytest
 
 from nicps.cli import build_parser, main
 from nicps.errors import UsageProblem
-from nicps.lab import LabSettings, format_rate, namespaces, parse_loss, parse_rate, processes, state
+from nicps.lab import (
+    Faults,
+    LabProblem,
+    LabSettings,
+    format_rate,
+    namespaces,
+    parse_delay,
+    parse_loss,
+    parse_probability,
+    parse_rate,
+    processes,
+    signals,
+    state,
+)
+from nicps.lab.processes import Running
 from nicps.lab.state import LabState, ProcessRecord
 
 
@@ -56,6 +70,84 @@ def test_what_is_no_loss(text: str) -> None:
         parse_loss(text)
 
 
+def test_a_share_that_cannot_be_read_is_called_by_its_name() -> None:
+    assert parse_probability("1%", "corruption") == pytest.approx(0.01)
+    with pytest.raises(UsageProblem, match="is not a corruption"):
+        parse_probability("much", "corruption")
+    with pytest.raises(UsageProblem, match="a corruption of 2 is more than everything"):
+        parse_probability("2", "corruption")
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_ms"), [("20", 20), ("0.5", 0.5), (".5ms", 0.5), ("3 ms", 3), ("0", 0)]
+)
+def test_delays(text: str, delay_ms: float) -> None:
+    assert parse_delay(text) == delay_ms
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1s", "20 %", "nan", "1e3", "soon"])
+def test_what_is_no_delay(text: str) -> None:
+    with pytest.raises(UsageProblem, match="write milliseconds"):
+        parse_delay(text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": 1.01},
+        {"duplicate": -0.1},
+        {"corrupt": float("nan")},
+        {"reorder": 2},
+        {"delay_ms": -1},
+        {"delay_ms": 10_001},
+        {"delay_ms": float("nan")},
+    ],
+)
+def test_faults_that_cannot_be(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageProblem):
+        Faults(**wrong)
+
+
+def test_faults_in_words() -> None:
+    assert str(Faults()) == ""
+    assert (
+        str(Faults(loss=0.05, reorder=0.001, delay_ms=2.5)) == "loss 5%, reorder 0.1%, delay 2.5 ms"
+    )
+
+
+def agents_and_others() -> list[Running]:
+    commands = [
+        (10, 1, "/usr/bin/python3 -P -m nicps join --iface eth1"),
+        (11, 10, "python3 -m trainer run --workdir x"),
+        (12, 11, "python3 worker of the trainer"),
+        (20, 1, "python3 /usr/local/bin/nicps join --iface eth1"),
+        (30, 1, "python3 -m nicps submit join"),
+        (31, 30, "python3 -c x"),
+        (40, 1, "vi nicps join.txt"),
+    ]
+    return [
+        Running(pid, 0, parent, command, None, True, False) for pid, parent, command in commands
+    ]
+
+
+def test_which_processes_are_the_agent_and_which_it_has_started() -> None:
+    def chosen(part: signals.Part) -> list[int]:
+        return [process.pid for process in signals.choose("h1", agents_and_others(), part)]
+
+    assert chosen("agent") == [10, 20]
+    assert chosen("trainer") == [11, 12]
+    assert chosen("both") == [10, 20, 11, 12]
+
+
+def test_nothing_to_signal_is_told() -> None:
+    running = agents_and_others()
+    with pytest.raises(LabProblem, match="no agent runs on h1"):
+        signals.choose("h1", running[4:], "both")
+    with pytest.raises(LabProblem, match="no training program runs on h1"):
+        signals.choose("h1", running[3:4], "trainer")
+    assert len(signals.choose("h1", running[3:4], "both")) == 1
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -88,6 +180,15 @@ def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
         ["up", "--loss", "2"],
         ["up", "--lab", "a/b"],
         ["exec", "h1"],
+        ["fault", "h1"],
+        ["fault", "--loss", "1%"],
+        ["fault", "h1", "--loss"],
+        ["fault", "h1", "--loss", "2"],
+        ["fault", "h1", "--delay", "soon"],
+        ["fault", "h1", "--delay", "1", "--clear"],
+        ["cut"],
+        ["kill", "h1", "--agent", "--trainer"],
+        ["link", "h1", "sideways"],
         ["run"],
         [],
     ],
@@ -131,7 +232,7 @@ def test_namespaces_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_state_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "LABS_DIR", tmp_path)
     record = ProcessRecord(12, 3456, "h1", ("ping", "-c1"))
-    kept = LabState(LabSettings("x", 3, 10**9, 1400, 0.02), True, 17, (record,))
+    kept = LabState(LabSettings("x", 3, 10**9, 1400, 0.02), True, 17, 18, (record,))
     state.write(kept)
     assert state.read("x") == kept
     assert state.names() == ["x"]
