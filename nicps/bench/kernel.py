@@ -40,7 +40,7 @@ _NETWORK, _VIEW = 1, 1
 _SENDERS = wire.MAX_MEMBERS - 1  # this host is member 1
 #: Blocks of the small map: 92 kB of sums in the bank at work.
 _WARM_BLOCKS = 8
-_WARM_RUNS = 400_000
+_WARM_RUNS = 200_000
 
 DESCRIPTION = """\
 The kernel's add of one full fragment, by BPF_PROG_TEST_RUN on one core, with all checks. warm: distinct fragments into

@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 
-from nicps.dataplane import bpf, xdp
+from nicps.dataplane import bpf, egress, xdp
 from nicps.dataplane.interface import Interface, look
 from nicps.doctor.check import Check, fail, ok, warn
 from nicps.errors import EnvironmentProblem, InterfaceBusy, InterfaceMissing, InterfaceUnfit
@@ -28,7 +28,7 @@ MOST_MTU = 3500
 def check_interface(name: str | None) -> list[Check]:
     """Rows for the interface `name`; with no name, one row that lists what could be named.
 
-    Takes away an XDP program that an older run of ours left, and attaches one for a moment where there is none.
+    Takes away programs that an older run of ours left, and attaches one for a moment where there is none.
     """
     usable = [other for other in _names() if _look(other) is not None]
     choice = f"--iface with one of: {', '.join(usable)}" if usable else "add an Ethernet interface"
@@ -112,7 +112,7 @@ def _check_xdp(link: Interface) -> Check:
         return fail("XDP", f"the kernel takes no XDP program: {error.strerror}", "see dmesg")
     try:
         there = xdp.attached(link.index)
-        left = xdp.clear(link)
+        left = xdp.clear(link) | egress.clear(link)
         link_fd, mode = xdp.attach(program, link)
         os.close(link_fd)
     except InterfaceBusy as error:

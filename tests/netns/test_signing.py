@@ -258,7 +258,7 @@ def test_gone_with_its_process(checkout: Path) -> None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
             raw.bind((left, 0))
             raw.send(wire.ethernet(mac, token(1, 1, 3)))
-            until(lambda: host.counters()["heard"] == 1, "it was signed")
+            until(lambda: host.counters()["raised"] == 1, "it was signed")
             child.send_signal(signal.SIGKILL)
             child.wait(10)
 
