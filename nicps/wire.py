@@ -415,7 +415,7 @@ def pack_one(value: Any) -> bytes:
     """
     layout = Layout.of(type(value))
     try:
-        return layout.struct.pack(*(getattr(value, name) for name in layout.names))
+        return layout.struct.pack(*[getattr(value, name) for name in layout.names])
     except struct.error as error:
         raise WireError(f"{type(value).__name__} does not fit the wire: {error}: {value}") from None
 
@@ -459,26 +459,25 @@ def unpack(frame: bytes) -> Frame:
         WireError: it is not a frame of ours, of an unknown type, or cut off.
     """
     header = unpack_header(frame)
-    try:
-        body_class, groups = FORMATS[FrameType(header.type)]
-    except ValueError:
-        raise WireError(f"type {header.type} is unknown") from None
-    end = header.length
-    at = Layout.of(Header).struct.size
+    form = FORMATS.get(header.type)  # type: ignore[call-overload]
+    if form is None:
+        raise WireError(f"type {header.type} is unknown")
+    body_class, groups = form
+    at, end = HEADER_BYTES, header.length
 
-    def take(cls: type[Any]) -> Any:
+    def take(cls: type[Any], count: int) -> tuple[Any, ...]:
         nonlocal at
-        layout = Layout.of(cls)
-        if at + layout.struct.size > end:
+        size = Layout.of(cls).struct.size
+        if at + count * size > end:
+            at += (end - at) // size * size
             raise WireError(
                 f"{body_class.__name__} frame is cut off in {cls.__name__} at byte {at}"
             )
-        value = cls(*layout.struct.unpack_from(frame, at))
-        at += layout.struct.size
-        return value
+        first, at = at, at + count * size
+        return tuple(cls(*values) for values in Layout.of(cls).struct.iter_unpack(frame[first:at]))
 
-    body = take(body_class)
-    items = tuple(tuple(take(cls) for _ in range(getattr(body, count))) for cls, count in groups)
+    (body,) = take(body_class, 1)
+    items = tuple(take(cls, getattr(body, count)) for cls, count in groups)
     return Frame(header, body, items, bytes(frame[at:end]))
 
 

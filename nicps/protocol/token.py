@@ -10,6 +10,11 @@ from typing import Self
 from nicps import wire
 from nicps.protocol.phase import Phase
 
+# As plain numbers: every holder looks at them for every member.
+_CONTRIBUTED = int(wire.Mark.CONTRIBUTED)
+_COMPLETE = int(wire.Mark.COMPLETE)
+_SETTLED = int(wire.Mark.CONTRIBUTED | wire.Mark.SKIPPED)
+
 
 @dataclass(slots=True)
 class Line:
@@ -26,17 +31,17 @@ class Line:
     @property
     def contributed(self) -> bool:
         """Its gradient is in the open round's list."""
-        return bool(self.marks & wire.Mark.CONTRIBUTED)
+        return bool(self.marks & _CONTRIBUTED)
 
     @property
     def complete(self) -> bool:
         """It has every fragment of the list."""
-        return bool(self.marks & wire.Mark.COMPLETE)
+        return bool(self.marks & _COMPLETE)
 
     @property
     def settled(self) -> bool:
         """It has contributed, or has said that it will not."""
-        return bool(self.marks & (wire.Mark.CONTRIBUTED | wire.Mark.SKIPPED))
+        return bool(self.marks & _SETTLED)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.protocol import Committed, Differs, Installed, NodeState, Phase
-from nicps.protocol.token import TokenState
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host, Program
@@ -51,9 +50,9 @@ class Checks:
         """What a member's fragment adds: distinct by member, round and fragment."""
         return 1 << (sender * 3) | (round_ * 7919 + index) % 5
 
-    def fragments(self, view: int, round_: int) -> int:
-        """Fragments in a contribution of that round, as the hosts there have it."""
-        for host in self.lan.hosts:
+    def fragments(self, taker: Host, view: int, round_: int) -> int:
+        """Fragments in a contribution of that round, as the frame would say."""
+        for host in (taker, *self.lan.hosts):
             ring = host.node.ring
             if ring is not None and host.node.view.number == view:
                 return ring.phase.fragments_in(round_)
@@ -63,14 +62,12 @@ class Checks:
         """A frame leaves a host: a token that it hands on was its own."""
         if frame[1] == wire.FrameType.TOKEN:
             unpacked = wire.unpack(frame)
+            assert isinstance(unpacked.body, wire.Token)
             if not unpacked.header.flags & wire.Flag.REPEAT:
-                self._owned(host, unpacked.header.view, TokenState.of(unpacked))
+                self.owned(host, unpacked.header.view, unpacked.body)
 
-    def bounced(self, host: Host, token: TokenState) -> None:
-        """The kernel hands a token on."""
-        self._owned(host, host.node.view.number, token)
-
-    def _owned(self, host: Host, view: int, token: TokenState) -> None:
+    def owned(self, host: Host, view: int, token: wire.Token) -> None:
+        """A host, or its kernel, makes this token: only one may."""
         key = (view, token.generation, token.hop)
         owner = self.owners.setdefault(key, host.index)
         if owner != host.index and not self.split:

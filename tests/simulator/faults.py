@@ -124,7 +124,7 @@ def run(seed: int, hosts: int | None = None) -> Outcome:
 
 def _over(lan: Lan) -> bool:
     """The job has ended, at all hosts that take part in it."""
-    return any(h.job_over for h in lan.hosts) and all(
+    return lan.ended and all(
         h.dead or h.job_over or h.node.state is not NodeState.MEMBER for h in lan.hosts
     )
 

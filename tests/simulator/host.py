@@ -30,7 +30,7 @@ from nicps.protocol import (
     View,
 )
 from nicps.protocol.course import Course, Found
-from nicps.protocol.token import TokenState
+from nicps.protocol.ring import KernelState
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 from tests.simulator.lan import FRAGMENT_S
 
 ALIVE_S = 0.2  # the kernel plays for its agent only so long after its last sign of life
-WINDOW = 40  # fragments in a hand-out's round
+WINDOW = 10  # fragments in a hand-out's round
+_RECORDS = json.dumps({"bytes": 2 * WINDOW - 3, "index_bytes": 5}).encode()  # to be collected
+_REPEAT = int(wire.Flag.REPEAT)
+_BOUNCED = int(wire.Flag.BOUNCED)
+_REPEAT_OR_PARKED = int(wire.Flag.REPEAT | wire.Flag.PARKED)
 
 
 class Kernel:
@@ -46,22 +50,33 @@ class Kernel:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self._state: KernelState | None = None
         self.clear()
 
     def clear(self) -> None:
         """A new view."""
         self.taken: dict[tuple[int, int, int], set[int]] = {}  # (view, round, sender)
         self.sums: dict[tuple[int, int], dict[int, int]] = {}  # (view, round) -> fragment -> sum
+        self.totals: dict[int, int] = {}  # round -> fragments taken
         self.seen = (0, 0)
         self.heard = 0.0
         self.bounced: bytes | None = None
         self.alive = 0.0  # the agent's last sign of life
 
+    @property
+    def state(self) -> KernelState | None:
+        """What the agent has written for it, as of the agent's last step."""
+        host = self.host
+        if host.stepped:
+            host.stepped = False
+            self._state = host.node.kernel
+        return self._state
+
     def take_fragment(self, view: int, sender: int, round_: int, index: int) -> None:
         """Add it, if it is of a round that is open."""
-        host = self.host
-        node, state = host.node, host.node.kernel
-        if state is None or view != node.view.number or sender not in node.view.live:
+        host, state = self.host, self.state
+        current = host.node.view
+        if state is None or view != current.number or sender not in current.live:
             return
         if not state.round_low <= round_ <= state.round_high:
             return
@@ -69,31 +84,31 @@ class Kernel:
         if index in got:
             return
         got.add(index)
+        self.totals[round_] = self.totals.get(round_, 0) + 1
         self.heard = host.clock()
         sums = self.sums.setdefault((view, round_), {})
         sums[index] = sums.get(index, 0) + host.lan.checks.value(sender, round_, index)
-        if len(got) == host.lan.checks.fragments(view, round_):
-            mac = node.view.members[sender - 1].mac
+        if len(got) == host.lan.checks.fragments(host, view, round_):
+            mac = current.members[sender - 1].mac
             data = host.completion(round_, sender)
             host.wake(lambda: host.frame_up(mac, data))
 
-    def take_token(self, source: bytes, frame: wire.Frame, data: bytes) -> bool:
+    def take_token(self, frame: wire.Frame) -> bool:
         """Whether it goes up to the agent."""
-        host = self.host
-        node, state = host.node, host.node.kernel
-        token = TokenState.of(frame)
-        if frame.header.view != node.view.number or state is None:
+        host, state = self.host, self.state
+        header, token = frame.header, frame.body
+        assert isinstance(token, wire.Token)
+        view = host.node.view
+        if state is None or header.view != view.number or header.sender not in view.live:
             return False
-        if frame.header.sender not in node.view.live:
-            return False
-        if token.key <= self.seen:
-            return bool(frame.header.flags & wire.Flag.REPEAT)
-        self.seen = token.key
+        if (token.generation, token.hop) <= self.seen:
+            return bool(header.flags & _REPEAT)
+        self.seen = (token.generation, token.hop)
         self.heard = host.clock()
-        if token.owner != node.number:
+        if token.owner != host.node.number:
             return bool(
-                frame.header.flags & (wire.Flag.REPEAT | wire.Flag.PARKED)
-                or token.round != state.round
+                header.flags & _REPEAT_OR_PARKED
+                or header.round != state.round
                 or token.sent != state.sent_seen
                 or token.state != wire.TokenState.OPEN
             )
@@ -102,25 +117,22 @@ class Kernel:
             and host.clock() < self.alive + ALIVE_S
             and token.state == wire.TokenState.OPEN
             and not token.ranges
-            and token.idle + 1 < len(node.view.live)
-            and token.round == state.round
-            and self._total(token.round) + state.own_sent == token.sent
+            and token.idle + 1 < len(view.live)
+            and header.round == state.round
+            and self.totals.get(header.round, 0) + state.own_sent == token.sent
         )
         if not bounce:
             return True
-        token.owner = node.view.next_after(node.number)
-        token.hop += 1
-        token.idle += 1
-        self.seen = token.key
-        header = replace(frame.header, flags=wire.Flag.BOUNCED, sender=node.number)
-        self.bounced = token.pack(header)
-        host.lan.checks.bounced(host, token)
+        on = replace(
+            token, owner=view.next_after(host.node.number), hop=token.hop + 1, idle=token.idle + 1
+        )
+        self.seen = (on.generation, on.hop)
+        self.bounced = wire.pack(
+            replace(header, flags=_BOUNCED, sender=host.node.number), on, *frame.items
+        )
+        host.lan.checks.owned(host, view.number, on)
         host.lan.broadcast(host, self.bounced, host.lan.now)
         return False
-
-    def _total(self, round_: int) -> int:
-        view = self.host.node.view.number
-        return sum(len(got) for (v, r, _), got in self.taken.items() if (v, r) == (view, round_))
 
 
 class Program:
@@ -149,6 +161,7 @@ class Host:
         self.dead = self.paused = False
         self.job_over = ""
         self.cuts = 0
+        self.stepped = True  # the agent has run since the kernel's view of it was made
         self._held: list[Callable[[], None]] = []  # what waits while the agent is stopped
         self._boot()
 
@@ -274,10 +287,8 @@ class Host:
     # ---- frames and time
 
     def take_frame(self, source: bytes, data: bytes) -> None:
-        frame = wire.unpack(data)
-        if isinstance(frame.body, wire.Token):
-            if not self.kernel.take_token(source, frame, data):
-                return
+        if data[1] == wire.FrameType.TOKEN and not self.kernel.take_token(wire.unpack(data)):
+            return
         self.wake(lambda: self.frame_up(source, data))
 
     def frame_up(self, source: bytes, data: bytes) -> None:
@@ -315,6 +326,7 @@ class Host:
     def do(self, actions: list[Action]) -> None:
         if self.dead:
             return
+        self.stepped = True
         for action in actions:
             self._do(action)
         self.kernel.alive = self.clock()
@@ -326,9 +338,10 @@ class Host:
             lan.checks.sent(self, action.frame)
             self._tx_free = max(now, self._tx_free)
             lan.broadcast(self, action.frame, self._tx_free)
-            frame = wire.unpack(action.frame)
-            if isinstance(frame.body, wire.Token):
-                self.kernel.seen = max(self.kernel.seen, TokenState.of(frame).key)
+            if action.frame[1] == wire.FrameType.TOKEN:
+                token = wire.unpack(action.frame).body
+                assert isinstance(token, wire.Token)
+                self.kernel.seen = max(self.kernel.seen, (token.generation, token.hop))
         elif isinstance(action, SendFragments):
             self._tx_free = max(now, self._tx_free)
             number = self.node.number
@@ -383,6 +396,7 @@ class Host:
     def _over(self, why: str) -> None:
         self.note(f"JOB OVER {why}")
         self.job_over = why
+        self.lan.ended = True
         self.program = None
         self.course = None
         self._epoch += 1
@@ -504,7 +518,7 @@ class Host:
             self.later(rng.random() * 0.002, ready)
         elif phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
-            self.later(0.002, lambda: prepared(b'{"bytes": 100, "index_bytes": 5}'))
+            self.later(0.002, lambda: prepared(_RECORDS))
         elif phase.kind is wire.PhaseKind.STOP:
             self.later(0.0, prepared)
             if not node.leads:
