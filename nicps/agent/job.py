@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host's part in a job: its files, its training program, and what each phase asks of them."""
+"""One host's part in a job: its files, its training program, and what each phase and view asks of them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,70 +14,23 @@ import orjson
 
 from nicps import wire
 from nicps.agent.bundle import WINDOW_BYTES, InStream, OutStream
-from nicps.agent.process import Child, python, set_nice
-from nicps.agent.records import Records
-from nicps.dataplane.arena import Arena
-from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.dataplane.lanes import U8, LaneFormat
+from nicps.agent.folders import working_folder
+from nicps.agent.process import python
+from nicps.agent.program import Program
+from nicps.agent.records import Records, keep_files
+from nicps.agent.sources import ArenaSource, StreamSource
+from nicps.dataplane.channel import Channel
 from nicps.errors import JobFailed, NicpsError
-from nicps.protocol import Committed, Phase, SendFragments
+from nicps.protocol import Committed, Installed, Phase, SendFragments
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
 
-_KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
-_HURRIED = -10  # nice value
-_MOST_ROUNDS = _MOST_SAMPLES = (1 << 31) - 1
-_MOST_LANES = 1 << 33
-_MOST_DIGEST = 128
-
-
-@dataclass(slots=True)
-class ArenaSource:
-    """A contribution in the memory that the trainer writes."""
-
-    arena: Arena
-    hurry: Callable[[bool], None]
-
-    def available(self, round_: int) -> int:
-        """Converted so far."""
-        return self.arena.converted(round_)
-
-    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
-        """A view, no copy."""
-        parity = round_ & 1
-        lanes = self.arena.lanes[parity, first : first + count]
-        return lanes, self.arena.shifts[parity, first : first + count]
-
-    def sending(self, round_: int) -> None:
-        """The trainer wants to know when."""
-        self.arena.set_sending_since(round_, time.monotonic_ns())
-
-    def awaited(self, yes: bool) -> None:
-        """Everybody waits for this trainer now."""
-        self.hurry(yes)
-
-
-@dataclass(slots=True)
-class StreamSource:
-    """A window of a hand-out."""
-
-    stream: OutStream
-    first_round: int
-
-    def available(self, round_: int) -> int:
-        """Files are all there."""
-        return 1 << 32
-
-    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
-        """Read from the files."""
-        return self.stream.read(round_ - self.first_round, first, count), 0
-
-    def sending(self, round_: int) -> None:
-        """Nobody wants to know."""
-
-    def awaited(self, yes: bool) -> None:
-        """Files are always there."""
+STATE = "state.npz"  # between members (R20)
+CHECKPOINT = "checkpoint.npz"  # for after an alarm (R22)
+_MOST_STARTS = 4  # of a training program that is killed again and again
+_STALL_S = 60.0  # without a word of a training program that is to be counted
+_HOLDING_STALL_S = 3.0  # the same, while all wait for its gradient
 
 
 class LocalJob:
@@ -96,62 +45,127 @@ class LocalJob:
             folder.mkdir()
             os.chown(folder, agent.user.uid, agent.user.gid)
         self.outgoing: OutStream | None = None  # what this host hands out next
-        self.arena: Arena | None = None
-        self.ready: dict[str, Any] | None = None  # the trainer's "ready"
+        self.program: Program | None = None
         self.expected = 0  # fragments that the kernel must have added in the committed rounds
         self.added = 0  # fragments that it has added in them
         self.train_rounds = 0
+        self.digest = ""  # of what was handed out, once it is all here
+        self.finishing = False  # the end has been decided
         self._turns_before = agent.turns
         self._sent_again_before = agent.sent_again
-        self.digest = ""
         self._phase: Phase | None = None
         self._source: ArenaSource | StreamSource | None = None
         self._in: InStream | None = None
         self._blocks = 0
-        self._blocks_told = 0
-        self._trainer: Child | None = None
-        self._gateway: Child | None = None  # between the agent and a program that speaks JSON
-        self._channel: Channel | None = None
-        self._doorbell = -1
-        self._waiting: Phase | None = None  # for the trainer to be ready
+        self._starts = 0
+        self._waiting: Phase | None = None  # for the training program to be ready, or to have the state
+        self._loading = False
+        self._answer: bytes | None = None  # to FINISH
+        self._names: list[str] = []  # of the results
+        self._then: Callable[[str], None] | None = None  # once the program has saved
         self.records = Records(self._base)
         self._ended = False
-        self._hurried = False
         self._offered_at = self._sending_s = 0.0  # of the round's contribution
 
-    # ---- phases
+    # ---- phases and views
 
     def prepare(self, phase: Phase) -> None:
         """A decision's turn has come; `agent.prepared` is called once this host is ready for it."""
         if phase.kind is wire.PhaseKind.HANDOUT:
             self._phase = phase
             self._prepare_handout(phase)
-        elif phase.kind is wire.PhaseKind.STOP:
-            self._phase = phase
+        elif phase.kind is wire.PhaseKind.FINISH:
+            self.finishing = True
+            self._prepare_finish(phase)
+        elif not phase.shares[self.agent.node.number - 1]:
+            self._phase = phase  # it only passes on what others train
+            self._allocate(phase.blocks)
             self.agent.prepared(phase.number)
         else:
             self._waiting = phase
             self._prepare_training()
+
+    def installed(self, action: Installed) -> None:
+        """Another view is in force, and the phase goes on in it, or none does."""
+        phase = action.phase
+        if phase is None:
+            if self.program is not None:
+                self.program.view()
+            return
+        self._phase = phase
+        self._waiting = None
+        counted = bool(phase.shares[self.agent.node.number - 1])
+        if phase.kind is wire.PhaseKind.HANDOUT or not counted or self.program is None:
+            return
+        self._allocate(phase.blocks)
+        self.program.view()
+        if action.again:  # it was told of the phase that now does not come
+            self.program.enter(phase, self.agent.node.open_round, self._blocks)
+
+    def struck(self) -> None:
+        """R19: this host stands by; number, model and data stay."""
+        self.agent.sender.drop_fragments()
+        self._phase = self._waiting = None
+        if self.outgoing is not None:
+            self.outgoing.close()
+            self.outgoing = None
+
+    @property
+    def stage(self) -> wire.Stage:
+        """How much of the job is here, for who takes hosts back (R20)."""
+        program = self.program
+        if not self.digest:
+            return wire.Stage.NOTHING
+        if program is None or program.has_ended:
+            self._start_program()
+        elif program.ready:
+            return wire.Stage.WAITING
+        return wire.Stage.FILES
 
     def source(self) -> ArenaSource | StreamSource:
         """Where the payload of this host's contribution is."""
         assert self._source is not None
         return self._source
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The job's settings, as they were handed out."""
+        settings = self.prepared.get("settings", {})
+        return settings if isinstance(settings, dict) else {}
+
+    @property
+    def prepared(self) -> dict[str, Any]:
+        """prepared.json, as it was handed out.
+
+        Raises:
+            JobFailed: it is not there, or not readable.
+        """
+        try:
+            value = orjson.loads((self.folder / "prepared.json").read_bytes())
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise JobFailed(f"the hand-out holds no readable prepared.json: {error}") from None
+        if not isinstance(value, dict):
+            raise JobFailed("the hand-out's prepared.json is no JSON object")
+        return value
+
     def committed(self, commit: Committed) -> None:
         """A round of the phase in force is committed."""
-        phase = self._phase
+        phase, agent = self._phase, self.agent
         assert phase is not None
-        others = len(set(commit.counted) - {self.agent.node.number})
         if phase.kind is wire.PhaseKind.HANDOUT:
             self._committed_window(phase, commit)
             return
+        others = len(set(commit.counted) - {agent.node.number})
         self.expected += others * phase.fragments_in(commit.round)
-        self.added += self.agent.dataplane.count(commit.round, self.agent.node.view, 0)
+        self.added += agent.dataplane.count(commit.round, agent.node.view.number, 0)
+        if not phase.shares[agent.node.number - 1] or self.program is None:
+            agent.act(agent.node.read(agent.now, commit.round))
+            return
         if phase.kind is wire.PhaseKind.TRAIN:
             self.train_rounds += 1
-        agent = self.agent
-        self._post(
+        self.program.trained = commit.round
+        self.program.spoke = agent.now
+        self.program.post(
             {
                 "op": "committed",
                 "round": commit.round,
@@ -162,29 +176,34 @@ class LocalJob:
             }
         )
 
-    # ---- hand-out (R5, R6)
+    # ---- hand-out (R5, R6, R20)
 
     def _prepare_handout(self, phase: Phase) -> None:
         agent, settings = self.agent, phase.settings
+        node, purpose = agent.node, settings["purpose"]
         self._allocate(phase.blocks)
-        mine = settings["source"] == agent.node.number
+        mine = settings["source"] == node.number
         if mine:
-            assert self.outgoing is not None
+            if self.outgoing is None:
+                raise JobFailed("there is nothing here to hand out")
             self._source = StreamSource(self.outgoing, phase.first_round)
-        if settings["purpose"] == "job":
-            folder, keep = self.folder, True
-        else:
-            name = agent.node.members[settings["source"] - 1].name
-            folder, keep = agent.run_folder(self.id) / name, agent.node.number == 1
+        folder, owner = self.folder, (agent.user.uid, agent.user.gid)
+        if purpose == "collect":
+            keep = node.leads
+            folder = agent.run_folder(self.id) / node.members[settings["source"] - 1].name
+            owner = (0, 0)
             if keep:
                 folder.mkdir(parents=True, exist_ok=True)
-        owner = (agent.user.uid, agent.user.gid) if settings["purpose"] == "job" else (0, 0)
+        else:  # who has it already only looks on
+            keep = node.number in node.learners if purpose == "state" else not self.digest
+        if self._in is not None:
+            self._in.close()
         self._in = InStream(
             folder,
             settings["bytes"],
             settings["index_bytes"],
-            agent.node.number,
-            len(agent.node.members),
+            node.number,
+            len(node.members),
             owner if os.geteuid() == 0 else (os.getuid(), os.getgid()),
             keep,
         )
@@ -228,10 +247,10 @@ class LocalJob:
         if phase.settings["source"] == agent.node.number and self.outgoing is not None:
             self.outgoing.close()
             self.outgoing = None
-        if phase.settings["purpose"] == "job":
+        if phase.settings["purpose"] in ("job", "files") and not self.digest:
             self.digest = digest
-            self._start_trainer()
-        agent.handed_out(phase, digest)
+            self._start_program()
+        agent.handed_out(phase)
 
     def _later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Work in the background, unless the job is over before it is done."""
@@ -247,226 +266,207 @@ class LocalJob:
 
     # ---- the training program (R8)
 
-    def _start_trainer(self) -> None:
-        settings = self.agent.settings
-        argv = list(settings.trainer) or python(self.entry, "run", "--workdir", str(self.folder))
-        self._trainer = self.agent.spawn(
-            argv,
-            self.folder,
-            self._base / "trainer.log",
-            self._trainer_ended,
-            connected=True,
-            network_access=self.prepared.get("settings", {}).get("network_access") is True,
-        )
-
     @property
     def entry(self) -> str:
         """The training program's module, as the prepared job names it."""
         return str(self.prepared.get("entry", "trainer"))
 
-    @property
-    def prepared(self) -> dict[str, Any]:
-        """prepared.json, as it was handed out."""
-        try:
-            value = orjson.loads((self.folder / "prepared.json").read_bytes())
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise JobFailed(f"the hand-out holds no readable prepared.json: {error}") from None
-        assert isinstance(value, dict)
-        return value
+    def _start_program(self) -> None:
+        agent = self.agent
+        if self._starts >= _MOST_STARTS:
+            return
+        if self.program is not None:
+            self.program.close("another one is started")
+        self._starts += 1
+        argv = list(agent.settings.trainer) or python(
+            self.entry, "run", "--workdir", str(self.folder)
+        )
+        self.program = Program(self)
+        network_access = self.settings.get("network_access") is True
+        self.program.start(argv, self.folder, self._base / "trainer.log", network_access)
 
     def start_gateway(self, connection: int) -> None:
-        """A program that speaks JSON has connected: a process of its own attaches for it (docs/socket.md).
-
-        Raises:
-            JobFailed: a training program is attached already.
-        """
-        if self._channel is not None or self._gateway is not None:
-            raise JobFailed("a training program is attached already")
-        argv = python("nicps.gateway", str(connection))
-        self._gateway = self.agent.spawn(
-            argv,
-            self.folder,
-            self._base / "gateway.log",
-            self._gateway_ended,
-            fds=(connection,),
-            connected=True,
-        )
-
-    def _gateway_ended(self, code: int) -> None:
-        gateway, self._gateway = self._gateway, None
-        if code and gateway is not None and not self._ended:
-            reason = f"the gateway ended: {gateway.last_line()}"
-            self.agent.act(self.agent.node.fail(self.agent.now, reason))
+        """A program that speaks JSON has connected (`Program.start_gateway`)."""
+        if self.program is None:
+            raise JobFailed("no training program is expected yet")
+        self.program.start_gateway(connection, self.folder, self._base / "gateway.log")
 
     def attach(self, channel: Channel) -> None:
-        """The training program has connected.
+        """The training program has connected (`Program.attach`)."""
+        if self.program is None:
+            raise JobFailed("no training program is expected yet")
+        self.program.attach(channel)
 
-        Raises:
-            JobFailed: one is attached already.
-        """
-        if self._channel is not None:
-            raise JobFailed("a training program is attached already")
-        self._channel = channel
-        node = self.agent.node
-        self._post(
-            {
-                "op": "welcome",
-                "number": node.number,
-                "members": [{"number": m.number, "name": m.name} for m in node.members],
-                "name": self.agent.node.name,
-                "lead": 1,
-                "settings": self.prepared.get("settings", {}),
-                "workdir": str(self.folder),
-                "view": node.view,
-            }
-        )
+    def program_ready(self) -> None:
+        """It has built the model."""
+        self._prepare_training()
+        self.agent.program_ready()
 
-    def on_message(self, message: Mapping[str, Any]) -> None:
-        """A message from the training program."""
-        agent = self.agent
-        node, now, op = agent.node, agent.now, message["op"]
-        if op == "progress":
-            samples = _whole(message, "samples", 0, _MOST_SAMPLES)
-            agent.act(node.progress(now, _whole(message, "round", 0, _MOST_ROUNDS), samples))
-        elif op == "offer":
-            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
-            samples = _whole(message, "samples", 1, _MOST_SAMPLES)
-            unit = None if message["unit"] is None else _whole(message, "unit", -100, 100)
-            self._offered_at = now
-            agent.act(node.offer(now, round_, samples, unit))
-        elif op == "read":
-            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
-            if round_ < node.open_round:
-                agent.act(node.read(now, round_))
-        elif op == "prepared":
-            if self._phase is not None and self._phase.number == message["number"]:
-                if self._phase.kind is not wire.PhaseKind.FINISH:
-                    agent.prepared(message["number"])
-        elif op == "ready" and self.ready is None:
-            lanes = _whole(message, "lanes", 1, _MOST_LANES)
-            if not isinstance(message["digest"], str) or len(message["digest"]) > _MOST_DIGEST:
-                raise JobFailed("the training program's digest is not a short text")
-            self._make_arena(lanes)
-            self.ready = dict(message)
+    def program_prepared(self, number: int) -> None:
+        """It is in the phase."""
+        phase = self._phase
+        if phase is not None and phase.number == number:
+            if phase.kind is not wire.PhaseKind.FINISH:
+                self.agent.prepared(number)
+
+    def program_has_state(self, op: str, error: str) -> None:
+        """It has saved its state, or loaded another's."""
+        if op == "saved":
+            then, self._then = self._then, None
+            if then is not None:
+                then(error)
+        elif error:
+            self.program_failed(error)
+        else:
+            (self.folder / STATE).unlink(missing_ok=True)  # the next one may be another
+            self._loading = False
             self._prepare_training()
-            agent.trainer_ready(lanes, message["digest"])
-        elif op in ("decide", "report") and self.ready is not None:
-            agent.trainer_says(message)
-        elif op == "fail":
-            agent.act(node.fail(now, str(message["message"])))
 
-    def _hurry(self, yes: bool) -> None:
-        """A trainer whose gradient all hosts wait for gets the processor before other programs."""
-        if self._hurried != yes and self._trainer is not None:
-            self._hurried = yes
-            set_nice(self._trainer.pid, _HURRIED if yes else 0)
+    def save(self, then: Callable[[str], None]) -> None:
+        """Let the program write its state; `then` gets an error, or an empty text."""
+        program = self.program
+        if program is None or not program.ready:
+            then("there is no training program that could save")
+            return
+        self._then = then
+        program.state("save")
 
-    def is_attached(self, channel: Channel) -> bool:
-        """Whether that connection is this job's training program."""
-        return channel is self._channel
+    def offered(self, round_: int, samples: int, unit: int | None) -> None:
+        """The program has a gradient."""
+        agent = self.agent
+        self._offered_at = agent.now
+        agent.act(agent.node.offer(agent.now, round_, samples, unit))
 
     def sent(self, action: SendFragments, started: float, ended: float) -> None:
         """Fragments of this host's contribution are with the kernel."""
         self._sending_s = ended - started + (self._sending_s if action.repair else 0.0)
         self.records.note("repair" if action.repair else "send", started, ended, action.round)
 
-    def detached(self) -> None:
-        """The training program has closed its connection."""
-        self._channel = None
-
-    def ring(self) -> None:
-        """More of a contribution has been converted."""
-        self.agent.pump()
-
     def need(self, round_: int, samples: int) -> None:
         """Tell the training program what still makes the quorum (R13)."""
-        if self.arena is not None:
-            self.arena.need = (round_, samples)
+        if self.program is not None and self.program.arena is not None:
+            self.program.arena.need = (round_, samples)
 
     def closed(self, round_: int) -> None:
         """Tell the training program that the round closed without it."""
-        if self.arena is not None:
-            self.arena.closed = round_
-
-    def _make_arena(self, lanes: int) -> None:
-        width = int(str(self.prepared["settings"].get("lane", "i16")).removeprefix("i"))
-        fragments = LaneFormat(lanes, width).fragments
-        self.arena = Arena.create(fragments)
-        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Every write wakes; reading it could block, as the trainer has a say in its flags.
-        self.agent.watch(self._doorbell, self.ring, edge=True)
-        self._post({"op": "arena", "fragments": fragments}, (self.arena.fd, self._doorbell))
+        if self.program is not None and self.program.arena is not None:
+            self.program.arena.closed = round_
 
     def _prepare_training(self) -> None:
         """Bring the training program into the phase that waits for it, if both are there."""
-        phase = self._waiting
-        if phase is None or self.ready is None or self.arena is None:
+        phase, program, agent = self._waiting, self.program, self.agent
+        if phase is None or program is None or not program.ready or program.arena is None:
+            return
+        same_files = phase.settings.get("handout") == self.digest
+        model = str(phase.settings.get("model", ""))
+        if not same_files:
+            agent.act(agent.node.fail(agent.now, "what was handed out has arrived damaged"))
+        elif (
+            phase.kind is wire.PhaseKind.TRAIN and phase.fragments != program.arena.fragments
+        ) or program.digest != model:
+            if agent.node.number in agent.node.learners and program.digest != model:
+                if (self.folder / STATE).exists():  # what the hand-out brought (R20)
+                    if not self._loading:
+                        self._loading = True
+                        program.state("load")
+                    return
+            reason = (
+                "the model built here differs from the lead's: the same job.py and the same "
+                "versions of Python and PyTorch are needed on every host"
+            )
+            agent.act(agent.node.fail(agent.now, reason))
+        else:
+            self._waiting, self._phase = None, phase
+            self._source = ArenaSource(program.arena, program.hurry)
+            self._allocate(phase.blocks)
+            program.enter(phase, phase.first_round, self._blocks)
             return
         self._waiting = None
-        agent = self.agent
-        if phase.kind is not wire.PhaseKind.FINISH:
-            if phase.settings["handout"] != self.digest:
-                agent.act(agent.node.fail(agent.now, "what was handed out has arrived damaged"))
-                return
-            differs = phase.settings["model"] != self.ready["digest"]
-            if phase.kind is wire.PhaseKind.TRAIN:
-                differs |= phase.fragments != self.arena.fragments
-            if differs:
-                reason = (
-                    "the model built here differs from node 1's: the same job.py and the same "
-                    "versions of Python and PyTorch are needed on every host"
-                )
-                agent.act(agent.node.fail(agent.now, reason))
-                return
-        self._phase = phase
-        message: dict[str, Any] = {
-            "op": "phase",
-            "kind": _KINDS[phase.kind],
-            "first_round": phase.first_round,
-            "number": phase.number,
-            "unit": phase.unit,
-            "view": agent.node.view,
-            "live": [m.number for m in agent.node.members],
-            "lead": 1,
-            "shares": phase.shares,
-        }
-        self.arena.phase = phase.number
-        self._source = ArenaSource(self.arena, self._hurry)
-        if phase.blocks > self._blocks or phase.kind is wire.PhaseKind.TRAIN:
-            self._allocate(phase.blocks)
-        if self._blocks and self._blocks_told != self._blocks:
-            self._blocks_told = self._blocks
-            message["blocks"] = self._blocks
-            self._post(message, (agent.dataplane.accumulators_fd, agent.dataplane.slots_fd))
-        else:
-            self._post(message)
 
     def _allocate(self, blocks: int) -> None:
         """Accumulators of the size that the phase needs; the old ones go."""
         if blocks and blocks != self._blocks:
             self.agent.dataplane.allocate(blocks)
-            self._blocks, self._blocks_told = blocks, 0
+            self._blocks = blocks
+            if self.program is not None:
+                self.program.forget_blocks()
 
-    def _trainer_ended(self, code: int) -> None:
-        trainer, self._trainer = self._trainer, None
-        if self._ended or trainer is None:
+    def program_failed(self, reason: str) -> None:
+        """It cannot go on, and no other could."""
+        if not self._ended:
+            self.agent.act(self.agent.node.fail(self.agent.now, reason))
+
+    def program_ended(self, program: Program, code: int, said: str) -> None:
+        """Its process is gone: after the end, because the job is broken, or because somebody killed it."""
+        if self._ended or program is not self.program:
             return
-        agent = self.agent
-        phase = self._phase
-        if code or phase is None or phase.kind is not wire.PhaseKind.FINISH:
-            agent.sender.drop_fragments()  # the rest of its gradient will not come
-            reason = f"the training program ended: {trainer.last_line()}"
-            agent.act(agent.node.fail(agent.now, reason))
+        agent, phase = self.agent, self._phase
+        if phase is not None and phase.kind is wire.PhaseKind.FINISH and not code:
+            self._keep(phase)
             return
-        kept = agent.run_folder(self.id) / agent.node.name
-        facts = self._facts()
-        names: list[str] = []
-        self._later(
-            lambda: names.extend(self.records.keep(self.folder / "out", self._base, facts, kept)),
-            lambda: self._kept(phase, kept, names),
-        )
+        agent.sender.drop_fragments()  # the rest of its gradient will not come
+        reason = f"the training program ended: {said}"
+        if code < 0 and agent.others_can_go_on and self._starts < _MOST_STARTS:
+            self._waiting = None
+            agent.depart(reason)  # the others go on; this host comes back with a new one
+            self._start_program()
+        else:
+            self.program_failed(reason)
+
+    def look(self, now: float) -> None:
+        """A training program that says nothing any more must not hold up the others."""
+        program, phase = self.program, self._phase
+        if program is None or program.has_ended or phase is None or self._waiting is not None:
+            return
+        node = self.agent.node
+        ring = node.ring
+        if ring is None or phase.kind is not wire.PhaseKind.TRAIN or not node.others_live:
+            return
+        limit = _HOLDING_STALL_S if self.agent.sender.waits else _STALL_S
+        if now > program.spoke + limit and phase.shares[node.number - 1]:
+            self.agent.log(f"the training program has not moved for {limit:g} s: it is started again")
+            program.close("it has not moved")
+            self.program_ended(program, -9, "it has not moved")
+
+    # ---- checkpoints (R22)
+
+    def keep_checkpoint(self, name: str = CHECKPOINT, then: Callable[[], None] | None = None) -> None:
+        """Copy what the program saved into the run's folder, with what `nicps resume` needs beside it."""
+        kept = self.agent.run_folder(self.id) / "checkpoint"
+
+        def work() -> None:
+            keep_files(self.folder, kept, (name, "prepared.json", "job.tar"))
+            if name != CHECKPOINT:
+                os.replace(kept / name, kept / CHECKPOINT)
+
+        def attempt() -> None:
+            try:
+                work()
+            except OSError as error:
+                self.agent.warn(f"no checkpoint in {kept}: {error.strerror}")
+
+        self._later(attempt, then or (lambda: None))
 
     # ---- the end (R14)
+
+    def _prepare_finish(self, phase: Phase) -> None:
+        """Let the program save and end; a second decision gets the same answer."""
+        node, program = self.agent.node, self.program
+        self._waiting = None
+        if self._answer is not None:
+            self._open_kept()
+            self.agent.prepared(phase.number, self._answer)
+        elif program is None or not program.ready or node.number in node.learners:
+            if program is not None:
+                program.close("the job is done")
+                self.program = None
+            self.agent.prepared(phase.number, orjson.dumps({"bytes": 0, "index_bytes": 0}))
+        elif program.has_ended:
+            self._phase = phase
+            self._keep(phase)
+        else:
+            self._phase = phase
+            program.enter(phase, 0, 0)
 
     def _facts(self) -> dict[str, Any]:
         agent = self.agent
@@ -482,33 +482,44 @@ class LocalJob:
             "counters": agent.dataplane.counters(),
         }
 
-    def _kept(self, phase: Phase, kept: Path, names: list[str]) -> None:
-        """The results are in the run's folder: tell node 1 how much there is to collect."""
-        agent = self.agent
+    @property
+    def _kept(self) -> Path:
+        return self.agent.run_folder(self.id) / self.agent.node.name
+
+    def _keep(self, phase: Phase) -> None:
+        """The program has ended well: its results go into the run's folder."""
+        facts, kept = self._facts(), self._kept
+        names: list[str] = []
+        self._later(
+            lambda: names.extend(self.records.keep(self.folder / "out", self._base, facts, kept)),
+            lambda: self._are_kept(phase, names),
+        )
+
+    def _are_kept(self, phase: Phase, names: list[str]) -> None:
+        """The results are in the run's folder: tell the lead how much there is to collect."""
+        self._names = names
         try:
-            self.outgoing = OutStream(kept, [{"path": name, "store": "all"} for name in names])
+            self._open_kept()
         except NicpsError as error:
-            agent.act(agent.node.fail(agent.now, str(error)))
+            self.program_failed(str(error))
             return
+        assert self.outgoing is not None
         sizes = {"bytes": self.outgoing.size, "index_bytes": len(self.outgoing.index)}
-        agent.prepared(phase.number, orjson.dumps(sizes))
+        self._answer = orjson.dumps(sizes)
+        number = self.agent.node.phase.number if self.agent.node.phase is not None else phase.number
+        self.agent.prepared(number, self._answer)
+
+    def _open_kept(self) -> None:
+        if self.outgoing is not None:
+            self.outgoing.close()
+        files = [{"path": name, "store": "all"} for name in self._names]
+        self.outgoing = OutStream(self._kept, files)
 
     def close(self, message: str) -> None:
         """The job is over, however it ended: stop the training program, remove its files."""
         self._ended = True
-        if self._channel is not None:
-            with contextlib.suppress(ChannelClosed):
-                self._channel.post({"op": "abort", "message": message})
-        for child in (self._trainer, self._gateway):
-            if child is not None:
-                self.agent.unwatch(child.fileno())
-                child.kill()
-        self._trainer = self._gateway = None
-        if self.arena is not None:
-            self.agent.unwatch(self._doorbell)
-            os.close(self._doorbell)
-            self.arena.close()
-            self.arena = None
+        if self.program is not None:
+            self.program.close(message)
         streams, records, base = (self._in, self.outgoing), self.records, self._base
 
         def remove() -> None:  # in the thread, which may be using them
@@ -519,51 +530,3 @@ class LocalJob:
             shutil.rmtree(base, ignore_errors=True)
 
         self.agent.background(remove, lambda: None)
-
-    def _post(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        if self._channel is None:
-            return
-        try:
-            self._channel.post(message, fds)
-        except ChannelClosed:
-            self._channel = None
-
-
-def _whole(message: Mapping[str, Any], key: str, least: int, most: int) -> int:
-    """A whole number of a training program's message.
-
-    Raises:
-        JobFailed: it is none, or out of range.
-    """
-    value = message[key]
-    if type(value) is not int or not least <= value <= most:
-        raise JobFailed(
-            f"the training program says {key} {value!r}, not a number from {least} to {most}"
-        )
-    return value
-
-
-def sweep(parent: Path) -> None:
-    """Remove the working folders of agents that were killed."""
-    for folder in parent.glob("nicps-*-*"):
-        pid = folder.name.split("-")[1]
-        ours = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
-        if ours and pid.isdecimal() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def working_folder(parent: Path) -> Path:
-    """A new folder that only root can change and everybody can enter.
-
-    Raises:
-        OSError: the disk is full, or there is no such parent.
-    """
-    folder = Path(tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=parent))
-    folder.chmod(0o755)
-    return folder
-
-
-def new_job_id(name: str) -> str:
-    """A run's name: time and job."""
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-{os.urandom(2).hex()}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,22 @@ def copy_tree(source: Path, target: Path) -> None:
         os.close(fd)
 
 
-def _copy_folder(folder: int, target: Path) -> None:
+def keep_files(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Copy these files, each whole or not at all; links and everything else stay behind.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _copy_folder(fd, target, names)
+    finally:
+        os.close(fd)
+
+
+def _copy_folder(folder: int, target: Path, names: Sequence[str] | None = None) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    for name in os.listdir(folder):
+    for name in os.listdir(folder) if names is None else names:
         try:
             fd = os.open(
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
@@ -89,9 +102,13 @@ def _copy_folder(folder: int, target: Path) -> None:
             elif stat.S_ISREG(mode):
                 with open(fd, "rb", closefd=False) as file:
                     partial = target / f".{name}.{os.getpid()}"
-                    with partial.open("wb") as copy:
-                        shutil.copyfileobj(file, copy, 1 << 20)
-                    os.replace(partial, target / name)
+                    try:
+                        with partial.open("wb") as copy:
+                            shutil.copyfileobj(file, copy, 1 << 20)
+                        os.replace(partial, target / name)
+                    except OSError:
+                        partial.unlink(missing_ok=True)
+                        raise
         finally:
             os.close(fd)
 

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training program of a job (R8): its process, the memory shared with it, and what is said between it and us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nicps import wire
+from nicps.agent.process import Child, python, set_nice
+from nicps.dataplane.arena import Arena
+from nicps.dataplane.channel import Channel, ChannelClosed
+from nicps.dataplane.lanes import LaneFormat
+from nicps.errors import JobFailed
+from nicps.protocol import Phase
+
+if TYPE_CHECKING:
+    from nicps.agent.job import LocalJob
+
+_KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
+_HURRIED = -10  # nice value
+_MOST_ROUNDS = _MOST_SAMPLES = (1 << 31) - 1
+_MOST_LANES = 1 << 33
+_MOST_DIGEST = 128
+
+
+class Program:
+    """One training program, from its start to its end.
+
+    Attributes: `ready`, it has built the model. `digest`, of the state that it holds (hexadecimal), once it has told.
+    `trained`, rounds of training that it was told of. `spoke`, when it last said something.
+    """
+
+    def __init__(self, job: LocalJob) -> None:
+        self.job = job
+        self.ready = False
+        self.digest = ""
+        self.lanes = 0
+        self.trained = 0
+        self.arena: Arena | None = None
+        self.spoke = job.agent.now
+        self._channel: Channel | None = None
+        self._doorbell = -1
+        self._child: Child | None = None
+        self._gateway: Child | None = None  # between the agent and a program that speaks JSON
+        self._hurried = False
+        self._blocks_told = 0
+        self._saving = 0  # number of the phase in which it saves or loads
+        self._numbers = 1 << 30  # those phases are ours alone: none of the network's
+
+    # ---- the process
+
+    def start(self, argv: Sequence[str], folder: Path, log: Path, network_access: bool) -> None:
+        """Run it as the training user."""
+        self._child = self.job.agent.spawn(
+            argv, folder, log, self._ended, connected=True, network_access=network_access
+        )
+
+    def start_gateway(self, connection: int, folder: Path, log: Path) -> None:
+        """A program that speaks JSON has connected: a process of its own attaches for it (docs/socket.md).
+
+        Raises:
+            JobFailed: a training program is attached already.
+        """
+        if self._channel is not None or self._gateway is not None:
+            raise JobFailed("a training program is attached already")
+        argv = python("nicps.gateway", str(connection))
+        self._gateway = self.job.agent.spawn(
+            argv, folder, log, self._gateway_ended, fds=(connection,), connected=True
+        )
+
+    def _gateway_ended(self, code: int) -> None:
+        gateway, self._gateway = self._gateway, None
+        if code and gateway is not None:
+            self.job.program_failed(f"the gateway ended: {gateway.last_line()}")
+
+    def _ended(self, code: int) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            self.job.program_ended(self, code, child.last_line())
+
+    @property
+    def has_ended(self) -> bool:
+        """The process is gone."""
+        return self._child is None
+
+    def hurry(self, yes: bool) -> None:
+        """A program whose gradient all hosts wait for gets the processor before other programs."""
+        if self._hurried != yes and self._child is not None:
+            self._hurried = yes
+            set_nice(self._child.pid, _HURRIED if yes else 0)
+
+    def close(self, message: str) -> None:
+        """End it, whatever it is doing."""
+        agent = self.job.agent
+        if self._channel is not None:
+            with contextlib.suppress(ChannelClosed):
+                self._channel.post({"op": "abort", "message": message})
+        for child in (self._child, self._gateway):
+            if child is not None:
+                agent.unwatch(child.fileno())
+                child.kill()
+        self._child = self._gateway = None
+        if self.arena is not None:
+            agent.unwatch(self._doorbell)
+            os.close(self._doorbell)
+            self.arena.close()
+            self.arena = None
+
+    # ---- what it is told
+
+    def attach(self, channel: Channel) -> None:
+        """The training program has connected.
+
+        Raises:
+            JobFailed: one is attached already.
+        """
+        if self._channel is not None:
+            raise JobFailed("a training program is attached already")
+        self._channel = channel
+        node = self.job.agent.node
+        self.post(
+            {
+                "op": "welcome",
+                "number": node.number,
+                "members": [{"number": m.number, "name": m.name} for m in node.members],
+                "name": node.name,
+                "lead": node.view.lead,
+                "settings": self.job.settings,
+                "workdir": str(self.job.folder),
+                "view": node.view.number,
+            }
+        )
+
+    def is_attached(self, channel: Channel) -> bool:
+        """Whether that connection is this program's."""
+        return channel is self._channel
+
+    def detached(self) -> None:
+        """It has closed its connection."""
+        self._channel = None
+
+    def enter(self, phase: Phase, first_round: int, blocks: int) -> None:
+        """Leave whatever it does, and go into this phase."""
+        agent = self.job.agent
+        message = self._phase(_KINDS[phase.kind], first_round, phase.number)
+        message |= {"unit": phase.unit, "shares": phase.shares}
+        if self.arena is not None:
+            self.arena.phase = phase.number
+        fds: tuple[int, ...] = ()
+        if blocks and self._blocks_told != blocks:
+            self._blocks_told = blocks
+            message["blocks"] = blocks
+            fds = (agent.dataplane.accumulators_fd, agent.dataplane.slots_fd)
+        self.post(message, fds)
+
+    def state(self, what: str) -> None:
+        """Let it "save" its state into the working folder, or "load" the one that is there."""
+        self._numbers += 1
+        self._saving = self._numbers
+        self.post(self._phase(what, 0, self._saving) | {"unit": 0, "shares": ()})
+
+    def view(self) -> None:
+        """Hosts have come or gone; the phase goes on."""
+        node = self.job.agent.node
+        self.post({"op": "view", "round": node.open_round} | self._place())
+
+    def forget_blocks(self) -> None:
+        """The accumulators are new: it must map them again."""
+        self._blocks_told = 0
+
+    def post(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Say something, if it is there."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.post(message, fds)
+        except ChannelClosed:
+            self._channel = None
+
+    def _phase(self, kind: str, first_round: int, number: int) -> dict[str, Any]:
+        return {
+            "op": "phase",
+            "kind": kind,
+            "first_round": first_round,
+            "number": number,
+            **self._place(),
+        }
+
+    def _place(self) -> dict[str, Any]:
+        view = self.job.agent.node.view
+        return {"view": view.number, "live": view.order, "lead": view.lead}
+
+    # ---- what it says
+
+    def on_message(self, message: Mapping[str, Any]) -> None:
+        """A message from it.
+
+        Raises:
+            JobFailed, KeyError, TypeError, ValueError: it is not one that a training program may send.
+        """
+        job, agent = self.job, self.job.agent
+        node, now, op = agent.node, agent.now, message["op"]
+        self.spoke = now
+        if op == "progress":
+            samples = _whole(message, "samples", 0, _MOST_SAMPLES)
+            agent.act(node.progress(now, _whole(message, "round", 0, _MOST_ROUNDS), samples))
+        elif op == "offer":
+            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
+            samples = _whole(message, "samples", 1, _MOST_SAMPLES)
+            unit = None if message["unit"] is None else _whole(message, "unit", -100, 100)
+            job.offered(round_, samples, unit)
+        elif op == "read":
+            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
+            self.digest = _digest(message) or self.digest
+            if round_ < node.open_round:
+                agent.act(node.read(now, round_, short(_digest(message))))
+        elif op == "prepared":
+            job.program_prepared(message["number"])
+        elif op == "ready" and not self.ready:
+            self.lanes = _whole(message, "lanes", 1, _MOST_LANES)
+            self.digest = _digest(message)
+            self._make_arena()
+            self.ready = True
+            job.program_ready()
+        elif op in ("saved", "loaded") and message["number"] == self._saving:
+            self._saving = 0
+            self.digest = _digest(message) or self.digest
+            job.program_has_state(op, str(message.get("error") or ""))
+        elif op == "checkpoint":
+            job.keep_checkpoint()
+        elif op in ("decide", "report") and self.ready:
+            agent.trainer_says(message)
+        elif op == "fail":
+            agent.act(node.fail(now, str(message["message"])))
+
+    def _make_arena(self) -> None:
+        width = int(str(self.job.settings.get("lane", "i16")).removeprefix("i"))
+        fragments = LaneFormat(self.lanes, width).fragments
+        self.arena = Arena.create(fragments)
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Every write wakes; reading it could block, as the program has a say in its flags.
+        self.job.agent.watch(self._doorbell, self._more, edge=True)
+        self.post({"op": "arena", "fragments": fragments}, (self.arena.fd, self._doorbell))
+
+    def _more(self) -> None:
+        """More of a contribution has been converted."""
+        self.spoke = self.job.agent.now
+        self.job.agent.pump()
+
+
+def short(digest: str) -> int:
+    """A state's digest as it travels in the token: 32 bits, 0 for none."""
+    try:
+        return int(digest[:8], 16) or 1 if digest else 0
+    except ValueError:
+        raise JobFailed(f"the training program's digest {digest!r} is not hexadecimal") from None
+
+
+def _digest(message: Mapping[str, Any]) -> str:
+    digest = message.get("digest", "")
+    if not isinstance(digest, str) or len(digest) > _MOST_DIGEST:
+        raise JobFailed("the training program's digest is not a short text")
+    return digest
+
+
+def _whole(message: Mapping[str, Any], key: str, least: int, most: int) -> int:
+    """A whole number of a training program's message.
+
+    Raises:
+        JobFailed: it is none, or out of range.
+    """
+    value = message[key]
+    if type(value) is not int or not least <= value <= most:
+        raise JobFailed(
+            f"the training program says {key} {value!r}, not a number from {least} to {most}"
+        )
+    return value

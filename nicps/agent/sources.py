@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a contribution's payload comes from: the training program's memory, or files (`sender.Source`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nicps.agent.bundle import OutStream
+from nicps.dataplane.arena import Arena
+from nicps.dataplane.lanes import U8
+
+
+@dataclass(slots=True)
+class ArenaSource:
+    """A contribution in the memory that the trainer writes."""
+
+    arena: Arena
+    hurry: Callable[[bool], None]
+
+    def available(self, round_: int) -> int:
+        """Converted so far."""
+        return self.arena.converted(round_)
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """A view, no copy."""
+        parity = round_ & 1
+        lanes = self.arena.lanes[parity, first : first + count]
+        return lanes, self.arena.shifts[parity, first : first + count]
+
+    def sending(self, round_: int) -> None:
+        """The trainer wants to know when."""
+        self.arena.set_sending_since(round_, time.monotonic_ns())
+
+    def awaited(self, yes: bool) -> None:
+        """Everybody waits for this trainer now."""
+        self.hurry(yes)
+
+
+@dataclass(slots=True)
+class StreamSource:
+    """A window of a hand-out."""
+
+    stream: OutStream
+    first_round: int
+
+    def available(self, round_: int) -> int:
+        """Files are all there."""
+        return 1 << 32
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """Read from the files."""
+        return self.stream.read(round_ - self.first_round, first, count), 0
+
+    def sending(self, round_: int) -> None:
+        """Nobody wants to know."""
+
+    def awaited(self, yes: bool) -> None:
+        """Files are always there."""

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that was submitted on this host: prepared, and then put into the network (R1, R5)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from nicps.agent.conductor import Conductor
+from nicps.agent.folders import new_job_id, working_folder
+from nicps.agent.process import Child, python
+from nicps.protocol.course import Plan
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+
+class Submission:
+    """From `nicps submit` until the job has ended, wherever it is led from then on."""
+
+    def __init__(self, agent: Agent, message: Mapping[str, Any]) -> None:
+        self.agent = agent
+        self.job_id = ""
+        self.entry = str(message.get("entry") or "trainer")
+        self.prepared: dict[str, Any] = {}
+        self._base = working_folder(agent.settings.work)
+        self._folder = self._base / "prepared"
+        self._child: Child | None = None
+        try:
+            self._folder.mkdir()
+            os.chown(self._folder, agent.user.uid, agent.user.gid)
+            self._prepare(message)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, message: Mapping[str, Any]) -> None:
+        """The user's code makes model and data, as the training user (R5); nobody else hears of it yet."""
+        arguments = ["prepare", "--job", str(message["job"]), "--out", str(self._folder)]
+        if message.get("data"):
+            arguments += ["--data", str(message["data"])]
+        if message.get("resume"):
+            arguments += ["--resume", str(message["resume"])]
+        arguments += ["--settings", orjson.dumps(message.get("settings") or {}).decode()]
+        self._child = self.agent.spawn(
+            python(self.entry, *arguments),
+            self._folder,
+            self._base / "prepare.log",
+            self._is_prepared,
+            network_access=True,
+        )
+
+    def _is_prepared(self, code: int) -> None:
+        child, self._child = self._child, None
+        assert child is not None
+        agent = self.agent
+        if code:
+            agent.submission_failed(child.last_line())
+            return
+        try:
+            self.prepared = orjson.loads((self._folder / "prepared.json").read_bytes())
+            self.job_id = new_job_id(str(self.prepared.get("job", "job")))
+            plan = Plan.of(self.job_id, self.prepared["settings"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            agent.submission_failed(f"the job's preparation left no usable prepared.json: {error}")
+            return
+        agent.tell("forming", self.job_id, data=self.prepared.get("data"))
+        agent.conductor = Conductor(agent, self.job_id, plan, self._folder, None)
+        agent.act(agent.node.start(agent.now, agent.nonce()))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For the result."""
+        return {"data": self.prepared.get("data"), "settings": self.prepared.get("settings")}
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        child, self._child = self._child, None
+        if child is not None:
+            self.agent.unwatch(child.fileno())
+            child.kill()
+        shutil.rmtree(self._base, ignore_errors=True)
