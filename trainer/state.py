@@ -43,8 +43,8 @@ def digest(trained: int, model: Iterable[memoryview], optimizer: Mapping[str, An
     "params", then its state, keys in order, numbers as float64, tensors as they are, all little-endian. None, texts
     and truth values are left out. What a scheduler does shows in the groups.
 
-    For 1 M parameters it takes 0.1 ms with momentum, 0.2 ms with Adam; SHA-256 of the same bytes, with a processor
-    that has instructions for it, 4 and 6 ms.
+    For 1 M parameters in 2 tensors it takes 0.1 ms with momentum, 0.2 ms with Adam (in 50: 0.4 and 0.7); SHA-256 of the
+    same bytes, with a processor that has instructions for it, 4 and 6 ms.
     """
     hash = xxhash.xxh3_128(struct.pack("<q", trained))
     for part in model:
