@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import os
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,10 +24,9 @@ import numpy as np
 
 from nicps.dataplane.arena import Arena
 from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.dataplane.lanes import F32, I64, U8, LaneFormat, Quantiser, Summer
-from nicps.dataplane.layout import layout
+from nicps.dataplane.lanes import F32, U8, LaneFormat, Quantiser
+from nicps.dataplane.sums import Sums
 from nicps.errors import JobFailed, NetworkProblem
-from nicps.wire import BLOCK_LANES
 
 DEFAULT_SOCKET = "@nicps"
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
@@ -47,11 +46,19 @@ class JobAborted(JobFailed):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What to do next: "train", "test" (one round), or "end"."""
+    """What to do next: "train", "test" (one round), "save" or "load" the state, or "end".
+
+    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted.
+    """
 
     kind: str
     first_round: int
     number: int
+    shares: tuple[int, ...]
+
+    def share_of(self, number: int) -> int:
+        """A member's part of a round, in samples."""
+        return self.shares[number - 1] if number <= len(self.shares) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,11 @@ class Commit:
 
 
 class Session:
-    """A member's training program, attached to its agent. Not for use from several threads."""
+    """A member's training program, attached to its agent. Not for use from several threads.
+
+    Attributes: `number`, this member's; `view`, `live` (numbers of the members in it) and `lead` (whether this
+    member acts as node 1, R22), which change while messages are waited for; `settings` and `workdir` of the job.
+    """
 
     def __init__(self, channel: Channel, welcome: dict[str, Any]) -> None:
         self._channel = channel
@@ -79,15 +90,16 @@ class Session:
         self.settings: dict[str, Any] = welcome["settings"]
         self.workdir: str = welcome["workdir"]
         self.view: int = welcome["view"]
+        self.live = frozenset(int(member["number"]) for member in welcome["members"])
+        self.lead: bool = welcome["lead"] == self.number
+        self._pending: deque[tuple[dict[str, Any], list[int]]] = deque()  # received, not yet due
+        self._decision: dict[str, Any] | None = None  # about the last round that we have committed
         self._format: LaneFormat | None = None
         self._quantiser: Quantiser | None = None
         self._arena: Arena | None = None
         self._doorbell = -1
-        self._accumulators: I64 | None = None
-        self._slots: Any = None  # (2, slots) records: who has been added
-        self._summer: Summer | None = None
-        self._early: tuple[int, int, F32] | None = None  # round, fragments summed already, where
-        self._phase = Phase("none", 0, 0)
+        self._sums: Sums | None = None
+        self._phase = Phase("none", 0, 0, ())
         self._next: dict[str, Any] | None = None
         self._unit = 0
         self._offered = 0  # round of the last contribution
@@ -128,23 +140,46 @@ class Session:
         self._channel.send({"op": "ready", "lanes": lanes, "digest": digest})
         self._format = LaneFormat(lanes, self._width())
         self._quantiser = Quantiser(self._format)
-        self._summer = Summer(self._format)
+        self._sums = Sums(self._format, self.number)
         message, fds = self._receive("arena")
         self._doorbell = fds[1]
         self._arena = Arena(fds[0], message["fragments"])
 
     def next_phase(self) -> Phase:
-        """Wait for node 1's next decision (R7, R14, R15).
+        """Wait for node 1's next decision (R7, R14, R15, R20).
 
         Raises:
             JobAborted: the job was stopped.
         """
         message = self._next or self._receive("phase")[0]
         self._next = None
+        self._offered = 0
         self._unit = message["unit"]
-        self._phase = Phase(message["kind"], message["first_round"], message["number"])
-        self._channel.send({"op": "prepared", "number": message["number"]})
+        number, first_round = message["number"], message["first_round"]
+        self._phase = Phase(message["kind"], first_round, number, tuple(message["shares"]))
+        self._enter_view(message)
+        self._channel.send({"op": "prepared", "number": number})
+        if self.lead and self._phase.kind == "train" and self._decision is not None:
+            # A view change may have swallowed the end of training, or a test.
+            if self._decision["round"] == first_round - 1 and self._decision["what"] != "continue":
+                self._channel.send(self._decision)
         return self._phase
+
+    def saved(self, number: int, round_: int, digest: str, error: str = "") -> None:
+        """The state file is complete, with the state after `round_` trained rounds; or `error` says why it is not."""
+        message = {"op": "saved", "number": number, "round": round_, "digest": digest}
+        self._channel.send(message | ({"error": error} if error else {}))
+
+    def loaded(self, number: int, digest: str) -> None:
+        """The phase's state file has been read; `digest` is of the state that this member has now."""
+        assert self._quantiser is not None
+        self._quantiser.residual[:] = 0.0
+        self._decision = None  # it was about a round before that state
+        self._channel.send({"op": "loaded", "number": number, "digest": digest})
+
+    def checkpoint(self, round_: int) -> None:
+        """The checkpoint was written anew: the state after `round_` trained rounds."""
+        self._channel.send({"op": "checkpoint", "round": round_})
 
     # ---- a training round
 
@@ -161,6 +196,10 @@ class Session:
     def progress(self, round_: int, samples: int) -> None:
         """A micro-batch is done; `samples` of the round so far."""
         self._channel.send({"op": "progress", "round": round_, "samples": samples})
+        while self._channel.wait(0.0):
+            self._pending.append(self._channel.recv())
+        while self._pending and self._pending[0][0]["op"] in ("view", "abort"):
+            self._note(*self._pending.popleft())  # a new lead decides at once, not after its share
 
     def contribute(self, round_: int, vector: F32, samples: int) -> None:
         """Offer this member's gradient, the sum over `samples`; it is being sent while it is converted.
@@ -203,10 +242,8 @@ class Session:
         """
         if self._next is not None:
             return None
-        if out is not None and self._offered == round_ and self._slots is not None:
-            self._early = (round_, 0, out)
-            while not self._channel.wait(_GLANCE_S):
-                self._sum_early()
+        if out is not None and self._offered == round_:
+            self._sum_early(round_, out)
         while True:
             message, _ = self._receive("committed", "phase")
             if message["op"] == "phase":
@@ -223,31 +260,24 @@ class Session:
         return self._shared().sending_since(round_)
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
-        """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted.
-
-        The accumulators are free for another round afterwards.
-        """
-        quantiser, format, summer = self._quantiser, self._format, self._summer
-        assert quantiser is not None and format is not None and summer is not None
+        """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted."""
+        quantiser, format = self._quantiser, self._format
+        assert quantiser is not None and format is not None
         if out is None:
             out = np.empty(format.lanes, np.float32)
-        done = 0
-        if self._early is not None:
-            round_, summed, where = self._early
-            if round_ == commit.round and where is out and len(commit.counted) == self.members:
-                done = summed
-            self._early = None
-        own = others = None
+        own = self._own(commit.round)
+        self._read().total(commit.round, commit.counted, commit.unit, own, out)
         if self.number in commit.counted:
-            own = self._own(commit.round)
             quantiser.keep()
-        if set(commit.counted) - {self.number}:
-            assert self._accumulators is not None
-            others = self._accumulators[commit.round & 1]
-        while done < format.fragments:
-            done += summer.batch(done, others, own, commit.unit, out)
-        self._channel.send({"op": "read", "round": commit.round})
         return out
+
+    def applied(self, commit: Commit, digest: str = "") -> None:
+        """The sum has been read and applied; the accumulators are free for another round.
+
+        Args:
+            digest: of the state after it, which must be the same on all members; "" where there is no state.
+        """
+        self._channel.send({"op": "read", "round": commit.round, "digest": digest})
 
     def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
         """Contribute with one sample, wait for everybody, and read the sum."""
@@ -256,36 +286,48 @@ class Session:
         commit = self.wait_commit(round_, out)
         if commit is None:
             raise JobAborted(f"the phase ended before round {round_} was committed")
-        return self.sum(commit, out)
+        out = self.sum(commit, out)
+        self.applied(commit)
+        return out
 
-    # ---- a test round, node 1's decisions, and messages
+    # ---- a test round, the lead's decisions, and messages
 
-    def tally(self, round_: int, succeeded: int, failed: int) -> tuple[int, int]:
-        """R15: the successes and failures of all members.
+    def tally(self, round_: int, succeeded: int, failed: int) -> tuple[int, int] | None:
+        """R15: the successes and failures of all members; None if the phase ended before they were known.
 
         Raises:
             JobAborted: the job was stopped.
         """
         arena, parity = self._shared(), round_ & 1
-        arena.lanes[parity, 0] = 0
-        lanes = arena.lanes[parity, 0].view(">i4")
-        lanes[:2] = succeeded, failed
-        arena.shifts[parity, 0] = 0
-        arena.set_converted(round_, 1)
-        self._channel.send({"op": "offer", "round": round_, "samples": 1, "unit": None})
-        os.eventfd_write(self._doorbell, 1)
+        if self._phase.share_of(self.number):
+            arena.lanes[parity, 0] = 0
+            lanes = arena.lanes[parity, 0].view(">i4")
+            lanes[:2] = succeeded, failed
+            arena.shifts[parity, 0] = 0
+            arena.set_converted(round_, 1)
+            self._channel.send({"op": "offer", "round": round_, "samples": 1, "unit": None})
+            os.eventfd_write(self._doorbell, 1)
         commit = self.wait_commit(round_)
         if commit is None:
-            raise JobAborted(f"the phase ended before the test round {round_} was committed")
-        total = np.array((succeeded, failed), np.int64)
-        if self._accumulators is not None and set(commit.counted) - {self.number}:
-            total += self._accumulators[parity, 0, :2]
-        self._channel.send({"op": "read", "round": round_})
+            return None
+        total = np.zeros(2, np.int64)
+        if self.number in commit.counted:
+            total += (succeeded, failed)
+        bank = self._read().bank(round_, commit.counted)
+        if bank is not None:
+            total += bank[0, :2]
+        self.applied(commit)
         return int(total[0]), int(total[1])
 
     def decide(self, round_: int, what: str) -> None:
-        """Node 1 only, after each round: "continue", "test" or "end" (R14)."""
-        self._channel.send({"op": "decide", "round": round_, "what": what})
+        """What this member would do after a round it has committed: "continue", "test" or "end" (R14).
+
+        Every member says so after every round. Only the lead's word goes out; who becomes the lead later sends its last
+        one then, since the former lead may have died before it decided.
+        """
+        self._decision = {"op": "decide", "round": round_, "what": what}
+        if self.lead:
+            self._channel.send(self._decision)
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Live progress, for whoever watches the job."""
@@ -306,27 +348,26 @@ class Session:
         assert self._arena is not None, "call ready() first"
         return self._arena
 
+    def _read(self) -> Sums:
+        assert self._sums is not None, "call ready() first"
+        return self._sums
+
     def _own(self, round_: int) -> tuple[U8, U8]:
         """This member's lanes and shifts of a round."""
         arena, format, parity = self._shared(), self._format, round_ & 1
         assert format is not None
         return arena.lanes[parity, : format.fragments], arena.shifts[parity, : format.fragments]
 
-    def _sum_early(self) -> None:
-        """Sum what every other member has sent by now: no more can be added to it in this round."""
-        assert self._early is not None and self._accumulators is not None
-        format, summer = self._format, self._summer
-        assert format is not None and summer is not None
-        round_, done, out = self._early
-        everybody = ((1 << self.members) - 1) & ~(1 << (self.number - 1))
-        while done < format.fragments:
-            slots = self._slots[round_ & 1, done : min(done + format.batch, format.fragments)]
-            whole = (slots["tag"] == self.view << 32 | round_) & (slots["seen"] == everybody)
-            if not whole.all() or self._channel.wait(0.0):
-                break
-            bank = self._accumulators[round_ & 1]
-            done += summer.batch(done, bank, self._own(round_), self._unit, out)
-        self._early = (round_, done, out)
+    def _sum_early(self, round_: int, out: F32) -> None:
+        """Sum what has come, until there is a message."""
+        sums, own = self._read(), self._own(round_)
+        if sums.begin(round_, self._due(), out):
+            while not self._pending and not self._channel.wait(_GLANCE_S):
+                sums.ahead(self.view, self._unit, own, lambda: self._channel.wait(0.0))
+
+    def _due(self) -> frozenset[int]:
+        """Who is to contribute to a round."""
+        return frozenset(number for number in self.live if self._phase.share_of(number))
 
     def _width(self) -> int:
         return int(str(self.settings.get("lane", "i16")).removeprefix("i"))
@@ -347,26 +388,25 @@ class Session:
     def _receive(self, *ops: str) -> tuple[dict[str, Any], list[int]]:
         """The next message of one of these kinds; others that tell state are taken note of."""
         while True:
-            message, fds = self._channel.recv()
-            if message["op"] == "phase" and message.get("blocks"):
-                self._map_accumulators(fds[0], fds[1], message["blocks"])
-            if message["op"] == "abort":
-                raise JobAborted(message["message"])
+            message, fds = self._pending.popleft() if self._pending else self._channel.recv()
+            self._note(message, fds)
             if message["op"] in ops:
                 return message, fds
 
-    def _map_accumulators(self, sums: int, slots: int, blocks: int) -> None:
-        """Map the kernel's sums, int64 (2, blocks, 1440), and who is in them. We only read."""
-        lanes: I64 = np.frombuffer(_mapped(sums, 2 * blocks * BLOCK_LANES * 8), np.int64)
-        self._accumulators = lanes[: 2 * blocks * BLOCK_LANES].reshape(2, blocks, BLOCK_LANES)
-        record, each = layout().records["slot"], layout().limits["BLOCK_SLOTS"]
-        count = 2 * blocks * each
-        whole = np.frombuffer(_mapped(slots, count * record.itemsize), np.uint8)
-        self._slots = whole[: count * record.itemsize].view(record).reshape(2, blocks * each)
+    def _note(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Take note of what a message tells."""
+        if message["op"] == "abort":
+            raise JobAborted(message["message"])
+        if message["op"] == "phase" and message.get("blocks"):
+            self._read().map(fds[0], fds[1], message["blocks"])
+        if message["op"] == "view":
+            if self._enter_view(message) and self._decision is not None:
+                self._channel.send(self._decision)
 
-
-def _mapped(fd: int, size: int) -> mmap.mmap:
-    """The memory of a BPF array; a mapping of one must be writable."""
-    memory = mmap.mmap(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-    os.close(fd)
-    return memory
+    def _enter_view(self, message: Mapping[str, Any]) -> bool:
+        """Another view is in force, or another phase; whether this member has become the lead."""
+        if self._sums is not None:
+            self._sums.forget()  # what was summed early may be sent again
+        led, self.lead = self.lead, message["lead"] == self.number
+        self.view, self.live = message["view"], frozenset(message["live"])
+        return self.lead and not led

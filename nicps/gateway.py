@@ -22,19 +22,18 @@ import numpy as np
 import orjson
 
 from nicps import gradient_json
-from nicps.client import JobAborted, Phase, Session
+from nicps.client import Commit, JobAborted, Phase, Session
 from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import GradientFormatError, JobFailed, NicpsError
-from nicps.protocol.phase import equal_shares
 
 VERSION = 1
 GRACE_S = 2.0  # for the agent to see why a program has gone, before we say that it has
 NOBODY = 1 << 40  # samples that `Session.need` gives before anybody has contributed
 DECISIONS = ("continue", "test", "end")
 IN_VECTOR = ("parameter", "buffer")
-_MAX_SAMPLES = gradient_json.MAX_SAMPLES
 _MAX_ROUND = 2**32 - 1
 _MAX_TALLY = 2**31 - 1  # a lane on the wire
+_MAX_DIGEST = 128  # characters
 Message = dict[str, Any]
 T = TypeVar("T", str, list[Any], dict[str, Any])
 
@@ -63,20 +62,24 @@ class Gateway:
         self.program = program
         self.session = session
         self._tensors = tensors
-        self._share = _share(session)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._total = np.empty(0, np.float32)
         self._phase: Phase | None = None
         self._round = 0  # open here, 0: none
         self._offered = False
+        self._commit: Commit | None = None  # whose sum the program has, but has not applied
         self._answers: dict[str, Callable[[Message], Message]] = {
             "ready": self._ready,
             "next": self._next,
             "progress": self._progress,
             "contribute": self._contribute,
             "wait": self._wait,
+            "applied": self._applied,
             "tally": self._tally,
             "decide": self._decide,
+            "saved": self._saved,
+            "loaded": self._loaded,
+            "checkpoint": self._checkpoint,
             "report": self._report,
             "fail": self._fail,
         }
@@ -102,7 +105,7 @@ class Gateway:
             "members": session.members,
             "name": session.name,
             "view": session.view,
-            "share": self._share,
+            "lead": session.lead,
             "settings": session.settings,
             "workdir": session.workdir,
         }
@@ -128,6 +131,8 @@ class Gateway:
             raise Misfit(f'the message\'s "op" is {op!r}; known are {", ".join(self._answers)}')
         if not self._shapes and op not in ("ready", "fail"):
             raise Misfit(f"{op!r} comes before 'ready'")
+        if self._commit is not None and op not in ("applied", "report", "fail"):
+            raise Misfit(f"{op!r} comes before round {self._commit.round} is 'applied'")
         return answer(message)
 
     # ---- getting ready
@@ -135,7 +140,7 @@ class Gateway:
     def _ready(self, message: Message) -> Message:
         if self._shapes:
             raise Misfit("'ready' comes twice")
-        digest = _field(message, "digest", str)
+        digest = _digest(message)
         shapes: dict[str, tuple[int, ...]] = {}
         for entry in _field(message, "parameters", list):
             if not isinstance(entry, dict):
@@ -157,14 +162,35 @@ class Gateway:
 
     def _next(self, message: Message) -> Message:
         self._phase = phase = self.session.next_phase()
-        self._round = 0 if phase.kind == "end" else phase.first_round
+        self._round = phase.first_round if phase.kind in ("train", "test") else 0
         self._offered = False
         return {
             "op": "phase",
             "kind": phase.kind,
             "first_round": phase.first_round,
             "number": phase.number,
+            "shares": list(phase.shares),
+            **self._view(),
         }
+
+    def _view(self) -> Message:
+        session = self.session
+        return {"view": session.view, "live": sorted(session.live), "lead": session.lead}
+
+    def _saved(self, message: Message) -> Message:
+        number, digest = self._state_phase(message, "save"), _digest(message)
+        round_ = _whole(message, "round", 0, _MAX_ROUND)
+        self.session.saved(number, round_, digest, str(message.get("error", "")))
+        return {"op": "ok"}
+
+    def _loaded(self, message: Message) -> Message:
+        number = self._state_phase(message, "load")
+        self.session.loaded(number, _digest(message))
+        return {"op": "ok"}
+
+    def _checkpoint(self, message: Message) -> Message:
+        self.session.checkpoint(_whole(message, "round", 0, _MAX_ROUND))
+        return {"op": "ok"}
 
     # ---- rounds
 
@@ -203,7 +229,7 @@ class Gateway:
             self._round = 0
             return {"op": "discarded", "round": round_}
         total = self.session.sum(commit, self._total)
-        self._round, self._offered = round_ + 1, False
+        self._round, self._offered, self._commit = round_ + 1, False, commit
         gradient = None
         if commit.samples:
             gradient = gradient_json.document(self._named(total), commit.samples)
@@ -214,7 +240,19 @@ class Gateway:
             "samples": commit.samples,
             "counted": counted,
             "gradient": gradient,
+            **self._view(),
         }
+
+    def _applied(self, message: Message) -> Message:
+        commit = self._commit
+        if commit is None:
+            raise Misfit("applied: there is no sum to be applied")
+        round_ = _whole(message, "round", 1, _MAX_ROUND)
+        if round_ != commit.round:
+            raise Misfit(f"applied: round {round_}, but the sum is round {commit.round}'s")
+        self.session.applied(commit, _digest(message))
+        self._commit = None
+        return {"op": "ok"}
 
     def _named(self, vector: gradient_json.Array) -> dict[str, gradient_json.Array]:
         named, first = {}, 0
@@ -227,18 +265,25 @@ class Gateway:
     def _tally(self, message: Message) -> Message:
         round_ = self._open_round(message, "test")
         counts = [_whole(message, key, 0, _MAX_TALLY) for key in ("succeeded", "failed")]
-        succeeded, failed = self.session.tally(round_, *counts)
+        totals = self.session.tally(round_, *counts)
         self._round = 0
-        return {"op": "tallied", "round": round_, "succeeded": succeeded, "failed": failed}
+        if totals is None:
+            return {"op": "discarded", "round": round_}
+        succeeded, failed = totals
+        return {
+            "op": "tallied",
+            "round": round_,
+            "succeeded": succeeded,
+            "failed": failed,
+            **self._view(),
+        }
 
-    # ---- node 1's decisions, and messages
+    # ---- decisions, and messages
 
     def _decide(self, message: Message) -> Message:
         what = _field(message, "what", str)
         if what not in DECISIONS:
             raise Misfit(f'decide: "what" is {what!r}; it must be {", ".join(DECISIONS)}')
-        if self.session.number != 1:
-            raise Misfit(f"decide: member {self.session.number} decides nothing, member 1 does")
         self.session.decide(_whole(message, "round", 1, _MAX_ROUND), what)
         return {"op": "ok"}
 
@@ -250,6 +295,19 @@ class Gateway:
         raise Misfit(" ".join(_field(message, "message", str).split()))
 
     # ---- inside
+
+    @property
+    def _share(self) -> int:
+        """Samples that this member works in a round of the phase (R13)."""
+        return 0 if self._phase is None else self._phase.share_of(self.session.number)
+
+    def _state_phase(self, message: Message, kind: str) -> int:
+        """The number of the phase in force, which must be of that kind."""
+        phase, op = self._phase, message["op"]
+        number = _whole(message, "number", 0, _MAX_ROUND)
+        if phase is None or phase.kind != kind or phase.number != number:
+            raise Misfit(f"{op!r} answers a phase of kind {kind!r}; {number} is none")
+        return number
 
     def _open_round(self, message: Message, kind: str) -> int:
         op, phase = message["op"], self._phase
@@ -283,14 +341,6 @@ def _check_model(
         raise Misfit(f"ready: parameter {name!r} is out of order; prepared.json has the order")
 
 
-def _share(session: Session) -> int:
-    """Samples that this member works in a round (R13)."""
-    batch = session.settings.get("batch")
-    if type(batch) is not int:
-        return _MAX_SAMPLES
-    return equal_shares(batch, range(session.members))[session.number - 1]
-
-
 def _size(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
@@ -302,6 +352,13 @@ def _field(message: Message, key: str, kind: type[T]) -> T:
         where = message.get("op") or message.get("name") or "ready"
         raise Misfit(f'{where}: "{key}" is {value!r:.60}, not {kinds[kind]}')
     return value
+
+
+def _digest(message: Message) -> str:
+    digest = _field(message, "digest", str)
+    if len(digest) > _MAX_DIGEST:
+        raise Misfit(f'{message["op"]}: "digest" has more than {_MAX_DIGEST} characters')
+    return digest
 
 
 def _whole(message: Message, key: str, least: int, most: int) -> int:

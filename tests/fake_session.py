@@ -3,34 +3,65 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nicps.client import Commit, JobAborted, NonFinite, Phase
+from nicps.protocol.phase import equal_shares
 
 NEVER = 1 << 40
-DEADLINE_S = 60.0
+DEADLINE_S = 20.0
 
 
 class FakeNetwork:
-    """What the members' sessions share. Round r opens when node 1 has decided after r - 1."""
+    """What the members' sessions share. Round r opens when the lead has decided after r - 1.
+
+    Attributes: `after`, what happens when the lead has decided after a round, in place of going on: by round;
+    `on_commit`, what happens when a round is committed, before anybody knows.
+    """
 
     def __init__(self, members: int, batch: int, quorum: float = 1.0) -> None:
         self.members = members
-        self.quorum = -(-batch * quorum // 1)
+        self.batch = batch
+        self.part = quorum
+        self.view = 1
+        self.live = set(range(1, members + 1))
         self.changed = threading.Condition()
-        self.phases: list[Phase] = []
+        self.sessions: dict[int, FakeSession] = {}
+        self.phases: dict[int, list[Phase]] = {number: [] for number in self.live}
+        self.kind = "none"
         self.open_round = 0
         self.ready: dict[int, tuple[int, str]] = {}
         self.offers: dict[int, dict[int, tuple[np.ndarray, int]]] = {}
         self.done: dict[int, dict[int, int]] = {}
         self.tallies: dict[int, dict[int, tuple[int, int]]] = {}
         self.commits: dict[int, Commit] = {}
+        self.told: dict[int, set[int]] = {}  # who learns of a commit
+        self.digests: dict[int, dict[int, str]] = {}  # after a round, by member
+        self.checkpoints: list[tuple[int, int]] = []  # (member, trained rounds)
         self.reason: str | None = None
         self.decisions: list[tuple[int, str]] = []
+        self.after: dict[int, Callable[[], None]] = {}
+        self.on_commit: dict[int, Callable[[], None]] = {}
+        self._returning: dict[
+            int, str
+        ] = {}  # members that load, and the digest that they must have
+        self._numbers = 0
+
+    @property
+    def lead(self) -> int:
+        """Who acts as node 1 (R22)."""
+        return min(self.live)
+
+    @property
+    def quorum(self) -> float:
+        """In samples."""
+        return -(-self.batch * self.part // 1)
 
     def wait(self, condition: Callable[[], Any]) -> None:
         """Until `condition` holds; the caller has the lock."""
@@ -39,24 +70,94 @@ class FakeNetwork:
         if self.reason:
             raise JobAborted(self.reason)
 
-    def enter(self, kind: str, first_round: int) -> None:
-        """A new phase; open offers of the old one are void."""
-        self.phases.append(Phase(kind, first_round, len(self.phases) + 1))
-        self.open_round = first_round
-        self.offers.pop(first_round, None)
-        self.done.pop(first_round, None)
+    def enter(self, kind: str, first_round: int, to: Iterable[int] = ()) -> None:
+        """A new phase, for all live members or only for `to`; open offers of the old one are void.
+
+        Who has been struck off hears of the end, too.
+        """
+        live = sorted(self.live)
+        samples = equal_shares(self.batch, live) if kind == "train" else (1,) * len(live)
+        if kind not in ("train", "test"):
+            samples = (0,) * len(live)
+        shares = dict(zip(live, samples, strict=True))
+        self._numbers += 1
+        whole = tuple(shares.get(number, 0) for number in range(1, self.members + 1))
+        for number in to or (self.phases if kind == "end" else live):
+            self.phases[number].append(Phase(kind, first_round, self._numbers, whole))
+        if not to:
+            self.kind, self.open_round = kind, first_round
+            self.offers.pop(first_round, None)
+            self.done.pop(first_round, None)
+        self.changed.notify_all()
 
     def settle(self, round_: int) -> None:
         """Commit the round if its quorum is there."""
         offers = self.offers.get(round_, {})
         counted = {number: samples for number, (_, samples) in offers.items()}
-        enough = sum(counted.values()) >= self.quorum or len(counted) == self.members
+        enough = sum(counted.values()) >= self.quorum or len(counted) == len(self.live)
         if round_ == self.open_round and enough and round_ not in self.commits:
             self.commits[round_] = Commit(round_, sum(counted.values()), counted, -30)
+            self.told[round_] = set(self.live)
+            self.on_commit.pop(round_, lambda: None)()
+
+    def decided(self, round_: int, what: str) -> None:
+        """The lead's decision."""
+        if round_ != self.open_round:
+            return  # an old one, repeated by a new lead
+        self.decisions.append((round_, what))
+        action = self.after.pop(round_, None)
+        if action is not None:
+            action()
+        elif what == "continue" and self.kind == "train":
+            self.open_round = round_ + 1
+            self.settle(round_ + 1)
+        else:
+            self.enter("train" if what == "continue" else what, round_ + 1)
+        self.changed.notify_all()
+
+    # ---- hosts come and go
+
+    def strike(self, number: int) -> None:
+        """A member has left (R18): the view changes; the new lead, if there is one, decides again."""
+        led = self.lead
+        self._change(number)
+        if self.lead != led and self.sessions[self.lead].decision is not None:
+            self.decided(*self.sessions[self.lead].decision)
+        self.changed.notify_all()
+
+    def leave(self, number: int) -> None:
+        """A member is struck off after the open round, and training goes on without it."""
+        self._change(number)
+        self.enter("train", self.open_round + 1)
+
+    def _change(self, number: int) -> None:
+        self.live ^= {number}
+        self.view += 1
+
+    def give_state(self, number: int) -> None:
+        """R20, after the open round: the lead saves, the struck-off member loads, and all train on."""
+        self._returning[number] = ""
+        self.enter("save", self.open_round + 1, to=[self.lead])
+
+    def saved(self, source: int, digest: str) -> None:
+        """The lead's state file is there: it goes to who returns."""
+        for number in self._returning:
+            self._returning[number] = digest
+            folder = Path(self.sessions[number].workdir)
+            shutil.copy(Path(self.sessions[source].workdir) / "state.npz", folder)
+            self.enter("load", self.open_round + 1, to=[number])
+
+    def loaded(self, number: int, digest: str) -> None:
+        """Who has loaded is a member again, if its digest is right."""
+        if self._returning.pop(number) != digest:
+            self.reason = f"member {number} has loaded another state"
+        self._change(number)
+        self.enter("train", self.open_round + 1)
 
     def session(self, number: int, settings: Mapping[str, Any], name: str = "") -> FakeSession:
         """The session of one member."""
-        return FakeSession(self, number, dict(settings), name or f"h{number}")
+        self.sessions[number] = FakeSession(self, number, dict(settings), name or f"h{number}")
+        return self.sessions[number]
 
 
 class FakeSession:
@@ -69,10 +170,22 @@ class FakeSession:
         self.name = name
         self.settings = settings
         self.workdir = ""
-        self.view = 1
         self.reports: list[dict[str, Any]] = []
         self.failure: str | None = None
+        self.decision: tuple[int, str] | None = None
         self._phase = 0  # how many phases this member has taken
+
+    @property
+    def view(self) -> int:
+        return self.network.view
+
+    @property
+    def live(self) -> frozenset[int]:
+        return frozenset(self.network.live)
+
+    @property
+    def lead(self) -> bool:
+        return self.network.lead == self.number
 
     def ready(self, lanes: int, digest: str) -> None:
         with self.network.changed:
@@ -83,13 +196,32 @@ class FakeSession:
                 else:
                     self.network.enter("train", 1)
             self.network.changed.notify_all()
-            self.network.wait(lambda: self.network.phases)
+            self.network.wait(lambda: self._new_phase)
+
+    @property
+    def _new_phase(self) -> bool:
+        return len(self.network.phases[self.number]) > self._phase
 
     def next_phase(self) -> Phase:
         with self.network.changed:
-            self.network.wait(lambda: len(self.network.phases) > self._phase)
-            self._phase += 1
-            return self.network.phases[self._phase - 1]
+            self.network.wait(lambda: self._new_phase)
+            self._phase = len(self.network.phases[self.number])  # older ones are over
+            return self.network.phases[self.number][-1]
+
+    def saved(self, number: int, round_: int, digest: str, error: str = "") -> None:
+        with self.network.changed:
+            assert number == self.network.phases[self.number][-1].number
+            self.network.reason = self.network.reason or error or None
+            self.network.saved(self.number, digest)
+
+    def loaded(self, number: int, digest: str) -> None:
+        with self.network.changed:
+            assert number == self.network.phases[self.number][-1].number
+            self.decision = None
+            self.network.loaded(self.number, digest)
+
+    def checkpoint(self, round_: int) -> None:
+        self.network.checkpoints.append((self.number, round_))
 
     def need(self, round_: int) -> int:
         with self.network.changed:
@@ -102,7 +234,7 @@ class FakeSession:
         with self.network.changed:
             if self.network.reason:
                 raise JobAborted(self.network.reason)
-            return round_ in self.network.commits or len(self.network.phases) > self._phase
+            return round_ in self.network.commits or self._new_phase
 
     def progress(self, round_: int, samples: int) -> None:
         with self.network.changed:
@@ -114,7 +246,8 @@ class FakeSession:
             index = int(np.argmin(finite))
             raise NonFinite(index, float(vector[index]))
         with self.network.changed:
-            if round_ in self.network.commits or len(self.network.phases) > self._phase:
+            out = self.number not in self.network.live
+            if out or round_ in self.network.commits or self._new_phase:
                 return
             self.network.offers.setdefault(round_, {})[self.number] = vector.copy(), samples
             self.network.settle(round_)
@@ -122,9 +255,9 @@ class FakeSession:
 
     def wait_commit(self, round_: int, out: np.ndarray | None = None) -> Commit | None:
         with self.network.changed:
-            phases = self.network.phases
-            self.network.wait(lambda: round_ in self.network.commits or len(phases) > self._phase)
-            return self.network.commits.get(round_)
+            told = self.network.told
+            self.network.wait(lambda: self.number in told.get(round_, ()) or self._new_phase)
+            return self.network.commits[round_] if self.number in told.get(round_, ()) else None
 
     def sum(self, commit: Commit, out: np.ndarray) -> np.ndarray:
         total = np.zeros(len(out))
@@ -133,24 +266,28 @@ class FakeSession:
         out[:] = total
         return out
 
-    def tally(self, round_: int, succeeded: int, failed: int) -> tuple[int, int]:
+    def applied(self, commit: Commit, digest: str = "") -> None:
+        with self.network.changed:
+            self.network.digests.setdefault(commit.round, {})[self.number] = digest
+
+    def tally(self, round_: int, succeeded: int, failed: int) -> tuple[int, int] | None:
         with self.network.changed:
             tallies = self.network.tallies.setdefault(round_, {})
             tallies[self.number] = succeeded, failed
+            if tallies.keys() >= self.network.live:
+                self.network.on_commit.pop(round_, lambda: None)()
             self.network.changed.notify_all()
-            self.network.wait(lambda: len(tallies) == self.members)
+            self.network.wait(lambda: tallies.keys() >= self.network.live or self._new_phase)
+            if not tallies.keys() >= self.network.live:
+                return None
             totals = np.sum(list(tallies.values()), axis=0)
             return int(totals[0]), int(totals[1])
 
     def decide(self, round_: int, what: str) -> None:
         with self.network.changed:
-            self.network.decisions.append((round_, what))
-            if what == "continue" and self.network.phases[-1].kind == "train":
-                self.network.open_round = round_ + 1
-                self.network.settle(round_ + 1)
-            else:
-                self.network.enter("train" if what == "continue" else what, round_ + 1)
-            self.network.changed.notify_all()
+            self.decision = round_, what
+            if self.lead:
+                self.network.decided(round_, what)
 
     def report(self, values: Mapping[str, Any]) -> None:
         self.reports.append(dict(values))

@@ -52,23 +52,33 @@ def run_job(
     members: int = 4,
     data: str | None = None,
     tamper: Callable[[int, Path], None] | None = None,
+    script: Callable[[FakeNetwork], None] | None = None,
+    resume: Path | None = None,
+    programs: Mapping[int, Callable[[FakeSession, Path], None]] | None = None,
     **settings: Any,
 ) -> Outcome:
-    """Prepare `job` and train it on `members` members; `tamper` may change a member's files."""
-    prepared = prepare(job, folder / "prepared", data, settings)
+    """Prepare `job` and train it on `members` members.
+
+    `tamper` may change a member's files, `script` says what happens to the network, `resume` is a checkpoint, and
+    `programs` are training programs other than ours, by member.
+    """
+    prepared = prepare(job, folder / "prepared", data, settings, resume)
     merged = prepared["settings"]
     network = FakeNetwork(members, merged["batch"], merged["quorum"])
     sessions = [network.session(number, merged) for number in range(1, members + 1)]
     folders = [folder / f"h{number}" for number in range(1, members + 1)]
     errors: list[BaseException | None] = [None] * members
+    if script is not None:
+        script(network)
     for number, target in enumerate(folders, 1):
+        sessions[number - 1].workdir = str(target)
         deal(prepared, folder / "prepared", target, number, members)
         if tamper is not None:
             tamper(number, target)
 
     def member(index: int) -> None:
         try:
-            train(sessions[index], folders[index])  # type: ignore[arg-type]
+            (programs or {}).get(index + 1, train)(sessions[index], folders[index])  # type: ignore[arg-type]
         except BaseException as error:
             errors[index] = error
             sessions[index].fail(str(error))

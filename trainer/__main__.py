@@ -35,10 +35,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     prepare = commands.add_parser("prepare", help="make the files that are handed out (R5, R6)")
-    prepare.add_argument("--job", type=Path, required=True, help="the job's folder")
+    prepare.add_argument("--job", type=Path, required=True, help="the job's folder, or a job.tar")
     prepare.add_argument("--out", type=Path, required=True, help="folder for the files")
     prepare.add_argument("--data", help="handed to the job's data(); default: NICPS_DATA")
     prepare.add_argument("--settings", default="{}", help="settings as JSON, over the job's own")
+    prepare.add_argument("--resume", type=Path, help="go on from this checkpoint (R22)")
     prepare.set_defaults(func=_prepare)
 
     run = commands.add_parser("run", help="train as a member; the agent's socket is NICPS_SOCKET")
@@ -60,7 +61,7 @@ def _prepare(options: argparse.Namespace) -> None:
         raise JobError(f"--settings is not JSON: {error}") from None
     if not isinstance(overrides, dict):
         raise JobError(f"--settings must be a JSON object, not {options.settings}")
-    prepare(options.job, options.out, options.data, overrides)
+    prepare(options.job, options.out, options.data, overrides, options.resume)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -11,7 +11,8 @@ parameter nor a float32 buffer stays as it was handed out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,16 @@ class FlatModel:
         return self.vector
 
     @torch.no_grad()
+    def clip(self, samples: int, most: float) -> bool:
+        """Scale this member's gradient, the mean over its `samples`, to an L2 norm of `most`; whether it was larger."""
+        gradient = self._vector[: self._parameters]
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) / samples
+        if not most < norm < math.inf:  # what is not finite is refused later, by name
+            return False
+        gradient.mul_(most / norm)
+        return True
+
+    @torch.no_grad()
     def apply(self, total: F32, samples: int) -> None:
         """Turn the sum over all members into `.grad` and new buffers; the optimizer steps after it.
 
@@ -148,10 +159,16 @@ class FlatModel:
 
     def sha256(self) -> str:
         """The digest of all weights and buffers, as `weights.weights_sha256` has it."""
-        sha = hashlib.sha256(self._weights.numpy().data.cast("B"))
-        for tensor in self._fixed:
-            sha.update(tensor.numpy().tobytes())
+        sha = hashlib.sha256()
+        for part in self.parts():
+            sha.update(part)
         return sha.hexdigest()
+
+    def parts(self) -> Iterator[memoryview]:
+        """The bytes of all tensors in the layout's order, in few parts."""
+        yield self._weights.numpy().data.cast("B")
+        for tensor in self._fixed:
+            yield tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All tensors by name in the layout's order, as views."""

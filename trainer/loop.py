@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member's training loop: R8 and R11 to R15, seen from the side that computes.
+"""A member's training loop: R8, R11 to R15 and R20 to R22, seen from the side that computes.
 
-    train round   own share of the batch in micro-batches -> contribute -> commit -> sum -> step
-    test round    own part of the test set -> tally
-    node 1        decides after every round what comes next (R14)
+    train   own share of the batch in micro-batches -> contribute -> commit -> sum -> step -> digest
+    test    own part of the test set -> tally
+    save    write everything that another member needs to go on
+    load    go on from what another member has saved
 
-After every committed round all members hold the same weights, bit for bit: the update is made of
-the exact sum, and of nothing that depends on the member.
+After every committed round all members hold the same weights, bit for bit: the update is made of the exact sum, and of
+nothing that depends on the member. After every round each of them says what should come next (R14); only the lead's
+word counts.
 """
 
 from __future__ import annotations
@@ -22,118 +24,120 @@ from typing import Any
 import numpy as np
 import torch
 
-from nicps.client import Commit, NonFinite, Session
+from nicps.client import Commit, NonFinite, Phase, Session
 from trainer import weights
 from trainer.errors import JobError
-from trainer.flat import FlatModel
-from trainer.job import Job
 from trainer.metrics import Metrics, save_gradients
 from trainer.pace import Pace
-from trainer.records import Order, Records, shard
+from trainer.records import Part, Place, Records
 from trainer.settings import State
+from trainer.training import Training
 
+STATE = "state.npz"  # between members
+CHECKPOINT = "checkpoint.npz"  # for after an alarm
 MASK = 2**63 - 1
 
 
 class Loop:
-    """One member's training of one job.
-
-    Attributes: `state`, how far it is.
-    """
+    """One member's training of one job."""
 
     def __init__(
         self,
         session: Session,
-        job: Job,
-        model: FlatModel,
+        training: Training,
         train: Records,
         test: Records,
-        records: int,
-        out: Path,
+        workdir: Path,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Build the optimizer; nothing runs yet.
+        """Nothing runs yet.
 
         Args:
             session: attached; `ready` not called yet.
-            model: with the weights that were handed out.
-            train, test: this member's shards.
-            records: training samples of all members together.
-            out: folder for metrics.jsonl.
+            training: as it was handed out.
+            train, test: the records that this host has: all of them, or with `redeal=False` its own part.
+            workdir: where states and checkpoints are, and out/metrics.jsonl.
         """
-        self.state = State()
         self._session = session
-        self._job = job
-        self._settings = job.settings
-        self._model = model
-        self._train = train
-        self._test = test
-        self._records = records
-        self._out = out
+        self._training = training
+        self._job = training.job
+        self._settings = training.job.settings
+        self._model = training.model
+        self._train, self._test = train, test
+        self._workdir = workdir
         self._clock = clock
-        self._optimizer = job.optimizer(model.trained)
-        self._rounds = job.settings.planned_rounds(records)
-        self._scheduler = job.scheduler(self._optimizer, self._rounds)
-        # a batch is dealt out like the records are (equal shares)
-        first, end = shard(job.settings.batch, session.number, session.members)
-        self._share = end - first
-        self._order = Order(len(train), job.settings.seed, session.number)
         self._pace = Pace(
-            job.settings.microbatch_seconds,
-            job.settings.slow.get(session.name, 1.0),
+            self._settings.microbatch_seconds,
+            self._settings.slow.get(session.name, 1.0),
             clock,
             sleep,
             self._warn,
         )
-        self._metrics = Metrics(out / "metrics.jsonl")
-        self._total = np.empty(model.lanes, np.float32)
-        self._began: float | None = None
-        self._finishing = False
+        self._metrics = Metrics(workdir / "out" / "metrics.jsonl")
+        self._total = np.empty(self._model.lanes, np.float32)
+        self._place = Place(0, 0, 0)
+        self._part = Part(train, self._place, None, 0)
+        self._began: float | None = None  # on the clock, when State.seconds was 0
+        self._saved_at: float | None = None  # on the clock, when the last checkpoint was due
+        self._clipped = 0
 
     def run(self) -> State:
-        """Train until node 1 ends the job; returns the final state.
+        """Train until the lead ends the job; returns the final state.
 
         Raises:
             JobError: this member cannot go on.
             nicps.client.JobAborted: another one cannot, or the user stopped the job.
         """
-        if self._share and not len(self._train):
-            raise JobError(
-                f"member {self._session.number} has no training samples: the {self._records} in "
-                f"the job's data are fewer than the {self._session.members} members"
-            )
-        digest = weights.model_digest(self._model.layout, self._model.arrays())
+        digest = weights.model_digest(self._model.layout, self._training.digest())
         self._session.ready(self._model.lanes, digest)
+        kinds = {
+            "train": self._train_phase,
+            "test": self._test_round,
+            "save": self._save_phase,
+            "load": self._load_phase,
+        }
         with self._metrics:
             while (phase := self._session.next_phase()).kind != "end":
-                self._began = self._clock() if self._began is None else self._began
-                if phase.kind == "test":
-                    self._test_round(phase.first_round)
-                else:
-                    round_ = phase.first_round
-                    while self._train_round(round_):
-                        round_ += 1
-        return self.state
+                if self._began is None:
+                    self._began = self._clock() - self._training.state.seconds
+                    self._saved_at = self._clock()
+                kinds[phase.kind](phase)
+            if self._session.lead and self._settings.checkpoint_s:
+                self._checkpoint()
+        return self._training.state
 
     # ---- training
 
+    def _train_phase(self, phase: Phase) -> None:
+        """Rounds until the next decision, on the part of the data that is now this member's (R6, R21)."""
+        session, place = self._session, Place.of(self._session.number, phase.shares)
+        if place != self._place:
+            self._place = place
+            self._part = self._part_of(self._train, place)
+        if place.share and not len(self._part):
+            raise JobError(
+                f"member {session.number} has no training samples: the {self._training.records} in "
+                f"the job's data are fewer than the {place.count} members"
+            )
+        round_ = phase.first_round
+        while self._train_round(round_):
+            round_ += 1
+
+    def _part_of(self, records: Records, place: Place) -> Part:
+        number = None if self._settings.redeal else self._session.number
+        return Part(records, place, number, self._settings.seed)
+
     def _train_round(self, round_: int) -> bool:
         """One round; False when the phase is over."""
-        session, model = self._session, self._model
+        session, model, training = self._session, self._model, self._training
         start = self._clock()
         samples, loss_sum = self._compute(round_)
         offered = self._clock()
         contribute, own = 0.0, 0
         if samples and not session.closed(round_):
             own = samples
-            try:
-                session.contribute(round_, model.finish(samples), samples)
-            except NonFinite as error:
-                raise JobError(
-                    f"round {round_}: the gradient of {model.name_at(error.index)} is not finite "
-                    f"({model.vector[error.index]}); a smaller learning rate may help"
-                ) from None
+            self._contribute(round_, samples)
             contribute = self._clock() - offered
         commit = session.wait_commit(round_, self._total)
         if commit is None:
@@ -143,17 +147,17 @@ class Loop:
         total = session.sum(commit, self._total)
         summed = self._clock()
         if self._settings.save_gradients:
-            save_gradients(self._out, commit, model.vector, total, own)
-        self._step(commit, total)
+            save_gradients(self._workdir / "out", commit, model.vector, total, own)
+        training.unit = commit.unit
+        training.step(total, commit.samples)
+        session.applied(commit, training.digest())
         loss = loss_sum / samples if samples else None
-        self.state = replace(
-            self.state,
-            # Where nobody was counted the weights stay, and the same samples come again.
-            round=self.state.round + bool(commit.samples),
-            epoch=(self.state.round + bool(commit.samples)) * self._settings.batch / self._records,
-            loss=loss if loss is not None else self.state.loss,
-            seconds=summed - (self._began or start),
+        training.state = replace(
+            training.state,
+            loss=loss if loss is not None else training.state.loss,
+            seconds=summed - (self._began or 0.0),
         )
+        goes_on = self._decide_after_training(commit)
         end = self._clock()
         # What is neither converting, sending nor reading is waiting for the others.
         waiting = committed - offered - contribute
@@ -162,11 +166,13 @@ class Loop:
             {
                 "phase": "train",
                 "round": round_,
+                "trained_rounds": training.state.round,
                 "view": session.view,
                 "loss": loss,
                 "samples": commit.samples,
                 "own_samples": own,
                 "counted": {str(number): n for number, n in sorted(commit.counted.items())},
+                "clipped": self._clipped,
                 "weights_sha256": model.sha256(),
                 "seconds_compute": (offered - start) + (end - summed),
                 "seconds_wait": waited,
@@ -178,23 +184,25 @@ class Loop:
             }
         )
         self._report(round_, commit.samples, end - start)
-        return self._decide_after_training(commit)
+        self._checkpoint_if_due()
+        return goes_on
 
     def _compute(self, round_: int) -> tuple[int, float]:
         """Work the own share in micro-batches (R13): samples done, and the sum of their losses."""
         session, model, job = self._session, self._model, self._job
-        share, parts = self._share, self._settings.micro_batches
-        torch.manual_seed(_mix(self._settings.seed, session.number, self.state.round))
+        share, parts = self._place.share, self._settings.micro_batches
+        trained = self._training.state.round
+        torch.manual_seed(_mix(self._settings.seed, session.number, trained))
         model.begin()
         model.model.train()
-        indices = self._order.take(self.state.round * share, share)
+        indices = self._part.indices(trained * share, share)
         done, loss_sum = 0, 0.0
         for part in range(1, parts + 1):
             begun = self._clock()
             end = share * part // parts
             if end == done:
                 continue
-            batch = _tensors(self._train, indices[done:end])
+            batch = _tensors(self._part.take(indices[done:end]))
             loss = job.loss(model.model, batch)
             job.backward(loss * (end - done))  # the sum over the samples goes out, not the mean
             loss_sum += loss.item() * (end - done)
@@ -208,49 +216,56 @@ class Loop:
                 break
         return done, loss_sum
 
-    def _step(self, commit: Commit, total: Any) -> None:
-        """R12: the optimizer's step along the mean over the counted samples."""
-        if not commit.samples:
-            self._model.restore()
-            return
-        self._model.apply(total, commit.samples)
-        with self._job.blame("optimizer"):
-            self._optimizer.step()
-        if self._scheduler is not None:
-            with self._job.blame("scheduler"):
-                self._scheduler.step()
+    def _contribute(self, round_: int, samples: int) -> None:
+        """Offer the gradient, clipped if the job says so."""
+        model, most = self._model, self._settings.clip
+        vector = model.finish(samples)
+        if most is not None:
+            self._clipped += model.clip(samples, most)
+        try:
+            self._session.contribute(round_, vector, samples)
+        except NonFinite as error:
+            raise JobError(
+                f"round {round_}: the gradient of {model.name_at(error.index)} is not finite "
+                f"({model.vector[error.index]}); a smaller learning rate may help"
+            ) from None
 
     # ---- testing
 
-    def _test_round(self, round_: int) -> None:
+    def _test_round(self, phase: Phase) -> None:
         """R15: test the own part, tell how many succeeded and failed, learn how many did in all."""
-        start = self._clock()
-        self._model.model.eval()
+        session, model, training = self._session, self._model, self._training
+        round_, start = phase.first_round, self._clock()
+        part = self._part_of(self._test, Place.of(session.number, phase.shares))
+        model.model.eval()
         succeeded = failed = 0
         with torch.no_grad():
-            for first in range(0, len(self._test), self._settings.test_batch):
-                batch = _tensors(self._test, slice(first, first + self._settings.test_batch))
-                counts = self._job.success(self._model.model, batch)
+            for batch in part.batches(self._settings.test_batch):
+                counts = self._job.success(model.model, _tensors(batch))
                 succeeded, failed = succeeded + counts[0], failed + counts[1]
-        self._model.restore()
+        model.restore()
         offered = self._clock()
-        total_succeeded, total_failed = self._session.tally(round_, succeeded, failed)
+        totals = session.tally(round_, succeeded, failed)
+        if totals is None:
+            return
         end = self._clock()
-        accuracy = total_succeeded / max(1, total_succeeded + total_failed)
-        best = max(accuracy, self.state.best or 0.0)
-        self.state = replace(self.state, accuracy=accuracy, best=best)
+        accuracy = totals[0] / max(1, sum(totals))
+        best = max(accuracy, training.state.best or 0.0)
+        training.state = replace(training.state, accuracy=accuracy, best=best)
+        ended = training.finishing or self._job.done(training.state, training.records)
+        session.decide(round_, "end" if ended else "continue")
         self._metrics.round(
             {
                 "phase": "test",
                 "round": round_,
-                "trained_rounds": self.state.round,
-                "view": self._session.view,
+                "trained_rounds": training.state.round,
+                "view": session.view,
                 "loss": None,
-                "samples": total_succeeded + total_failed,
-                "succeeded": total_succeeded,
-                "failed": total_failed,
+                "samples": sum(totals),
+                "succeeded": totals[0],
+                "failed": totals[1],
                 "accuracy": accuracy,
-                "weights_sha256": self._model.sha256(),
+                "weights_sha256": model.sha256(),
                 "seconds_compute": offered - start,
                 "seconds_wait": end - offered,
                 "seconds_network": 0.0,
@@ -261,36 +276,71 @@ class Loop:
             }
         )
         self._report(round_, 0, end - start)
-        if self._session.number == 1:
-            ended = self._finishing or self._job.done(self.state, self._records)
-            self._session.decide(round_, "end" if ended else "continue")
 
-    # ---- node 1, and who watches
+    # ---- state
+
+    def _save_phase(self, phase: Phase) -> None:
+        """R20: the state for a member that comes back; without it that member cannot, but the others go on."""
+        training, error = self._training, ""
+        try:
+            training.save(self._workdir / STATE)
+        except JobError as problem:
+            error = str(problem)
+            self._warn(error)
+        self._session.saved(phase.number, training.state.round, training.digest(), error)
+
+    def _load_phase(self, phase: Phase) -> None:
+        """R20: go on from another member's state. The digest shows whether this one has it."""
+        training = self._training
+        try:
+            training.load(self._workdir / STATE)
+        except JobError as problem:
+            self._warn(str(problem))
+        self._began = self._clock() - training.state.seconds
+        self._session.loaded(phase.number, training.digest())
+
+    def _checkpoint_if_due(self) -> None:
+        """R22, the lead only: a state to go on from if all is lost."""
+        every, now = self._settings.checkpoint_s, self._clock()
+        if self._session.lead and every and now - (self._saved_at or 0.0) >= every:
+            self._saved_at = now
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Where it cannot be written, the former one stays."""
+        try:
+            self._training.save(self._workdir / CHECKPOINT)
+        except JobError as error:
+            self._warn(f"no checkpoint: {error}")
+        else:
+            self._session.checkpoint(self._training.state.round)
+
+    # ---- what comes next, and who watches
 
     def _decide_after_training(self, commit: Commit) -> bool:
-        """R14, node 1 only: test at every epoch's end and at the end; True to train on."""
-        if self._session.number != 1:
-            return True
-        self._finishing = self._job.done(self.state, self._records)
-        every = self._settings.rounds_between_tests(self._records)
-        due = commit.samples > 0 and self.state.round % every == 0
-        test = self._finishing or due
+        """R14: test at every epoch's end and at the end; True to train on."""
+        training, settings = self._training, self._settings
+        training.finishing = self._job.done(training.state, training.records)
+        every = settings.rounds_between_tests(training.records)
+        due = commit.samples > 0 and training.state.round % every == 0
+        test = training.finishing or due
         self._session.decide(commit.round, "test" if test else "continue")
-        return not test
+        return not (test and self._session.lead)
 
     def _warn(self, message: str) -> None:
         print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
         self._session.report({"warning": f"{self._session.name}: {message}"})
 
     def _report(self, round_: int, samples: int, seconds: float) -> None:
-        state = self.state
+        state = self._training.state
         values = {
             "round": round_,
             "trained_rounds": state.round,
-            "rounds_total": self._rounds,
+            "rounds_total": self._training.rounds,
             "epoch": state.epoch,
             "loss": state.loss if state.loss is None or math.isfinite(state.loss) else None,
             "accuracy": state.accuracy,
+            "clipped": self._clipped if self._settings.clip is not None else None,
             "samples_per_second": samples / seconds if seconds else 0.0,
         }
         shares = self._metrics.shares(self._clock())
@@ -299,8 +349,8 @@ class Loop:
             self._session.report(known | shares)
 
 
-def _tensors(records: Records, index: Any) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in records.take(index).items()}
+def _tensors(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _mix(*parts: int) -> int:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,26 +16,33 @@ import numpy as np
 
 from trainer import records, weights
 from trainer.errors import JobError
-from trainer.job import Job, load
+from trainer.job import load
 from trainer.settings import State, flat
 
 if TYPE_CHECKING:
-    from trainer.flat import FlatModel
+    from trainer.training import Training
 
 MAX_JOB_BYTES = 64 << 20
+RESUME = "resume.npz"  # the state that a resumed job begins with
 SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
 
 def prepare(
-    folder: Path, out: Path, data: str | None, overrides: Mapping[str, Any]
+    source: Path,
+    out: Path,
+    data: str | None,
+    overrides: Mapping[str, Any],
+    resume: Path | None = None,
 ) -> dict[str, Any]:
     """Write job.tar, model.npz, train.bin, test.bin and prepared.json into `out`.
 
     Args:
-        folder: the job's.
+        source: the job's folder, or a job.tar that was made of one.
         out: an existing or new folder.
         data: handed to the job's `data`; default: the environment's NICPS_DATA.
         overrides: settings by key, over the job's own.
+        resume: a checkpoint to go on from (R22). `overrides` are then over the settings that it was made under, and
+            its state goes along as resume.npz.
 
     Returns:
         What is in prepared.json.
@@ -42,73 +50,97 @@ def prepare(
     Raises:
         JobError: job, data or model are wrong, or cannot be written.
     """
-    folder = folder.resolve()
-    job = load(folder, overrides)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out) as unpacked:
+            if source.is_file():
+                unpack(source, Path(unpacked))
+                return _prepare(Path(unpacked), out, data, overrides, resume)
+            return _prepare(source.resolve(), out, data, overrides, resume)
+    except OSError as error:
+        raise JobError(f"cannot write {error.filename or out}: {error.strerror}") from None
+
+
+def _prepare(
+    folder: Path, out: Path, data: str | None, overrides: Mapping[str, Any], resume: Path | None
+) -> dict[str, Any]:
+    saved, name = None, None
+    if resume is not None:
+        from trainer.state import Saved
+
+        saved = Saved(resume)
+        overrides = {**saved.head.get("settings", {}), **overrides}
+        name = saved.head.get("job")
+    job = load(folder, overrides, name)
     sets = dict(zip(("train", "test"), job.data(data or os.environ.get("NICPS_DATA")), strict=True))
     fields = {what: records.fields_of(what, arrays) for what, arrays in sets.items()}
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
     if counts["train"] == 0:
         raise JobError("job.py: data(): there are no training samples")
     from trainer.flat import FlatModel  # after the cheap errors: PyTorch takes seconds
+    from trainer.training import Training
 
-    model = FlatModel(job.model())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        pack(folder, out / "job.tar")
-        weights.save(out / "model.npz", model.arrays())
-        rehearse(job, model, sets)  # it changes buffers: after the model is written
-        files: list[dict[str, Any]] = [{"path": "job.tar", "store": "all"}]
-        files.append({"path": "model.npz", "store": "all"})
-        for what, arrays in sets.items():
-            # Shuffled, so that every contiguous shard is a fair sample of the whole.
-            key = (job.settings.seed, what == "test")
-            order = np.random.default_rng(key).permutation(counts[what])
-            size = records.write(out / f"{what}.bin", arrays, order)
-            files.append(
-                {
-                    "path": f"{what}.bin",
-                    "store": "shard",
-                    "record_bytes": size,
-                    "records": counts[what],
-                }
-            )
-        files.append({"path": "prepared.json", "store": "all"})
-        prepared = {
-            "job": job.name,
-            "data": job.name,
-            "settings": flat(job.settings),
-            "files": files,
-            "train": {"fields": fields["train"], "records": counts["train"]},
-            "test": {"fields": fields["test"], "records": counts["test"]},
-            "model": model.layout,
-        }
-        (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
-    except OSError as error:
-        raise JobError(f"cannot write {error.filename or out}: {error.strerror}") from None
+    training = Training(job, FlatModel(job.model()), counts["train"])
+    if saved is not None and resume is not None:
+        training.take(saved, resume)
+    pack(folder, out / "job.tar")
+    weights.save(out / "model.npz", training.model.arrays())
+    whole = ["job.tar", "model.npz", "prepared.json"]
+    if saved is not None:
+        training.save(out / RESUME)  # with the settings as they are now
+        whole.append(RESUME)
+    files: list[dict[str, Any]] = [{"path": path, "store": "all"} for path in whole]
+    for what, arrays in sets.items():
+        # Shuffled, so that every contiguous shard is a fair sample of the whole.
+        key = (job.settings.seed, what == "test")
+        order = np.random.default_rng(key).permutation(counts[what])
+        size = records.write(out / f"{what}.bin", arrays, order)
+        files.append(
+            {
+                "path": f"{what}.bin",
+                "store": "all" if job.settings.redeal else "shard",
+                "record_bytes": size,
+                "records": counts[what],
+            }
+        )
+    prepared = {
+        "job": job.name,
+        "data": job.name,
+        "settings": flat(job.settings),
+        "files": files,
+        "train": {"fields": fields["train"], "records": counts["train"]},
+        "test": {"fields": fields["test"], "records": counts["test"]},
+        "model": training.model.layout,
+    }
+    if saved is not None:
+        prepared["resume"] = {"round": training.state.round, "unit": training.unit}
+    (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
+    rehearse(training, sets)  # it changes everything: after all is written
     return prepared
 
 
-def rehearse(job: Job, model: FlatModel, sets: Mapping[str, Mapping[str, Any]]) -> None:
+def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> None:
     """Try the job's functions on two samples, so that mistakes show before anything is handed out.
 
     Raises:
-        JobError: one of them raises, or returns the wrong thing.
+        JobError: one of them raises, or returns the wrong thing; or the optimizer's state cannot be saved.
     """
     import torch
 
     def two(arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {name: torch.from_numpy(array[:2].copy()) for name, array in arrays.items()}
 
-    records = len(next(iter(sets["train"].values())))
-    optimizer = job.optimizer(model.trained)
-    job.scheduler(optimizer, job.settings.planned_rounds(records))
+    job, model = training.job, training.model
+    model.begin()
     model.model.train()
     job.backward(job.loss(model.model, two(sets["train"])))
+    training.step(model.finish(1), 1)
+    training.packed()
     model.model.eval()
     if len(next(iter(sets["test"].values()))):
         with torch.no_grad():
             job.success(model.model, two(sets["test"]))
-    job.done(State(), records)
+    job.done(State(), training.records)
 
 
 def pack(folder: Path, path: Path) -> None:

@@ -6,7 +6,8 @@ A record is its fields one after another, without padding, little-endian. NumPy 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,60 @@ def write(path: Path, arrays: Mapping[str, npt.NDArray[Any]], order: npt.NDArray
 def shard(records: int, number: int, members: int) -> tuple[int, int]:
     """The first record of member `number`'s shard, and the one after its last."""
     return records * (number - 1) // members, records * number // members
+
+
+@dataclass(frozen=True)
+class Place:
+    """A member's place among those that take part in a phase: `rank` (from 1) of `count`; `share` samples a round.
+
+    Who does not take part has rank and share 0.
+    """
+
+    rank: int
+    count: int
+    share: int
+
+    @classmethod
+    def of(cls, number: int, shares: Sequence[int]) -> Place:
+        """The place of member `number`, where `shares` are the members' parts of a round by number."""
+        share = shares[number - 1] if number <= len(shares) else 0
+        rank = sum(1 for before in shares[:number] if before) if share else 0
+        return cls(rank, sum(1 for each in shares if each), share)
+
+
+class Part:
+    """What a member works of a data set, as long as its place is the same.
+
+    Args:
+        records: all that this host has.
+        place: the member's.
+        number: the member's; None where all hosts have all records, and its place says which are its own (R21).
+    """
+
+    def __init__(self, records: Records, place: Place, number: int | None, seed: int) -> None:
+        first, end = 0, len(records)
+        if number is None:
+            first, end = shard(end, place.rank, place.count) if place.rank else (0, 0)
+        self._records, self._first = records, first
+        self._length = end - first if place.rank else 0
+        self._order = Order(self._length, seed, place.rank if number is None else number)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def indices(self, position: int, count: int) -> npt.NDArray[np.int64]:
+        """Which records to train on at positions position .. position + count - 1 since the beginning."""
+        return self._first + self._order.take(position, count)
+
+    def take(self, index: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """The records that `indices` gave, as `Records.take` does."""
+        return self._records.take(index)
+
+    def batches(self, size: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """All records once, `size` at a time."""
+        end = self._first + self._length
+        for first in range(self._first, end, size):
+            yield self._records.take(slice(first, min(first + size, end)))
 
 
 class Order:

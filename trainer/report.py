@@ -146,7 +146,7 @@ def _curves(run: Run) -> str:
     window = max(1, len(points) // 40)
     curves = [Series(thin(points), "raw")] if window > 1 else []
     curves.append(Series(thin(smooth(points, window)), "loss"))
-    rounds = [float(row["round"]) for row in run.hosts[0].rounds]
+    rounds = [float(row["round"]) for row in run.rounds]
     along = rounds[0] - 1, rounds[-1]
     loss = chart(curves, "round", "loss", log=log, x_range=along)
     tests = [(row["round"], row["accuracy"]) for row in run.tests]

@@ -17,8 +17,9 @@ from trainer.errors import JobError
 from trainer.flat import FlatModel
 from trainer.job import load
 from trainer.loop import Loop
-from trainer.prepare import unpack
+from trainer.prepare import RESUME, unpack
 from trainer.records import Records
+from trainer.training import Training
 
 
 def run(workdir: Path) -> None:
@@ -54,14 +55,15 @@ def train(session: Session, workdir: Path) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     model = FlatModel(job.model())
     model.load(weights.load(workdir / "model.npz"))
+    training = Training(job, model, prepared["train"]["records"])
+    if "resume" in prepared:
+        training.load(workdir / RESUME)
     loop = Loop(
         session,
-        job,
-        model,
+        training,
         Records(workdir / "train.bin", prepared["train"]["fields"]),
         Records(workdir / "test.bin", prepared["test"]["fields"]),
-        prepared["train"]["records"],
-        workdir / "out",
+        workdir,
     )
     state = loop.run()
     final = {

@@ -46,6 +46,8 @@ class Run:
     result: Row
     hosts: list[Host]
     seconds: float
+    rounds: list[Row] = field(default_factory=list)
+    """Every round once: the row of the first host that was there."""
     training: list[Row] = field(default_factory=list)
     """Per committed training round: round, loss (mean over the members' samples), samples."""
     tests: list[Row] = field(default_factory=list)
@@ -89,7 +91,9 @@ def read(folder: Path) -> Run:
         agent = _json(folder / name / "agent.json")
         hosts.append(Host(name, names.index(name) + 1, rows, token, agent))
     end = max(row["t_end"] for host in hosts for row in host.rounds)
-    return Run(folder, result, hosts, end, _training(hosts), _tests(hosts[0]))
+    first = {row["round"]: row for host in reversed(hosts) for row in host.rounds}
+    rounds = [first[number] for number in sorted(first)]
+    return Run(folder, result, hosts, end, rounds, _training(hosts, rounds), _tests(rounds))
 
 
 def clock_shifts(hosts: list[list[Row]]) -> list[float]:
@@ -110,7 +114,7 @@ def clock_shifts(hosts: list[list[Row]]) -> list[float]:
     return [0.0] * len(hosts) if max(map(abs, shifts)) < SAME_CLOCK_S else shifts
 
 
-def _training(hosts: list[Host]) -> list[Row]:
+def _training(hosts: list[Host], rounds: list[Row]) -> list[Row]:
     losses: dict[int, list[tuple[float, int]]] = {}
     for host in hosts:
         for row in host.rounds:
@@ -123,15 +127,15 @@ def _training(hosts: list[Host]) -> list[Row]:
             "samples": row["samples"],
             "loss": sum(loss * n for loss, n in own) / sum(n for _, n in own),
         }
-        for row in hosts[0].rounds
+        for row in rounds
         if (own := losses.get(row["round"])) and row["phase"] == "train"
     ]
 
 
-def _tests(host: Host) -> list[Row]:
+def _tests(rounds: list[Row]) -> list[Row]:
     return [
         {"round": row["round"], "accuracy": row["accuracy"]}
-        for row in host.rounds
+        for row in rounds
         if row["phase"] == "test"
     ]
 

@@ -34,6 +34,11 @@ class Settings:
     slow: factor on that by host name; set as `slow.h4=4`. Without `microbatch_seconds` it is a
         factor on the time that the micro-batch took.
     save_gradients: keep every round's vectors in out/gradients/ROUND.npz, for checking the sums.
+    clip: a member's gradient (the mean over its samples) is scaled to at most this L2 norm before it
+        goes out; None: as it is.
+    checkpoint_s: seconds between two checkpoints; 0: none.
+    redeal: every host keeps all records, and they are dealt out again whenever hosts come or go
+        (R21); False: each keeps its own part only (R6).
     """
 
     batch: int = 512
@@ -49,6 +54,9 @@ class Settings:
     microbatch_seconds: float = 0.0
     slow: Mapping[str, float] = field(default_factory=dict)
     save_gradients: bool = False
+    clip: float | None = None
+    checkpoint_s: float = 30.0
+    redeal: bool = True
 
     def planned_rounds(self, records: int) -> int | None:
         """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
@@ -126,7 +134,7 @@ def check(settings: Settings) -> None:
     """
     for key in ("batch", "test_batch", "threads"):
         _demand(settings, key, getattr(settings, key) >= 1, "at least 1")
-    for key in ("epochs", "rounds", "test_every"):
+    for key in ("epochs", "rounds", "test_every", "clip"):
         value = getattr(settings, key)
         _demand(settings, key, value is None or value > 0, "more than 0")
     _demand(settings, "lane", settings.lane in LANES, " or ".join(LANES))
@@ -134,7 +142,8 @@ def check(settings: Settings) -> None:
     enough = settings.micro_batches >= MIN_MICRO_BATCHES
     _demand(settings, "micro_batches", enough, f"at least {MIN_MICRO_BATCHES}")
     _demand(settings, "seed", 0 <= settings.seed < 2**63, "from 0 to 2^63 - 1")
-    _demand(settings, "microbatch_seconds", settings.microbatch_seconds >= 0, "at least 0")
+    for key in ("microbatch_seconds", "checkpoint_s"):
+        _demand(settings, key, getattr(settings, key) >= 0, "at least 0")
     for host, factor in settings.slow.items():
         if not factor >= 1:
             raise JobError(f"setting slow.{host} is {factor}; it must be at least 1")

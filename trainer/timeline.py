@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer.rundata import Host, Row, Run
+from trainer.rundata import Row, Run
 from trainer.svg import label, line, number, rect, svg, ticks
 
 WIDTH = 1080.0
@@ -40,7 +40,7 @@ def overview(run: Run, bins: int = 260) -> str:
                 rect(x, y + row - tall[0] - tall[1], width / bins, tall[1], "send", hint)
             )  # fmt: skip
     bottom = top + len(run.hosts) * (row + gap)
-    for row_ in run.hosts[0].rounds:
+    for row_ in run.rounds:
         if row_["phase"] == "test":
             x = NAMES + row_["t_start"] / run.seconds * width
             body.append(line((x, top), (x, bottom - gap), "test"))
@@ -52,10 +52,10 @@ def detail(run: Run, first: int, count: int) -> str:
     """Some rounds in full: a lane for computing and one for the token per host, commits marked.
 
     Args:
-        first: index into the first host's training rounds.
+        first: index into the training rounds.
         count: how many of them.
     """
-    rounds = _train(run.hosts[0])[first : first + count]
+    rounds = _train(run)[first : first + count]
     start = min(row["t_start"] for row in rounds)
     end = max(row["t_end"] for row in rounds)
     numbers = {row["round"] for row in rounds}
@@ -112,7 +112,7 @@ def detail(run: Run, first: int, count: int) -> str:
 
 def windows(run: Run, count: int = 10) -> list[int]:
     """First training rounds of the windows that are worth a look: the first and the middle ones."""
-    total = len(_train(run.hosts[0]))
+    total = len(_train(run))
     if total <= count:
         return [0] if total else []
     middle = total // 2 - count // 2
@@ -121,15 +121,15 @@ def windows(run: Run, count: int = 10) -> list[int]:
 
 def window_title(run: Run, first: int, count: int = 10) -> str:
     """`Rounds 7 to 16, 12.40 to 13.05 s`."""
-    rows = _train(run.hosts[0])[first : first + count]
+    rows = _train(run)[first : first + count]
     return (
         f"Rounds {rows[0]['round']} to {rows[-1]['round']}, "
         f"{rows[0]['t_start']:.2f} to {rows[-1]['t_end']:.2f} s"
     )
 
 
-def _train(host: Host) -> list[Row]:
-    return [row for row in host.rounds if row["phase"] == "train"]
+def _train(run: Run) -> list[Row]:
+    return [row for row in run.rounds if row["phase"] == "train"]
 
 
 def _computing(rows: Iterable[Row]) -> Iterable[tuple[float, float]]:

@@ -12,7 +12,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,19 @@ IN_VECTOR = ("parameter", "buffer")
 
 def save(path: Path, arrays: Arrays) -> None:
     """Write tensors by name as .npz, the same bytes every time."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    with path.open("wb") as file:
+        write(file, arrays)
+
+
+def write(file: IO[bytes], arrays: Arrays, texts: Mapping[str, bytes] | None = None) -> None:
+    """Write tensors by name, behind `texts` by file name, as .npz into an open file."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in (texts or {}).items():
+            archive.writestr(zipfile.ZipInfo(name), content)
         for name, array in arrays.items():
             entry = zipfile.ZipInfo(f"{name}.npy")  # its date is fixed
-            with archive.open(entry, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
+            with archive.open(entry, "w", force_zip64=True) as inside:
+                np.lib.format.write_array(inside, array, allow_pickle=False)
 
 
 def load(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -60,10 +68,10 @@ def size(entry: Mapping[str, Any]) -> int:
     return int(np.prod(entry["shape"], dtype=np.int64))
 
 
-def model_digest(layout: Layout, arrays: Arrays) -> str:
-    """SHA-256 over names, kinds, shapes, dtypes and values: what all members must agree on."""
+def model_digest(layout: Layout, state: str) -> str:
+    """SHA-256 over names, kinds, shapes, dtypes and the state's digest: what all members must agree on."""
     sha = hashlib.sha256(json.dumps(layout, sort_keys=True).encode())
-    sha.update(weights_sha256(layout, arrays).encode())
+    sha.update(state.encode())
     return sha.hexdigest()
 
 

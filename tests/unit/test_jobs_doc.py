@@ -48,4 +48,4 @@ def test_the_table_of_settings_is_true(text: str) -> None:
         if value is None:
             assert stands in ("none", "an epoch")
         else:
-            assert stands == (str(value).lower() if value else str(value).lower().split(".")[0])
+            assert stands == (f"{value:g}" if type(value) is float else str(value).lower())

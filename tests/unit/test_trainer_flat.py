@@ -135,10 +135,31 @@ def test_digests_are_the_same_with_and_without_pytorch(flat: FlatModel, tmp_path
     arrays = weights.load(tmp_path / "model.npz")
     assert weights.weights_sha256(flat.layout, arrays) == flat.sha256()
     other = FlatModel(Net())
-    digest = weights.model_digest(flat.layout, arrays)
-    assert weights.model_digest(other.layout, other.arrays()) != digest
+    assert other.sha256() != flat.sha256()
     other.load(arrays)
-    assert weights.model_digest(other.layout, other.arrays()) == digest
+    assert other.sha256() == flat.sha256()
+    assert weights.model_digest(flat.layout, "a") != weights.model_digest(flat.layout, "b")
+    assert weights.model_digest(flat.layout, "a") != weights.model_digest(flat.layout[1:], "a")
+
+
+def test_a_large_gradient_is_clipped(flat: FlatModel) -> None:
+    """The mean over the samples, over all parameters together; what goes out for buffers is left alone."""
+    flat.begin()
+    flat.model(torch.randn(5, 3)).sum().backward()
+    whole = flat.finish(4).copy()
+    end = len(whole) - 8  # running_mean and running_var
+    norm = np.linalg.norm(whole[:end].astype(np.float64)) / 4
+    assert not flat.clip(4, norm * 1.001)
+    assert np.array_equal(flat.vector, whole)
+    assert flat.clip(4, norm / 10)
+    np.testing.assert_allclose(flat.vector[:end], whole[:end] / 10, rtol=1e-6)
+    assert np.array_equal(flat.vector[end:], whole[end:])
+    for value in (np.nan, np.inf):
+        flat.vector[3] = value
+        assert not flat.clip(4, 0.1)  # refused when it is offered, by its name
+    flat.vector[3] = 1e30  # its square is too large for float32
+    assert flat.clip(4, 0.1)
+    assert np.linalg.norm(flat.vector[:end]) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(

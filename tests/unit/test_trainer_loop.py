@@ -297,7 +297,8 @@ def test_pace() -> None:
 def test_the_fake_needs_everybody() -> None:
     network = FakeNetwork(2, 10)
     session = network.session(1, {})
-    network.enter("train", 1)
+    with network.changed:
+        network.enter("train", 1)
     session.next_phase()
     session.contribute(1, np.ones(2, np.float32), 5)
     assert not session.closed(1)

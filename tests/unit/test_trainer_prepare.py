@@ -59,8 +59,12 @@ def test_leaves_everything_that_is_handed_out(tmp_path: Path) -> None:
     assert prepared["settings"]["quorum"] == 0.5
     files = {file["path"]: file for file in prepared["files"]}
     assert set(files) == {path.name for path in (tmp_path / "out").iterdir()}
-    train = files["train.bin"]
-    assert train == {"path": "train.bin", "store": "shard", "record_bytes": 20, "records": 30}
+    train = {"path": "train.bin", "store": "all", "record_bytes": 20, "records": 30}
+    assert files["train.bin"] == train
+    own = prepare(job, tmp_path / "own", None, {"redeal": False})
+    assert [file for file in own["files"] if file["path"] == "train.bin"] == [
+        train | {"store": "shard"}
+    ]
     assert (tmp_path / "out" / "train.bin").stat().st_size == 600
     assert prepared["train"]["fields"] == [
         {"name": "x", "dtype": "float32", "shape": [3]},

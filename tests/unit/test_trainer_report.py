@@ -139,3 +139,15 @@ def test_curves() -> None:
     assert len(thin(points, 100)) == 100
     assert smooth([(0, 2.0), (1, 4.0), (2, 6.0)], 2) == [(0, 2.0), (1, 3.0), (2, 5.0)]
     assert "nothing was recorded" in chart([], "x", "y")
+
+
+def test_rounds_without_the_first_host(tmp_path: Path) -> None:
+    """It was away from round 10 to 25, with a test in them; it is no reason to leave them out."""
+    path = make_run(tmp_path) / "h3" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_lines(path, [row for row in rows if not 10 <= row["round"] <= 25])
+    run = read(tmp_path)
+    assert [row["round"] for row in run.rounds] == list(range(1, 41))
+    assert [row["round"] for row in run.training] == [r for r in range(1, 41) if r % 20]
+    assert [row["round"] for row in run.tests] == [20, 40]
+    assert "Rounds 15 to 25" in write_report(tmp_path).read_text()

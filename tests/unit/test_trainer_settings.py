@@ -44,7 +44,7 @@ def test_none_unsets() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("quorom", 1, "unknown setting 'quorom'; known are batch, epochs, .*slow.HOST"),
+        ("quorom", 1, "unknown setting 'quorom'; known are batch, checkpoint_s, .*slow.HOST"),
         ("quorum", 0, "quorum is 0.0; it must be over 0 and at most 1"),
         ("quorum", 1.5, "quorum is 1.5"),
         ("quorum", "high", "quorum is 'high'; it must be float"),
@@ -55,6 +55,9 @@ def test_none_unsets() -> None:
         ("batch", None, "batch cannot be none"),
         ("epochs", -1, "epochs is -1.0; it must be more than 0"),
         ("lane", "i64", "lane is 'i64'; it must be i32 or i16 or i8"),
+        ("clip", 0, "clip is 0.0; it must be more than 0"),
+        ("checkpoint_s", -1, "checkpoint_s is -1.0; it must be at least 0"),
+        ("redeal", "perhaps", "redeal is 'perhaps'; it must be bool"),
         ("micro_batches", 5, "micro_batches is 5; it must be at least 10"),
         ("seed", -1, "seed is -1"),
         ("save_gradients", "maybe", "save_gradients is 'maybe'; it must be bool"),

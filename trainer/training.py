@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a member trains, and all that must survive: model, optimizer, scheduler, and how far they are.
+
+Whoever loads what another member has saved goes on with the same bits (R20). A checkpoint is the same file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from trainer import state, weights
+from trainer.errors import JobError
+from trainer.flat import F32, FlatModel
+from trainer.job import Job
+from trainer.settings import State, flat
+
+
+class Training:
+    """A job's training at one member, between rounds.
+
+    Attributes: `state`, how far it is; `finishing`, whether the last round was the last of all but the final test;
+    `unit`, the log2 of the last sum's lowest bit, None before the first; `rounds`, how many are planned, or None.
+    """
+
+    def __init__(self, job: Job, model: FlatModel, records: int) -> None:
+        """Build optimizer and scheduler.
+
+        Args:
+            model: with the weights that were handed out.
+            records: training samples of all members together.
+
+        Raises:
+            JobError: the job's functions fail.
+        """
+        self.job = job
+        self.model = model
+        self.records = records
+        self.rounds = job.settings.planned_rounds(records)
+        self.optimizer = job.optimizer(model.trained)
+        self.scheduler = job.scheduler(self.optimizer, self.rounds)
+        self.state = State()
+        self.finishing = False
+        self.unit: int | None = None
+
+    def step(self, total: F32, samples: int) -> None:
+        """R12: the optimizer's step along the mean over the counted samples; without any, nothing changes.
+
+        Args:
+            total: the sum, float32 (lanes,); overwritten.
+        """
+        if not samples:
+            self.model.restore()
+            return
+        self.model.apply(total, samples)
+        with self.job.blame("optimizer"):
+            self.optimizer.step()
+        if self.scheduler is not None:
+            with self.job.blame("scheduler"):
+                self.scheduler.step()
+        trained = self.state.round + 1
+        epoch = trained * self.job.settings.batch / self.records
+        self.state = replace(self.state, round=trained, epoch=epoch)
+
+    def digest(self) -> str:
+        """The digest of weights, buffers and optimizer: after every round the same on all members."""
+        return state.digest(self.state.round, self.model.parts(), self.optimizer.state_dict())
+
+    def save(self, path: Path) -> None:
+        """Write everything into a state file, whole or not at all.
+
+        Raises:
+            JobError: it cannot be written, or the optimizer or scheduler holds what cannot be saved.
+        """
+        head = {
+            "job": self.job.name,
+            "settings": flat(self.job.settings),
+            "progress": asdict(self.state),
+            "finishing": self.finishing,
+            "unit": self.unit,
+        }
+        forms, arrays = self.packed()
+        state.write(path, {**head, **forms}, arrays)
+
+    def packed(self) -> tuple[dict[str, Any], dict[str, state.Array]]:
+        """Model, optimizer and scheduler as JSON and arrays.
+
+        Raises:
+            JobError: the optimizer or the scheduler holds what cannot be saved.
+        """
+        arrays = {f"model/{name}": array for name, array in self.model.arrays().items()}
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        forms = {
+            "optimizer": state.pack("optimizer", self.optimizer.state_dict(), arrays),
+            "scheduler": state.pack("scheduler", scheduler, arrays),
+        }
+        return forms, arrays
+
+    def load(self, path: Path) -> None:
+        """Take over what `save` wrote, in the same job.
+
+        Raises:
+            JobError: the file cannot be read, or belongs to another job.
+        """
+        saved = state.Saved(path)
+        theirs, ours = (
+            saved.head.get("settings", {}),
+            json.loads(json.dumps(flat(self.job.settings))),
+        )
+        differing = [k for k in {**theirs, **ours} if theirs.get(k, ...) != ours.get(k, ...)]
+        if differing:
+            key = differing[0]
+            raise JobError(
+                f"{path} belongs to a job with other settings: {key} is {theirs.get(key)!r} there, "
+                f"{ours.get(key)!r} here"
+            )
+        self.take(saved, path)
+
+    def take(self, saved: state.Saved, path: Path) -> None:
+        """Take over a state, whatever the settings were that it was made under.
+
+        Raises:
+            JobError: it does not fit the model, the optimizer or the scheduler.
+        """
+        optimizer, scheduler = saved.tree("optimizer"), saved.tree("scheduler")
+        if (scheduler is None) != (self.scheduler is None):
+            whose = "the job" if scheduler is None else "the state"
+            raise JobError(f"{path}: only {whose} has a scheduler")
+        weights.check(self.model.layout, saved.model)
+        try:
+            self.optimizer.load_state_dict(optimizer)
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(scheduler)
+            progress = State(**saved.head["progress"])
+            self.finishing, self.unit = bool(saved.head["finishing"]), saved.head["unit"]
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise JobError(f"{path} does not fit the job: {error}") from None
+        self.model.load(saved.model)
+        self.state = progress
