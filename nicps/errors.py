@@ -7,6 +7,7 @@
     ├── NetworkProblem          4   another host, or the local agent, is not there or does not fit
     │   └── WireError               bytes that are not a frame of ours
     └── JobFailed               5   the job, its data or its model
+        └── Alarm               6   too few members are left; the model is saved
 
 A message is one line: what is wrong, with the value, and what to do.
 """
@@ -46,6 +47,12 @@ class JobFailed(NicpsError):
     """The job, its data or its model cannot go on."""
 
     exit_code = 5
+
+
+class Alarm(JobFailed):
+    """Too few members are left (R22): the model was saved, and the job can be resumed."""
+
+    exit_code = 6
 
 
 class NotRoot(EnvironmentProblem):

@@ -21,30 +21,40 @@ from typing import Any
 
 from nicps import wire
 from nicps.agent.background import Background
+from nicps.agent.commands import Commands
 from nicps.agent.conductor import Conductor
-from nicps.agent.control import VERSION, Access, ControlSocket, Peer
-from nicps.agent.job import LocalJob, sweep
+from nicps.agent.control import Access, ControlSocket
+from nicps.agent.folders import sweep
+from nicps.agent.job import LocalJob
+from nicps.agent.keyring import Keyring
 from nicps.agent.process import Child, User, set_nice
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
-from nicps.agent.status import status_of
+from nicps.agent.submission import Submission
 from nicps.dataplane import DataPlane
-from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem, WireError
+from nicps.errors import Alarm, JobFailed, NicpsError, WireError
 from nicps.protocol import (
     Action,
+    Answered,
     Closed,
     Committed,
+    Cut,
+    Differs,
     Failed,
-    Formed,
+    Installed,
     Need,
     Node,
     NodeState,
     Phase,
     PhaseAgreed,
     Prepare,
+    Ready,
+    Rekeyed,
     Send,
     SendFragments,
+    Struck,
 )
+from nicps.protocol.course import Found, Plan
 from nicps.protocol.ring import KernelState
 
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
@@ -53,6 +63,7 @@ _IDLE_S = 1.0
 _MALFORMED_SHOWN = 3
 _NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
+_GOODBYE_S = 2.0
 
 
 class Agent:
@@ -62,9 +73,11 @@ class Agent:
         self.settings = settings
         self.user = User.named(settings.user)
         access = Access.of(self.user.uid, settings.group)
+        self.keys = Keyring.read(settings.key)
         sweep(settings.work)
         self.now = time.monotonic()
         self.job: LocalJob | None = None
+        self.submission: Submission | None = None
         self.conductor: Conductor | None = None
         self.turns = 0  # times that this host had the token
         self._turns_before = 0
@@ -78,11 +91,16 @@ class Agent:
         self.malformed = 0
         self.last_job: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}
+        self.trouble = ""  # why this host stands by in the middle of a job
         self._background = Background()
+        self.commands = Commands(self)
         with contextlib.ExitStack() as stack:
             self.dataplane = stack.enter_context(
                 DataPlane(
-                    settings.iface, wire.network_id(settings.network), ethertype=settings.ethertype
+                    settings.iface,
+                    wire.network_id(settings.network),
+                    ethertype=settings.ethertype,
+                    keyed=self.keys.keyed,
                 )
             )
             self.control = ControlSocket(
@@ -90,13 +108,19 @@ class Agent:
                 access,
                 self.watch,
                 self.unwatch,
-                self._on_message,
-                self._on_close,
+                self.commands.on_message,
+                self.commands.on_close,
             )
             stack.callback(self.control.close)
             self._stack = stack.pop_all()
         self.node = Node(
-            self.dataplane.mac, settings.name, settings.network, self.dataplane, settings.timings
+            self.dataplane.mac,
+            settings.name,
+            settings.network,
+            self.dataplane,
+            self.nonce,
+            settings.timings,
+            self._stage,
         )
         self.sender = Sender(
             self.dataplane, self.node.header, self.node.take_sequence, self._fragments_sent
@@ -149,6 +173,8 @@ class Agent:
         deadline = self.node.deadline()
         if deadline is not None and deadline <= self.now:
             self._tick()
+        if self.job is not None:
+            self.job.look(self.now)
         self.pump()
         self.control.flush()
 
@@ -180,6 +206,8 @@ class Agent:
     def _receive(self) -> None:
         self._sync_from_kernel()
         for source, frame in self.dataplane.receive():
+            if not self.keys.admits(source, frame):
+                continue
             turns = self.node.ring.turns if self.node.ring is not None else 0
             try:
                 self.act(self.node.on_frame(self.now, source, frame))
@@ -260,7 +288,8 @@ class Agent:
         if isinstance(action, Send):
             self._send(action.frame)
         elif isinstance(action, SendFragments):
-            if self.job is not None and self.node.ring is not None:
+            current = self.node.ring is not None and action.view == self.node.view.number
+            if self.job is not None and self.node.ring is not None and current:
                 self.sender.fragments_of(action, self.node.ring.phase, self.job.source())
         elif isinstance(action, Need):
             if self.job is not None:
@@ -270,26 +299,45 @@ class Agent:
                 self.job.closed(action.round)
         elif isinstance(action, Committed):
             self._committed(action)
-        elif isinstance(action, Formed):
-            self._formed(action)
         elif isinstance(action, Prepare):
             self._prepare(action.phase)
         elif isinstance(action, PhaseAgreed):
-            if self.conductor is not None:
-                self.conductor.agreed(action.phase, action.answers)
+            self._agreed(action)
         elif isinstance(action, Failed):
             self._failed(action.reason)
+        else:
+            self._view_action(action)
+
+    def _view_action(self, action: Action) -> None:
+        if isinstance(action, Installed):
+            self._installed(action)
+        elif isinstance(action, Rekeyed):
+            self.dataplane.set_key(self.keys.enter(action.view))
+        elif isinstance(action, Ready):
+            if self.conductor is not None:
+                self.conductor.ready(action.view)
+        elif isinstance(action, Answered):
+            if self.conductor is not None:
+                self.conductor.course.answered(action)
+        elif isinstance(action, Struck):
+            self._struck(action.reason)
+        elif isinstance(action, Cut):
+            silent = self.node.view.names(action.missing)
+            self._say_trouble(
+                f"{silent} cannot be heard, and there is no majority without: standing by"
+            )
+        elif isinstance(action, Differs):
+            self._differs(action)
 
     def _send(self, frame: bytes) -> None:
-        """Queue a frame; of a token, the kernel must know at once that older ones are stale."""
-        if frame[1] == wire.FrameType.TOKEN:
-            token = wire.unpack(frame).body
-            assert isinstance(token, wire.Token)
-            self.dataplane.saw(token.generation, token.hop)
-            if token.owner != self.node.number:
-                self.sender.frame(frame, self._handed_on)
-                return
-        self.sender.frame(frame)
+        """Queue a frame; of a token, the kernel must know at once that older ones are stale, and it signs it."""
+        if frame[1] != wire.FrameType.TOKEN:
+            self.sender.frame(self.keys.sign(frame, self.dataplane.mac))
+            return
+        token = wire.unpack(frame).body
+        assert isinstance(token, wire.Token)
+        self.dataplane.saw(token.generation, token.hop)
+        self.sender.frame(frame, self._handed_on if token.owner != self.node.number else None)
 
     def _handed_on(self) -> None:
         """For the time line: the token has left this host."""
@@ -303,29 +351,91 @@ class Agent:
         ):
             self.job.records.note("hold", started, time.monotonic(), ring.round)
 
-    def _formed(self, formed: Formed) -> None:
+    def _installed(self, action: Installed) -> None:
+        """A member list is in force: the kernel follows it, and the job goes on in it."""
+        view = action.view
+        self.sender.drop_fragments()  # of the view before
+        live = [m.mac if m.number in view.live else None for m in view.members]
         self.dataplane.enter_view(
-            formed.view,
-            formed.number,
-            [m.mac for m in formed.members],
-            formed.number % len(formed.members) + 1,
+            view.number, action.number, live, view.next_after(action.number), self.keys.enter(view)
         )
         self._bounced = 0
         self._kernel = None  # the next state, whatever it is, goes to the kernel
-        names = ", ".join(m.name for m in formed.members)
-        self.log(f"network {self.settings.network} formed: view {formed.view}, {names}")
-        if formed.number == 1 and self.conductor is not None:
-            self.conductor.formed()
+        self.trouble = ""
+        self.log(f"network {self.settings.network}: view {view.number}, {view.names(view.live)}")
+        left = set(range(1, len(view.members) + 1)) - view.live
+        if left:
+            self.log(f"not in it: {view.names(left)}")
+        if self.job is not None:
+            self.job.installed(action)
+        if not self.node.leads:
+            self.conductor = None
+        elif self.conductor is None:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """R22: the lead before us has left; this host acts as node 1 from now on."""
+        job, node = self.job, self.node
+        able = job is not None and bool(job.digest) and node.number not in node.learners
+        try:
+            if job is None or not able:
+                plan = Plan("", 1, 8)
+            else:
+                plan = Plan.of(job.id, job.settings)
+        except (NicpsError, ValueError, KeyError, TypeError) as error:
+            able, plan = False, Plan("", 1, 8)
+            self.warn(f"the job cannot be led from here: {error}")
+        found = Found(
+            able=able,
+            trained=job is not None and job.train_rounds > 0,
+            finishing=job is not None and job.finishing,
+        )
+        self.log("this host leads the job from now on")
+        self.conductor = Conductor(self, plan.job, plan, None, found)
+
+    def _struck(self, reason: str) -> None:
+        """R19: the others have gone on without us, or there is nothing to go on with."""
+        self._kernel_off()
+        self.conductor = None
+        if self.node.ended:
+            self._end_job("the job has ended")
+            self._over(None, "the job has ended while this host was not heard")
+            return
+        if self.job is not None:
+            self.job.struck()
+        self._say_trouble(f"standing by: {reason}")
+
+    def _say_trouble(self, what: str) -> None:
+        self.trouble = what
+        self.log(what)
+        if self.job is not None:
+            self.tell("warning", self.job.id, message=f"{self.settings.name}: {what}")
+
+    def _differs(self, action: Differs) -> None:
+        """Who holds other weights than most stands by and takes the state again; a tie is for the user."""
+        view, node = self.node.view, self.node
+        if action.numbers:
+            names = view.names(action.numbers)
+            self.warn(f"after round {action.round} the weights of {names} differ from the others'")
+            rest = [k for k in view.order if k not in action.numbers]
+            if rest and rest[0] == node.number:
+                self.act(node.strike(self.now, action.numbers))
+        elif self.conductor is not None:
+            self.conductor.course.alarm(
+                f"after round {action.round} the members' weights differ, and no half agrees"
+            )
 
     def _prepare(self, phase: Phase) -> None:
         if phase.kind is wire.PhaseKind.STOP:
             ok, message = phase.settings.get("ok"), str(phase.settings.get("message", ""))
             if self.conductor is None:
                 self._end_job("the job is done" if ok else message)
-                self.log("job done, standing by" if ok else f"job stopped: {message}")
+                self._over(phase, "job done, standing by" if ok else f"job stopped: {message}")
             self.prepared(phase.number)
             return
         try:
+            if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
+                self._end_job("another job has begun")
             job = self.job or self.begin_job(str(phase.settings["job"]))
             job.prepare(phase)
         except (OSError, NicpsError, LookupError, TypeError, ValueError) as error:
@@ -333,23 +443,50 @@ class Agent:
                 self.node.fail(self.now, f"cannot prepare for {phase.kind.name.lower()}: {error}")
             )
 
+    def _agreed(self, action: PhaseAgreed) -> None:
+        """The lead: everybody has acknowledged."""
+        if self.conductor is None:
+            return
+        if action.phase.kind is wire.PhaseKind.STOP:
+            self._job_is_over(self.conductor, action.phase)
+        else:
+            self.conductor.agreed(action.phase, action.answers)
+
     def _committed(self, commit: Committed) -> None:
         if self.job is None:
             return
         phase = self.node.ring.phase if self.node.ring is not None else None
         if self.conductor is not None and phase is not None:
             if phase.kind is wire.PhaseKind.TRAIN:
-                self.conductor.unit = commit.next_unit
+                self.conductor.committed(commit)
         self.job.committed(commit)
 
     def _failed(self, reason: str) -> None:
-        if self.conductor is not None:
+        if self.conductor is not None and self.node.leads:
             self.conductor.fail(reason)
-        elif self.job is not None:
-            self._end_job(reason)
-            self.log(f"job stopped: {reason}")
+        elif self.submission is not None:
+            self.submission_failed(reason)
 
     # ---- the job here
+
+    def _stage(self, job_id: str) -> wire.Stage:
+        """How much of a job is here, for the lead that calls (R20)."""
+        if self.job is None or self.job.id != job_id:
+            return wire.Stage.NOTHING
+        return self.job.stage
+
+    @property
+    def others_can_go_on(self) -> bool:
+        """The network can do without this host."""
+        view = self.node.view
+        return self.node.state is NodeState.MEMBER and view.agreed(
+            view.live - {self.node.number}, alone=self.settings.timings.alone
+        )
+
+    def depart(self, reason: str) -> None:
+        """R17: this host cannot go on now, the others can; it comes back."""
+        self.log(reason)
+        self.act(self.node.leave(self.now, reason))
 
     def begin_job(self, job_id: str) -> LocalJob:
         """A job reaches this host."""
@@ -364,45 +501,126 @@ class Agent:
         """This host is ready for the decision of that number."""
         self.act(self.node.prepared(self.now, number, answer))
 
-    def handed_out(self, phase: Phase, digest: str) -> None:
+    def handed_out(self, phase: Phase) -> None:
         """A hand-out has ended here."""
         if self.conductor is not None:
-            self.conductor.handed_out(phase, digest)
+            self.conductor.handed_out(phase)
 
-    def trainer_ready(self, lanes: int, digest: str) -> None:
+    def program_ready(self) -> None:
         """The training program has built the model."""
         if self.conductor is not None:
-            self.conductor.trainer_ready(lanes)
+            self.conductor.job_is_ready()
 
     def trainer_says(self, message: Mapping[str, Any]) -> None:
-        """A decision of node 1's training program, or live progress."""
+        """What the lead's training program has decided, or live progress."""
         if message["op"] == "report":
             self.progress = dict(message["values"])
             if self.conductor is not None:
                 turns = self.turns - self._turns_before
-                self.conductor.event("progress", **{**self.progress, "token_turns": turns})
-        elif self.conductor is not None:
-            self.conductor.decided(message["what"])
+                self.tell("progress", self.conductor.job_id, **self.progress, token_turns=turns)
+        elif self.conductor is not None and message["round"] == self.node.open_round - 1:
+            self.conductor.decided(message["round"], message["what"])
 
-    def release(self, conductor: Conductor, reason: str | None) -> None:
-        """Node 1: the job has ended everywhere; this host can take the next one."""
-        self._end_job(reason or "the job is done")
-        if self.conductor is conductor:
-            self.conductor = None
-            self.node.busy = False
+    def warn(self, message: str) -> None:
+        """Something that ends nothing."""
+        self.log(message)
+        if self.job is not None:
+            self.tell("warning", self.job.id, message=f"{self.settings.name}: {message}")
 
-    def job_is_over(
-        self, conductor: Conductor, reason: str | None, result: Mapping[str, Any]
-    ) -> None:
-        """Node 1: tell how the job ended."""
-        self.last_job = {"job_id": conductor.job_id, "error": reason, "result": dict(result)}
-        if reason is None:
-            self.log(f"job {conductor.job_id} done: {result.get('report')}")
-            self.publish(conductor, {"op": "result", "result": dict(result)})
-        else:
+    def tell(self, event: str, job_id: str, /, **values: Any) -> None:
+        """To the submitter, and whoever else watches."""
+        self.publish({**values, "op": "event", "event": event, "job_id": job_id})
+
+    def _over(self, phase: Phase | None, said: str) -> None:
+        """The job has ended, led by another host."""
+        self.log(said)
+        submission, self.submission = self.submission, None
+        settings = phase.settings if phase is not None else {}
+        if settings.get("alarm"):
+            self._run_hook(said)
+        if submission is None:
+            return
+        submission.close()
+        self.node.busy = False
+        lead = self.node.members[self.node.view.lead - 1].name
+        reason = (
+            f"{said}; its lead left in the middle, and {lead} went on: the result is there"
+            if settings.get("ok")
+            else said
+        )
+        self.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
+        self._tell_end(reason, alarm=bool(settings.get("alarm")))
+
+    def submission_failed(self, reason: str) -> None:
+        """A job that was submitted here has not come into the network."""
+        submission, self.submission = self.submission, None
+        self.conductor = None
+        self.node.busy = False
+        if submission is not None:
+            submission.close()
+            self.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
             self.log(f"job stopped: {reason}")
-            message = {"op": "error", "message": reason, "exit_code": JobFailed.exit_code}
-            self.publish(conductor, message)
+            self._tell_end(reason)
+
+    def _job_is_over(self, conductor: Conductor, phase: Phase) -> None:
+        """The lead: everybody stands by. Tell how it went."""
+        self.conductor = None
+        submission, self.submission = self.submission, None
+        ok, alarm = bool(phase.settings.get("ok")), bool(phase.settings.get("alarm"))
+        reason = None if ok else str(phase.settings.get("message", ""))
+        entry, result = "trainer", {}
+        if ok and self.job is not None:
+            try:
+                entry = self.job.entry
+                names = [self.node.name, *self.job.collected]
+                about = submission.about if submission is not None else {}
+                result = conductor.result(names, about)
+            except (
+                Exception
+            ) as error:  # records come from training programs: anything can be in them
+                reason = f"cannot make the summary of the run: {error}"
+        self._end_job(reason or "the job is done")
+        self.node.busy = False
+        if submission is not None:
+            submission.close()
+
+        def tell() -> None:
+            self.last_job = {"job_id": conductor.job_id, "error": reason, "result": result}
+            if reason is None:
+                self.log(f"job {conductor.job_id} done: {result.get('report')}")
+                self.publish({"op": "result", "result": result})
+            else:
+                self.log(f"job stopped: {reason}")
+                if alarm:
+                    self._run_hook(reason)
+                self._tell_end(reason, alarm=alarm)
+
+        if reason is None:
+            conductor.report(entry, tell)
+        else:
+            tell()
+
+    def _tell_end(self, reason: str, *, alarm: bool = False) -> None:
+        code = (Alarm if alarm else JobFailed).exit_code
+        self.publish({"op": "error", "message": reason, "exit_code": code})
+
+    def _run_hook(self, reason: str) -> None:
+        """R22: tell the user in the way that the user wants it."""
+        if self.settings.alarm_hook:
+            log = self.settings.runs / "alarm.log"
+            try:
+                self.settings.runs.mkdir(parents=True, exist_ok=True)
+                argv = ["/bin/sh", "-c", self.settings.alarm_hook, "nicps", reason]
+                self.spawn(
+                    argv,
+                    self.settings.runs,
+                    log,
+                    lambda code: self.log(f"the alarm's hook ended with {code}") if code else None,
+                    as_owner=True,
+                    network_access=True,
+                )
+            except (OSError, NicpsError) as error:
+                self.log(f"the alarm's hook cannot be run: {error}")
 
     def _end_job(self, message: str) -> None:
         job, self.job = self.job, None
@@ -465,83 +683,22 @@ class Agent:
             except Exception as reason:  # a full disk, a broken file: the job's end, not ours
                 self.act(self.node.fail(self.now, str(reason)))
 
-    # ---- the socket
-
-    def _on_message(self, peer: Peer, message: dict[str, Any]) -> None:
-        op = message.get("op")
-        try:
-            if peer.is_trainer:
-                if self.job is not None and self.job.is_attached(peer.channel):
-                    self.job.on_message(message)
-            elif message.get("version", VERSION) != VERSION:
-                raise UsageProblem(
-                    f"version {message['version']} of the socket's messages is unknown; this nicps speaks {VERSION}"
-                )
-            elif op == "attach":
-                self._attach(peer, message.get("form", "shared"))
-            elif not peer.commands:
-                raise UsageProblem(
-                    f"user {peer.uid} may not give this agent commands: run it as root, or let the agent"
-                    " admit a group of yours (`nicps join --group NAME`)"
-                )
-            elif op == "status":
-                peer.post({"op": "status", **status_of(self)})
-            elif op == "watch":
-                peer.watches_all = True
-            elif op in ("submit", "leave"):
-                self._command(peer, op, message)
-            else:
-                raise UsageProblem(f"the agent knows no {op!r}")
-        except (NicpsError, OSError) as error:
-            if peer.is_trainer:
-                self.act(self.node.fail(self.now, str(error)))
-            else:
-                peer.refuse(error if isinstance(error, NicpsError) else JobFailed(str(error)))
-
-    def _command(self, peer: Peer, op: str, message: Mapping[str, Any]) -> None:
-        if op == "leave":
-            peer.post({"op": "ok"})
-            self.stop()
-            return
-        if (
-            self.conductor is not None
-            or self.job is not None
-            or self.node.state is not NodeState.STANDBY
-        ):
-            raise NetworkProblem("a job is under way: wait for its end (`nicps status --watch`)")
-        if "entry" in message and peer.uid not in (0, os.geteuid()):  # it draws the report as us
-            raise UsageProblem(f"user {peer.uid} may not name the module that trains")
-        self.node.busy = True
-        try:
-            peer.watches = self.conductor = Conductor(self, message)
-        except (OSError, NicpsError):
-            self.node.busy = False
-            raise
-
-    def _attach(self, peer: Peer, form: str) -> None:
-        if not peer.trains:
-            raise UsageProblem(f"user {peer.uid} may not train here, only {self.user.name}")
-        if self.job is None:
-            raise NetworkProblem("no job is under way that a training program could join")
-        if form == "json":  # megabytes of text are for another process to read
-            if peer.channel.buffered:
-                raise UsageProblem("wait for the answer to attach before you send more")
-            self.control.hand_over(peer, self.job.start_gateway)
-        elif form == "shared":
-            self.job.attach(peer.channel)
-            peer.is_trainer = True
-        else:
-            raise UsageProblem(f"training programs attach in the form shared or json, not {form!r}")
-
-    def _on_close(self, peer: Peer) -> None:
-        if peer.is_trainer and self.job is not None and self.job.is_attached(peer.channel):
-            self.job.detached()
-
-    def publish(self, conductor: Conductor, message: Mapping[str, Any]) -> None:
-        """To whoever submitted that job, and to those who watch all."""
+    def publish(self, message: Mapping[str, Any]) -> None:
+        """To whoever submitted the job, and to those who watch all."""
         for peer in self.control.peers[:]:
-            if peer.watches is conductor or peer.watches_all:
+            if peer.watches or peer.watches_all:
                 self.control.post(peer, message)
+            if message["op"] in ("result", "error"):
+                peer.watches = False
+
+    @staticmethod
+    def nonce() -> int:
+        """A fresh random number of 64 bits, not 0."""
+        return int.from_bytes(os.urandom(8), "big") or 1
+
+    def _kernel_off(self) -> None:
+        self.dataplane.config["enabled"] = self.dataplane.config["bounce"] = 0
+        self._kernel = None
 
     @property
     def sent_again(self) -> int:
@@ -551,25 +708,30 @@ class Agent:
     # ---- leaving
 
     def _say_goodbye(self) -> None:
-        """Leaving in the middle of a job stops it for all: nobody can go on without us (yet)."""
+        """Leaving in the middle of a job: the others go on without us, or it stops for all where they cannot."""
         self.now = time.monotonic()
-        if self.job is None and self.conductor is None:
-            return
         reason = f"{self.settings.name} has left the network"
-        if self.conductor is not None:
-            self.conductor.fail(reason)
-        else:
-            self.act(self.node.fail(self.now, reason))
-        deadline = self.now + 1.0
+        if self.node.state is NodeState.MEMBER:
+            if self.others_can_go_on and self.job is not None and self.job.digest:
+                self.act(self.node.leave(self.now, reason))
+            elif self.conductor is not None:
+                self.conductor.fail(reason)
+            else:
+                self.act(self.node.fail(self.now, reason))
+        deadline = self.now + _GOODBYE_S
         while self.node.state is NodeState.MEMBER and self.now < deadline:
             self._step()
+        if self.submission is not None:
+            self.submission_failed(reason)
+            self.control.flush()
         self._end_job(reason)
 
     def close(self) -> None:
         """Detach the program, close everything; nothing of ours stays."""
-        if self.conductor is not None:
-            self.conductor.abandon()
-            self.conductor = None
+        self.conductor = None
+        if self.submission is not None:
+            self.submission.close()
+            self.submission = None
         self._end_job("the agent stops")
         self._background.close()
         self._stack.close()

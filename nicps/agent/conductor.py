@@ -66,7 +66,9 @@ class Conductor:
         job = self.agent.job
         if job is not None and job.program is not None and job.program.ready:
             self._mark = self.agent.now
-            self.course.program_ready(LaneFormat(job.program.lanes, self.course.plan.width).fragments)
+            self.course.program_ready(
+                LaneFormat(job.program.lanes, self.course.plan.width).fragments
+            )
 
     def decided(self, round_: int, what: str) -> None:
         """R14, R15: the training program here has looked at the round."""

@@ -66,7 +66,7 @@ class Peer:
         self.uid, self.commands, self.trains = uid, commands, trains
         self.channel = Channel(connection, LARGEST_MESSAGE)
         self.is_trainer = False
-        self.watches: object = None  # the job whose events it wants
+        self.watches = False  # the job that it has submitted
         self.watches_all = False
 
     @property

@@ -51,6 +51,7 @@ class LocalJob:
         self.train_rounds = 0
         self.digest = ""  # of what was handed out, once it is all here
         self.finishing = False  # the end has been decided
+        self.collected: list[str] = []  # hosts whose records have come (the lead)
         self._turns_before = agent.turns
         self._sent_again_before = agent.sent_again
         self._phase: Phase | None = None
@@ -58,7 +59,9 @@ class LocalJob:
         self._in: InStream | None = None
         self._blocks = 0
         self._starts = 0
-        self._waiting: Phase | None = None  # for the training program to be ready, or to have the state
+        self._waiting: Phase | None = (
+            None  # for the training program to be ready, or to have the state
+        )
         self._loading = False
         self._answer: bytes | None = None  # to FINISH
         self._names: list[str] = []  # of the results
@@ -157,7 +160,9 @@ class LocalJob:
             return
         others = len(set(commit.counted) - {agent.node.number})
         self.expected += others * phase.fragments_in(commit.round)
-        self.added += agent.dataplane.count(commit.round, agent.node.view.number, 0)
+        # A change of the view may have settled the round: the kernel has counted it in the view before.
+        view = int(agent.dataplane.config["view"])
+        self.added += agent.dataplane.count(commit.round, view, 0)
         if not phase.shares[agent.node.number - 1] or self.program is None:
             agent.act(agent.node.read(agent.now, commit.round))
             return
@@ -250,6 +255,9 @@ class LocalJob:
         if phase.settings["purpose"] in ("job", "files") and not self.digest:
             self.digest = digest
             self._start_program()
+        source = agent.node.members[phase.settings["source"] - 1].name
+        if phase.settings["purpose"] == "collect" and source not in self.collected:
+            self.collected.append(source)
         agent.handed_out(phase)
 
     def _later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
@@ -315,8 +323,6 @@ class LocalJob:
             then, self._then = self._then, None
             if then is not None:
                 then(error)
-        elif error:
-            self.program_failed(error)
         else:
             (self.folder / STATE).unlink(missing_ok=True)  # the next one may be another
             self._loading = False
@@ -370,6 +376,8 @@ class LocalJob:
                         self._loading = True
                         program.state("load")
                     return
+            if program.trained:
+                return  # somebody's memory is damaged: what the token tells of all decides whose
             reason = (
                 "the model built here differs from the lead's: the same job.py and the same "
                 "versions of Python and PyTorch are needed on every host"
@@ -420,17 +428,21 @@ class LocalJob:
             return
         node = self.agent.node
         ring = node.ring
-        if ring is None or phase.kind is not wire.PhaseKind.TRAIN or not node.others_live:
+        if ring is None or phase.kind is not wire.PhaseKind.TRAIN or len(node.view.live) == 1:
             return
         limit = _HOLDING_STALL_S if self.agent.sender.waits else _STALL_S
         if now > program.spoke + limit and phase.shares[node.number - 1]:
-            self.agent.log(f"the training program has not moved for {limit:g} s: it is started again")
+            self.agent.log(
+                f"the training program has not moved for {limit:g} s: it is started again"
+            )
             program.close("it has not moved")
             self.program_ended(program, -9, "it has not moved")
 
     # ---- checkpoints (R22)
 
-    def keep_checkpoint(self, name: str = CHECKPOINT, then: Callable[[], None] | None = None) -> None:
+    def keep_checkpoint(
+        self, name: str = CHECKPOINT, then: Callable[[], None] | None = None
+    ) -> None:
         """Copy what the program saved into the run's folder, with what `nicps resume` needs beside it."""
         kept = self.agent.run_folder(self.id) / "checkpoint"
 

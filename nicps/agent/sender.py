@@ -93,6 +93,7 @@ class Sender:
         self.again = 0  # repairs
         self.blocked_by_kernel = False  # wait until the ring has room
         self.refused = False  # the interface's queue is full: try again soon
+        self.waits = False  # for more of a contribution, which everybody waits for
 
     def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
         """Queue one small frame; `sent` is called when it has gone.
@@ -118,7 +119,7 @@ class Sender:
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""
-        self.blocked_by_kernel = self.refused = False
+        self.blocked_by_kernel = self.refused = self.waits = False
         while self._urgent or self._queue:
             if self._urgent:
                 if not self._send_small(self._urgent[0]):
@@ -154,6 +155,7 @@ class Sender:
             count = min(count, available - first, _BATCH)
             if count <= 0:
                 tx.flush()
+                self.waits = True
                 bulk.source.awaited(True)
                 return False  # the source rings when it has more
             count = min(count, tx.free())

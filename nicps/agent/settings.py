@@ -18,7 +18,8 @@ class AgentSettings:
 
     `trainer` is the command that trains, in place of `python -m trainer run --workdir DIR`; it finds the agent through
     NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
-    what it leaves.
+    what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `alarm_hook` is a shell
+    command for when a job has been given up, with the reason as $1 (R22).
     """
 
     iface: str
@@ -30,5 +31,7 @@ class AgentSettings:
     runs: Path = Path("/var/lib/nicps/runs")
     work: Path = Path("/var/tmp")
     trainer: tuple[str, ...] = ()
+    key: Path | None = None
+    alarm_hook: str = ""
     ethertype: int = ETHERTYPE
     timings: Timings = field(default_factory=Timings)

@@ -17,10 +17,11 @@ def status_of(agent: Agent) -> dict[str, Any]:
     node = agent.node
     ring = node.ring
     phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
+    view = node.view
     members = []
     for member in node.members:
-        state = "standby"
-        if node.state is NodeState.MEMBER:
+        state = "left" if member.number not in view.live else "standby"
+        if node.state is NodeState.MEMBER and member.number in view.live:
             state = phase or "member"
             if ring is not None and ring.token is not None and phase == "train":
                 line = ring.token.lines[member.number - 1]
@@ -41,7 +42,10 @@ def status_of(agent: Agent) -> dict[str, Any]:
         "xdp_mode": agent.dataplane.mode,
         "state": node.state.value,
         "phase": phase,
-        "view": node.view,
+        "view": view.number,
+        "lead": view.lead,
+        "trouble": agent.trouble,
+        "keyed": agent.keys.keyed,
         "round": node.open_round,
         "number": node.number,
         "members": members,
@@ -51,5 +55,6 @@ def status_of(agent: Agent) -> dict[str, Any]:
         "token_turns": agent.turns,
         "fragments_sent": agent.sender.fragments,
         "frames_malformed": agent.malformed,
+        "control_refused": dict(agent.keys.refused),
         "counters": agent.dataplane.counters(),
     }

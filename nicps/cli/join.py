@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nicps.client import DEFAULT_SOCKET
+from nicps.errors import UsageProblem
+from nicps.protocol.phase import Timings
 
 DESCRIPTION = """\
 Load the XDP program on an interface and take part in the network until SIGINT, SIGTERM or `nicps leave`.
@@ -59,12 +61,40 @@ def add_parser(subparsers: Any) -> None:
         metavar="COMMAND",
         help="the training program, in place of the PyTorch one; it speaks to the agent's socket (NICPS_SOCKET)",
     )
+    parser.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="the network's key (`nicps key new` makes one): only hosts that hold it are heard",
+    )
+    parser.add_argument(
+        "--silence",
+        type=float,
+        default=Timings().silence_s,
+        metavar="SECONDS",
+        help="how long a member may say nothing before the others go on without it; they wait longer where"
+        " answers are slow (%(default)s)",
+    )
+    parser.add_argument(
+        "--go-on-alone",
+        action="store_true",
+        help="of two hosts either may go on when the other is gone; cut apart, both do, and one's work is lost",
+    )
+    parser.add_argument(
+        "--alarm-hook",
+        default="",
+        metavar="COMMAND",
+        help="run by the shell when too few members are left and the job was saved; $1 is the reason",
+    )
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
     from nicps.agent import Agent, AgentSettings
+
+    if not 0.05 <= args.silence <= 60:
+        raise UsageProblem(f"--silence takes 0.05 to 60 seconds, not {args.silence:g}")
 
     settings = AgentSettings(
         iface=args.iface,
@@ -75,12 +105,19 @@ def run(args: argparse.Namespace) -> int:
         runs=args.runs.absolute(),
         work=args.work.absolute(),
         trainer=tuple(shlex.split(args.trainer or "")),
+        key=args.key,
+        alarm_hook=args.alarm_hook,
+        timings=Timings(silence_s=args.silence, alone=args.go_on_alone),
         **({"name": args.name} if args.name else {}),
     )
     with Agent(settings) as agent:
         agent.log(
             f"{settings.name} on {settings.iface}, XDP {agent.dataplane.mode} mode, network"
-            f" {settings.network}; there is no key: every host on this LAN is trusted"
+            f" {settings.network}"
         )
+        if settings.key is None:
+            agent.log(
+                "WARNING: there is no key: every host on this LAN is trusted (`nicps key new`, `--key`)"
+            )
         agent.run()
     return 0

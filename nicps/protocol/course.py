@@ -55,10 +55,21 @@ class Plan:
 class Steered(Protocol):
     """The host that leads. What takes time ends in a call of the course."""
 
-    view: View
-    learners: frozenset[int]
-    open_round: int
-    phase: Phase | None
+    @property
+    def view(self) -> View:
+        """In force here."""
+
+    @property
+    def learners(self) -> frozenset[int]:
+        """Members that have no state yet."""
+
+    @property
+    def open_round(self) -> int:
+        """The round that is open here."""
+
+    @property
+    def phase(self) -> Phase | None:
+        """In force here."""
 
     def decide(self, phase: Phase) -> None:
         """Let all prepare; ends in `agreed` (and, in a hand-out, `handed_out`)."""
@@ -259,6 +270,10 @@ class Course:
         """A host on standby wants to come back, or a new one to come in (R20)."""
         if answer.number or self.plan.admit:
             self._waiting[answer.joiner.mac] = answer
+
+    def alarm(self, reason: str) -> None:
+        """R22: at the end of the batch the model is saved, and all stand by."""
+        self._alarm = self._alarm or reason
 
     # ---- decisions
 

@@ -139,6 +139,11 @@ class Node:
         return self.state is NodeState.MEMBER and self.view.lead == self.number
 
     @property
+    def ended(self) -> bool:
+        """This host stands by because the job has ended."""
+        return self._ended
+
+    @property
     def open_round(self) -> int:
         """The round that is open here; 0 before any."""
         return self.ring.round if self.ring is not None else self._round
@@ -665,7 +670,8 @@ class Node:
                 if body.ballot == self.view.ballot and self._installation is not None:
                     self._installation.told.add(header.sender)
             elif body.complete & _ENDED:
-                self._struck("the job has ended")
+                self._stand_by(ended=True)
+                self._actions.append(Struck("the job has ended"))
             else:
                 self._succession.on_vote(now, header.sender, frame)
         elif isinstance(body, wire.Leave):

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in at the agent's socket: commands, and training programs (docs/socket.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nicps.agent.control import VERSION, Peer
+from nicps.agent.status import status_of
+from nicps.agent.submission import Submission
+from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem
+from nicps.protocol import NodeState
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+
+class Commands:
+    """Messages of peers, by what they may do."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def on_message(self, peer: Peer, message: dict[str, Any]) -> None:
+        """One message; what is wrong with it is answered."""
+        agent = self._agent
+        try:
+            if peer.is_trainer:
+                program = agent.job.program if agent.job is not None else None
+                if program is not None and program.is_attached(peer.channel):
+                    program.on_message(message)
+            else:
+                self._command(peer, message.get("op"), message)
+        except (NicpsError, OSError) as error:
+            if peer.is_trainer:
+                agent.act(agent.node.fail(agent.now, str(error)))
+            else:
+                peer.refuse(error if isinstance(error, NicpsError) else JobFailed(str(error)))
+
+    def on_close(self, peer: Peer) -> None:
+        """A connection has ended."""
+        program = self._agent.job.program if self._agent.job is not None else None
+        if peer.is_trainer and program is not None and program.is_attached(peer.channel):
+            program.detached()
+
+    def _command(self, peer: Peer, op: object, message: Mapping[str, Any]) -> None:
+        agent = self._agent
+        if message.get("version", VERSION) != VERSION:
+            raise UsageProblem(
+                f"version {message['version']} of the socket's messages is unknown; this nicps speaks {VERSION}"
+            )
+        if op == "attach":
+            self._attach(peer, message.get("form", "shared"))
+        elif not peer.commands:
+            raise UsageProblem(
+                f"user {peer.uid} may not give this agent commands: run it as root, or let the agent"
+                " admit a group of yours (`nicps join --group NAME`)"
+            )
+        elif op == "status":
+            peer.post({"op": "status", **status_of(agent)})
+        elif op == "watch":
+            peer.watches_all = True
+        elif op == "leave":
+            peer.post({"op": "ok"})
+            agent.stop()
+        elif op == "submit":
+            self._submit(peer, message)
+        else:
+            raise UsageProblem(f"the agent knows no {op!r}")
+
+    def _submit(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        agent = self._agent
+        waiting = agent.job is not None and agent.node.state is NodeState.STANDBY
+        if agent.submission is not None or agent.node.state is not NodeState.STANDBY or waiting:
+            raise NetworkProblem("a job is under way: wait for its end (`nicps status --watch`)")
+        if "entry" in message and peer.uid not in (0, os.geteuid()):  # it draws the report as us
+            raise UsageProblem(f"user {peer.uid} may not name the module that trains")
+        agent.node.busy = True
+        try:
+            agent.submission = Submission(agent, message)
+        except (OSError, NicpsError, KeyError):
+            agent.node.busy = False
+            raise
+        peer.watches = True
+
+    def _attach(self, peer: Peer, form: str) -> None:
+        agent = self._agent
+        if not peer.trains:
+            raise UsageProblem(f"user {peer.uid} may not train here, only {agent.user.name}")
+        if agent.job is None:
+            raise NetworkProblem("no job is under way that a training program could join")
+        if form == "json":  # megabytes of text are for another process to read
+            if peer.channel.buffered:
+                raise UsageProblem("wait for the answer to attach before you send more")
+            agent.control.hand_over(peer, agent.job.start_gateway)
+        elif form == "shared":
+            agent.job.attach(peer.channel)
+            peer.is_trainer = True
+        else:
+            raise UsageProblem(f"training programs attach in the form shared or json, not {form!r}")

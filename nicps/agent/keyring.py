@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network's key, and those of the views that are made from it: who may say what to this agent.
+
+Tokens and fragments are signed and checked in the kernel. Here it is control frames: those outside a view are tagged
+with the network key and bound to fresh nonces; those of a view with a key of its own, under numbers that only rise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Self
+
+from nicps import wire
+from nicps.auth import NetworkKey, Sequences, ViewKey, view_key
+from nicps.protocol import View
+
+_KERNELS = (wire.FrameType.TOKEN, wire.FrameType.FRAGMENT)
+_HEADER = wire.Layout.of(wire.Header)
+_VIEW_AT = _HEADER.offsets[_HEADER.names.index("view")]
+_SEQUENCE_AT = _HEADER.offsets[_HEADER.names.index("sequence")]
+
+
+class Keyring:
+    """Without a key every frame is admitted. `refused` counts by reason."""
+
+    def __init__(self, network: NetworkKey | None) -> None:
+        self._network = network
+        self._views: dict[int, tuple[ViewKey, Sequences]] = {}  # this one, and the one before
+        self.refused: Counter[str] = Counter()
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """The key in that file, if there is one.
+
+        Raises:
+            EnvironmentProblem: it is no key, or others can read it.
+        """
+        return cls(NetworkKey.read(path) if path is not None else None)
+
+    @property
+    def keyed(self) -> bool:
+        """The network has a key."""
+        return self._network is not None
+
+    def enter(self, view: View) -> bytes | None:
+        """A view is in force: its key for the kernel."""
+        if self._network is None:
+            return None
+        key = view_key(self._network, view.number, view.seed)
+        before = max((n for n in self._views if n < view.number), default=0)
+        self._views = {n: kept for n, kept in self._views.items() if n == before}
+        self._views[view.number] = key, Sequences()
+        return key.siphash
+
+    def sign(self, frame: bytes, source: bytes) -> bytes:
+        """A control frame of ours with its tag."""
+        if self._network is None:
+            return frame
+        view = _u32(frame, _VIEW_AT)
+        key = self._views[view][0] if view in self._views else self._network
+        return key.sign(frame, source)
+
+    def admits(self, source: bytes, frame: bytes) -> bool:
+        """Whether a frame that came up is from a member of the network, and fresh."""
+        if self._network is None or len(frame) < wire.HEADER_BYTES or frame[1] in _KERNELS:
+            return True
+        view = _u32(frame, _VIEW_AT)
+        if view == 0:
+            if self._network.verify(frame, source):
+                return True
+            self.refused["forged"] += 1
+            return False
+        known = self._views.get(view)
+        if known is None:
+            self.refused["view"] += 1
+            return False
+        key, sequences = known
+        if not key.verify(frame, source):
+            self.refused["forged"] += 1
+            return False
+        if not sequences.accept(source, _u32(frame, _SEQUENCE_AT)):
+            self.refused["replayed"] += 1
+            return False
+        return True
+
+
+def _u32(frame: bytes, at: int) -> int:
+    return int.from_bytes(frame[at : at + 4], "big")
