@@ -236,7 +236,6 @@ class View:
 
     live: Annotated[int, _u64("propose: whom the proposer hears; bit k - 1 is member k")]
     nonce: Annotated[int, _u64("install: the fresh one of whom it is for")]
-    seed: Annotated[bytes, _bytes(16, "install: what the view's keys are made of")]
     number: Annotated[int, _u32("of the view")]
     base: Annotated[int, _u32("of the view that it follows; 0 if none")]
     ballot: Annotated[int, _u32("with the sender's MAC: orders proposals")]
@@ -254,6 +253,7 @@ class ViewValue:
     """What a view is, besides its list: who is in, who leads, and where the job goes on."""
 
     live: Annotated[int, _u64("members that are in; bit k - 1 is member k")] = 0
+    seed: Annotated[bytes, _bytes(16, "what the view's keys are made of")] = b""
     follows: Annotated[int, _u32("phase that goes on, by its old number; 0: none")] = 0
     phase: Annotated[int, _u32("its number in this view")] = 0
     round: Annotated[int, _u32("round that is open; whoever is in the one before commits it")] = 0

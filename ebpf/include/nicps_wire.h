@@ -173,7 +173,6 @@ _Static_assert(sizeof(struct nicps_answer) == 24, "struct nicps_answer has a hol
 struct nicps_view {
 	__be64 live;      /* propose: whom the proposer hears; bit k - 1 is member k */
 	__be64 nonce;     /* install: the fresh one of whom it is for */
-	__u8 seed[16];    /* install: what the view's keys are made of */
 	__be32 number;    /* of the view */
 	__be32 base;      /* of the view that it follows; 0 if none */
 	__be32 ballot;    /* with the sender's MAC: orders proposals */
@@ -185,11 +184,12 @@ struct nicps_view {
 	__be16 reserved2; /* 0 */
 	__be32 reserved3; /* 0 */
 };
-_Static_assert(sizeof(struct nicps_view) == 56, "struct nicps_view has a hole");
+_Static_assert(sizeof(struct nicps_view) == 40, "struct nicps_view has a hole");
 
 /* What a view is, besides its list: who is in, who leads, and where the job goes on. */
 struct nicps_view_value {
 	__be64 live;    /* members that are in; bit k - 1 is member k */
+	__u8 seed[16];  /* what the view's keys are made of */
 	__be32 follows; /* phase that goes on, by its old number; 0: none */
 	__be32 phase;   /* its number in this view */
 	__be32 round;   /* round that is open; whoever is in the one before commits it */
@@ -197,7 +197,7 @@ struct nicps_view_value {
 	__s8 unit;      /* log2 of the accumulators' unit, open round */
 	__u8 reserved;  /* 0 */
 };
-_Static_assert(sizeof(struct nicps_view_value) == 24, "struct nicps_view_value has a hole");
+_Static_assert(sizeof(struct nicps_view_value) == 40, "struct nicps_view_value has a hole");
 
 /* One member of a list; the k-th is member k. */
 struct nicps_view_member {

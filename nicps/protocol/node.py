@@ -22,7 +22,6 @@ from nicps.protocol.actions import (
     Prepare,
     Ready,
     Receiver,
-    Rekeyed,
     Send,
     SendFragments,
     Struck,
@@ -309,11 +308,14 @@ class Node:
             self._on_answer(now, source, frame)
         elif isinstance(body, wire.View) and body.step == wire.ViewStep.INSTALL:
             self._on_install(now, source, frame)
-        elif header.view == self.view.number and self.view.number_of(source) == header.sender != 0:
+        elif (
+            header.view == self.view.number
+            and header.sender in self.view.live
+            and self.view.members[header.sender - 1].mac == source
+        ):
             if header.sender == self.view.lead:
                 self._heard = now
-            if isinstance(body, wire.View | wire.Vote) or header.sender in self.view.live:
-                self._on_member_frame(now, source, frame)
+            self._on_member_frame(now, source, frame)
         elif isinstance(body, wire.View) and header.view < self.view.number:
             self._tell(self.view.number_of(source), body.nonce)
         return self._take(now)
@@ -330,6 +332,7 @@ class Node:
                 phase=0,
                 round=0,
                 unit=0,
+                seed=self._seed(),
             )
             self._put_in_force(now, closed.view, 0, successor, 0, dict(closed.fresh))
         self._tick_view(now)
@@ -470,10 +473,9 @@ class Node:
         ballot: int,
         nonces: dict[int, int],
     ) -> None:
-        seed = b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))
         me = next(m.number for m in successor.members if m.mac == self.mac)
         installation = Installation(
-            successor.view(number, ballot, seed),
+            successor.view(number, ballot),
             base,
             successor,
             {me},
@@ -502,9 +504,9 @@ class Node:
             or body.number >= _MOST_VIEWS
         ):
             return
-        view = successor.view(body.number, body.ballot, body.seed)
-        known = self.state is NodeState.MEMBER and view.number == self.view.number
-        if known and view.ballot == self.view.ballot and number in view.live:
+        view = successor.view(body.number, body.ballot)
+        current = (self.view.number, self.view.seed)
+        if self.state is NodeState.MEMBER and current == (view.number, view.seed):
             self._say_installed()
             return
         if body.nonce != self._fresh:
@@ -515,11 +517,6 @@ class Node:
         if number not in view.live:
             if self.state is NodeState.MEMBER:
                 self._struck("it was not heard, and the others have gone on without it")
-            return
-        if known and view.members == self.view.members and view.live == self.view.live:
-            self.view = view  # the same list, agreed on a second time by whoever took over
-            self._actions.append(Rekeyed(view))
-            self._say_installed()
             return
         if self.state is NodeState.MEMBER and body.base != self.view.number:
             self._struck("the others have gone on without it")
@@ -588,6 +585,7 @@ class Node:
             self._phase_of,
             self._unit_of,
             lambda: self.learners,
+            self._seed,
             self._chosen,
         )
         if not member:
@@ -635,6 +633,9 @@ class Node:
         )
         self._actions.append(Send(wire.pack(self.header(0, self.open_round), body)))
 
+    def _seed(self) -> bytes:
+        return b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))
+
     def _tell(self, number: int, nonce: int) -> None:
         """Somebody is still in an older view: tell it of ours."""
         current = self.state is NodeState.MEMBER or self._ended
@@ -667,7 +668,7 @@ class Node:
             self._succession.on_view(now, source, header.sender, frame)
         elif isinstance(body, wire.Vote):
             if body.step == wire.ViewStep.INSTALL:
-                if body.ballot == self.view.ballot and self._installation is not None:
+                if self._installation is not None:
                     self._installation.told.add(header.sender)
             elif body.complete & _ENDED:
                 self._stand_by(ended=True)
@@ -735,9 +736,9 @@ class Node:
 
     def _hear(self, now: float, heard: _Heard) -> None:
         self._heard = now
-        if self.ring is not None:
-            self.ring.freeze()
-        self._next_ring = None
+        for ring in (self.ring, self._next_ring):
+            if ring is not None:  # the phase to come may be in force already, though not here
+                ring.freeze()
         self._waiting = heard
 
     def _acknowledge(self) -> None:
@@ -806,7 +807,7 @@ class Node:
         self._actions.append(PhaseAgreed(phase, dict(ballot.answers)))
         if phase.kind is wire.PhaseKind.STOP:
             self._stand_by(ended=True)
-        elif self._next_ring is not None:
+        elif phase.kind in ROUND_KINDS:
             self._enter_next()
             self.ring.create(now)  # type: ignore[union-attr]
 

@@ -65,6 +65,7 @@ class Succession:
         phase_of: a phase of the view by its number, if it is known here.
         unit_of: log2 of the accumulators' unit in a round of the phase that goes on.
         learners: members that have not got the state yet, and cannot lead.
+        seed: 16 random bytes, for the next view's keys.
         chosen: called, at the proposer only, when the successor is agreed on.
     """
 
@@ -81,6 +82,7 @@ class Succession:
         phase_of: Callable[[int], Phase | None],
         unit_of: Callable[[int], int],
         learners: Callable[[], frozenset[int]],
+        seed: Callable[[], bytes],
         chosen: Callable[[float, Successor, int], None],
     ) -> None:
         self.view = view
@@ -98,6 +100,7 @@ class Succession:
         self._phase_of = phase_of
         self._unit_of = unit_of
         self._learners = learners
+        self._seed = seed
         self._chosen = chosen
         self._accepted: Order = NO_BALLOT
         self._successor: Successor | None = None
@@ -308,6 +311,7 @@ class Succession:
             phase=max(max(s.decided, s.phase) for s in standings.values()) + 1,
             round=round_,
             unit=self._unit_of(round_) if follows else 0,
+            seed=self._seed(),
         )
 
     # ---- frames of ours
@@ -320,7 +324,6 @@ class Succession:
         body = wire.View(
             live=mask(self.view.live - proposal.suspects - self.out),
             nonce=self._fresh,
-            seed=bytes(16),
             number=self.view.number + 1,
             base=self.view.number,
             ballot=proposal.ballot,
@@ -424,7 +427,6 @@ class Installation:
         body = wire.View(
             live=mask(self.view.live),
             nonce=nonce,
-            seed=self.view.seed,
             number=self.view.number,
             base=self._base,
             ballot=self.view.ballot,

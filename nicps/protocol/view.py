@@ -68,7 +68,8 @@ class Successor:
     """What is agreed on about the view that follows another: the list, and where the job goes on in it.
 
     `follows` is the phase that goes on, by its number in the old view, or 0; `phase` is its number in the new one.
-    `round` is the open round: who is still in the one before has it whole, and commits it.
+    `round` is the open round: who is still in the one before has it whole, and commits it. `seed` is what the view's
+    keys are made of; it is agreed on too, so that the view has one key whoever puts it in force.
     """
 
     members: tuple[Member, ...]
@@ -78,11 +79,18 @@ class Successor:
     phase: int
     round: int
     unit: int
+    seed: bytes
 
     def items(self) -> tuple[list[wire.ViewValue], list[wire.ViewMember]]:
         """As it lies in a frame."""
         value = wire.ViewValue(
-            mask(self.live), self.follows, self.phase, self.round, self.lead, self.unit
+            mask(self.live),
+            self.seed,
+            self.follows,
+            self.phase,
+            self.round,
+            self.lead,
+            self.unit,
         )
         entries = [
             wire.ViewMember(m.mac, m.name.encode()[: wire.NAME_BYTES].ljust(wire.NAME_BYTES, b"\0"))
@@ -117,11 +125,20 @@ class Successor:
         )
         if not fits:
             raise WireError(f"a view of {len(members)} members cannot be {value}")
-        return cls(members, live, value.lead, value.follows, value.phase, value.round, value.unit)
+        return cls(
+            members,
+            live,
+            value.lead,
+            value.follows,
+            value.phase,
+            value.round,
+            value.unit,
+            value.seed,
+        )
 
-    def view(self, number: int, ballot: int, seed: bytes) -> View:
+    def view(self, number: int, ballot: int) -> View:
         """The view that it becomes."""
-        return View(number, self.members, self.live, self.lead, ballot, seed)
+        return View(number, self.members, self.live, self.lead, ballot, self.seed)
 
 
 def mask(members: Iterable[int]) -> int:

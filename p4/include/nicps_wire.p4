@@ -143,7 +143,6 @@ header nicps_answer_t {
 header nicps_view_t {
     bit<64> live;      /* propose: whom the proposer hears; bit k - 1 is member k */
     bit<64> nonce;     /* install: the fresh one of whom it is for */
-    bit<128> seed;     /* install: what the view's keys are made of */
     bit<32> number;    /* of the view */
     bit<32> base;      /* of the view that it follows; 0 if none */
     bit<32> ballot;    /* with the sender's MAC: orders proposals */
@@ -159,6 +158,7 @@ header nicps_view_t {
 // What a view is, besides its list: who is in, who leads, and where the job goes on.
 header nicps_view_value_t {
     bit<64> live;    /* members that are in; bit k - 1 is member k */
+    bit<128> seed;   /* what the view's keys are made of */
     bit<32> follows; /* phase that goes on, by its old number; 0: none */
     bit<32> phase;   /* its number in this view */
     bit<32> round;   /* round that is open; whoever is in the one before commits it */

@@ -42,6 +42,7 @@ WINDOW = 10  # fragments in a hand-out's round
 _RECORDS = json.dumps({"bytes": 2 * WINDOW - 3, "index_bytes": 5}).encode()  # to be collected
 _REPEAT = int(wire.Flag.REPEAT)
 _BOUNCED = int(wire.Flag.BOUNCED)
+_VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
 _REPEAT_OR_PARKED = int(wire.Flag.REPEAT | wire.Flag.PARKED)
 
 
@@ -131,7 +132,7 @@ class Kernel:
             replace(header, flags=_BOUNCED, sender=host.node.number), on, *frame.items
         )
         host.lan.checks.owned(host, view.number, on)
-        host.lan.broadcast(host, self.bounced, host.lan.now)
+        host.lan.broadcast(host, self.bounced, view.seed, host.lan.now)
         return False
 
 
@@ -181,6 +182,7 @@ class Host:
         self.starting = False
         self.course: Course | None = None
         self.finishing = False
+        self.keys: dict[int, bytes] = {}  # view -> its seed: this one's and the one's before
         self._streams: dict[str, int] = {}
         self._tx_free = 0.0
         self._timer: float | None = None
@@ -286,7 +288,20 @@ class Host:
 
     # ---- frames and time
 
-    def take_frame(self, source: bytes, data: bytes) -> None:
+    def keep_key(self, view: View) -> None:
+        """A view is in force: its key, and the one before it."""
+        before = max((number for number in self.keys if number < view.number), default=0)
+        self.keys = {number: seed for number, seed in self.keys.items() if number == before}
+        self.keys[view.number] = view.seed
+
+    def key_of(self, frame: bytes) -> bytes | None:
+        """What this host would sign or check such a frame with; None: it does not know that view."""
+        view = int.from_bytes(frame[_VIEW_AT : _VIEW_AT + 4], "big")
+        return self.keys.get(view) if view else b""
+
+    def take_frame(self, source: bytes, data: bytes, key: bytes | None) -> None:
+        if key is None or self.key_of(data) != key:
+            return
         if data[1] == wire.FrameType.TOKEN and not self.kernel.take_token(wire.unpack(data)):
             return
         self.wake(lambda: self.frame_up(source, data))
@@ -337,7 +352,7 @@ class Host:
         if isinstance(action, Send):
             lan.checks.sent(self, action.frame)
             self._tx_free = max(now, self._tx_free)
-            lan.broadcast(self, action.frame, self._tx_free)
+            lan.broadcast(self, action.frame, self.key_of(action.frame), self._tx_free)
             if action.frame[1] == wire.FrameType.TOKEN:
                 token = wire.unpack(action.frame).body
                 assert isinstance(token, wire.Token)
@@ -407,6 +422,7 @@ class Host:
             f"VIEW {view.number} live {sorted(view.live)} lead {view.lead}, round {node.open_round}, "
             f"{'goes on: ' + action.phase.kind.name if action.phase else 'no phase'}"
         )
+        self.keep_key(view)
         self.kernel.clear()
         self.kernel.alive = self.clock()
         self.lan.checks.installed(self, action)

@@ -107,10 +107,10 @@ class Lan:
                 step()
         return True
 
-    def broadcast(self, sender: Host, frame: bytes, when: float) -> None:
-        """A small frame."""
+    def broadcast(self, sender: Host, frame: bytes, key: bytes | None, when: float) -> None:
+        """A small frame; `key` stands for what its tag was made with."""
         self.frames += 1
-        self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame))
+        self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame, key))
 
     def fragment(
         self, sender: Host, view: int, number: int, round_: int, at: int, when: float

@@ -37,7 +37,7 @@ def _token(**fields: Any) -> dict[str, Any]:
 
 
 def _installed(**fields: Any) -> dict[str, Any]:
-    usual = {"nonce": 9, "seed": bytes(range(16)), "number": 4, "base": 3, "ballot": 2, "values": 1}
+    usual = {"nonce": 9, "number": 4, "base": 3, "ballot": 2, "values": 1}
     return usual | {"step": 3, "addressee": 2} | fields
 
 
@@ -79,7 +79,7 @@ FRAMES = (
         HEADER | {"view": 0, "sender": 1},
         (
             ("view", _installed(members=2)),
-            ("view_value", {"live": 3, "lead": 1, "unit": -40}),
+            ("view_value", {"live": 3, "seed": bytes(range(16)), "lead": 1, "unit": -40}),
             ("view_member", {"mac": MAC[0], "name": b"h1"}),
             ("view_member", {"mac": MAC[1], "name": b"a-14-byte-name"}),
         ),
@@ -91,7 +91,8 @@ FRAMES = (
             ("view", _installed(members=64, step=2)),
             (
                 "view_value",
-                {"live": U64, "follows": 3, "phase": 4, "round": U32, "lead": 64, "unit": -128},
+                {"live": U64, "seed": b"\xff" * 16, "follows": 3, "phase": 4, "round": U32}
+                | {"lead": 64, "unit": -128},
             ),
             *(("view_member", {"mac": mac, "name": b"h%d" % k}) for k, mac in enumerate(MAC, 1)),
         ),
