@@ -40,6 +40,7 @@ def run(workdir: Path) -> None:
         if began:
             waits.append(session.sending_since(round_) - began)
         session.sum(commit)
+        session.applied(commit)
         if session.number == 1:
             session.decide(round_, "end" if number == wakes - 1 else "continue")
     session.next_phase()

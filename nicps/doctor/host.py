@@ -21,7 +21,7 @@ OLDEST_TRIED_KERNEL = (6, 1)
 LEAST_MEMORY_BYTES = 500 * 10**6
 GOOD_MEMORY_BYTES = 1500 * 10**6
 
-PACKAGES = ("numpy", "orjson", "pyroute2", "torch", "scikit-learn")
+PACKAGES = ("numpy", "orjson", "pyroute2", "torch", "scikit-learn", "xxhash")
 
 CAPABILITIES = {
     "CAP_SETGID": 6,
