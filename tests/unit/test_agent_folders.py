@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nicps.agent.job import sweep, working_folder
+from nicps.agent.folders import sweep, working_folder
 
 pytestmark = pytest.mark.unit
 
