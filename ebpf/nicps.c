@@ -90,6 +90,32 @@ static __always_inline int nicps_control(const struct ethhdr *ethernet,
 	return XDP_PASS;
 }
 
+/*
+ * A question goes up. A train is many frames at the line's rate: counted here,
+ * and of no use to anybody else. It has no tags: it can only spoil a figure.
+ */
+static __always_inline int nicps_probe(struct nicps_cursor *cursor,
+				       const struct ethhdr *ethernet,
+				       const struct nicps_header *header,
+				       const struct nicps_config *config)
+{
+	const struct nicps_probe *probe = nicps_take_probe(cursor);
+	struct nicps_train *train = nicps_train();
+	u64 now;
+
+	if (!probe || bpf_ntohs(header->length) < sizeof(*header) + sizeof(*probe))
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	if (probe->step != NICPS_PROBE_STEP_TRAIN)
+		return nicps_control(ethernet, header, config);
+	if (train && __be64_to_cpu(probe->nonce) == train->nonce) {
+		now = bpf_ktime_get_ns();
+		if (!__sync_fetch_and_add(&train->count, 1))
+			train->first_ns = now;
+		train->last_ns = now;
+	}
+	return nicps_drop(NICPS_COUNT_PROBED);
+}
+
 static __always_inline int nicps_frame(struct xdp_md *ctx)
 {
 	struct nicps_cursor cursor = {
@@ -128,7 +154,10 @@ static __always_inline int nicps_frame(struct xdp_md *ctx)
 	case NICPS_TYPE_FAIL:
 	case NICPS_TYPE_VOTE:
 	case NICPS_TYPE_LEAVE:
+	case NICPS_TYPE_ECHO:
 		return nicps_control(ethernet, header, config);
+	case NICPS_TYPE_PROBE:
+		return nicps_probe(&cursor, ethernet, header, config);
 	default:
 		return nicps_drop(NICPS_COUNT_TYPE);
 	}

@@ -15,6 +15,7 @@ BPF_F_TABLE("array", u32, struct nicps_outgoing, outgoing, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_window, windows, NICPS_SENDERS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_member, members, NICPS_SENDERS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_limit, limits, 2, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_train, train, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_saved, bounced_frame, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SENDERS,
@@ -66,6 +67,13 @@ static __always_inline struct nicps_member *nicps_member(u32 number)
 static __always_inline struct nicps_limit *nicps_limit(u32 which)
 {
 	return limits.lookup(&which);
+}
+
+static __always_inline struct nicps_train *nicps_train(void)
+{
+	u32 key = 0;
+
+	return train.lookup(&key);
 }
 
 static __always_inline struct nicps_ring *nicps_ring(void)

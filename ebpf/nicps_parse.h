@@ -47,6 +47,11 @@ static __always_inline struct nicps_token *nicps_take_token(struct nicps_cursor 
 	return nicps_take(cursor, sizeof(struct nicps_token));
 }
 
+static __always_inline struct nicps_probe *nicps_take_probe(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct nicps_probe));
+}
+
 /* Sixteen bits at a time: LLVM makes a call of memcmp, which BPF has not. */
 static __always_inline bool nicps_same_mac(const u8 *one, const u8 *other)
 {

@@ -73,6 +73,14 @@ struct nicps_limit {
 	__u64 due_ns;
 };
 
+/* Frames of the train that the agent waits for (`nicps doctor --network`). */
+struct nicps_train {
+	__u64 nonce;
+	__u64 count;
+	__u64 first_ns; /* CLOCK_MONOTONIC */
+	__u64 last_ns;
+};
+
 /* The token, as this host saw it; a position is generation << 32 | hop. */
 struct nicps_ring {
 	__u64 seen; /* highest position accepted or handed on */
@@ -117,6 +125,7 @@ enum nicps_count {
 	NICPS_COUNT_HEARD, /* token of somebody else, nothing new in it */
 	NICPS_COUNT_CONTROL, /* control frame given to the agent */
 	NICPS_COUNT_LIMITED, /* control frame, over the rate */
+	NICPS_COUNT_PROBED, /* frame of a train: the LAN is being measured */
 	NICPS_COUNT_TRUNCATED, /* shorter than it says, or than its type */
 	NICPS_COUNT_VERSION, /* another version of the format */
 	NICPS_COUNT_TYPE, /* unknown type */

@@ -5,7 +5,7 @@ The dataclasses below *are* the formats. Each field is annotated with its width 
 offsets, packing and tables from that, and `nicps.wiregen` derives the C and P4 headers. All numbers are big-endian,
 every field is naturally aligned from the first byte after the Ethernet header, nothing is a bit-field.
 
-A frame is Ethernet (broadcast destination, EtherType `ETHERTYPE`), `Header`, the body of its type, that body's
+A frame is Ethernet (to all or to a multicast group, EtherType `ETHERTYPE`), `Header`, the body of its type, that body's
 repeated items, and a tail (`Frame`). Only the standard library is used here.
 
 Source: docs/protocol.md; rules R1 to R18 in docs/rules.md.
@@ -26,6 +26,7 @@ VERSION = 1
 ETHERTYPE = 0x88B5  # IEEE 802 local experimental
 ETHERNET_BYTES = 14
 BROADCAST = b"\xff" * 6
+GROUP = bytes.fromhex("036e69637073")  # multicast, locally administered; its end is "nicps"
 
 MAX_MEMBERS = 64  # one seen-bit for each in 64 bits, and 64-bit sums that cannot overflow
 PAYLOAD_BYTES = 1440  # of a fragment: 360, 720 or 1440 lanes
@@ -89,6 +90,8 @@ class FrameType(IntEnum):
     FAIL = 9  # a member cannot go on, nor can the job
     VOTE = 10  # R18: what a member says of a proposed list
     LEAVE = 11  # R17: a member departs by itself
+    PROBE = 12  # `nicps doctor --network` asks, or sends one frame of a train
+    ECHO = 13  # what a host has counted of a train
 
 
 class Flag(IntFlag):
@@ -140,6 +143,13 @@ class Stage(IntEnum):
     NOTHING = 0  # it has nothing of the job
     FILES = 1  # it has the job's files; its training program starts
     WAITING = 2  # its training program waits for the state
+
+
+class ProbeStep(IntEnum):
+    """Of a PROBE frame."""
+
+    ASK = 1  # count the train of this nonce from now on, and say what was counted so far
+    TRAIN = 2  # one of many, as long as a fragment: counted in the kernel, and dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +345,46 @@ class Leave:
     reserved: Annotated[int, _u64("0")] = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A host measures the LAN, in no view; the tail of a train's frame is as long as a fragment's payload."""
+
+    nonce: Annotated[int, _u64("names the train")]
+    number: Annotated[int, _u32("of the question, or in the train")]
+    step: Annotated[int, _u8("1 ask, 2 one frame of the train")]
+    reserved: Annotated[int, _u8("0")] = 0
+    reserved2: Annotated[int, _u16("0")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The answer to a question: what has come of that train. The tail is the host's name."""
+
+    nonce: Annotated[int, _u64("of the train")]
+    first_ns: Annotated[int, _u64("when its first frame came, by this host's own clock")]
+    last_ns: Annotated[int, _u64("the same of its last")]
+    count: Annotated[int, _u32("frames of it that came")]
+    number: Annotated[int, _u32("of the question")]
+    busy: Annotated[int, _u8("1: a job is under way here")] = 0
+    reserved: Annotated[int, _u8("0")] = 0
+    reserved2: Annotated[int, _u16("0")] = 0
+    reserved3: Annotated[int, _u32("0")] = 0
+
+
 Body: TypeAlias = (
-    Call | Answer | View | Vote | Decision | Ack | Token | Fragment | Want | Fail | Leave
+    Call
+    | Answer
+    | View
+    | Vote
+    | Decision
+    | Ack
+    | Token
+    | Fragment
+    | Want
+    | Fail
+    | Leave
+    | Probe
+    | Echo
 )
 Item: TypeAlias = Entry | Range | ViewValue | ViewMember
 
@@ -353,6 +401,8 @@ FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] 
     FrameType.FAIL: (Fail, ()),
     FrameType.VOTE: (Vote, ((ViewValue, "values"), (ViewMember, "members"))),
     FrameType.LEAVE: (Leave, ()),
+    FrameType.PROBE: (Probe, ()),
+    FrameType.ECHO: (Echo, ()),
 }
 _TYPE_OF: dict[type[Any], FrameType] = {body: kind for kind, (body, _) in FORMATS.items()}
 
@@ -481,9 +531,11 @@ def unpack(frame: bytes) -> Frame:
     return Frame(header, body, items, bytes(frame[at:end]))
 
 
-def ethernet(source: bytes, frame: bytes, ethertype: int = ETHERTYPE) -> bytes:
-    """The frame behind its Ethernet header, broadcast from `source` (6 bytes)."""
-    return BROADCAST + source + struct.pack(">H", ethertype) + frame
+def ethernet(
+    source: bytes, frame: bytes, ethertype: int = ETHERTYPE, destination: bytes = BROADCAST
+) -> bytes:
+    """The frame behind its Ethernet header, from `source` to all, or to a multicast group (6 bytes each)."""
+    return destination + source + struct.pack(">H", ethertype) + frame
 
 
 def network_id(name: str) -> int:

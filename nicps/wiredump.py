@@ -25,6 +25,7 @@ _NAMED: dict[tuple[type[Any], str], Any] = {
     (wire.Token, "state"): wire.TokenState,
     (wire.Entry, "marks"): wire.Mark,
     (wire.Decision, "phase"): wire.PhaseKind,
+    (wire.Probe, "step"): wire.ProbeStep,
 }
 
 

@@ -72,6 +72,8 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.Want,
     wire.Fail,
     wire.Leave,
+    wire.Probe,
+    wire.Echo,
 )
 
 ENUMS: tuple[Values, ...] = (
@@ -82,6 +84,7 @@ ENUMS: tuple[Values, ...] = (
     Values("PHASE", wire.PhaseKind, wire.Decision, "phase"),
     Values("STEP", wire.ViewStep, wire.View, "step"),
     Values("STAGE", wire.Stage, wire.Answer, "stage"),
+    Values("PROBE_STEP", wire.ProbeStep, wire.Probe, "step"),
 )
 
 

@@ -25,7 +25,7 @@ SLOTS_PER_BLOCK = 8
 #: How far a sender's numbers may fall behind the highest.
 REPLAY_WINDOW = 1024
 LAST_SEQUENCE = 2**32 - 1
-CONTROL = frozenset(FrameType) - {FrameType.TOKEN, FrameType.FRAGMENT}
+CONTROL = frozenset(FrameType) - {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}
 BLOCK_BYTES = wire.BLOCK_LANES * 8
 #: Fragments that share a block, by lane width; 0 is raw bytes.
 PER_BLOCK = {0: 8, 8: 1, 16: 2, 32: 4}
@@ -99,6 +99,8 @@ class XdpModel:
     bounced: int = 0
     bounces: int = 0
     bounced_frame: bytes = b""
+    train: int = 0  # the nonce of the train that is counted
+    counted: int = 0
 
     def __post_init__(self) -> None:
         blocks = self.config.blocks
@@ -134,6 +136,8 @@ class XdpModel:
             return Outcome(DROP, ("network",))
         if header.type in CONTROL:
             return Outcome(PASS, ("control",))
+        if header.type == FrameType.PROBE:
+            return self._probe(ours, header)
         if header.type not in (FrameType.TOKEN, FrameType.FRAGMENT):
             return Outcome(DROP, ("type",))
         if not config.enabled:
@@ -147,6 +151,16 @@ class XdpModel:
         if header.type == FrameType.TOKEN:
             return self._token(frame, ours, header)
         return self._fragment(ours, header)
+
+    def _probe(self, ours: bytes, header: wire.Header) -> Outcome:
+        layout = wire.Layout.of(wire.Probe).struct
+        if header.length < wire.HEADER_BYTES + layout.size:
+            return Outcome(DROP, ("truncated",))
+        probe = wire.Probe(*layout.unpack_from(ours, wire.HEADER_BYTES))
+        if probe.step != wire.ProbeStep.TRAIN:
+            return Outcome(PASS, ("control",))
+        self.counted += probe.nonce == self.train
+        return Outcome(DROP, ("probed",))
 
     def _is_in(self, number: int) -> bool:
         known = 1 <= number <= min(self.config.members, len(self.members))

@@ -41,6 +41,8 @@ enum nicps_type {
 	NICPS_TYPE_FAIL = 9,     /* a member cannot go on, nor can the job */
 	NICPS_TYPE_VOTE = 10,    /* R18: what a member says of a proposed list */
 	NICPS_TYPE_LEAVE = 11,   /* R17: a member departs by itself */
+	NICPS_TYPE_PROBE = 12,   /* `nicps doctor --network` asks, or sends one frame of a train */
+	NICPS_TYPE_ECHO = 13,    /* what a host has counted of a train */
 };
 
 /* The header's `flags`. */
@@ -86,6 +88,12 @@ enum nicps_stage {
 	NICPS_STAGE_NOTHING = 0, /* it has nothing of the job */
 	NICPS_STAGE_FILES = 1,   /* it has the job's files; its training program starts */
 	NICPS_STAGE_WAITING = 2, /* its training program waits for the state */
+};
+
+/* Of a PROBE frame. */
+enum nicps_probe_step {
+	NICPS_PROBE_STEP_ASK = 1,   /* count the train of this nonce from now on, and say what was counted so far */
+	NICPS_PROBE_STEP_TRAIN = 2, /* one of many, as long as a fragment: counted in the kernel, and dropped */
 };
 
 /* Common to all frames of ours; follows the Ethernet header. */
@@ -264,5 +272,29 @@ struct nicps_leave {
 	__be64 reserved; /* 0 */
 };
 _Static_assert(sizeof(struct nicps_leave) == 8, "struct nicps_leave has a hole");
+
+/* A host measures the LAN, in no view; the tail of a train's frame is as long as a fragment's payload. */
+struct nicps_probe {
+	__be64 nonce;     /* names the train */
+	__be32 number;    /* of the question, or in the train */
+	__u8 step;        /* 1 ask, 2 one frame of the train */
+	__u8 reserved;    /* 0 */
+	__be16 reserved2; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_probe) == 16, "struct nicps_probe has a hole");
+
+/* The answer to a question: what has come of that train. The tail is the host's name. */
+struct nicps_echo {
+	__be64 nonce;     /* of the train */
+	__be64 first_ns;  /* when its first frame came, by this host's own clock */
+	__be64 last_ns;   /* the same of its last */
+	__be32 count;     /* frames of it that came */
+	__be32 number;    /* of the question */
+	__u8 busy;        /* 1: a job is under way here */
+	__u8 reserved;    /* 0 */
+	__be16 reserved2; /* 0 */
+	__be32 reserved3; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_echo) == 40, "struct nicps_echo has a hole");
 
 #endif /* NICPS_WIRE_H */

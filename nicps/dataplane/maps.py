@@ -41,6 +41,7 @@ class Maps:
         self._key = self._view("view_key", shapes["key"])
         self._outgoing = self._view("outgoing", shapes["outgoing"])
         self._windows = self._view("windows", shapes["window"])
+        self._train = self._view("train", shapes["train"])
         self._counters = self._view("counters", np.dtype(np.uint64))
         self._progress = self._view("progress", shapes["progress"]).reshape(
             self._banks, self._senders
@@ -64,6 +65,16 @@ class Maps:
     def ring(self) -> Any:
         """What the program saw of the token, `struct nicps_ring`."""
         return self._ring[0]
+
+    @property
+    def train(self) -> Any:
+        """What came of the train that this host was asked to count, `struct nicps_train`."""
+        return self._train[0]
+
+    def expect(self, nonce: int) -> None:
+        """From now on the frames of that train are counted, from zero; of the one that is counted, nothing changes."""
+        if int(self.train["nonce"]) != nonce:
+            self._train[0] = (nonce, 0, 0, 0)
 
     @property
     def slots_fd(self) -> int:

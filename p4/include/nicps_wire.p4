@@ -31,6 +31,8 @@ const bit<8> NICPS_TYPE_WANT = 8;     /* a member has become ready while the tok
 const bit<8> NICPS_TYPE_FAIL = 9;     /* a member cannot go on, nor can the job */
 const bit<8> NICPS_TYPE_VOTE = 10;    /* R18: what a member says of a proposed list */
 const bit<8> NICPS_TYPE_LEAVE = 11;   /* R17: a member departs by itself */
+const bit<8> NICPS_TYPE_PROBE = 12;   /* `nicps doctor --network` asks, or sends one frame of a train */
+const bit<8> NICPS_TYPE_ECHO = 13;    /* what a host has counted of a train */
 
 // The header's `flags`.
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
@@ -64,6 +66,10 @@ const bit<8> NICPS_STEP_INSTALL = 3; /* R3, R18: it is in force */
 const bit<8> NICPS_STAGE_NOTHING = 0; /* it has nothing of the job */
 const bit<8> NICPS_STAGE_FILES = 1;   /* it has the job's files; its training program starts */
 const bit<8> NICPS_STAGE_WAITING = 2; /* its training program waits for the state */
+
+// Of a PROBE frame.
+const bit<8> NICPS_PROBE_STEP_ASK = 1;   /* count the train of this nonce from now on, and say what was counted so far */
+const bit<8> NICPS_PROBE_STEP_TRAIN = 2; /* one of many, as long as a fragment: counted in the kernel, and dropped */
 
 // Common to all frames of ours; follows the Ethernet header.
 header nicps_header_t {
@@ -224,6 +230,28 @@ header nicps_fail_t {
 // R17: this member departs; the others go on. The tail says why, in one line.
 header nicps_leave_t {
     bit<64> reserved; /* 0 */
+}
+
+// A host measures the LAN, in no view; the tail of a train's frame is as long as a fragment's payload.
+header nicps_probe_t {
+    bit<64> nonce;     /* names the train */
+    bit<32> number;    /* of the question, or in the train */
+    bit<8> step;       /* 1 ask, 2 one frame of the train */
+    bit<8> reserved;   /* 0 */
+    bit<16> reserved2; /* 0 */
+}
+
+// The answer to a question: what has come of that train. The tail is the host's name.
+header nicps_echo_t {
+    bit<64> nonce;     /* of the train */
+    bit<64> first_ns;  /* when its first frame came, by this host's own clock */
+    bit<64> last_ns;   /* the same of its last */
+    bit<32> count;     /* frames of it that came */
+    bit<32> number;    /* of the question */
+    bit<8> busy;       /* 1: a job is under way here */
+    bit<8> reserved;   /* 0 */
+    bit<16> reserved2; /* 0 */
+    bit<32> reserved3; /* 0 */
 }
 
 #endif  // NICPS_WIRE_P4

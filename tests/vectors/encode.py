@@ -36,10 +36,12 @@ LAYOUTS = {
     "want": "ready:I read:I digest:I reserved:I",
     "fail": "reserved:Q",
     "leave": "reserved:Q",
+    "probe": "nonce:Q number:I step:B reserved:B reserved2:H",
+    "echo": "nonce:Q first_ns:Q last_ns:Q count:I number:I busy:B reserved:B reserved2:H reserved3:I",
 }
 TYPES = (
     *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
-    *("vote", "leave"),
+    *("vote", "leave", "probe", "echo"),
 )
 REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED = 1, 2, 4, 8, 16
 OPEN, CLOSING = 0, 1

@@ -233,6 +233,24 @@ FRAMES = (
     Vector("fail", HEADER, (("fail", {}),), b"job.py: forward: shapes (3,4) and (5,) do not fit"),
     Vector("fail without a reason", HEADER, (("fail", {}),)),
     Vector("leave", HEADER, (("leave", {}),), b"the training program was killed"),
+    Vector(
+        "probe: a question",
+        HEADER | {"view": 0, "round": 0, "sender": 0},
+        (("probe", {"nonce": U64, "number": 7, "step": 1}),),
+    ),
+    Vector(
+        "probe: one frame of a train",
+        HEADER | {"view": 0, "round": 0, "sender": 0},
+        (("probe", {"nonce": 0x1122334455667788, "number": U32, "step": 2}),),
+        bytes(1440),
+    ),
+    Vector(
+        "echo",
+        HEADER | {"view": 0, "round": 0, "sender": 0},
+        (("echo", {"nonce": U64, "first_ns": 1, "last_ns": U64, "count": U32, "number": 7}),),
+        b"h2",
+    ),
+    Vector("echo of a host with a job", HEADER, (("echo", {"nonce": 1, "busy": 1}),)),
 )
 
 _ACK = struct_bytes("ack", {"number": 1})

@@ -46,7 +46,7 @@ HEADER = {
 #: What may be wrong with a frame: field of the header -> values.
 WRONG_HEADER: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("version", (0, 2)),
-    ("type", (0, 5, 12)),
+    ("type", (0, 5, 12, 14)),
     ("network", (0, NETWORK + 1)),
     ("view", (VIEW - 1, VIEW + 1)),
     ("round", (0, ROUND - 1, ROUND + 2, 2**32 - 1)),

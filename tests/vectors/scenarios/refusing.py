@@ -90,6 +90,8 @@ def control() -> Scenario:
         ("fail", {}),
         ("vote", {"ballot": 1}),
         ("leave", {}),
+        ("probe", {"nonce": 1, "step": 1}),
+        ("echo", {"nonce": 1}),
     ]
     for body in bodies:
         data, of = s.frame([body], source=STRANGER, sender=0, view=9, round=99)
@@ -97,6 +99,12 @@ def control() -> Scenario:
     for body in bodies:
         data, of = s.frame([body], source=STRANGER, network=0x0A0B0C0E)
         s.step(f"{body[0]} of another network", data, DROP, "network", of=of)
+    train = {"nonce": 1, "step": 2}
+    data, of = s.frame([("probe", train)], source=STRANGER, sender=0, tail=bytes(1440))
+    s.step("a train's frame: counted, and of no use to the agent", data, DROP, "probed", of=of)
+    data, of = s.frame([("probe", train)], length=47)
+    s.step("the same, whose length says less", data, DROP, "truncated", of=of)
+    s.step("cut in its body", data[: 14 + 47], DROP, "truncated")
     s.agent("no view yet", enabled=0, view=0, members=0, number=0)
     data, of = s.frame([("view", {"nonce": 1})], sender=1, view=1)
     s.step("the list, while not enabled", data, PASS, "control", of=of)
