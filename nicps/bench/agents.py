@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab with an agent on every host, for benchmarks and for tests that look inside."""
+"""A lab with agents on its hosts, for benchmarks and for tests that look inside."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from nicps.cli.agentlink import checked
-from nicps.dataplane.channel import Channel
+from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import NetworkProblem
 from nicps.lab import Lab, LabSettings
 from nicps.lab.namespaces import inside
 
+_END_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class AgentProcess:
-    """`nicps join` on one host of a lab."""
+    """`nicps join` on one host of a lab; `log` is in a folder of the host's own."""
 
     host: str
     netns: str
@@ -54,12 +57,16 @@ class AgentProcess:
 
 
 def start_agent(lab: Lab, host: str, folder: Path, *arguments: str) -> AgentProcess:
-    """Start `nicps join` on a host; it does not answer yet."""
+    """Start `nicps join` on a host; it does not answer yet.
+
+    In `folder` it has one of its own, with its log, and with `runs` and `work` for its jobs' files.
+    """
     own = folder / host
-    own.mkdir(parents=True, exist_ok=True)
+    work = own / "work"
+    work.mkdir(parents=True, exist_ok=True)
     log = own / "agent.log"
     command = [sys.executable, "-m", "nicps", "join", "--iface", "eth1", "--name", host]
-    command += ["--runs", str(own / "runs"), *arguments]
+    command += ["--runs", str(own / "runs"), "--work", str(work), "--user", "root", *arguments]
     with log.open("ab") as file:
         process = lab.run(
             host, command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
@@ -90,12 +97,38 @@ def await_agents(agents: Sequence[AgentProcess], timeout_s: float = 60.0) -> Non
 
 
 @contextlib.contextmanager
+def joined(
+    lab: Lab, hosts: Sequence[str], folder: Path, *arguments: str
+) -> Iterator[list[AgentProcess]]:
+    """Agents that answer on these hosts; ended at the end."""
+    agents: list[AgentProcess] = []
+    try:
+        agents += [start_agent(lab, host, folder, *arguments) for host in hosts]
+        await_agents(agents)
+        yield agents
+    finally:
+        for agent in agents:
+            agent.process.terminate()
+        for agent in agents:
+            agent.process.wait(_END_S)
+
+
+@contextlib.contextmanager
 def network(settings: LabSettings, folder: Path, *arguments: str) -> Iterator[list[AgentProcess]]:
-    """A lab with agents that answer; all gone at the end."""
+    """A lab with an agent that answers on every host; all gone at the end."""
     with Lab(settings) as lab:
         agents = [start_agent(lab, host.name, folder, *arguments) for host in lab.hosts]
         await_agents(agents)
         yield agents
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for a benchmark's agents, that every user may enter; gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="nicps-bench-", dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 def submit(agent: AgentProcess, **message: Any) -> Channel:
@@ -119,3 +152,14 @@ def result_of(
         if message["op"] == "result":
             return message["result"], events
         events.append(message)
+
+
+def check_under_way(channel: Channel) -> None:
+    """Look at what has come from a submitted job, without waiting.
+
+    Raises:
+        JobFailed: the job has failed.
+    """
+    with contextlib.suppress(ChannelClosed):
+        while channel.wait(0.0):
+            checked(channel.recv()[0])

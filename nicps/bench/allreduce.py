@@ -4,19 +4,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from nicps.bench.agents import await_agents, result_of, start_agent, submit
+from nicps.auth import write_key
+from nicps.bench.agents import (
+    AgentProcess,
+    check_under_way,
+    joined,
+    result_of,
+    scratch,
+    submit,
+)
 from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
+from nicps.dataplane.channel import Channel
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import Lab, LabSettings, parse_rate
 
@@ -55,6 +65,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--lane", default="i32,i16,i8", help="lanes to measure (%(default)s)")
     parser.add_argument("--against", choices=("gloo", "none"), default="gloo")
     parser.add_argument("--rounds", type=int, default=10, help="counted (%(default)s)")
+    parser.add_argument(
+        "--key",
+        action="store_true",
+        help="in place of Gloo: a second network with a key, the two in turn round by round",
+    )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
 
@@ -66,51 +81,108 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"lanes are i32, i16 and i8, not {args.lane}")
     rate = parse_rate(args.rate)
     rows: list[Measured] = []
-    with tempfile.TemporaryDirectory(prefix="nicps-bench-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        with Lab(LabSettings(name=f"bench-{os.getpid()}", hosts=args.hosts, rate_bps=rate)) as lab:
-            bench = _Bench(lab, folder, args.params, args.rounds, rate)
-            for lane in lanes:
-                rows.append(bench.nicps(lane))
+    with scratch() as folder, contextlib.ExitStack() as stack:
+        labs = [
+            stack.enter_context(Lab(LabSettings(f"bench-{os.getpid()}-{n}", args.hosts, rate)))
+            for n in range(1 + args.key)
+        ]
+        keys: list[Path | None] = [None]
+        if args.key:
+            keys.append(folder / "network.key")
+            write_key(folder / "network.key")
+        bench = _Bench(folder, args.hosts, args.params, args.rounds, rate)
+        for lane in lanes:
+            rows += bench.nicps(lane, list(zip(labs, keys, strict=True)))
+            _show(*rows[-len(labs) :])
+        if args.against == "gloo" and not args.key:
+            for dtype in ("float32", "float16"):
+                rows.append(bench.gloo(labs[0], dtype))
                 _show(rows[-1])
-            if args.against == "gloo":
-                for dtype in ("float32", "float16"):
-                    rows.append(bench.gloo(dtype))
-                    _show(rows[-1])
     if args.json:
         summary = {"hosts": args.hosts, "params": args.params, "rate_bps": rate}
         print(orjson.dumps({**summary, "results": [asdict(row) for row in rows]}).decode())
     return 0
 
 
-def _show(row: Measured) -> None:
-    print(
-        f"{row.engine:<6} {row.lane:<8} median {row.seconds_median:.3f} s  min {row.seconds_min:.3f} s  "
-        f"limit {row.wire_limit_seconds:.3f} s  ({row.seconds_median / row.wire_limit_seconds - 1:+.1%})  "
-        f"cpu {row.cpu_seconds_per_host:.3f} s/host  rss {row.peak_rss_bytes / 1e6:.0f} MB  "
-        f"worst error {row.worst_error:.2g}",
-        file=sys.stderr,
-        flush=True,
-    )
+def _show(*rows: Measured) -> None:
+    """A line for each; what comes after the first says how much longer it took."""
+    for row in rows:
+        beside = row.seconds_median / rows[0].seconds_median - 1
+        print(
+            f"{row.engine:<8} {row.lane:<8} median {row.seconds_median:.3f} s  min {row.seconds_min:.3f} s  "
+            f"limit {row.wire_limit_seconds:.3f} s  ({row.seconds_median / row.wire_limit_seconds - 1:+.1%})  "
+            f"cpu {row.cpu_seconds_per_host:.3f} s/host  rss {row.peak_rss_bytes / 1e6:.0f} MB  "
+            f"worst error {row.worst_error:.2g}"
+            + (f"  {beside:+.1%}" if row is not rows[0] else ""),
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@dataclass
+class _Times:
+    """Of one engine: seconds per counted round, busy processor seconds in all, the workers' last messages."""
+
+    seconds: list[float] = field(default_factory=list)
+    busy: float = 0.0
+    last: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Ours:
+    """A network of ours with the benchmark's job under way."""
+
+    agents: list[AgentProcess]
+    server: BarrierServer
+    channel: Channel
+
+    def check(self) -> None:
+        """Raises JobFailed if the job has failed."""
+        check_under_way(self.channel)
+
+    def end(self) -> int:
+        """Wait for the job's end; bytes of memory of the largest agent.
+
+        Raises:
+            JobFailed: the sums differ.
+        """
+        rss = max(peak_rss_bytes(agent.process.pid) for agent in self.agents)
+        result, _ = result_of(self.channel)
+        if not result["weights_identical"]:
+            raise JobFailed("the hosts' sums differ")
+        return rss
 
 
 class _Bench:
-    def __init__(self, lab: Lab, folder: Path, params: int, rounds: int, rate: int) -> None:
-        self.lab, self.folder = lab, folder
+    def __init__(self, folder: Path, hosts: int, params: int, rounds: int, rate: int) -> None:
+        self.folder, self.hosts = folder, hosts
         self.params, self.rounds, self.rate = params, rounds, rate
-        self.hosts = len(lab.hosts)
 
-    def nicps(self, lane: str) -> Measured:
-        """Our engine: agents join, a job of this benchmark's own is submitted on h1."""
+    def nicps(self, lane: str, places: list[tuple[Lab, Path | None]]) -> list[Measured]:
+        """Our engine in each of the labs, with a key where there is one; they take turns round by round."""
         bits = int(lane[1:])
-        agents = [
-            start_agent(self.lab, host.name, self.folder / lane, "--user", "root")
-            for host in self.lab.hosts
-        ]
-        await_agents(agents)
-        server = BarrierServer(self.folder / f"{lane}.sock", self.hosts)
-        try:
+        with contextlib.ExitStack() as stack:
+            all_ = [stack.enter_context(self._ours(lab, lane, key)) for lab, key in places]
+            times = self._measure([ours.server for ours in all_], [ours.check for ours in all_])
+            rss = [ours.end() for ours in all_]
+        limit = self.hosts * self.params * bits / self.rate
+        rows = []
+        for (_, key), measured, bytes_ in zip(places, times, rss, strict=True):
+            # a lane's step is at most 2**-(bits-2) of the largest value (about 6 here), residual included
+            self._check(measured.last, self.hosts * 6.0 * 2.0 ** (2 - bits) + 1e-5)
+            engine = "nicps" if key is None else "with key"
+            rows.append(self._row(engine, lane, measured, limit, bytes_))
+        return rows
+
+    @contextlib.contextmanager
+    def _ours(self, lab: Lab, lane: str, key: Path | None) -> Iterator[_Ours]:
+        name = f"{lane}-{'key' if key else 'plain'}"
+        arguments = ["--key", str(key)] if key else []
+        hosts = [host.name for host in lab.hosts]
+        with contextlib.ExitStack() as stack:
+            agents = stack.enter_context(joined(lab, hosts, self.folder / name, *arguments))
+            server = BarrierServer(self.folder / f"{name}.sock", self.hosts)
+            stack.callback(server.close)
             settings = {
                 "params": self.params,
                 "rounds": self.rounds + _WARM_UP,
@@ -125,35 +197,21 @@ class _Bench:
                 entry="nicps.bench.reduce_job",
                 settings=settings,
             )
-            seconds, cpu, last = self._measure(server)
-            rss = max(peak_rss_bytes(agent.process.pid) for agent in agents)
-            result, _ = result_of(channel)
-            channel.close()
-        finally:
-            server.close()
-            for agent in agents:
-                agent.process.terminate()
-            for agent in agents:
-                agent.process.wait(30.0)
-        if not result["weights_identical"]:
-            raise JobFailed("the hosts' sums differ")
-        # a lane's step is at most 2**-(bits-2) of the largest value (about 6 here), residual included
-        self._check(last, self.hosts * 6.0 * 2.0 ** (2 - bits) + 1e-5)
-        limit = self.hosts * self.params * bits / self.rate
-        return self._row("nicps", lane, seconds, cpu, limit, rss, last)
+            stack.callback(channel.close)
+            yield _Ours(agents, server, channel)
 
-    def gloo(self, dtype: str) -> Measured:
+    def gloo(self, lab: Lab, dtype: str) -> Measured:
         """torch.distributed, one rank a host."""
         server = BarrierServer(self.folder / f"{dtype}.sock", self.hosts)
         ranks: list[subprocess.Popen[Any]] = []
         try:
-            for rank, host in enumerate(self.lab.hosts):
+            for rank, host in enumerate(lab.hosts):
                 command = [sys.executable, "-m", "nicps.bench.gloo_rank", "--rank", str(rank)]
-                command += ["--hosts", str(self.hosts), "--master", self.lab.hosts[0].ip]
+                command += ["--hosts", str(self.hosts), "--master", lab.hosts[0].ip]
                 command += ["--params", str(self.params), "--dtype", dtype]
                 command += ["--rounds", str(self.rounds + _WARM_UP), "--barrier", str(server.path)]
-                ranks.append(self.lab.run(host, command, stdin=subprocess.DEVNULL))
-            seconds, cpu, last = self._measure(server)
+                ranks.append(lab.run(host, command, stdin=subprocess.DEVNULL))
+            (times,) = self._measure([server], [lambda: None])
         finally:
             server.close()
             for process in ranks:
@@ -161,32 +219,35 @@ class _Bench:
             for process in ranks:
                 process.wait(30.0)
         bits = 32 if dtype == "float32" else 16
-        self._check(last, 1e-4 if bits == 32 else 0.05)
+        self._check(times.last, 1e-4 if bits == 32 else 0.05)
         limit = 2 * self.params * bits * (self.hosts - 1) / self.hosts / self.rate
-        rss = max(message["rss"] for message in last)
-        return self._row("gloo", dtype, seconds, cpu, limit, rss, last)
+        rss = max(message["rss"] for message in times.last)
+        return self._row("gloo", dtype, times, limit, rss)
 
-    def _measure(self, server: BarrierServer) -> tuple[list[float], float, list[dict[str, Any]]]:
-        """Seconds per counted round, busy processor seconds per counted round, and the last messages."""
-        server.accept(120.0)
-        messages = server.gather()
+    def _measure(
+        self, servers: Sequence[BarrierServer], checks: Sequence[Callable[[], None]]
+    ) -> list[_Times]:
+        """Every round on each server in turn."""
+        for server, check in zip(servers, checks, strict=True):
+            server.accept(120.0, check)
+            server.gather()
         baseline = self._idle()
         hertz = os.sysconf("SC_CLK_TCK")
-        seconds: list[float] = []
-        busy = 0.0
+        all_ = [_Times() for _ in servers]
         for number in range(self.rounds + _WARM_UP):
-            start = server.start()
-            time.sleep(max(0.0, start - time.monotonic()))
-            ticks = busy_ticks()
-            ended = max(message["ended"] for message in server.gather())
-            ticks = busy_ticks() - ticks
-            messages = server.gather()
-            if len({message["digest"] for message in messages}) != 1:
-                raise JobFailed(f"round {number + 1}: the hosts' sums differ")
-            if number >= _WARM_UP:
-                seconds.append(ended - start)
-                busy += max(0.0, ticks / hertz - baseline * (ended - start))
-        return seconds, busy / self.rounds, messages
+            for server, times in zip(servers, all_, strict=True):
+                start = server.start()
+                time.sleep(max(0.0, start - time.monotonic()))
+                ticks = busy_ticks()
+                ended = max(message["ended"] for message in server.gather())
+                ticks = busy_ticks() - ticks
+                times.last = server.gather()
+                if len({message["digest"] for message in times.last}) != 1:
+                    raise JobFailed(f"round {number + 1}: the hosts' sums differ")
+                if number >= _WARM_UP:
+                    times.seconds.append(ended - start)
+                    times.busy += max(0.0, ticks / hertz - baseline * (ended - start))
+        return all_
 
     def _idle(self) -> float:
         """Busy processors (0 to the number of them) while nothing of ours runs."""
@@ -200,24 +261,15 @@ class _Bench:
         if not worst <= most:
             raise JobFailed(f"the sum is off by {worst:.3g}, at most {most:.3g} can be explained")
 
-    def _row(
-        self,
-        engine: str,
-        lane: str,
-        seconds: list[float],
-        cpu: float,
-        limit: float,
-        rss: int,
-        last: list[dict[str, Any]],
-    ) -> Measured:
-        worst = max(message["error"] for message in last)
+    def _row(self, engine: str, lane: str, times: _Times, limit: float, rss: int) -> Measured:
+        worst = max(message["error"] for message in times.last)
         return Measured(
             engine,
             lane,
-            round(median(seconds), 4),
-            round(min(seconds), 4),
+            round(median(times.seconds), 4),
+            round(min(times.seconds), 4),
             round(limit, 4),
-            round(cpu / self.hosts, 4),
+            round(times.busy / self.rounds / self.hosts, 4),
             rss,
             worst,
         )

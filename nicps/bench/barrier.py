@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nicps.dataplane.channel import Channel
 from nicps.errors import NetworkProblem
 
 _LEAD_S = 0.02  # between the word and the start
+_CHECK_S = 0.1
 
 
 class BarrierServer:
@@ -33,21 +34,25 @@ class BarrierServer:
         self._listener.listen(workers)
         self._channels: list[Channel] = []
 
-    def accept(self, timeout_s: float) -> None:
+    def accept(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         """Wait until all workers have connected.
+
+        Args:
+            check: called now and then; raises when they will not come any more.
 
         Raises:
             NetworkProblem: not all of them came.
         """
         deadline = time.monotonic() + timeout_s
         while len(self._channels) < self._workers:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._listener], [], [], left)[0]:
+            check()
+            if select.select([self._listener], [], [], _CHECK_S)[0]:
+                connection, _ = self._listener.accept()
+                self._channels.append(Channel(connection))
+            elif time.monotonic() > deadline:
                 raise NetworkProblem(
                     f"{len(self._channels)} of {self._workers} workers have come within {timeout_s:g} s"
                 )
-            connection, _ = self._listener.accept()
-            self._channels.append(Channel(connection))
 
     def gather(self, timeout_s: float = 120.0) -> list[dict[str, Any]]:
         """One message from every worker."""

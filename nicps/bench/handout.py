@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-from nicps.bench.agents import network, result_of, submit
+from nicps.bench.agents import network, result_of, scratch, submit
 from nicps.bench.barrier import peak_rss_bytes
 from nicps.errors import JobFailed
 from nicps.lab import LabSettings, parse_loss, parse_rate
@@ -70,13 +68,11 @@ def measure(hosts: int, size: int, rate_bps: int, loss: float) -> Handout:
         JobFailed: it did not arrive, or not whole.
     """
     settings = LabSettings(f"handout-{os.getpid()}", hosts, rate_bps, loss=loss)
-    with tempfile.TemporaryDirectory(prefix="nicps-bench-", dir="/var/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        with network(settings, folder, "--user", "root", "--work", name) as agents:
+    with scratch() as folder:
+        with network(settings, folder) as agents:
             channel = submit(
                 agents[0],
-                job=name,
+                job=str(folder),
                 entry="nicps.bench.handout_job",
                 settings={"bytes": size, "batch": hosts, "quorum": 1.0},
             )

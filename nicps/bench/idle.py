@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from nicps.bench.agents import network, result_of, submit
+from nicps.bench.agents import check_under_way, network, result_of, scratch, submit
 from nicps.bench.barrier import BarrierServer, median
 from nicps.lab import Lab, LabSettings
 
@@ -61,12 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(hosts: int, seconds: float, wakes: int) -> Idle:
     """Run it in a lab of its own."""
-    with tempfile.TemporaryDirectory(prefix="nicps-bench-", dir="/var/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with scratch() as folder:
         server = BarrierServer(folder / "barrier.sock", hosts)
         shape = LabSettings(f"idle-{os.getpid()}", hosts)
-        with network(shape, folder, "--user", "root", "--work", name) as agents:
+        with network(shape, folder) as agents:
             try:
                 settings = {
                     "batch": hosts,
@@ -76,9 +73,9 @@ def measure(hosts: int, seconds: float, wakes: int) -> Idle:
                     "barrier": str(server.path),
                 }
                 channel = submit(
-                    agents[0], job=name, entry="nicps.bench.idle_job", settings=settings
+                    agents[0], job=str(folder), entry="nicps.bench.idle_job", settings=settings
                 )
-                server.accept(60.0)
+                server.accept(60.0, lambda: check_under_way(channel))
                 server.gather()
                 time.sleep(1.0)  # the token parks
                 with Lab.open(shape.name) as lab:
