@@ -100,6 +100,7 @@ class Agent:
                     settings.iface,
                     wire.network_id(settings.network),
                     ethertype=settings.ethertype,
+                    destination=settings.destination,
                     keyed=self.keys.keyed,
                 )
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nicps.client import DEFAULT_SOCKET
 from nicps.protocol import Timings
-from nicps.wire import ETHERTYPE
+from nicps.wire import BROADCAST, ETHERTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class AgentSettings:
     `trainer` is the command that trains, in place of `python -m trainer run --workdir DIR`; it finds the agent through
     NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
     what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `alarm_hook` is a shell
-    command for when a job has been given up, with the reason as $1 (R22).
+    command for when a job has been given up, with the reason as $1 (R22). Frames go to `destination`: to all, or to a
+    multicast group.
     """
 
     iface: str
@@ -34,4 +35,5 @@ class AgentSettings:
     key: Path | None = None
     alarm_hook: str = ""
     ethertype: int = ETHERTYPE
+    destination: bytes = BROADCAST
     timings: Timings = field(default_factory=Timings)

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+from nicps import wire
 from nicps.client import DEFAULT_SOCKET
 from nicps.errors import UsageProblem
 from nicps.protocol.phase import Timings
+
+_BRIDGES = bytes.fromhex("0180c20000")  # 802.1D: switches never forward 01:80:c2:00:00:0x
 
 DESCRIPTION = """\
 Load the XDP program on an interface and take part in the network until SIGINT, SIGTERM or `nicps leave`.
@@ -86,7 +90,31 @@ def add_parser(subparsers: Any) -> None:
         metavar="COMMAND",
         help="run by the shell when too few members are left and the job was saved; $1 is the reason",
     )
+    parser.add_argument(
+        "--multicast",
+        nargs="?",
+        const=wire.mac_text(wire.GROUP),
+        metavar="GROUP",
+        help="send to this multicast MAC address instead of broadcasting, which some switches throttle;"
+        " the same on all hosts (without GROUP: %(const)s)",
+    )
     parser.set_defaults(func=run)
+
+
+def group_address(text: str) -> bytes:
+    """The six bytes of a multicast MAC address.
+
+    Raises:
+        UsageProblem: it is none, or one that bridges keep for themselves.
+    """
+    digits = re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", text.lower())
+    address = bytes.fromhex(text.replace(":", "")) if digits else bytes(6)
+    if not address[0] & 1 or address == wire.BROADCAST or address[:5] == _BRIDGES:
+        raise UsageProblem(
+            f"--multicast takes a multicast MAC address that switches forward, such as"
+            f" {wire.mac_text(wire.GROUP)}, not {text!r}"
+        )
+    return address
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
         trainer=tuple(shlex.split(args.trainer or "")),
         key=args.key,
         alarm_hook=args.alarm_hook,
+        destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
         timings=Timings(silence_s=args.silence, alone=args.go_on_alone),
         **({"name": args.name} if args.name else {}),
     )

@@ -9,9 +9,10 @@ import struct
 from nicps.dataplane.interface import Interface
 from nicps.dataplane.layout import layout
 from nicps.errors import InterfaceDown
-from nicps.wire import BROADCAST, ETHERNET_BYTES
+from nicps.wire import BROADCAST, ETHERNET_BYTES, GROUP
 
 _SOL_PACKET = 263
+_PACKET_ADD_MEMBERSHIP, _PACKET_MR_MULTICAST = 1, 0
 _PACKET_IGNORE_OUTGOING = 23
 _SO_RCVBUFFORCE = 33
 _RECEIVE_BYTES = 4 << 20
@@ -19,17 +20,26 @@ _LONGEST = 2048
 
 
 class PacketSocket:
-    """Frames of one EtherType on one interface, without those that this host sends."""
+    """Frames of one EtherType on one interface, without those that this host sends.
 
-    def __init__(self, interface: Interface, ethertype: int) -> None:
+    They go to `destination`: to all, or to a multicast group. Those to all are heard in any case, and those to the
+    usual group, so that hosts of one network need not say the same.
+    """
+
+    def __init__(
+        self, interface: Interface, ethertype: int, destination: bytes = BROADCAST
+    ) -> None:
         self._name = interface.name
-        self._head = BROADCAST + interface.mac + struct.pack(">H", ethertype)
+        self._head = destination + interface.mac + struct.pack(">H", ethertype)
         # Unbound and without a protocol it hears nothing, so no frame of another interface can slip in.
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BYTES)
+            for group in {GROUP, destination} - {BROADCAST}:  # or the interface's filter drops them
+                request = struct.pack("=iHH8s", interface.index, _PACKET_MR_MULTICAST, 6, group)
+                self._socket.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, request)
             self._socket.bind((interface.name, ethertype))
             self._socket.setblocking(False)
         except BaseException:
@@ -59,7 +69,7 @@ class PacketSocket:
         return frames
 
     def send(self, frame: bytes) -> bool:
-        """Broadcast one frame, given from its version byte on; False if the queue is full: try again.
+        """Send one frame to all, given from its version byte on; False if the queue is full: try again.
 
         Raises:
             InterfaceDown: the interface has gone down.

@@ -29,6 +29,7 @@ class DataPlane(Maps):
         iface: the interface's name, in this process's network namespace.
         network: the hash of the network's name (`wire.network_id`).
         ethertype: of our frames.
+        destination: of what this host sends: all hosts, or a multicast group (6 bytes).
         keyed: the network has a key: tokens and fragments are signed on their way out. `enter_view` then needs one.
 
     Raises:
@@ -38,7 +39,13 @@ class DataPlane(Maps):
     """
 
     def __init__(
-        self, iface: str, network: int, *, ethertype: int = wire.ETHERTYPE, keyed: bool = False
+        self,
+        iface: str,
+        network: int,
+        *,
+        ethertype: int = wire.ETHERTYPE,
+        destination: bytes = wire.BROADCAST,
+        keyed: bool = False,
     ) -> None:
         programs: dict[str, loader.ProgramKind] = {xdp.PROGRAM: "xdp"}
         if keyed:
@@ -54,9 +61,9 @@ class DataPlane(Maps):
             super().__init__(loaded.maps)
             undo.callback(super().close)
             self.config["network"] = network
-            self._packets = PacketSocket(interface, ethertype)
+            self._packets = PacketSocket(interface, ethertype, destination)
             undo.callback(self._packets.close)
-            self.tx = TxRing(interface, ethertype)
+            self.tx = TxRing(interface, ethertype, destination)
             undo.callback(self.tx.close)
             if keyed:
                 detach, mode = egress.attach(loaded.programs[egress.PROGRAM], interface)

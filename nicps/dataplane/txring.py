@@ -55,10 +55,17 @@ class TxRing:
     `flush`: while there are any `unsent`, flush again after a few milliseconds.
 
     Args:
+        destination: of all frames: all hosts, or a multicast group.
         frames: slots, a multiple of 2. 512 are 6.2 ms at 1 Gbit/s.
     """
 
-    def __init__(self, interface: Interface, ethertype: int, frames: int = 512) -> None:
+    def __init__(
+        self,
+        interface: Interface,
+        ethertype: int,
+        destination: bytes = BROADCAST,
+        frames: int = 512,
+    ) -> None:
         self.frames = frames
         self._name = interface.name
         self._next = 0
@@ -67,12 +74,12 @@ class TxRing:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._epoll = select.epoll()
         try:
-            self._map(interface, ethertype)
+            self._map(interface, destination + interface.mac + struct.pack(">H", ethertype))
         except BaseException:
             self.close()
             raise
 
-    def _map(self, interface: Interface, ethertype: int) -> None:
+    def _map(self, interface: Interface, head: bytes) -> None:
         size = self.frames * _SLOT_BYTES
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
         block = max(mmap.PAGESIZE, _SLOT_BYTES)
@@ -91,7 +98,6 @@ class TxRing:
         self._status = words[:, 0]
         words[:, 1] = _FRAME_BYTES
         frame = slots[:, _FRAME_AT : _FRAME_AT + _FRAME_BYTES]
-        head = BROADCAST + interface.mac + struct.pack(">H", ethertype)
         frame[:, :ETHERNET_BYTES] = np.frombuffer(head, np.uint8)
         self._headers = frame[:, ETHERNET_BYTES : ETHERNET_BYTES + FRAGMENT_HEADER_BYTES]
         self._payload = frame[:, ETHERNET_BYTES + FRAGMENT_HEADER_BYTES :]
