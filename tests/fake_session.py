@@ -76,12 +76,9 @@ class FakeNetwork:
         Who has been struck off hears of the end, too.
         """
         live = sorted(self.live)
-        samples = equal_shares(self.batch, live) if kind == "train" else (1,) * len(live)
-        if kind not in ("train", "test"):
-            samples = (0,) * len(live)
-        shares = dict(zip(live, samples, strict=True))
+        counted = {"train": self.batch, "test": len(live)}.get(kind, 0)
+        whole = equal_shares(counted, self.members, live)
         self._numbers += 1
-        whole = tuple(shares.get(number, 0) for number in range(1, self.members + 1))
         for number in to or (self.phases if kind == "end" else live):
             self.phases[number].append(Phase(kind, first_round, self._numbers, whole))
         if not to:

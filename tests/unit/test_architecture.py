@@ -103,7 +103,10 @@ ROOMS = {
     "nicps/gradient_json.py": (ERRORS,),
     "nicps/client.py": (ERRORS, WIRE, DATAPLANE),
     "nicps/gateway.py": (ERRORS, WIRE, DATAPLANE, PHASE, "nicps.client", "nicps.gradient_json"),
-    "nicps/agent": (ERRORS, WIRE, DATAPLANE, PROTOCOL, "nicps.client", "nicps.agent"),
+    "nicps/agent": (
+        *(ERRORS, WIRE, DATAPLANE, PROTOCOL),
+        *("nicps.auth", "nicps.client", "nicps.agent"),
+    ),
     "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.doctor"),
     "nicps/lab": (ERRORS, DATAPLANE, "nicps.lab"),
     "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
