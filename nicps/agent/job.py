@@ -86,7 +86,7 @@ class LocalJob:
             self.agent.prepared(phase.number)
         else:
             self._waiting = phase
-            self._prepare_training()
+            self._later(lambda: None, self._prepare_training)  # what was handed out is on disk then
 
     def installed(self, action: Installed) -> None:
         """Another view is in force, and the phase goes on in it, or none does."""
