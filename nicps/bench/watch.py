@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that is under way, watched from outside: the lines that its training programs write, as they write them."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from nicps.bench.agents import AgentProcess
+from nicps.errors import EnvironmentProblem, NetworkProblem
+
+_POLL_S = 0.01
+T = TypeVar("T")
+
+
+def example(name: str) -> Path:
+    """The folder of one of the trainer's example jobs.
+
+    Raises:
+        EnvironmentProblem: there is no trainer beside nicps.
+    """
+    found = importlib.util.find_spec("trainer")
+    if found is None or found.origin is None:
+        raise EnvironmentProblem("this benchmark trains: run it where the package trainer is")
+    return Path(found.origin).parent / "jobs" / name
+
+
+def until(look: Callable[[], T | None], what: str, timeout_s: float, poll_s: float = _POLL_S) -> T:
+    """The first value that is not None.
+
+    Raises:
+        NetworkProblem: there was none in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (value := look()) is None:
+        if time.monotonic() > deadline:
+            raise NetworkProblem(f"not within {timeout_s:g} s: {what}")
+        time.sleep(poll_s)
+    return value
+
+
+class Metrics:
+    """The metrics.jsonl of the training program that one host's agent has started last."""
+
+    def __init__(self, agent: AgentProcess) -> None:
+        self.host = agent.host
+        self._work = agent.log.parent / "work"
+        self._path: Path | None = None
+        self._at = 0
+
+    def fresh(self) -> Iterator[dict[str, Any]]:
+        """Rows that have been written since the last call, whole ones only."""
+        found = sorted(self._work.glob("*/work/out/metrics.jsonl"), key=_age)
+        if not found:
+            return
+        if found[-1] != self._path:
+            self._path, self._at = found[-1], 0
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:  # the job has ended
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            yield orjson.loads(line)
+
+    def until(
+        self, fits: Callable[[dict[str, Any]], bool], what: str, timeout_s: float
+    ) -> dict[str, Any]:
+        """The first fresh row that fits.
+
+        Raises:
+            NetworkProblem: there was none in time.
+        """
+
+        def look() -> dict[str, Any] | None:
+            return next(filter(fits, self.fresh()), None)
+
+        return until(look, f"{what} ({self.host})", timeout_s)
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
