@@ -152,7 +152,7 @@ class Course:
         remaining = len(view.live) / len(view.members)
         if self._begun and remaining < self.plan.alarm_below and not self.stopping:
             left = view.names(set(range(1, len(view.members) + 1)) - view.live)
-            self._alarm = f"{left} left: {len(view.live)} of {len(view.members)} members remain"
+            self.alarm(f"{left} left: {len(view.live)} of {len(view.members)} members remain")
         handing_out = phase is not None and phase.kind is wire.PhaseKind.HANDOUT
         if self._stop is not None:
             host.decide(self._stop)
@@ -216,6 +216,7 @@ class Course:
         if purpose == "collect" and self._collecting:
             self._collect_next()
         elif purpose == "files":
+            self._waiting.clear()  # they tell how far they have got when they are called next
             self._resume()
         elif purpose == "state":
             self._resume(counted=self._learners(wire.Stage.WAITING))
@@ -366,8 +367,8 @@ class Course:
             self._purpose = "state"
             self._host.rebuild(joiners)  # `ready` goes on
             return True
-        if self._learners(wire.Stage.WAITING):
-            self._stream("state")
+        if self._learners(wire.Stage.NOTHING) or self._learners(wire.Stage.WAITING):
+            self._give()
             return True
         return False
 

@@ -225,7 +225,7 @@ class Node:
         return self._take(now)
 
     def leave(self, now: float, reason: str) -> list[Action]:
-        """R17: this host departs; the others go on without it."""
+        """R17: this host departs; the others go on without it. Where there are none, nothing does."""
         if self.state is NodeState.MEMBER and (
             self._farewell is None or isinstance(self._farewell.body, wire.Fail)
         ):
@@ -342,7 +342,10 @@ class Node:
         if self.ring is not None and not self.changing:
             self.ring.tick(now)
         farewell = self._farewell
-        if farewell is not None and now >= farewell.next_send:
+        if farewell is not None and len(self.view.live) == 1:
+            self._farewell = None
+            self._actions.append(Failed(farewell.reason))
+        elif farewell is not None and now >= farewell.next_send:
             farewell.next_send = now + 3 * self.timings.decision_s
             tail = farewell.reason.encode()[:1000]
             header = self.header(0, self.open_round)
@@ -404,13 +407,14 @@ class Node:
         answer = frame.body
         assert isinstance(answer, wire.Answer)
         self._formation.on_answer(now, source, frame)
+        number = self.view.number_of(source)
+        here = answer.view == self.view.number and number in self.view.live
+        if 0 < answer.view <= self.view.number and not here and (self.leads or self._ended):
+            self._tell(number, answer.fresh)  # perhaps it does not know yet
         if not (self.leads and self._ready and self.calls) or answer.stage not in list(wire.Stage):
             return
-        number = self.view.number_of(source)
         if number in self.view.live and number not in self.learners:
             return
-        if number and answer.view and answer.stage == wire.Stage.NOTHING:
-            self._tell(number, answer.fresh)  # perhaps it does not know yet
         name = safe_name(frame.tail.decode(errors="replace"), source)
         joiner = Joiner(source, name, answer.fresh)
         self._actions.append(Answered(joiner, number, wire.Stage(answer.stage)))
@@ -587,6 +591,7 @@ class Node:
             lambda: self.learners,
             self._seed,
             self._chosen,
+            self._ask,
         )
         if not member:
             self._farewell = None
@@ -632,6 +637,10 @@ class Node:
             complete=0,
         )
         self._actions.append(Send(wire.pack(self.header(0, self.open_round), body)))
+
+    def _ask(self) -> None:
+        """Whoever knows of a later view answers with it (R19)."""
+        self._formation.answer(0, self._fresh, self.view.number, wire.Stage.NOTHING)
 
     def _seed(self) -> bytes:
         return b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))

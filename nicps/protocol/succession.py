@@ -67,6 +67,7 @@ class Succession:
         learners: members that have not got the state yet, and cannot lead.
         seed: 16 random bytes, for the next view's keys.
         chosen: called, at the proposer only, when the successor is agreed on.
+        ask: called at intervals while no majority can be heard: perhaps the others are in a later view.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Succession:
         learners: Callable[[], frozenset[int]],
         seed: Callable[[], bytes],
         chosen: Callable[[float, Successor, int], None],
+        ask: Callable[[], None],
     ) -> None:
         self.view = view
         self.number = number
@@ -102,6 +104,7 @@ class Succession:
         self._learners = learners
         self._seed = seed
         self._chosen = chosen
+        self._ask = ask
         self._accepted: Order = NO_BALLOT
         self._successor: Successor | None = None
         self._proposal: _Proposal | None = None
@@ -235,7 +238,10 @@ class Succession:
         proposal.next_send = now + proposal.interval
         proposal.interval = min(proposal.interval * 1.5, self._timings.decision_s * 10)
         self._send(proposal)
-        if not proposal.told_cut and now >= proposal.started + self._timings.cut_s:
+        if now < proposal.started + self._timings.cut_s:
+            return
+        self._ask()
+        if not proposal.told_cut:
             proposal.told_cut = True
             heard = proposal.accepted if proposal.successor is not None else proposal.promises
             self._emit(Cut(frozenset(self.view.live - set(heard))))

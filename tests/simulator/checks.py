@@ -21,23 +21,32 @@ if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
 
+Branch = bytes
+
+
 class Violation(AssertionError):
     """An invariant does not hold."""
 
 
 class Checks:
-    """What has happened, as far as the invariants need it. With `split`, two of one network may both go on."""
+    """What has happened, as far as the invariants need it.
+
+    Where one of two may go on alone both may: then everything holds within a view only.
+    """
 
     def __init__(self, lan: Lan) -> None:
         self.lan = lan
-        self.kinds: dict[int, wire.PhaseKind] = {}  # round -> kind of phase
-        self.commits: dict[int, tuple[Any, ...]] = {}  # round -> what was counted
-        self.weights: dict[int, str] = {}  # trained round -> weights after it
-        self.views: dict[int, tuple[Any, ...]] = {}
-        self.owners: dict[tuple[int, int, int], int] = {}  # (view, generation, hop) -> host
-        self.tampered: set[int] = set()  # hosts whose weights a test has changed
-        self.split = False
+        self.commits: dict[tuple[Branch, int], tuple[Any, ...]] = {}  # round -> what was counted
+        self.weights: dict[tuple[Branch, int], str] = {}  # round -> weights after it
+        self.views: dict[tuple[Branch, int], tuple[Any, ...]] = {}
+        self.lives: dict[bytes, dict[int, int]] = {}  # a view's seed -> number -> life of the host
+        self.owners: dict[tuple[Branch, int, int, int], int] = {}  # view, generation, hop -> host
+        self.tampered = False  # a test has changed somebody's weights
         self.steps = 0
+
+    def branch(self, host: Host) -> Branch:
+        """What must be the same for two hosts to be held against each other."""
+        return host.node.view.seed if self.lan.timings.alone else b""
 
     def fail(self, what: str) -> None:
         """Stop the simulation."""
@@ -68,23 +77,25 @@ class Checks:
 
     def owned(self, host: Host, view: int, token: wire.Token) -> None:
         """A host, or its kernel, makes this token: only one may."""
-        key = (view, token.generation, token.hop)
+        key = (self.branch(host), view, token.generation, token.hop)
         owner = self.owners.setdefault(key, host.index)
-        if owner != host.index and not self.split:
+        if owner != host.index:
             self.fail(f"token {key} was made by h{owner + 1} and by h{host.index + 1}")
 
     # ---- views
 
     def installed(self, host: Host, action: Installed) -> None:
         """A view is in force at a host."""
-        view = action.view
-        what = (view.members, view.live, view.lead, host.node.open_round)
-        if self.split:
-            return
-        if self.views.setdefault(view.number, what) != what:
-            self.fail(
-                f"view {view.number} is {self.views[view.number]} and, at {host.node.name}, {what}"
-            )
+        view, branch = action.view, self.branch(host)
+        if view.seed not in self.lives:  # who takes part in making a view is still in the one before
+            macs = {h.mac: h for h in self.lan.hosts if h.node.state is NodeState.MEMBER}
+            there = ((k, macs.get(view.members[k - 1].mac)) for k in view.live)
+            self.lives[view.seed] = {k: h.life for k, h in there if h is not None and not h.dead}
+        self.lives[view.seed][view.number_of(host.mac)] = host.life
+        what = (view.members, view.live, view.lead, view.seed, host.node.open_round)
+        if self.views.setdefault((branch, view.number), what) != what:
+            before = self.views[branch, view.number]
+            self.fail(f"view {view.number} is {before} and, at {host.node.name}, {what}")
 
     # ---- rounds
 
@@ -95,11 +106,11 @@ class Checks:
 
     def committed(self, host: Host, commit: Committed, phase: Phase) -> None:
         """A round counts at a host."""
-        self.kinds[commit.round] = phase.kind
         what = (tuple(sorted(commit.counted.items())), commit.unit, phase.kind)
-        if not self.split and self.commits.setdefault(commit.round, what) != what:
+        key = self.branch(host), commit.round
+        if self.commits.setdefault(key, what) != what:
             self.fail(
-                f"round {commit.round} was committed as {self.commits[commit.round]} and, at "
+                f"round {commit.round} was committed as {self.commits[key]} and, at "
                 f"{host.node.name}, as {what}"
             )
         number = host.node.number
@@ -116,9 +127,9 @@ class Checks:
 
     def applied(self, host: Host, round_: int, program: Program) -> None:
         """Weights have changed."""
-        if host.index in self.tampered or self.split:
+        if tainted(program.weights):
             return
-        known = self.weights.setdefault(round_, program.weights)
+        known = self.weights.setdefault((self.branch(host), round_), program.weights)
         if known != program.weights:
             self.fail(f"{host.node.name} has {program.weights} after round {round_}, not {known}")
 
@@ -126,15 +137,13 @@ class Checks:
         """A host prepares for training: with the lead's weights."""
         program = host.program
         assert program is not None
-        if program.weights != phase.settings["model"] and host.index not in self.tampered:
-            self.fail(
-                f"{host.node.name} would train on {program.weights}, the lead on "
-                f"{phase.settings['model']}"
-            )
+        ours, leads = program.weights, str(phase.settings["model"])
+        if ours != leads and not tainted(ours) and not tainted(leads):
+            self.fail(f"{host.node.name} would train on {ours}, the lead on {leads}")
 
     def differs(self, host: Host, action: Differs) -> None:
         """Only where a test has tampered."""
-        if not self.tampered and not self.split:
+        if not self.tampered:
             self.fail(f"{host.node.name} finds other weights: {action}")
 
     # ---- after every step
@@ -142,15 +151,20 @@ class Checks:
     def step(self) -> None:
         """Look at all hosts at once."""
         self.steps += 1
-        if self.steps % 16 or self.split:
+        if self.steps % 16:
             return
-        holders: dict[tuple[int, int, int], int] = {}
+        holders: dict[tuple[Branch, int, int, int], int] = {}
         for host in self.lan.hosts:
             node = host.node
             if host.dead or node.state is not NodeState.MEMBER or node.ring is None:
                 continue
             ring = node.ring
             if ring.holding and ring.token is not None and not node.changing:
-                key = (node.view.number, *ring.token.key)
+                key = (self.branch(host), node.view.number, *ring.token.key)
                 if holders.setdefault(key, host.index) != host.index:
                     self.fail(f"token {key} is held by two")
+
+
+def tainted(weights: str) -> bool:
+    """They have been tampered with, or come from such."""
+    return weights.startswith("T")

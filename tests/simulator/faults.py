@@ -1,155 +1,184 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of faults from a seed, and what must have become of the job once they stop."""
+"""What can go wrong: faults that a schedule lets happen at a time, or at a moment of the protocol. Each ends."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from nicps.protocol import NodeState, Timings
-from tests.simulator.checks import Violation
-from tests.simulator.lan import Conditions, Lan
+from nicps import wire
+from nicps.protocol import Action, Committed, Installed, NodeState, Prepare, Send, SendFragments
+from tests.simulator.host import Host
+from tests.simulator.lan import Lan, kind_of
 
-FAULTS_S = 4.0  # faults begin within this time of the job's start
-LIMIT_S = 90.0
+LASTS_S = 3.0  # no fault lasts longer
+_PROPOSE, _ACCEPT, _INSTALL = (100 + step for step in wire.ViewStep)
+
+Moment = Callable[[Host, Action], bool]
+
+
+def _sends(kind: int) -> Moment:
+    return lambda host, action: isinstance(action, Send) and kind_of(action.frame) == kind
+
+
+def _prepares(kind: wire.PhaseKind, purpose: str = "") -> Moment:
+    return lambda host, action: (
+        isinstance(action, Prepare)
+        and action.phase.kind is kind
+        and (not purpose or action.phase.settings["purpose"] == purpose)
+    )
+
+
+def _closing(host: Host, action: Action) -> bool:
+    ring = host.node.ring
+    return (
+        isinstance(action, Send)
+        and action.frame[1] == wire.FrameType.TOKEN
+        and ring is not None
+        and ring.token is not None
+        and ring.token.state == wire.TokenState.CLOSING
+    )
+
+
+#: Where a fault can strike on purpose: in each phase, and around each step of a view's change.
+MOMENTS: dict[str, Moment] = {
+    "forming": _sends(wire.FrameType.CALL),
+    "installed": lambda host, action: isinstance(action, Installed),
+    "hand-out": _prepares(wire.PhaseKind.HANDOUT, "job"),
+    "files": _prepares(wire.PhaseKind.HANDOUT, "files"),
+    "state": _prepares(wire.PhaseKind.HANDOUT, "state"),
+    "deciding": _sends(wire.FrameType.DECISION),
+    "training": _prepares(wire.PhaseKind.TRAIN),
+    "broadcast": lambda host, action: isinstance(action, SendFragments),
+    "closing": _closing,
+    "committed": lambda host, action: isinstance(action, Committed),
+    "test": _prepares(wire.PhaseKind.TEST),
+    "finish": _prepares(wire.PhaseKind.FINISH),
+    "collecting": _prepares(wire.PhaseKind.HANDOUT, "collect"),
+    "stop": _prepares(wire.PhaseKind.STOP),
+    "proposal": _sends(_PROPOSE),
+    "accepting": _sends(_ACCEPT),
+    "installing": _sends(_INSTALL),
+    "voting": _sends(wire.FrameType.VOTE),
+}
+#: Kinds of frames of which the next few are lost everywhere.
+LOST = (
+    *(_PROPOSE, _ACCEPT, _INSTALL),
+    *(wire.FrameType.VOTE, wire.FrameType.TOKEN, wire.FrameType.LEAVE, wire.FrameType.WANT),
+    *(wire.FrameType.DECISION, wire.FrameType.ACK, wire.FrameType.CALL, wire.FrameType.ANSWER),
+)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """`done`: the job came to its end; otherwise `why` it may stand by."""
+class Faults:
+    """What can be done to a LAN; how long it lasts comes from `random`."""
 
-    done: bool
-    why: str
     lan: Lan
+    random: random.Random
 
+    def _for_a_while(self, end: Callable[[], None]) -> None:
+        until = self.lan.now + self.random.random() * LASTS_S
+        self.lan.trouble(until)
+        self.lan.at(until, end)
 
-def lan_of(seed: int, hosts: int | None = None) -> tuple[Lan, random.Random]:
-    """The LAN of a seed, and the source of its schedule."""
-    rng = random.Random(seed)
-    hosts = hosts or rng.randint(3, 9)
-    kind = rng.random()
-    conditions = Conditions()
-    if kind < 0.5:
-        conditions = Conditions(
-            loss=rng.choice((0.0, 0.01, 0.05)),
-            duplicate=rng.choice((0.0, 0.01)),
-            jitter_s=rng.choice((0.0, 1e-4)),
-            late=rng.choice((0.0, 0.01)),
-        )
-    lan = Lan(
-        hosts,
-        conditions,
-        seed,
-        rounds=rng.randint(10, 30),
-        compute_s=rng.choice((0.002, 0.01, 0.05)),
-        drift=rng.choice((0.0, 1e-3)),
-        timings=Timings(),
-    )
-    return lan, rng
+    def kill(self, host: Host) -> None:
+        """kill -9 of agent and program; `nicps join` again later."""
+        if not host.dead:
+            host.kill()
+            self._for_a_while(lambda: host.restart() if host.dead else None)
 
-
-def schedule(lan: Lan, rng: random.Random) -> None:
-    """Kill, restart, stop, cut: some faults, each of which ends."""
-    for _ in range(rng.randint(1, 5)):
-        start = rng.random() * FAULTS_S
-        host = rng.choice(lan.hosts)
-        kind = rng.choice(("kill", "kill", "pause", "program", "cut", "lead"))
-        if kind == "lead":
-            lan.at(start, lambda: _kill_lead(lan, rng))
-        elif kind == "kill":
-            lan.at(start, lambda host=host: _kill(lan, rng, host))
-        elif kind == "pause":
-            lan.at(start, lambda host=host: _pause(lan, rng, host))
-        elif kind == "program":
-            lan.at(start, lambda host=host: _kill_program(host))
-        else:
-            lan.at(start, lambda: _cut(lan, rng))
-
-
-def _kill(lan: Lan, rng: random.Random, host) -> None:  # type: ignore[no-untyped-def]
-    if host.dead:
-        return
-    host.kill()
-    lan.at(lan.now + rng.random() * 3, lambda: host.restart() if host.dead else None)
-
-
-def _kill_lead(lan: Lan, rng: random.Random) -> None:
-    for host in lan.hosts:
-        if not host.dead and host.node.leads:
-            _kill(lan, rng, host)
+    def pause(self, host: Host) -> None:
+        """SIGSTOP, and SIGCONT."""
+        if host.dead or host.paused:
             return
+        host.pause()
+        life = host.life
+        self._for_a_while(lambda: host.resume() if host.paused and host.life == life else None)
+
+    def kill_program(self, host: Host) -> None:
+        """kill -9 of the training program alone."""
+        if not host.dead and not host.paused and host.program is not None:
+            host.kill_program()
+
+    def tamper(self, host: Host) -> None:
+        """Other weights in the training program's memory, at one host of a job."""
+        if not host.dead and not self.lan.checks.tampered:
+            host.tamper()
+
+    def isolate(self, host: Host) -> None:
+        """Its link goes down, and up again."""
+        alone = frozenset({host.index})
+        self._cut([alone, frozenset(range(len(self.lan.hosts))) - alone])
+
+    def cut(self, parts: int = 2) -> None:
+        """The LAN falls apart, and is healed."""
+        indices = list(range(len(self.lan.hosts)))
+        self.random.shuffle(indices)
+        places = sorted(self.random.sample(range(1, len(indices)), min(parts, len(indices)) - 1))
+        bounds = zip([0, *places], [*places, len(indices)], strict=True)
+        self._cut([frozenset(indices[a:b]) for a, b in bounds])
+
+    def _cut(self, groups: list[frozenset[int]]) -> None:
+        self.lan.cut(groups)
+        self._for_a_while(lambda: self.lan.cut([]) if self.lan.groups == groups else None)
+
+    def lose(self) -> None:
+        """The next few frames of one kind reach nobody."""
+        kind = self.random.choice(LOST)
+        self.lan.lose[kind] = self.lan.lose.get(kind, 0) + self.random.randint(1, 4)
+
+    # ---- whom, and when
+
+    def lead(self, otherwise: Host) -> Host:
+        """Who acts as node 1 now."""
+        leads = (h for h in self.lan.hosts if not h.dead and h.node.leads)
+        return next(leads, otherwise)
+
+    def strike(self, kind: str, host: Host) -> None:
+        """One fault of that kind."""
+        if kind == "cut":
+            self.cut()
+        elif kind == "cut in three":
+            self.cut(3)
+        elif kind == "lose":
+            self.lose()
+        elif kind.startswith("lead "):
+            self.strike(kind.removeprefix("lead "), self.lead(host))
+        else:
+            act: dict[str, Callable[[Host], None]] = {
+                "kill": self.kill,
+                "pause": self.pause,
+                "program": self.kill_program,
+                "tamper": self.tamper,
+                "isolate": self.isolate,
+            }
+            act[kind](host)
+
+    def at_time(self, time: float, kind: str, host: Host) -> None:
+        """A fault at some time."""
+        self.lan.trouble(time)
+        self.lan.at(time, lambda: self.strike(kind, host))
+
+    def at_moment(self, name: str, nth: int, kind: str) -> None:
+        """A fault at the n-th time that anybody comes to that moment, to whoever it is."""
+        moment, seen = MOMENTS[name], 0
+
+        def come(host: Host, action: Action) -> bool:
+            nonlocal seen
+            if not moment(host, action):
+                return False
+            seen += 1
+            if seen < nth:
+                return False
+            self.lan.note(f"MOMENT {name} at {host.node.name}")
+            delay = self.random.choice((0.0, 0.0, 1e-4 * self.random.random()))
+            self.at_time(self.lan.now + delay, kind, host)
+            return True
+
+        self.lan.moments.append(come)
 
 
-def _pause(lan: Lan, rng: random.Random, host) -> None:  # type: ignore[no-untyped-def]
-    if host.dead or host.paused:
-        return
-    host.pause()
-    life = host.life
-    lan.at(
-        lan.now + rng.random() * 3,
-        lambda: host.resume() if host.paused and host.life == life else None,
-    )
-
-
-def _kill_program(host) -> None:  # type: ignore[no-untyped-def]
-    if not host.dead and not host.paused and host.program is not None:
-        host.kill_program()
-
-
-def _cut(lan: Lan, rng: random.Random) -> None:
-    indices = list(range(len(lan.hosts)))
-    rng.shuffle(indices)
-    at = rng.randint(1, len(indices) - 1)
-    lan.cut([frozenset(indices[:at]), frozenset(indices[at:])])
-    lan.at(lan.now + rng.random() * 3, lambda: lan.cut([]))
-
-
-def run(seed: int, hosts: int | None = None) -> Outcome:
-    """One seed.
-
-    Raises:
-        Violation: an invariant does not hold, or the job neither ended nor stands by as the rules say.
-    """
-    lan, rng = lan_of(seed, hosts)
-    schedule(lan, rng)
-    lan.hosts[0].submit()
-    done = lan.run(lambda: _over(lan), LIMIT_S)
-    if done:
-        return Outcome(True, "", lan)
-    why = stuck(lan)
-    if not why:
-        lan.checks.fail(f"the job of seed {seed} has not ended after {LIMIT_S} s: {places(lan)}")
-    return Outcome(False, why, lan)
-
-
-def _over(lan: Lan) -> bool:
-    """The job has ended, at all hosts that take part in it."""
-    return lan.ended and all(
-        h.dead or h.job_over or h.node.state is not NodeState.MEMBER for h in lan.hosts
-    )
-
-
-def places(lan: Lan) -> str:
-    """Where everybody is."""
-    return "; ".join(
-        f"{h.node.name} {h.node.state.value} view {h.node.view.number} {sorted(h.node.view.live)} "
-        f"round {h.node.open_round}"
-        for h in lan.hosts
-    )
-
-
-def stuck(lan: Lan) -> str:
-    """Why nobody may go on, or an empty text if somebody should have."""
-    members = [h for h in lan.hosts if not h.dead and h.node.state is NodeState.MEMBER]
-    if not members:
-        if lan.hosts[0].life and not any(h.program for h in lan.hosts):
-            return "the starter was lost before everybody had the job"
-        return ""
-    newest = max(members, key=lambda h: (h.node.view.number, h.node.view.ballot)).node.view
-    voters = {h.node.number for h in members if h.node.view.number == newest.number}
-    if not newest.agreed(voters):
-        return f"view {newest.number} of {sorted(newest.live)} has only {sorted(voters)} left"
-    return ""
-
-
-__all__ = ["Outcome", "Violation", "lan_of", "places", "run", "schedule", "stuck"]
+def member(host: Host) -> bool:
+    """It takes part."""
+    return not host.dead and host.node.state is NodeState.MEMBER

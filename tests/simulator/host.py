@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
@@ -20,6 +19,7 @@ from nicps.protocol import (
     Installed,
     Joiner,
     Node,
+    NodeState,
     Phase,
     PhaseAgreed,
     Prepare,
@@ -30,126 +30,50 @@ from nicps.protocol import (
     View,
 )
 from nicps.protocol.course import Course, Found
-from nicps.protocol.ring import KernelState
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
+from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
 
-ALIVE_S = 0.2  # the kernel plays for its agent only so long after its last sign of life
 WINDOW = 10  # fragments in a hand-out's round
 _RECORDS = json.dumps({"bytes": 2 * WINDOW - 3, "index_bytes": 5}).encode()  # to be collected
-_REPEAT = int(wire.Flag.REPEAT)
-_BOUNCED = int(wire.Flag.BOUNCED)
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
-_REPEAT_OR_PARKED = int(wire.Flag.REPEAT | wire.Flag.PARKED)
-
-
-class Kernel:
-    """What the XDP program does: it goes on while the agent is stopped."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self._state: KernelState | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        """A new view."""
-        self.taken: dict[tuple[int, int, int], set[int]] = {}  # (view, round, sender)
-        self.sums: dict[tuple[int, int], dict[int, int]] = {}  # (view, round) -> fragment -> sum
-        self.totals: dict[int, int] = {}  # round -> fragments taken
-        self.seen = (0, 0)
-        self.heard = 0.0
-        self.bounced: bytes | None = None
-        self.alive = 0.0  # the agent's last sign of life
-
-    @property
-    def state(self) -> KernelState | None:
-        """What the agent has written for it, as of the agent's last step."""
-        host = self.host
-        if host.stepped:
-            host.stepped = False
-            self._state = host.node.kernel
-        return self._state
-
-    def take_fragment(self, view: int, sender: int, round_: int, index: int) -> None:
-        """Add it, if it is of a round that is open."""
-        host, state = self.host, self.state
-        current = host.node.view
-        if state is None or view != current.number or sender not in current.live:
-            return
-        if not state.round_low <= round_ <= state.round_high:
-            return
-        got = self.taken.setdefault((view, round_, sender), set())
-        if index in got:
-            return
-        got.add(index)
-        self.totals[round_] = self.totals.get(round_, 0) + 1
-        self.heard = host.clock()
-        sums = self.sums.setdefault((view, round_), {})
-        sums[index] = sums.get(index, 0) + host.lan.checks.value(sender, round_, index)
-        if len(got) == host.lan.checks.fragments(host, view, round_):
-            mac = current.members[sender - 1].mac
-            data = host.completion(round_, sender)
-            host.wake(lambda: host.frame_up(mac, data))
-
-    def take_token(self, frame: wire.Frame) -> bool:
-        """Whether it goes up to the agent."""
-        host, state = self.host, self.state
-        header, token = frame.header, frame.body
-        assert isinstance(token, wire.Token)
-        view = host.node.view
-        if state is None or header.view != view.number or header.sender not in view.live:
-            return False
-        if (token.generation, token.hop) <= self.seen:
-            return bool(header.flags & _REPEAT)
-        self.seen = (token.generation, token.hop)
-        self.heard = host.clock()
-        if token.owner != host.node.number:
-            return bool(
-                header.flags & _REPEAT_OR_PARKED
-                or header.round != state.round
-                or token.sent != state.sent_seen
-                or token.state != wire.TokenState.OPEN
-            )
-        bounce = (
-            state.bounce
-            and host.clock() < self.alive + ALIVE_S
-            and token.state == wire.TokenState.OPEN
-            and not token.ranges
-            and token.idle + 1 < len(view.live)
-            and header.round == state.round
-            and self.totals.get(header.round, 0) + state.own_sent == token.sent
-        )
-        if not bounce:
-            return True
-        on = replace(
-            token, owner=view.next_after(host.node.number), hop=token.hop + 1, idle=token.idle + 1
-        )
-        self.seen = (on.generation, on.hop)
-        self.bounced = wire.pack(
-            replace(header, flags=_BOUNCED, sender=host.node.number), on, *frame.items
-        )
-        host.lan.checks.owned(host, view.number, on)
-        host.lan.broadcast(host, self.bounced, view.seed, host.lan.now)
-        return False
 
 
 class Program:
-    """A training program: its weights are a hash over all sums that it has applied."""
+    """A training program: its weights are a hash over all sums that it has applied.
 
-    def __init__(self) -> None:
+    `blank`: it has no state yet, and waits for one. Weights that begin with "T" have been tampered with.
+    """
+
+    def __init__(self, *, blank: bool) -> None:
+        self.blank = blank
         self.weights = "w0"
         self.trained = 0
         self.last = 0  # round applied last, of any kind
-        self.what = ""  # what came of it, at the lead
-        self.loaded: tuple[str, int, int] | None = None  # a state that has arrived
+        self.kind = wire.PhaseKind.HANDOUT  # of that round
 
     @property
     def digest(self) -> int:
         """As it goes into the token."""
         return int(hashlib.blake2b(self.weights.encode(), digest_size=4).hexdigest(), 16) | 1
+
+    def load(self, settings: Mapping[str, Any]) -> None:
+        """Take over the lead's state."""
+        self.blank = False
+        self.weights, self.trained = str(settings["model"]), int(settings["trained"])
+        self.last, self.kind = int(settings["last"]), wire.PhaseKind(settings["kind"])
+
+    def apply(self, round_: int, kind: wire.PhaseKind, total: int) -> None:
+        """A committed sum."""
+        self.last, self.kind = round_, kind
+        if kind is wire.PhaseKind.TRAIN:
+            self.trained += 1
+            text = f"{self.weights} {round_} {total}"
+            taint = "T" if self.weights.startswith("T") else ""
+            self.weights = taint + hashlib.sha1(text.encode()).hexdigest()[:12]
 
 
 class Host:
@@ -161,7 +85,7 @@ class Host:
         self.life = 0  # raised by every restart
         self.dead = self.paused = False
         self.job_over = ""
-        self.cuts = 0
+        self.killed_at = 0.0
         self.stepped = True  # the agent has run since the kernel's view of it was made
         self._held: list[Callable[[], None]] = []  # what waits while the agent is stopped
         self._boot()
@@ -182,6 +106,8 @@ class Host:
         self.starting = False
         self.course: Course | None = None
         self.finishing = False
+        self.leaving = False  # its training program has died
+        self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
         self.keys: dict[int, bytes] = {}  # view -> its seed: this one's and the one's before
         self._streams: dict[str, int] = {}
         self._tx_free = 0.0
@@ -202,6 +128,7 @@ class Host:
     def kill(self) -> None:
         """kill -9 of agent and training program."""
         self.note("KILLED")
+        self.killed_at = self.lan.now
         self.dead, self.paused = True, False
         self.life += 1
         self._held = []
@@ -229,12 +156,20 @@ class Host:
     def kill_program(self) -> None:
         """kill -9 of the training program: the agent leaves, and starts another."""
         self.note("PROGRAM KILLED")
-        self.program = None
+        self.program = self.course = None
         self._epoch += 1
+        self.leaving = self.node.state is NodeState.MEMBER
         if not self.starting:
             self.starting = True
-            self.later(0.05, self._program_started)
+            self.later(0.05, lambda: self._program_started(blank=True))
         self.do(self.node.leave(self.clock(), "the training program was killed"))
+
+    def tamper(self) -> None:
+        """Somebody changes the weights in the training program's memory."""
+        if self.program is not None and not self.program.blank:
+            self.note("TAMPERED WITH")
+            self.lan.checks.tampered = True
+            self.program.weights = "T" + self.program.weights
 
     def submit(self) -> None:
         """The user starts a job here."""
@@ -349,6 +284,8 @@ class Host:
 
     def _do(self, action: Action) -> None:
         lan, now = self.lan, self.lan.now
+        if lan.moments:
+            lan.moment(self, action)
         if isinstance(action, Send):
             lan.checks.sent(self, action.frame)
             self._tx_free = max(now, self._tx_free)
@@ -363,7 +300,11 @@ class Host:
             for first, count in action.ranges:
                 for index in range(first, first + count):
                     self._tx_free += FRAGMENT_S
-                    lan.fragment(self, action.view, number, action.round, index, self._tx_free)
+                    lan.fragment(
+                        self,
+                        (action.view, self.keys.get(action.view), number, action.round, index),
+                        self._tx_free,
+                    )
             self.later(
                 self._tx_free - now, lambda a=action: self.do(self.node.sent(self.clock(), a))
             )
@@ -380,7 +321,7 @@ class Host:
             answers = {k: json.loads(v) if v else {} for k, v in action.answers.items()}
             self.note(f"AGREED {action.phase.kind.name} {action.phase.number}")
             if action.phase.kind is wire.PhaseKind.STOP:
-                self._over(str(action.phase.settings))
+                self._stopped(action.phase)
             elif self.course is not None:
                 self.course.agreed(action.phase, answers)
         elif isinstance(action, Committed):
@@ -391,30 +332,36 @@ class Host:
         elif isinstance(action, Struck):
             self.note(f"STRUCK {action.reason}")
             self.course = None
+            self.leaving = False
             self._epoch += 1
             if action.reason == "the job has ended":
-                self._over(action.reason)
+                self._over(action.reason, ok=True)
         elif isinstance(action, Differs):
             self.note(f"DIFFERS {action}")
             lan.checks.differs(self, action)
             rest = [k for k in self.node.view.order if k not in action.numbers]
-            if action.numbers and rest and rest[0] == self.node.number:
+            if action.numbers and rest[0] == self.node.number:
                 self.do(self.node.strike(self.clock(), action.numbers))
+            elif not action.numbers and self.course is not None:
+                self.course.alarm(f"no half of the members agrees on the weights: {action.round}")
         elif isinstance(action, Cut):
             self.note(f"NO MAJORITY, {sorted(action.missing)} are silent")
-            self.cuts += 1
         elif isinstance(action, Failed):
             self.note(f"FAILED {action.reason}")
             if self.course is not None and self.node.leads:
                 self.course.stop(action.reason)
+            elif self.leaving:
+                self._over(action.reason, ok=False)
 
-    def _over(self, why: str) -> None:
+    def _over(self, why: str, *, ok: bool) -> None:
         self.note(f"JOB OVER {why}")
-        self.job_over = why
-        self.lan.ended = True
-        self.program = None
-        self.course = None
+        self.job_over = why or "well"
+        self.lan.over(self, why, ok)
+        self.program = self.course = None
         self._epoch += 1
+
+    def _stopped(self, phase: Phase) -> None:
+        self._over(str(phase.settings["message"]), ok=bool(phase.settings["ok"]))
 
     def _installed(self, action: Installed) -> None:
         view, node = action.view, self.node
@@ -428,7 +375,7 @@ class Host:
         self.lan.checks.installed(self, action)
         if action.phase is not None:
             self._phase = action.phase
-        if view.lead == node.number:
+        if view.lead == node.number and not self.leaving:
             if self.course is None:
                 program = self.program
                 found = Found(
@@ -497,7 +444,12 @@ class Host:
     def check(self) -> Mapping[str, str]:
         assert self.program is not None
         program = self.program
-        return {"model": program.weights, "trained": program.trained, "last": program.last}
+        return {
+            "model": program.weights,
+            "trained": program.trained,
+            "last": program.last,
+            "kind": program.kind,
+        }
 
     def save(self) -> None:
         self.later(0.001, lambda: self.course.saved() if self.course is not None else None)
@@ -513,6 +465,8 @@ class Host:
         return wire.Stage.FILES if self.starting else wire.Stage.NOTHING
 
     def _prepare(self, phase: Phase) -> None:
+        if self.leaving and phase.kind is not wire.PhaseKind.STOP:
+            return
         self.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
         self._phase = phase
         self._epoch += 1
@@ -534,13 +488,17 @@ class Host:
             self.later(rng.random() * 0.002, ready)
         elif phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
+            if self.program is not None and node.number not in node.learners:
+                self.result = self.program.trained, self.program.weights
             self.later(0.002, lambda: prepared(_RECORDS))
         elif phase.kind is wire.PhaseKind.STOP:
             self.later(0.0, prepared)
             if not node.leads:
-                self.later(0.0001, lambda: self._over(str(phase.settings)))
-        else:
+                self.later(0.0001, lambda: self._stopped(phase))
+        elif phase.shares[node.number - 1]:
             self._when_program(lambda: self._enter(phase, epoch, prepared))
+        else:
+            self.later(1e-4, prepared)  # it only receives
 
     def _when_program(self, then: Callable[[], None]) -> None:
         """The training program may still be starting."""
@@ -558,9 +516,7 @@ class Host:
         if epoch != self._epoch:
             return
         if phase.shares[node.number - 1] and node.number in node.learners:
-            program.weights = str(phase.settings["model"])  # what the hand-out brought
-            program.trained = int(phase.settings["trained"])
-            program.last = int(phase.settings["last"])
+            program.load(phase.settings)  # what the hand-out brought
 
         def entered() -> None:  # once it has applied what was committed before
             if phase.shares[node.number - 1] and epoch == self._epoch:
@@ -600,7 +556,7 @@ class Host:
             self._window(in_force, commit.round)
             return
         counted_here = bool(in_force.shares[node.number - 1])
-        if not counted_here or self.program is None:
+        if not counted_here or self.program is None or self.program.blank:
             self.do_soon(lambda: self.do(node.read(self.clock(), commit.round)))
             return
         kind = in_force.kind
@@ -611,13 +567,8 @@ class Host:
             program = self.program
             if program is None or program.last >= commit.round:
                 return
-            program.last = commit.round
-            if kind is wire.PhaseKind.TRAIN:
-                program.trained += 1
-                program.weights = hashlib.sha1(
-                    f"{program.weights} {commit.round} {total}".encode()
-                ).hexdigest()[:12]
-                self.lan.checks.applied(self, commit.round, program)
+            program.apply(commit.round, kind, total)
+            self.lan.checks.applied(self, commit.round, program)
             self.do(node.read(self.clock(), commit.round, program.digest))
             if node.leads:
                 self._decide_later()
@@ -634,8 +585,7 @@ class Host:
         program = self.program
         assert program is not None
         lan = self.lan
-        kind = lan.checks.kinds.get(program.last)
-        if kind is wire.PhaseKind.TRAIN:
+        if program.kind is wire.PhaseKind.TRAIN:
             done = program.trained >= lan.rounds
             what = "test" if done or program.trained % lan.test_every == 0 else "continue"
         else:
@@ -664,16 +614,16 @@ class Host:
             purpose = phase.settings["purpose"]
             if purpose in ("job", "files") and self.program is None and not self.starting:
                 self.starting = True
-                self.later(0.05, self._program_started)
+                self.later(0.05, lambda: self._program_started(blank=purpose == "files"))
             if self.course is not None and self.node.view.number >= view:
                 self.course.handed_out(phase)
 
         self.later(3e-4, stored)
 
-    def _program_started(self) -> None:
+    def _program_started(self, *, blank: bool) -> None:
         self.starting = False
         if self.job_over:
             return
-        self.program = Program()
+        self.program = Program(blank=blank)
         if self.course is not None:
             self.course.program_ready(self.lan.fragments)

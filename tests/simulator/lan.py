@@ -7,6 +7,7 @@ import contextlib
 import functools
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nicps import wire
-from nicps.protocol import Timings
+from nicps.protocol import Action, Timings
 from nicps.protocol.course import Plan
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 HOP_S = 50e-6  # a frame's way through the LAN
 FRAGMENT_S = 12e-6  # line time of a fragment
+Fragment = tuple[int, "bytes | None", int, int, int]  # view, key, sender, round, index
+_STEP_AT = (
+    wire.HEADER_BYTES
+    + dict(zip(wire.Layout.of(wire.View).names, wire.Layout.of(wire.View).offsets, strict=True))[
+        "step"
+    ]
+)
 _TRACED = 4000  # lines of the trace that are kept
 
 
@@ -47,6 +55,13 @@ def frames_read_once() -> Iterator[None]:
         wire.unpack = unpack
 
 
+def kind_of(frame: bytes) -> int:
+    """A frame's type; of a list that is proposed, to be accepted, or in force 100 and the step."""
+    if frame[1] != wire.FrameType.VIEW:
+        return frame[1]
+    return 100 + frame[_STEP_AT]
+
+
 class Lan:
     """Hosts, and the events between them, in virtual time."""
 
@@ -62,6 +77,7 @@ class Lan:
         compute_s: float = 0.003,
         drift: float = 0.0,
         timings: Timings | None = None,
+        late: int = 0,
     ) -> None:
         from tests.simulator.checks import Checks
         from tests.simulator.host import Host
@@ -74,14 +90,23 @@ class Lan:
         self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
         self.compute_s = compute_s
         self.frames = 0
-        self.ended = False  # the job has ended at some host
+        self.ended = ""  # how the job has ended, at whoever was the first
+        self.well = False  # it has ended well
+        self.calm_at = 0.0  # no fault is planned for later
+        self.given_up = ""  # why nobody may go on
+        self.moments: list[Callable[[Host, Action], bool]] = []  # true: it has come
+        self.lose: dict[int, int] = {}  # how many frames of a kind are to be lost next
         self.groups: list[frozenset[int]] = []  # of host indices, while the LAN is cut
         self.trace: deque[str] = deque(maxlen=_TRACED)
         self.checks = Checks(self)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._arrival: dict[tuple[int, int], float] = {}
-        self.hosts = [Host(self, i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts)]
+        self.hosts = [
+            Host(self, i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts + late)
+        ]
+        for host in self.hosts[hosts:]:
+            host.dead = True  # until it is switched on
 
     def note(self, text: str) -> None:
         """A line of the trace."""
@@ -91,7 +116,7 @@ class Lan:
         """Do something at that time."""
         heapq.heappush(self._queue, (max(time, self.now), next(self._order), event))
 
-    def run(self, until: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    def run(self, until: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Run until the condition holds; False if it does not within `limit_s` of virtual time, or nothing happens."""
         queue, pop, step = self._queue, heapq.heappop, self.checks.step
         with frames_read_once():
@@ -107,18 +132,39 @@ class Lan:
                 step()
         return True
 
+    def over(self, host: Host, why: str, ok: bool) -> None:
+        """The job has ended at a host."""
+        if not self.ended:
+            self.ended, self.well = why or "well", ok
+
+    def trouble(self, until: float) -> None:
+        """A fault lasts until then."""
+        self.calm_at = max(self.calm_at, until)
+
+    def moment(self, host: Host, action: Action) -> None:
+        """A host does something: perhaps what a fault waits for."""
+        self.moments = [moment for moment in self.moments if not moment(host, action)]
+
     def broadcast(self, sender: Host, frame: bytes, key: bytes | None, when: float) -> None:
         """A small frame; `key` stands for what its tag was made with."""
         self.frames += 1
+        if self.lose:
+            kind = kind_of(frame)
+            if self.lose.get(kind):
+                self.lose[kind] -= 1
+                self.note(f"LOST {wire.FrameType(frame[1]).name} of {sender.node.name}")
+                return
         self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame, key))
 
-    def fragment(
-        self, sender: Host, view: int, number: int, round_: int, at: int, when: float
-    ) -> None:
-        """One fragment of a contribution."""
-        self._deliver(
-            sender, when, lambda host: host.kernel.take_fragment(view, number, round_, at)
-        )
+    def fragment(self, sender: Host, fragment: Fragment, when: float) -> None:
+        """One fragment of a contribution; if its sender dies before its turn it never goes out."""
+        life = sender.life
+
+        def take(host: Host) -> None:
+            if sender.life == life or when <= sender.killed_at:
+                host.kernel.take_fragment(*fragment)
+
+        self._deliver(sender, when, take)
 
     def connected(self, one: int, other: int) -> bool:
         """Whether two hosts hear each other."""

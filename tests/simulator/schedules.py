@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules of faults from a seed, and what must have become of the job once they stop."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from nicps.protocol import Timings
+from nicps.protocol.course import Plan
+from nicps.protocol.view import View
+from tests.simulator.checks import Violation
+from tests.simulator.faults import MOMENTS, Faults, member
+from tests.simulator.lan import Conditions, Lan
+
+FAULTS_S = 4.0  # faults begin within this time of the job's start
+LIMIT_S = 60.0  # to end in, once no fault is left
+_CERTAIN_S = 3.0  # after which those who may not go on are taken at their word
+_LOOK_S = 0.5  # between two looks at that
+
+AT_A_TIME = (
+    *("kill", "kill", "lead kill", "lead kill", "pause", "lead pause", "program", "lead program"),
+    *("cut", "cut", "cut in three", "isolate", "lead isolate", "lose", "lose", "tamper"),
+)
+AT_A_MOMENT = ("kill", "kill", "lead kill", "pause", "lead pause", "isolate", "program", "lose")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`what`: "done", "stopped" (with a reason that the rules allow) or "standing by"; `why`."""
+
+    what: str
+    why: str
+    lan: Lan
+
+
+def lan_of(seed: int, hosts: int | None = None) -> Lan:
+    """The LAN of a seed, with its faults laid out, and the job submitted."""
+    rng = random.Random(seed)
+    hosts = hosts or rng.randint(3, 9)
+    alone = hosts == 2
+    conditions = Conditions()
+    if rng.random() < 0.5:
+        conditions = Conditions(
+            loss=rng.choice((0.0, 0.01, 0.05)),
+            duplicate=rng.choice((0.0, 0.01)),
+            jitter_s=rng.choice((0.0, 1e-4)),
+            late=rng.choice((0.0, 0.01)),
+        )
+    admit = rng.random() < 0.2
+    lan = Lan(
+        hosts,
+        conditions,
+        seed,
+        plan=Plan(
+            "job",
+            batch=10 * hosts,
+            width=16,
+            quorum=rng.choice((0.6, 0.9, 1.0)),
+            alarm_below=rng.choice((0.0, 0.0, 0.0, 0.5)),
+            admit=admit,
+        ),
+        rounds=rng.randint(10, 30),
+        fragments=rng.choice((1, 4, 12)),
+        compute_s=rng.choice((0.002, 0.01, 0.05)),
+        drift=rng.choice((0.0, 1e-3, 0.05)),
+        timings=Timings(alone=alone),
+        late=rng.randint(1, 2) if admit and not alone else 0,
+    )
+    faults = Faults(lan, rng)
+    for host in lan.hosts[hosts:]:
+        time = 1 + rng.random() * 2
+        lan.trouble(time)
+        lan.at(time, lambda host=host: host.restart() if host.dead else None)
+    there = lan.hosts[:hosts]
+    for _ in range(rng.randint(1, 5)):
+        if rng.random() < 0.5:
+            start = rng.random() * FAULTS_S
+            faults.at_time(start, rng.choice(AT_A_TIME), rng.choice(there))
+        else:
+            name = rng.choice(list(MOMENTS))
+            faults.at_moment(name, rng.choice((1, 2, 3, 10)), rng.choice(AT_A_MOMENT))
+    lan.hosts[0].submit()
+    lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
+    return lan
+
+
+def run(seed: int, hosts: int | None = None) -> Outcome:
+    """One seed.
+
+    Raises:
+        Violation: an invariant does not hold, or the job neither ended nor stands by as the rules say.
+    """
+    return finish(lan_of(seed, hosts))
+
+
+def finish(lan: Lan) -> Outcome:
+    """Run it to its end, whatever that is.
+
+    Raises:
+        Violation: as for `run`.
+    """
+    lan.run(lambda: bool(lan.given_up) or _over(lan))
+    if lan.given_up:
+        return Outcome("standing by", lan.given_up, lan)
+    if not _over(lan):
+        lan.checks.fail(f"nothing happens any more: {places(lan)}")
+    if lan.well:
+        _ended_well(lan)
+        return Outcome("done", "", lan)
+    if not _may_stop(lan):
+        lan.checks.fail(f"the job was stopped: {lan.ended}")
+    return Outcome("stopped", lan.ended, lan)
+
+
+def _over(lan: Lan) -> bool:
+    """The job has ended, at all hosts that take part in it."""
+    return bool(lan.ended) and not any(member(host) for host in lan.hosts)
+
+
+def _ended_well(lan: Lan) -> None:
+    """All who have saved have the same model, after all the rounds."""
+    results = {host.result for host in lan.hosts if host.result is not None}
+    good = {result for result in results if not result[1].startswith("T")}
+    if not results or min(trained for trained, _ in results) < lan.rounds:
+        lan.checks.fail(f"the job ended too early: {results}")
+    if len(good) > 1 and not lan.timings.alone:
+        lan.checks.fail(f"models differ in the end: {results}")
+
+
+def _may_stop(lan: Lan) -> bool:
+    """What a job may be stopped for."""
+    why = lan.ended
+    return (
+        (lan.plan.alarm_below > 0 and "members remain" in why)
+        or (lan.checks.tampered and "agrees on the weights" in why)
+        or ("left before everybody had the job" in why)
+        or ("the training program was killed" in why)
+    )
+
+
+def look(lan: Lan, before: str, since: float) -> None:
+    """Once nothing is planned any more and nobody may go on, there is nothing to wait for."""
+    why = stuck(lan) if lan.now > lan.calm_at else ""
+    if why != before or not why:
+        before, since = why, lan.now
+    elif lan.now > since + _CERTAIN_S:
+        lan.given_up = why
+        return
+    if lan.now > lan.calm_at + LIMIT_S:
+        lan.checks.fail(f"the job has not ended {LIMIT_S} s after the last fault: {places(lan)}")
+    lan.at(lan.now + _LOOK_S, lambda: look(lan, before, since))
+
+
+def places(lan: Lan) -> str:
+    """Where everybody is."""
+    return "; ".join(
+        f"{h.node.name} {'dead' if h.dead else h.node.state.value} view {h.node.view.number} "
+        f"{sorted(h.node.view.live)} round {h.node.open_round}"
+        for h in lan.hosts
+    )
+
+
+def stuck(lan: Lan) -> str:
+    """Why nobody may go on, or an empty text if somebody should."""
+    members = [h for h in lan.hosts if member(h)]
+    if not members:
+        if not any(h.program and not h.program.blank for h in lan.hosts):
+            return "the starter was lost before anybody had the job"
+        return ""
+    newest = max(members, key=lambda h: (h.node.view.number, h.node.view.ballot)).node.view
+    able = [k for k in newest.live if _able(lan, newest, k)]
+    if not newest.agreed(able, alone=lan.timings.alone):
+        return f"of view {newest.number} with {sorted(newest.live)} only {able} are left"
+    return ""
+
+
+def _able(lan: Lan, view: View, number: int) -> bool:
+    """Whether that member is there as it was when the view came into force: who was killed since has forgotten it."""
+    mac = view.members[number - 1].mac
+    host = next(h for h in lan.hosts if h.mac == mac)
+    return not host.dead and lan.checks.lives[view.seed].get(number) == host.life
+
+
+__all__ = ["Outcome", "Violation", "lan_of", "places", "run", "stuck"]
