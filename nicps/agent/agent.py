@@ -32,7 +32,7 @@ from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
 from nicps.agent.submission import Submission
 from nicps.dataplane import DataPlane
-from nicps.errors import Alarm, JobFailed, NicpsError, WireError
+from nicps.errors import Alarm, InterfaceDown, JobFailed, NicpsError, WireError
 from nicps.protocol import (
     Action,
     Answered,
@@ -88,6 +88,7 @@ class Agent:
         self._acting = False
         self._kernel: KernelState | None = None
         self._hold_started = 0.0
+        self._up = True  # the interface is
         self.malformed = 0
         self.last_job: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}
@@ -206,7 +207,14 @@ class Agent:
 
     def _receive(self) -> None:
         self._sync_from_kernel()
-        for source, frame in self.dataplane.receive():
+        try:
+            frames = self.dataplane.receive()
+        except InterfaceDown:
+            self._interface(up=False)
+            return
+        if frames:
+            self._interface(up=True)
+        for source, frame in frames:
             if not self.keys.admits(source, frame):
                 continue
             turns = self.node.ring.turns if self.node.ring is not None else 0
@@ -220,6 +228,12 @@ class Agent:
                 self.turns += 1
                 self._hold_started = self.now
 
+    def _interface(self, *, up: bool) -> None:
+        """Like a cable that is pulled: others find this host silent, and it comes back."""
+        if up != self._up:
+            self._up = up
+            self.log(f"interface {self.settings.iface} is {'up again' if up else 'down'}")
+
     def pump(self) -> None:
         """Send what can be sent; wait for room in the ring only if that is what is missing."""
         self._sync_to_kernel()
@@ -228,6 +242,8 @@ class Agent:
         except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
             self.sender.drop_fragments()
             self.act(self.node.fail(self.now, str(error)))
+        if self.sender.down:
+            self._interface(up=False)
         if self.sender.blocked_by_kernel != self._tx_armed:
             self._tx_armed = self.sender.blocked_by_kernel
             mask = select.EPOLLIN if self._tx_armed else 0

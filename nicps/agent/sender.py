@@ -13,6 +13,7 @@ import numpy as np
 from nicps import wire
 from nicps.dataplane import DataPlane
 from nicps.dataplane.lanes import U8
+from nicps.errors import InterfaceDown
 from nicps.protocol import SendFragments
 from nicps.protocol.phase import Phase, lanes_per_fragment
 
@@ -93,6 +94,7 @@ class Sender:
         self.again = 0  # repairs
         self.blocked_by_kernel = False  # wait until the ring has room
         self.refused = False  # the interface's queue is full: try again soon
+        self.down = False  # the interface is: small frames are lost, the others wait
         self.waits = False  # for more of a contribution, which everybody waits for
 
     def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
@@ -119,7 +121,7 @@ class Sender:
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""
-        self.blocked_by_kernel = self.refused = self.waits = False
+        self.blocked_by_kernel = self.refused = self.waits = self.down = False
         while self._urgent or self._queue:
             if self._urgent:
                 if not self._send_small(self._urgent[0]):
@@ -132,16 +134,23 @@ class Sender:
                     return
             else:
                 item.started = item.started or now
-                if not self._pump_bulk(item):
+                try:
+                    if not self._pump_bulk(item):
+                        return
+                except InterfaceDown:
+                    self.down = True
                     return
                 item.source.awaited(False)
                 self._sent(item.action, item.started)
             self._queue.popleft()
 
     def _send_small(self, item: _Small) -> bool:
-        if not self._dataplane.send(item.data):
-            self.refused = True
-            return False
+        try:
+            if not self._dataplane.send(item.data):
+                self.refused = True
+                return False
+        except InterfaceDown:
+            self.down = True
         if item.sent is not None:
             item.sent()
         return True

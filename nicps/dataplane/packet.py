@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 
 from nicps.dataplane.interface import Interface
 from nicps.dataplane.layout import layout
-from nicps.errors import InterfaceDown
+from nicps.errors import InterfaceDown, InterfaceMissing
 from nicps.wire import BROADCAST, ETHERNET_BYTES, GROUP
 
 _SOL_PACKET = 263
@@ -73,16 +74,19 @@ class PacketSocket:
 
         Raises:
             InterfaceDown: the interface has gone down.
+            InterfaceMissing: it is not there any more.
         """
         try:
             self._socket.send(self._head + frame)
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno == 105:  # ENOBUFS: the interface's queue is full
+            if error.errno == errno.ENOBUFS:  # the interface's queue is full
                 return False
-            raise InterfaceDown(
-                f"interface {self._name} has gone down ({error.strerror})"
+            if error.errno == errno.ENETDOWN:
+                raise InterfaceDown(f"interface {self._name} has gone down") from None
+            raise InterfaceMissing(
+                f"interface {self._name} has gone ({error.strerror})"
             ) from None
         return True
 

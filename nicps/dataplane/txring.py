@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from nicps.dataplane.interface import Interface
 from nicps.dataplane.layout import layout
-from nicps.errors import InterfaceDown, NicpsError
+from nicps.errors import InterfaceDown, InterfaceMissing, NicpsError
 from nicps.wire import BROADCAST, ETHERNET_BYTES, FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES
 
 _SOL_PACKET = 263
@@ -152,7 +152,8 @@ class TxRing:
         """Hand over to the kernel what it takes without waiting; the rest stays, see `unsent`.
 
         Raises:
-            InterfaceDown: the interface has gone down, or away.
+            InterfaceDown: the interface has gone down; what was not sent stays.
+            InterfaceMissing: it is not there any more.
         """
         try:
             self._socket.send(b"", socket.MSG_DONTWAIT)
@@ -161,8 +162,10 @@ class TxRing:
         except OSError as error:
             if error.errno == errno.ENOBUFS:  # the interface's queue is full
                 return
-            if error.errno in (errno.ENETDOWN, errno.ENXIO, errno.ENODEV):
+            if error.errno == errno.ENETDOWN:
                 raise InterfaceDown(f"interface {self._name} has gone down") from None
+            if error.errno in (errno.ENXIO, errno.ENODEV):
+                raise InterfaceMissing(f"interface {self._name} has gone") from None
             raise NicpsError(
                 f"cannot send on {self._name}: {os.strerror(error.errno or 0)}"
             ) from None
