@@ -2,7 +2,8 @@
 """The `nicps` command: one module of this folder per sub-command, imported only when it is called.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 3 this machine lacks something, 4 no network or no agent,
-5 the job failed, 130 interrupted. Every error is one line on stderr unless `--verbose` asks for the
+5 the job failed, 6 too few members were left and the job was saved, 130 interrupted. Every
+error is one line on stderr unless `--verbose` asks for the
 traceback.
 """
 
@@ -22,6 +23,7 @@ from nicps.errors import NicpsError
 COMMANDS: dict[str, str] = {
     "join": "be in the network on an interface, until stopped",
     "submit": "give a job to the local agent",
+    "resume": "go on with a job that was saved",
     "status": "show the network, its members and the job",
     "leave": "take this host out of the network",
     "key": "make the key that all hosts of a network share",

@@ -27,6 +27,12 @@ def add_parser(subparsers: Any) -> None:
         "submit", help="give a job to the local agent", description=DESCRIPTION
     )
     parser.add_argument("job", type=Path, metavar="JOB_DIR", help="the folder with job.py")
+    add_options(parser)
+    parser.set_defaults(func=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What a new job and one that is resumed have in common."""
     parser.add_argument(
         "--data",
         type=Path,
@@ -44,7 +50,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--wait", action="store_true", help="until the job has ended")
     parser.add_argument("--json", action="store_true", help="the result as one JSON line on stdout")
     agentlink.add_socket(parser)
-    parser.set_defaults(func=run)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
@@ -70,13 +75,18 @@ def run(args: argparse.Namespace) -> int:
     job = args.job.absolute()
     if not (job / "job.py").is_file():
         raise UsageProblem(f"{job} holds no job.py (docs/jobs.md says what a job is)")
+    return submit(args, {"job": str(job)})
+
+
+def submit(args: argparse.Namespace, what: Mapping[str, Any]) -> int:
+    """Give the agent a job, and show how it goes; the exit code."""
     with agentlink.connect(args.socket) as channel:
         channel.send(
             {
                 "op": "submit",
-                "job": str(job),
                 "data": str(Path(args.data).absolute()) if args.data else None,
                 "settings": parse_settings(args.set),
+                **what,
             }
         )
         while True:

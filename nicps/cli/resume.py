@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps resume`: go on from the model that an alarm, or the last checkpoint, has left (R22)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from nicps.cli.submit import add_options, submit
+from nicps.errors import UsageProblem
+
+DESCRIPTION = """\
+Go on with a job from its last checkpoint: weights, optimizer, scheduler, and how far it was. The host that led the
+job writes one every checkpoint_s seconds, and when too few members are left, into RUN/checkpoint. The job's code
+comes from there; its data are read again."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps resume`."""
+    parser = subparsers.add_parser(
+        "resume", help="go on with a job that was saved", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the run's folder, or its name under --runs (default: the newest one that has a checkpoint)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("/var/lib/nicps/runs"),
+        metavar="DIR",
+        help="where this host's agent leaves results (%(default)s)",
+    )
+    add_options(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit the checkpoint, and wait if asked to."""
+    checkpoint = find(args.runs, args.run)
+    saved, code = checkpoint / "checkpoint.npz", checkpoint / "job.tar"
+    for path in (saved, code):
+        if not path.is_file():
+            raise UsageProblem(f"{path} is missing: there is nothing to go on from")
+    return submit(args, {"job": str(code), "resume": str(saved)})
+
+
+def find(runs: Path, name: str | None) -> Path:
+    """The folder with the checkpoint of a run.
+
+    Raises:
+        UsageProblem: there is none.
+    """
+    if name is None:
+        found = sorted(runs.glob("*/checkpoint/checkpoint.npz"), key=lambda p: p.stat().st_mtime)
+        if not found:
+            raise UsageProblem(
+                f"no run in {runs} has a checkpoint: name the run's folder, or --runs"
+            )
+        return found[-1].parent.absolute()
+    folder = Path(name) if Path(name).is_dir() else runs / name
+    if not (folder / "checkpoint").is_dir():
+        raise UsageProblem(f"{folder} holds no checkpoint: it is on the host that led the job")
+    return (folder / "checkpoint").absolute()
