@@ -160,7 +160,8 @@ class Course:
             self._begun = True
             self._stream("job")
         elif not self._able:
-            self.stop("the starter has left before everybody had the job")
+            knows = "has the model's state" if host.learners else "has the whole job"
+            self.stop(f"nobody is left who {knows}")
         elif self._finishing:
             self._finish()
         elif self._streaming:

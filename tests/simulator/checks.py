@@ -87,7 +87,9 @@ class Checks:
     def installed(self, host: Host, action: Installed) -> None:
         """A view is in force at a host."""
         view, branch = action.view, self.branch(host)
-        if view.seed not in self.lives:  # who takes part in making a view is still in the one before
+        if (
+            view.seed not in self.lives
+        ):  # who takes part in making a view is still in the one before
             macs = {h.mac: h for h in self.lan.hosts if h.node.state is NodeState.MEMBER}
             there = ((k, macs.get(view.members[k - 1].mac)) for k in view.live)
             self.lives[view.seed] = {k: h.life for k, h in there if h is not None and not h.dead}

@@ -348,10 +348,9 @@ class Host:
             self.note(f"NO MAJORITY, {sorted(action.missing)} are silent")
         elif isinstance(action, Failed):
             self.note(f"FAILED {action.reason}")
-            if self.course is not None and self.node.leads:
-                self.course.stop(action.reason)
-            elif self.leaving:
-                self._over(action.reason, ok=False)
+            if self.node.leads:
+                course = self.course or Course(lan.plan, self)
+                course.stop(action.reason)
 
     def _over(self, why: str, *, ok: bool) -> None:
         self.note(f"JOB OVER {why}")

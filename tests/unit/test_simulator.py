@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machines under seeded schedules of faults, in virtual time; and that the simulator can find a fault.
+
+A seed that fails names itself. To read what happened: `python -m tests.simulator --seed N --trace 200`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nicps import wire
+from nicps.protocol import View
+from nicps.protocol.course import Plan
+from nicps.protocol.ring import Ring
+from nicps.protocol.succession import Succession
+from nicps.protocol.token import Line
+from tests.simulator import schedules
+from tests.simulator.faults import MOMENTS, Faults
+from tests.simulator.lan import Conditions, Lan
+from tests.simulator.schedules import Outcome, Violation
+
+pytestmark = pytest.mark.unit
+
+CHUNK = 25
+
+
+def run(seeds: range, hosts: int | None = None) -> list[Outcome]:
+    outcomes = []
+    for seed in seeds:
+        try:
+            outcomes.append(schedules.run(seed, hosts))
+        except Exception as error:
+            option = f" --hosts {hosts}" if hosts else ""
+            pytest.fail(f"python -m tests.simulator --seed {seed}{option} --trace 200: {error!r}")
+    return outcomes
+
+
+@pytest.mark.parametrize("first", range(0, 500, CHUNK))
+def test_seeds(first: int) -> None:
+    outcomes = run(range(first, first + CHUNK))
+    done = sum(outcome.what == "done" for outcome in outcomes)
+    assert done > CHUNK // 3, "faults stop, and most jobs end well"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(10_000, 12_000, CHUNK))
+def test_more_seeds(first: int) -> None:
+    run(range(first, first + CHUNK))
+
+
+def test_64_hosts() -> None:
+    run(range(1), hosts=64)
+
+
+@pytest.mark.parametrize("first", range(0, 50, CHUNK))
+def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
+    run(range(first, first + CHUNK), hosts=2)
+
+
+# ---- one fault, on purpose
+
+
+def job(hosts: int = 5, **settings: object) -> tuple[Lan, Faults]:
+    """A job without any fault as yet."""
+    plan = Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
+    lan = Lan(hosts, seed=7, plan=plan, rounds=12, fragments=4)
+    for name, value in settings.items():
+        setattr(lan, name, value)
+    lan.hosts[0].submit()
+    lan.at(0.5, lambda: schedules.look(lan, "", 0.0))
+    return lan, Faults(lan, lan.random)
+
+
+def test_without_faults_everybody_counts_in_every_round() -> None:
+    lan, _ = job()
+    assert schedules.finish(lan).what == "done"
+    counted = [dict(what[0]) for what in lan.checks.commits.values() if what[2] == 2]
+    assert len(counted) == 12
+    assert all(samples == dict.fromkeys(range(1, 6), 10) for samples in counted)
+    assert {host.result for host in lan.hosts} == {lan.hosts[0].result}
+    assert lan.hosts[0].node.view.number == 1
+
+
+#: Moments at which the starter's death may cost the job: not everybody has it.
+EARLY = ("forming", "installed", "hand-out", "deciding", "installing", "voting")
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize("kind", ["lead kill", "kill", "lead pause", "lead isolate"])
+@pytest.mark.parametrize("name", MOMENTS)
+def test_any_host_may_die_at_any_moment(name: str, kind: str, nth: int) -> None:
+    lan, faults = job()
+    faults.at_moment(name, nth, kind)
+    if name in ("files", "state", "proposal", "accepting", "installing", "voting"):
+        faults.at_time(1.0, "kill", lan.hosts[4])
+    outcome = schedules.finish(lan)
+    if name not in EARLY and outcome.what != "done":
+        assert "nobody is left who" in outcome.why or "only" in outcome.why, outcome.why
+
+
+@pytest.mark.parametrize("host", range(5))
+def test_who_was_tampered_with_is_struck_off_and_takes_the_state_again(host: int) -> None:
+    lan, faults = job()
+    faults.at_moment("closing", 20, "pause")  # something to recover from at the same time
+    faults.at_time(0.8, "tamper", lan.hosts[host])
+    assert schedules.finish(lan).what == "done"
+    assert any("STRUCK" in line and f"h{host + 1} " in line for line in lan.trace)
+    assert len({h.result for h in lan.hosts if h.result}) == 1
+
+
+def test_a_tie_raises_the_alarm() -> None:
+    lan, faults = job(hosts=2)
+    faults.at_time(0.8, "tamper", lan.hosts[1])
+    outcome = schedules.finish(lan)
+    assert outcome.what == "stopped"
+    assert "no half of the members agrees" in outcome.why
+
+
+def test_too_few_members_raise_the_alarm() -> None:
+    lan, faults = job(hosts=5, plan=Plan("job", batch=50, width=16, alarm_below=0.9))
+    faults.at_time(0.8, "kill", lan.hosts[3])
+    outcome = schedules.finish(lan)
+    assert outcome.why == "h4 left: 4 of 5 members remain"
+
+
+def test_a_new_host_is_admitted() -> None:
+    lan = schedules.lan_of(next(s for s in range(100) if schedules.lan_of(s).plan.admit))
+    late = [host for host in lan.hosts if host.dead]
+    assert late
+    schedules.finish(lan)
+
+
+def test_a_slow_round_is_not_a_silent_host() -> None:
+    """Computing may take far longer than silence: the parked token goes round."""
+    lan, _ = job(compute_s=8.0, rounds=2)
+    assert schedules.finish(lan).what == "done"
+    assert lan.hosts[0].node.view.number == 1
+
+
+def test_a_lossy_lan_costs_nobody_its_membership() -> None:
+    lan, _ = job(conditions=Conditions(loss=0.02, duplicate=0.02, late=0.02))
+    assert schedules.finish(lan).what == "done"
+    assert lan.hosts[0].node.view.live == frozenset(range(1, 6))
+
+
+# ---- the simulator can find what is wrong
+
+
+def found(seeds: range) -> bool:
+    for seed in seeds:
+        try:
+            schedules.run(seed)
+        except Violation:
+            return True
+    return False
+
+
+def _minority_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(View, "agreed", lambda view, numbers, *, alone=False: len(numbers) > 1)
+
+
+def _commit_without_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Line, "complete", property(lambda line: line.marks & wire.Mark.COMPLETE or not line.samples)
+    )
+
+
+def _promises_downward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(succession: Succession, *frame: object) -> None:
+        succession.promised = (0, b"\0")
+        on_view(succession, *frame)  # type: ignore[arg-type]
+
+    on_view = Succession.on_view
+    monkeypatch.setattr(Succession, "on_view", forget)
+    monkeypatch.setattr(Succession, "_patience_s", 0.01)
+
+
+def _token_from_a_stale_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(ring: Ring, *frame: object) -> None:
+        ring._key = ring._seen = (ring.phase.generation, 0)
+        on_token(ring, *frame)  # type: ignore[arg-type]
+
+    on_token = Ring.on_token
+    monkeypatch.setattr(Ring, "on_token", forget)
+
+
+def _late_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ring, "freeze", lambda ring: None)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        _minority_agrees,
+        _commit_without_complete,
+        _promises_downward,
+        _token_from_a_stale_repeat,
+        _late_promise,
+    ],
+)
+def test_a_mistake_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    assert found(range(60)), "the simulator has not noticed"
