@@ -33,6 +33,9 @@
 #define LAB_WAITING(ifindex) (0x4d000000 | ((ifindex) << 8))
 #define LAB_LATE 2
 
+/* Of the frames that have a type: version and type follow it. */
+#define LAB_ETHERTYPE 0x88b5
+
 struct lab_faults {
 	/* It happens if 32 random bits are below this; 1 << 32: always. */
 	u64 loss;
@@ -44,6 +47,9 @@ struct lab_faults {
 	u32 side;
 	/* The near end of the veth to the delay line. */
 	u32 line;
+	/* Of what the host sends: so many frames more of this type are lost. */
+	s32 lose_left;
+	u32 lose_type;
 };
 
 /* passed + dropped + severed = arrived + duplicated, but for who waits. */
@@ -78,6 +84,20 @@ static __always_inline int lab_severed(struct __sk_buff *skb, u32 side)
 	struct lab_faults *there = faults.lookup(&key);
 
 	return there && there->side != side;
+}
+
+/* Whether it is one of those frames of a type that shall be lost. */
+static __always_inline int lab_chosen(struct __sk_buff *skb, struct lab_faults *fault)
+{
+	u8 head[4];
+
+	if (fault->lose_left <= 0 || bpf_skb_load_bytes(skb, 2 * ETH_ALEN, head, sizeof(head)))
+		return 0;
+	if (head[0] << 8 != (LAB_ETHERTYPE & 0xff00) || head[1] != (LAB_ETHERTYPE & 0xff) ||
+	    head[3] != fault->lose_type)
+		return 0;
+	__sync_fetch_and_add(&fault->lose_left, -1);
+	return 1;
 }
 
 /* Makes another byte of one behind the Ethernet header. */
@@ -115,7 +135,8 @@ static __always_inline int lab_port(struct __sk_buff *skb, u32 direction)
 			lab_add(&count->severed);
 			return TC_ACT_SHOT;
 		}
-		if (lab_happens(fault->loss)) {
+		if ((direction == LAB_FROM_HOST && lab_chosen(skb, fault)) ||
+		    lab_happens(fault->loss)) {
 			lab_add(&count->dropped);
 			return TC_ACT_SHOT;
 		}

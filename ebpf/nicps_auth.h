@@ -40,7 +40,7 @@ static __always_inline int nicps_doubt(u8 type, const struct nicps_header *heade
 	__be64 tag;
 	bool whole;
 
-	if (sender->sequence + NICPS_REPLAY_WINDOW <= window->highest)
+	if ((u64)sender->sequence + NICPS_REPLAY_WINDOW <= window->highest)
 		return NICPS_COUNT_REPLAYED;
 	if (type == NICPS_TYPE_FRAGMENT)
 		whole = key && nicps_fragment_tag(key, header, end, &tag);

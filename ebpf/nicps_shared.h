@@ -18,6 +18,7 @@
 
 #define NICPS_MARK 0x6e696370 /* of the agent's sockets: what they send is signed */
 #define NICPS_REPLAY_WINDOW 1024 /* frames of one sender that may overtake each other */
+#define NICPS_LAST_HOP 0xffffffff /* of a generation; the agent must raise that */
 #define NICPS_LAST_SEQUENCE 0xffffffff /* of a view: then it needs a new one */
 
 /* Control frames a second that go up, and as many at once: of members, of all others. */

@@ -38,8 +38,9 @@ static __always_inline bool nicps_may_bounce(const struct nicps_config *config,
 	const u16 harmless = NICPS_FLAG_REPEAT | NICPS_FLAG_BOUNCED;
 
 	return config->bounce && (!config->keyed || nicps_numbers_left()) &&
-	       sender->round == config->round && token->state == NICPS_STATE_OPEN &&
-	       token->ranges == 0 && !(sender->flags & ~harmless) &&
+	       token->hop != NICPS_LAST_HOP && sender->round == config->round &&
+	       token->state == NICPS_STATE_OPEN && token->ranges == 0 &&
+	       !(sender->flags & ~harmless) &&
 	       (u32)bpf_ntohs(token->idle) + 1 < config->live &&
 	       nicps_complete(config, sender, bpf_ntohl(token->sent)) &&
 	       bpf_ktime_get_ns() < config->alive_until_ns;

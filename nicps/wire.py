@@ -204,7 +204,9 @@ class Entry:
     samples_before: Annotated[int, _u32("samples counted in the round committed last")] = 0
     samples: Annotated[int, _u32("samples counted in the open round")] = 0
     ready: Annotated[int, _u32("samples worked so far, not yet sent")] = 0
-    digest: Annotated[int, _u32("of weights, buffers and optimizer after round `read`; 0: none")] = 0
+    digest: Annotated[
+        int, _u32("of weights, buffers and optimizer after round `read`; 0: none")
+    ] = 0
     read: Annotated[int, _u16("last round read out and applied, its low 16 bits")] = 0
     marks: Annotated[int, _u8("mark mask")] = 0
     unit: Annotated[int, _i8("log2 of the unit wanted for the next round")] = -128
@@ -221,7 +223,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """R1: the starter asks who takes part; the tail is its name. R20: the lead calls for standby hosts; it is the job's."""
+    """R1: the starter asks who takes part; the tail is its name. R20: the lead calls standby hosts; it is the job's."""
 
     nonce: Annotated[int, _u64("names this formation")]
     view: Annotated[int, _u32("in force at the caller; 0 if it starts a network")] = 0
@@ -235,7 +237,9 @@ class Answer:
     nonce: Annotated[int, _u64("of the call")]
     fresh: Annotated[int, _u64("random: the list that takes this host in must name it")] = 0
     view: Annotated[int, _u32("highest view this host has been in")] = 0
-    stage: Annotated[int, _u8("0 nothing of the job, 1 its files, 2 a training program that waits")] = 0
+    stage: Annotated[
+        int, _u8("0 nothing of the job, 1 its files, 2 a training program that waits")
+    ] = 0
     reserved: Annotated[int, _u8("0")] = 0
     reserved2: Annotated[int, _u16("0")] = 0
 

@@ -24,7 +24,7 @@ BANKS = 2
 SLOTS_PER_BLOCK = 8
 #: How far a sender's numbers may fall behind the highest.
 REPLAY_WINDOW = 1024
-LAST_SEQUENCE = 2**32 - 1
+LAST_SEQUENCE = LAST_HOP = 2**32 - 1
 CONTROL = frozenset(FrameType) - {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}
 BLOCK_BYTES = wire.BLOCK_LANES * 8
 #: Fragments that share a block, by lane width; 0 is raw bytes.
@@ -228,9 +228,10 @@ class XdpModel:
             config.bounce
             and config.alive
             and not (config.keyed and self.sequence >= LAST_SEQUENCE)
-            and not header.flags & ~(Flag.REPEAT | Flag.BOUNCED)
+            and not header.flags & ~int(Flag.REPEAT | Flag.BOUNCED)
             and token.state == wire.TokenState.OPEN
             and token.ranges == 0
+            and token.hop < LAST_HOP
             and token.idle + 1 < config.live
             and header.round == config.round
             and taken + config.own_sent == token.sent
@@ -243,7 +244,7 @@ class XdpModel:
         at = wire.ETHERNET_BYTES
         out[at + 2 : at + 4] = int(Flag.BOUNCED).to_bytes(2, "big")
         out[at + 16 : at + 18] = number.to_bytes(2, "big")
-        hop = (token.hop + 1) & 0xFFFFFFFF
+        hop = token.hop + 1
         out[at + 36 : at + 40] = hop.to_bytes(4, "big")
         out[at + 40 : at + 42] = self.config.next.to_bytes(2, "big")
         out[at + 44 : at + 46] = (token.idle + 1).to_bytes(2, "big")

@@ -128,7 +128,7 @@ header nicps_range_t {
     bit<16> sender; /* member that sent them */
 }
 
-// R1: the starter asks who takes part; the tail is its name. R20: the lead calls for standby hosts; it is the job's.
+// R1: the starter asks who takes part; the tail is its name. R20: the lead calls standby hosts; it is the job's.
 header nicps_call_t {
     bit<64> nonce;  /* names this formation */
     bit<32> view;   /* in force at the caller; 0 if it starts a network */

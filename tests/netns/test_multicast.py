@@ -57,16 +57,21 @@ def test_over_a_wire(of_left: bytes, of_right: bytes) -> None:
             (left, right, 1, of_left),
             (right, left, 2, of_right),
         ):
-            headers, payload = fragments(20, random_lanes(20))
-            headers[:, 17] = number
-            send_all(here, headers, payload)
-            until(lambda: there.count(1, VIEW, number) == 20, "all have come")
-            assert here.send(token(number, number, 3))
-            until(lambda: there.counters()["heard"] == 1, "the token, for another")
-            assert here.send(control := wire.pack(wire.Header(network=NETWORK), wire.Fail()))
-            until(lambda: there.counters()["control"] == 1, "the control frame")
-            assert (here.mac, control) in [(m, f[:40]) for m, f in there.receive()]
+            talk(here, there, number)
             assert destination in {frame[:6] for frame in heard(outside)}
+
+
+def talk(here: DataPlane, there: DataPlane, number: int) -> None:
+    """Member `number` sends some of everything, and it comes."""
+    headers, payload = fragments(20, random_lanes(20))
+    headers[:, 17] = number
+    send_all(here, headers, payload)
+    until(lambda: there.count(1, VIEW, number) == 20, "all have come")
+    assert here.send(token(number, number, 3))
+    until(lambda: there.counters()["heard"] == 1, "the token, for another")
+    assert here.send(control := wire.pack(wire.Header(network=NETWORK), wire.Fail()))
+    until(lambda: there.counters()["control"] == 1, "the control frame")
+    assert (here.mac, control) in [(mac, frame[:40]) for mac, frame in there.receive()]
 
 
 def heard(sock: socket.socket) -> Iterator[bytes]:
@@ -99,8 +104,8 @@ def snooping() -> Iterator[Network]:
     try:
         made.lab.up()
         switch = namespaces.switch_name(made.lab.name)
-        for name in ("mcast_snooping", "mcast_querier"):
-            namespaces.inside(switch, lambda: run(f"ip link set br0 type bridge {name} 1"))
+        command = "ip link set br0 type bridge mcast_snooping 1 mcast_querier 1"
+        namespaces.inside(switch, lambda: run(command))
         shown = namespaces.inside(switch, lambda: run("ip -d link show br0"))
         assert "mcast_snooping 1" in shown
         assert "mcast_querier 1" in shown

@@ -41,6 +41,7 @@ class XdpTarget:
         self._key = self._view(maps["view_key"], records["key"])
         self._outgoing = self._view(maps["outgoing"], records["outgoing"])
         self._windows = self._view(maps["windows"], records["window"])
+        self._train = self._view(maps["train"], records["train"])
         self._limits = self._view(maps["limits"], records["limit"])
         self._progress = self._view(maps["progress"], records["progress"])
         self._counters = self._view(maps["counters"], np.dtype("u8"))
@@ -68,7 +69,7 @@ class XdpTarget:
             view[...] = np.zeros((), view.dtype)
         for view in (self._config, self._members, self._limits, self._sums):
             view[...] = np.zeros((), view.dtype)
-        for view in (self._key, self._outgoing, self._windows):
+        for view in (self._key, self._outgoing, self._windows, self._train):
             view[...] = np.zeros((), view.dtype)
         assert config["blocks"] <= self.blocks
         for number, mac in enumerate(members, 1):
@@ -103,6 +104,18 @@ class XdpTarget:
         length = int.from_bytes(result.frame[32:34], "big")
         assert kept == result.frame[wire.ETHERNET_BYTES : wire.ETHERNET_BYTES + length]
         return Outcome(verdict, names, result.frame, heard)
+
+    def agents(self) -> bytes:
+        """What only the agent writes: configuration, members, key."""
+        return b"".join(view.tobytes() for view in (self._config, self._members, self._key))
+
+    def expect(self, nonce: int) -> None:
+        """Count the train of that nonce."""
+        self._train[0] = (nonce, 0, 0, 0)
+
+    def counted(self) -> int:
+        """Frames of the train that was expected."""
+        return int(self._train["count"][0])
 
     def state(self) -> State:
         assert not self._slots["claim"].any()

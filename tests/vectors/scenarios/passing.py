@@ -193,7 +193,8 @@ def not_bounced() -> Scenario:
         out={"owner": 2, "hop": 21, "idle": 1, "header_flags": BOUNCED},
     )
     s.token("mine, seen before, marked as a repeat", PASS, UP, hop=20, header={"flags": REPEAT})
-    return s.ends(ring=(4, 21), bounced=(4, 21), bounces=1)
+    s.token("the last hop of a generation: there is no next", PASS, UP, hop=2**32 - 1)
+    return s.ends(ring=(4, 2**32 - 1), bounced=(4, 21), bounces=1)
 
 
 def two_members() -> Scenario:

@@ -177,4 +177,23 @@ def replayed() -> Scenario:
     )
 
 
-SCENARIOS = (signed, forged, replayed)
+def last_numbers() -> Scenario:
+    s = Scenario(
+        "last-numbers", "The window does not come round at the end of the numbers.", key=KEY
+    )
+    last = 2**32 - 1
+    for index, sequence in enumerate((1000, last - WINDOW, last - 1, last)):
+        header = {"sequence": sequence}
+        s.fragment(
+            f"number {sequence}", DROP, ADDED, index=index, fragments=9, header=header, heard=True
+        )
+    header = {"sequence": last - WINDOW}
+    s.fragment("behind the window", DROP, REPLAYED, index=4, fragments=9, header=header)
+    return s.ends(
+        progress=[(ROUND, 0, 4), (ROUND, 2, 4)],
+        slots=[(ROUND, index, [2]) for index in range(4)],
+        windows=[(2, last, 0)],
+    )
+
+
+SCENARIOS = (signed, forged, replayed, last_numbers)
