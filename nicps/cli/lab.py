@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from nicps import wire
 from nicps.cli.submit import parse_settings
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
@@ -42,6 +43,7 @@ FAULTS = (
     ("corrupt", "corruption", "arrives with another byte in it"),
     ("reorder", "reordering", "held back for up to 5 ms"),
 )
+FRAME_TYPES = tuple(kind.name.lower() for kind in wire.FrameType)
 SIGNALS = {"pause": "paused", "resume": "resumed", "kill": "killed"}
 
 
@@ -67,6 +69,12 @@ def add_parser(subparsers: Any) -> None:
         command.add_argument(f"--{name}", metavar="P", help=f"2%% or 0.02: {text}")
     command.add_argument("--delay", metavar="MS", help="milliseconds that each frame waits")
     command.add_argument("--clear", action="store_true", help="take all of these off")
+
+    text = "lose the next frames of a type that hosts send"
+    command = _add(commands, "lose-next", _lose_next, text)
+    _add_hosts(command)
+    command.add_argument("type", metavar="TYPE", choices=FRAME_TYPES, help=", ".join(FRAME_TYPES))
+    command.add_argument("count", metavar="COUNT", type=int, help="how many")
 
     text = "cut hosts from all others, but not from one another"
     _add_hosts(_add(commands, "cut", _cut, text))
@@ -263,6 +271,12 @@ def _fault(args: argparse.Namespace) -> int:
         lab.clear(args.hosts)
     else:
         lab.fault(args.hosts, **given)
+    return _tell_faults(lab)
+
+
+def _lose_next(args: argparse.Namespace) -> int:
+    lab = Lab.open(args.lab)
+    lab.lose_next(args.hosts, wire.FrameType[args.type.upper()], args.count)
     return _tell_faults(lab)
 
 

@@ -27,8 +27,8 @@ import time
 
 #: LAB_PORTS, two elements each.
 PORTS = 256
-#: struct lab_faults: loss, duplicate, corrupt, reorder, delay_ns, side, line.
-FAULTS = struct.Struct("=QQQQQII")
+#: struct lab_faults: loss, duplicate, corrupt, reorder, delay_ns, side, line, lose_left, lose_type.
+FAULTS = struct.Struct("=QQQQQIIiI")
 _DELAY = struct.Struct("=Q")
 _DELAY_AT = 32
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pyroute2 import NetlinkError
 
 from nicps.dataplane.loader import Loaded
-from nicps.errors import NotRoot
+from nicps.errors import NotRoot, UsageProblem
 from nicps.lab import enter, faults, links, namespaces, port, processes, signals, state
 from nicps.lab.errors import LabExists, LabNotFound, LabProblem
 from nicps.lab.links import LinkStatus
@@ -250,7 +250,20 @@ class Lab:
     def clear(self, hosts: str = "all") -> None:
         """Take all faults off the ports of these hosts, the lab's own loss too; a cut stays."""
         chosen = self.select(hosts)
-        faults.change(self.name, self._ports(), chosen, lambda b: replace(b, faults=Faults()))
+        faults.change(
+            self.name, self._ports(), chosen, lambda b: replace(b, faults=Faults(), lose_left=0)
+        )
+
+    def lose_next(self, hosts: str, frame_type: int, count: int) -> None:
+        """Lose the next `count` frames of a type (`wire.FrameType`) that each of these hosts sends, at its port: so
+        nobody hears them. What was still to be lost before is not any more."""
+        if count < 0:
+            raise UsageProblem(f"the number of frames to be lost must be at least 0, not {count}")
+
+        def how(before: PortFaults) -> PortFaults:
+            return replace(before, lose_left=count, lose_type=frame_type)
+
+        faults.change(self.name, self._ports(), self.select(hosts), how)
 
     def cut(self, hosts: str) -> None:
         """Cut these hosts from all others, but not from one another. Cuts add up until `heal`."""

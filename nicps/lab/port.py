@@ -45,11 +45,14 @@ class PortCount:
 
 @dataclass(frozen=True)
 class PortFaults:
-    """What a port is told: faults, its side of a cut, the interface to the delay line."""
+    """What a port is told: faults, its side of a cut, the interface to the delay line; and that the next `lose_left`
+    frames of `lose_type` that its host sends are lost."""
 
     faults: Faults = _NO_FAULTS
     side: int = 0
     line: int = 0
+    lose_left: int = 0
+    lose_type: int = 0
 
 
 @contextmanager
@@ -100,10 +103,12 @@ def read_counts(map_fd: int, ifindex: int) -> tuple[PortCount, PortCount]:
 def read_faults(map_fd: int, ifindex: int) -> PortFaults:
     """What the port was told."""
     with bpf.map_memory(map_fd) as memory:
-        *thresholds, delay_ns, side, line = FAULTS.unpack_from(memory, 2 * ifindex * FAULTS.size)
+        found = FAULTS.unpack_from(memory, 2 * ifindex * FAULTS.size)
+    *thresholds, delay_ns, side, line, lose_left, lose_type = found
     # Nine digits: what was given, whatever its threshold was rounded to.
     loss, duplicate, corrupt, reorder = (round(share / 2**32, 9) for share in thresholds)
-    return PortFaults(Faults(loss, duplicate, corrupt, reorder, delay_ns / 1e6), side, line)
+    faults = Faults(loss, duplicate, corrupt, reorder, delay_ns / 1e6)
+    return PortFaults(faults, side, line, max(0, lose_left), lose_type)
 
 
 def write_faults(map_fd: int, ifindex: int, told: PortFaults) -> None:
@@ -111,6 +116,7 @@ def write_faults(map_fd: int, ifindex: int, told: PortFaults) -> None:
     faults = told.faults
     shares = (faults.loss, faults.duplicate, faults.corrupt, faults.reorder)
     thresholds = [round(share * 2**32) for share in shares]
-    value = FAULTS.pack(*thresholds, round(faults.delay_ms * 1e6), told.side, told.line)
+    delay_ns = round(faults.delay_ms * 1e6)
+    value = FAULTS.pack(*thresholds, delay_ns, told.side, told.line, told.lose_left, told.lose_type)
     for direction in range(2):
         bpf.map_update(map_fd, struct.pack("=I", 2 * ifindex + direction), value)

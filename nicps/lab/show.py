@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from nicps import wire
 from nicps.lab.lab import Host, Lab
 from nicps.lab.port import PortFaults
 from nicps.lab.processes import Running
@@ -84,9 +85,12 @@ def rows(lab: Lab) -> list[tuple[str, ...]]:
 
 
 def faults_text(told: PortFaults) -> str:
-    """`loss 5%, cut (side 1)`, or `-`."""
+    """`loss 5%, loses the next 3 TOKEN, cut (side 1)`, or `-`."""
     cut = f"cut (side {told.side})" if told.side else ""
-    return ", ".join(filter(None, [str(told.faults), cut])) or "-"
+    lose = ""
+    if told.lose_left:
+        lose = f"loses the next {told.lose_left} {wire.FrameType(told.lose_type).name}"
+    return ", ".join(filter(None, [str(told.faults), lose, cut])) or "-"
 
 
 def _link(host: Host, plugged: bool) -> str:
