@@ -310,6 +310,10 @@ class LocalJob:
         self._prepare_training()
         self.agent.program_ready()
 
+    def program_has_applied(self) -> None:
+        """It holds the state after a round: that which the next phase begins with, perhaps."""
+        self._prepare_training()
+
     def program_prepared(self, number: int) -> None:
         """It is in the phase."""
         phase = self._phase
@@ -414,9 +418,9 @@ class LocalJob:
             return
         agent.sender.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
-        if code < 0 and agent.others_can_go_on and self._starts < _MOST_STARTS:
+        if code < 0 and agent.views.others_can_go_on and self._starts < _MOST_STARTS:
             self._waiting = None
-            agent.depart(reason)  # the others go on; this host comes back with a new one
+            agent.views.depart(reason)  # the others go on; this host comes back with a new one
             self._start_program()
         else:
             self.program_failed(reason)

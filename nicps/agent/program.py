@@ -218,6 +218,7 @@ class Program:
             self.digest = _digest(message) or self.digest
             if round_ < node.open_round:
                 agent.act(node.read(now, round_, short(_digest(message))))
+            job.program_has_applied()
         elif op == "prepared":
             job.program_prepared(message["number"])
         elif op == "ready" and not self.ready:
