@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,9 +53,15 @@ class Metrics:
         self._work = agent.log.parent / "work"
         self._path: Path | None = None
         self._at = 0
+        self._rows: deque[dict[str, Any]] = deque()
 
     def fresh(self) -> Iterator[dict[str, Any]]:
-        """Rows that have been written since the last call, whole ones only."""
+        """Rows that have been written and not been given yet."""
+        self._read()
+        while self._rows:
+            yield self._rows.popleft()
+
+    def _read(self) -> None:
         found = sorted(self._work.glob("*/work/out/metrics.jsonl"), key=_age)
         if not found:
             return
@@ -68,8 +75,7 @@ class Metrics:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)
-        for line in whole.splitlines():
-            yield orjson.loads(line)
+        self._rows.extend(orjson.loads(line) for line in whole.splitlines())
 
     def until(
         self, fits: Callable[[dict[str, Any]], bool], what: str, timeout_s: float
