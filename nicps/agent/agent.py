@@ -24,6 +24,7 @@ from nicps.agent.background import Background
 from nicps.agent.commands import Commands
 from nicps.agent.conductor import Conductor
 from nicps.agent.control import Access, ControlSocket
+from nicps.agent.endings import Endings
 from nicps.agent.folders import sweep
 from nicps.agent.job import LocalJob
 from nicps.agent.keyring import Keyring
@@ -31,30 +32,23 @@ from nicps.agent.process import Child, User, set_nice
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
 from nicps.agent.submission import Submission
+from nicps.agent.views import Views
 from nicps.dataplane import DataPlane
-from nicps.errors import Alarm, InterfaceDown, JobFailed, NicpsError, WireError
+from nicps.errors import InterfaceDown, JobFailed, NicpsError, WireError
 from nicps.protocol import (
     Action,
-    Answered,
     Closed,
     Committed,
-    Cut,
-    Differs,
     Failed,
-    Installed,
     Need,
     Node,
     NodeState,
     Phase,
     PhaseAgreed,
     Prepare,
-    Ready,
-    Rekeyed,
     Send,
     SendFragments,
-    Struck,
 )
-from nicps.protocol.course import Found, Plan
 from nicps.protocol.ring import KernelState
 
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
@@ -95,6 +89,8 @@ class Agent:
         self.trouble = ""  # why this host stands by in the middle of a job
         self._background = Background()
         self.commands = Commands(self)
+        self.views = Views(self)
+        self.endings = Endings(self)
         with contextlib.ExitStack() as stack:
             self.dataplane = stack.enter_context(
                 DataPlane(
@@ -323,28 +319,7 @@ class Agent:
         elif isinstance(action, Failed):
             self._failed(action.reason)
         else:
-            self._view_action(action)
-
-    def _view_action(self, action: Action) -> None:
-        if isinstance(action, Installed):
-            self._installed(action)
-        elif isinstance(action, Rekeyed):
-            self.dataplane.set_key(self.keys.enter(action.view))
-        elif isinstance(action, Ready):
-            if self.conductor is not None:
-                self.conductor.ready(action.view)
-        elif isinstance(action, Answered):
-            if self.conductor is not None:
-                self.conductor.course.answered(action)
-        elif isinstance(action, Struck):
-            self._struck(action.reason)
-        elif isinstance(action, Cut):
-            silent = self.node.view.names(action.missing)
-            self._say_trouble(
-                f"{silent} cannot be heard, and there is no majority without: standing by"
-            )
-        elif isinstance(action, Differs):
-            self._differs(action)
+            self.views.on(action)
 
     def _send(self, frame: bytes) -> None:
         """Queue a frame; of a token, the kernel must know at once that older ones are stale, and it signs it."""
@@ -368,91 +343,19 @@ class Agent:
         ):
             self.job.records.note("hold", started, time.monotonic(), ring.round)
 
-    def _installed(self, action: Installed) -> None:
-        """A member list is in force: the kernel follows it, and the job goes on in it."""
-        view = action.view
-        self.sender.drop_fragments()  # of the view before
-        live = [m.mac if m.number in view.live else None for m in view.members]
-        self.dataplane.enter_view(
-            view.number, action.number, live, view.next_after(action.number), self.keys.enter(view)
-        )
-        self._bounced = 0
-        self._kernel = None  # the next state, whatever it is, goes to the kernel
-        self.trouble = ""
-        self.log(f"network {self.settings.network}: view {view.number}, {view.names(view.live)}")
-        left = set(range(1, len(view.members) + 1)) - view.live
-        if left:
-            self.log(f"not in it: {view.names(left)}")
-        if self.job is not None:
-            self.job.installed(action)
-        if not self.node.leads:
-            self.conductor = None
-        elif self.conductor is None:
-            self._take_over()
-
-    def _take_over(self) -> None:
-        """R22: the lead before us has left; this host acts as node 1 from now on."""
-        job, node = self.job, self.node
-        able = job is not None and bool(job.digest) and node.number not in node.learners
-        try:
-            if job is None or not able:
-                plan = Plan("", 1, 8)
-            else:
-                plan = Plan.of(job.id, job.settings)
-        except (NicpsError, ValueError, KeyError, TypeError) as error:
-            able, plan = False, Plan("", 1, 8)
-            self.warn(f"the job cannot be led from here: {error}")
-        found = Found(
-            able=able,
-            trained=job is not None and job.train_rounds > 0,
-            finishing=job is not None and job.finishing,
-        )
-        self.log("this host leads the job from now on")
-        self.conductor = Conductor(self, plan.job, plan, None, found)
-
-    def _struck(self, reason: str) -> None:
-        """R19: the others have gone on without us, or there is nothing to go on with."""
-        self._kernel_off()
-        self.conductor = None
-        if self.node.ended:
-            self._end_job("the job has ended")
-            self._over(None, "the job has ended while this host was not heard")
-            return
-        if self.job is not None:
-            self.job.struck()
-        self._say_trouble(f"standing by: {reason}")
-
-    def _say_trouble(self, what: str) -> None:
-        self.trouble = what
-        self.log(what)
-        if self.job is not None:
-            self.tell("warning", self.job.id, message=f"{self.settings.name}: {what}")
-
-    def _differs(self, action: Differs) -> None:
-        """Who holds other weights than most stands by and takes the state again; a tie is for the user."""
-        view, node = self.node.view, self.node
-        if action.numbers:
-            names = view.names(action.numbers)
-            self.warn(f"after round {action.round} the weights of {names} differ from the others'")
-            rest = [k for k in view.order if k not in action.numbers]
-            if rest and rest[0] == node.number:
-                self.act(node.strike(self.now, action.numbers))
-        elif self.conductor is not None:
-            self.conductor.course.alarm(
-                f"after round {action.round} the members' weights differ, and no half agrees"
-            )
-
     def _prepare(self, phase: Phase) -> None:
         if phase.kind is wire.PhaseKind.STOP:
             ok, message = phase.settings.get("ok"), str(phase.settings.get("message", ""))
             if self.conductor is None:
-                self._end_job("the job is done" if ok else message)
-                self._over(phase, "job done, standing by" if ok else f"job stopped: {message}")
+                self.end_job("the job is done" if ok else message)
+                self.endings.over(
+                    phase, "job done, standing by" if ok else f"job stopped: {message}"
+                )
             self.prepared(phase.number)
             return
         try:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
-                self._end_job("another job has begun")
+                self.end_job("another job has begun")
             job = self.job or self.begin_job(str(phase.settings["job"]))
             job.prepare(phase)
         except (OSError, NicpsError, LookupError, TypeError, ValueError) as error:
@@ -465,7 +368,7 @@ class Agent:
         if self.conductor is None:
             return
         if action.phase.kind is wire.PhaseKind.STOP:
-            self._job_is_over(self.conductor, action.phase)
+            self.endings.lead_over(self.conductor, action.phase)
         else:
             self.conductor.agreed(action.phase, action.answers)
 
@@ -482,7 +385,7 @@ class Agent:
         if self.conductor is not None and self.node.leads:
             self.conductor.fail(reason)
         elif self.submission is not None:
-            self.submission_failed(reason)
+            self.endings.submission_failed(reason)
 
     # ---- the job here
 
@@ -492,23 +395,10 @@ class Agent:
             return wire.Stage.NOTHING
         return self.job.stage
 
-    @property
-    def others_can_go_on(self) -> bool:
-        """The network can do without this host."""
-        view = self.node.view
-        return self.node.state is NodeState.MEMBER and view.agreed(
-            view.live - {self.node.number}, alone=self.settings.timings.alone
-        )
-
-    def depart(self, reason: str) -> None:
-        """R17: this host cannot go on now, the others can; it comes back."""
-        self.log(reason)
-        self.act(self.node.leave(self.now, reason))
-
     def begin_job(self, job_id: str) -> LocalJob:
         """A job reaches this host."""
         if self.job is not None:
-            self._end_job("another job has begun")
+            self.end_job("another job has begun")
         self.job = LocalJob(self, job_id)
         self._turns_before = self.turns
         self.log(f"job {job_id}")
@@ -548,98 +438,8 @@ class Agent:
         """To the submitter, and whoever else watches."""
         self.publish({**values, "op": "event", "event": event, "job_id": job_id})
 
-    def _over(self, phase: Phase | None, said: str) -> None:
-        """The job has ended, led by another host."""
-        self.log(said)
-        submission, self.submission = self.submission, None
-        settings = phase.settings if phase is not None else {}
-        if settings.get("alarm"):
-            self._run_hook(said)
-        if submission is None:
-            return
-        submission.close()
-        self.node.busy = False
-        lead = self.node.members[self.node.view.lead - 1].name
-        reason = (
-            f"{said}; its lead left in the middle, and {lead} went on: the result is there"
-            if settings.get("ok")
-            else said
-        )
-        self.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
-        self._tell_end(reason, alarm=bool(settings.get("alarm")))
-
-    def submission_failed(self, reason: str) -> None:
-        """A job that was submitted here has not come into the network."""
-        submission, self.submission = self.submission, None
-        self.conductor = None
-        self.node.busy = False
-        if submission is not None:
-            submission.close()
-            self.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
-            self.log(f"job stopped: {reason}")
-            self._tell_end(reason)
-
-    def _job_is_over(self, conductor: Conductor, phase: Phase) -> None:
-        """The lead: everybody stands by. Tell how it went."""
-        self.conductor = None
-        submission, self.submission = self.submission, None
-        ok, alarm = bool(phase.settings.get("ok")), bool(phase.settings.get("alarm"))
-        reason = None if ok else str(phase.settings.get("message", ""))
-        entry, result = "trainer", {}
-        if ok and self.job is not None:
-            try:
-                entry = self.job.entry
-                names = [self.node.name, *self.job.collected]
-                about = submission.about if submission is not None else {}
-                result = conductor.result(names, about)
-            except (
-                Exception
-            ) as error:  # records come from training programs: anything can be in them
-                reason = f"cannot make the summary of the run: {error}"
-        self._end_job(reason or "the job is done")
-        self.node.busy = False
-        if submission is not None:
-            submission.close()
-
-        def tell() -> None:
-            self.last_job = {"job_id": conductor.job_id, "error": reason, "result": result}
-            if reason is None:
-                self.log(f"job {conductor.job_id} done: {result.get('report')}")
-                self.publish({"op": "result", "result": result})
-            else:
-                self.log(f"job stopped: {reason}")
-                if alarm:
-                    self._run_hook(reason)
-                self._tell_end(reason, alarm=alarm)
-
-        if reason is None:
-            conductor.report(entry, tell)
-        else:
-            tell()
-
-    def _tell_end(self, reason: str, *, alarm: bool = False) -> None:
-        code = (Alarm if alarm else JobFailed).exit_code
-        self.publish({"op": "error", "message": reason, "exit_code": code})
-
-    def _run_hook(self, reason: str) -> None:
-        """R22: tell the user in the way that the user wants it."""
-        if self.settings.alarm_hook:
-            log = self.settings.runs / "alarm.log"
-            try:
-                self.settings.runs.mkdir(parents=True, exist_ok=True)
-                argv = ["/bin/sh", "-c", self.settings.alarm_hook, "nicps", reason]
-                self.spawn(
-                    argv,
-                    self.settings.runs,
-                    log,
-                    lambda code: self.log(f"the alarm's hook ended with {code}") if code else None,
-                    as_owner=True,
-                    network_access=True,
-                )
-            except (OSError, NicpsError) as error:
-                self.log(f"the alarm's hook cannot be run: {error}")
-
-    def _end_job(self, message: str) -> None:
+    def end_job(self, message: str) -> None:
+        """The job is over at this host."""
         job, self.job = self.job, None
         self.sender.drop_fragments()
         if job is not None:
@@ -713,8 +513,14 @@ class Agent:
         """A fresh random number of 64 bits, not 0."""
         return int.from_bytes(os.urandom(8), "big") or 1
 
-    def _kernel_off(self) -> None:
+    def kernel_off(self) -> None:
+        """The program takes no tokens and fragments until there is a view again."""
         self.dataplane.config["enabled"] = self.dataplane.config["bounce"] = 0
+        self._kernel = None
+
+    def kernel_forgets(self) -> None:
+        """The program has been put into another view: the next state, whatever it is, goes to it."""
+        self._bounced = 0
         self._kernel = None
 
     @property
@@ -729,7 +535,7 @@ class Agent:
         self.now = time.monotonic()
         reason = f"{self.settings.name} has left the network"
         if self.node.state is NodeState.MEMBER:
-            if self.others_can_go_on and self.job is not None and self.job.digest:
+            if self.views.others_can_go_on and self.job is not None and self.job.digest:
                 self.act(self.node.leave(self.now, reason))
             elif self.conductor is not None:
                 self.conductor.fail(reason)
@@ -739,9 +545,9 @@ class Agent:
         while self.node.state is NodeState.MEMBER and self.now < deadline:
             self._step()
         if self.submission is not None:
-            self.submission_failed(reason)
+            self.endings.submission_failed(reason)
             self.control.flush()
-        self._end_job(reason)
+        self.end_job(reason)
 
     def close(self) -> None:
         """Detach the program, close everything; nothing of ours stays."""
@@ -749,7 +555,7 @@ class Agent:
         if self.submission is not None:
             self.submission.close()
             self.submission = None
-        self._end_job("the agent stops")
+        self.end_job("the agent stops")
         self._background.close()
         self._stack.close()
         self._poll.close()

@@ -59,14 +59,16 @@ class Submission:
         assert child is not None
         agent = self.agent
         if code:
-            agent.submission_failed(child.last_line())
+            agent.endings.submission_failed(child.last_line())
             return
         try:
             self.prepared = orjson.loads((self._folder / "prepared.json").read_bytes())
             self.job_id = new_job_id(str(self.prepared.get("job", "job")))
             plan = Plan.of(self.job_id, self.prepared["settings"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            agent.submission_failed(f"the job's preparation left no usable prepared.json: {error}")
+            agent.endings.submission_failed(
+                f"the job's preparation left no usable prepared.json: {error}"
+            )
             return
         agent.tell("forming", self.job_id, data=self.prepared.get("data"))
         agent.conductor = Conductor(agent, self.job_id, plan, self._folder, None)

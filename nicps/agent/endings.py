@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a job ends at a host, and who is told: the submitter, the watchers, the alarm's hook (R14, R22)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nicps.agent.conductor import Conductor
+from nicps.errors import Alarm, JobFailed, NicpsError
+from nicps.protocol import Phase
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+
+class Endings:
+    """The ends that a job can come to at this host."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def over(self, phase: Phase | None, said: str) -> None:
+        """The job has ended, led by another host."""
+        agent = self._agent
+        agent.log(said)
+        submission, agent.submission = agent.submission, None
+        settings = phase.settings if phase is not None else {}
+        if settings.get("alarm"):
+            self._run_hook(said)
+        if submission is None:
+            return
+        submission.close()
+        agent.node.busy = False
+        lead = agent.node.members[agent.node.view.lead - 1].name
+        reason = (
+            f"{said}; its lead left in the middle, and {lead} went on: the result is there"
+            if settings.get("ok")
+            else said
+        )
+        agent.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
+        self._tell_end(reason, alarm=bool(settings.get("alarm")))
+
+    def submission_failed(self, reason: str) -> None:
+        """A job that was submitted here has not come into the network."""
+        agent = self._agent
+        submission, agent.submission = agent.submission, None
+        agent.conductor = None
+        agent.node.busy = False
+        if submission is not None:
+            submission.close()
+            agent.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
+            agent.log(f"job stopped: {reason}")
+            self._tell_end(reason)
+
+    def lead_over(self, conductor: Conductor, phase: Phase) -> None:
+        """The lead: everybody stands by. Tell how it went."""
+        agent = self._agent
+        agent.conductor = None
+        submission, agent.submission = agent.submission, None
+        ok, alarm = bool(phase.settings.get("ok")), bool(phase.settings.get("alarm"))
+        reason = None if ok else str(phase.settings.get("message", ""))
+        entry, result = "trainer", {}
+        if ok and agent.job is not None:
+            try:
+                entry = agent.job.entry
+                names = [agent.node.name, *agent.job.collected]
+                about = submission.about if submission is not None else {}
+                result = conductor.result(names, about)
+            except (
+                Exception
+            ) as error:  # records come from training programs: anything can be in them
+                reason = f"cannot make the summary of the run: {error}"
+        agent.end_job(reason or "the job is done")
+        agent.node.busy = False
+        if submission is not None:
+            submission.close()
+
+        def tell() -> None:
+            agent.last_job = {"job_id": conductor.job_id, "error": reason, "result": result}
+            if reason is None:
+                agent.log(f"job {conductor.job_id} done: {result.get('report')}")
+                agent.publish({"op": "result", "result": result})
+            else:
+                agent.log(f"job stopped: {reason}")
+                if alarm:
+                    self._run_hook(reason)
+                self._tell_end(reason, alarm=alarm)
+
+        if reason is None:
+            conductor.report(entry, tell)
+        else:
+            tell()
+
+    def _tell_end(self, reason: str, *, alarm: bool = False) -> None:
+        agent = self._agent
+        code = (Alarm if alarm else JobFailed).exit_code
+        agent.publish({"op": "error", "message": reason, "exit_code": code})
+
+    def _run_hook(self, reason: str) -> None:
+        """R22: tell the user in the way that the user wants it."""
+        agent = self._agent
+        if agent.settings.alarm_hook:
+            log = agent.settings.runs / "alarm.log"
+            try:
+                agent.settings.runs.mkdir(parents=True, exist_ok=True)
+                argv = ["/bin/sh", "-c", agent.settings.alarm_hook, "nicps", reason]
+                agent.spawn(
+                    argv,
+                    agent.settings.runs,
+                    log,
+                    lambda code: agent.log(f"the alarm's hook ended with {code}") if code else None,
+                    as_owner=True,
+                    network_access=True,
+                )
+            except (OSError, NicpsError) as error:
+                agent.log(f"the alarm's hook cannot be run: {error}")

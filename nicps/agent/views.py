@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a change of the view asks of a host: the kernel, the job and the lead's side follow it (R17 to R20, R22)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nicps.agent.conductor import Conductor
+from nicps.errors import NicpsError
+from nicps.protocol import (
+    Action,
+    Answered,
+    Cut,
+    Differs,
+    Installed,
+    NodeState,
+    Ready,
+    Rekeyed,
+    Struck,
+)
+from nicps.protocol.course import Found, Plan
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+
+class Views:
+    """Carries out the node's actions about views."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def on(self, action: Action) -> None:
+        """One of them."""
+        agent = self._agent
+        if isinstance(action, Installed):
+            self._installed(action)
+        elif isinstance(action, Rekeyed):
+            agent.dataplane.set_key(agent.keys.enter(action.view))
+        elif isinstance(action, Ready):
+            if agent.conductor is not None:
+                agent.conductor.ready(action.view)
+        elif isinstance(action, Answered):
+            if agent.conductor is not None:
+                agent.conductor.course.answered(action)
+        elif isinstance(action, Struck):
+            self._struck(action.reason)
+        elif isinstance(action, Cut):
+            silent = agent.node.view.names(action.missing)
+            self._say_trouble(
+                f"{silent} cannot be heard, and there is no majority without: standing by"
+            )
+        elif isinstance(action, Differs):
+            self._differs(action)
+
+    def _installed(self, action: Installed) -> None:
+        """A member list is in force: the kernel follows it, and the job goes on in it."""
+        agent = self._agent
+        view = action.view
+        agent.sender.drop_fragments()  # of the view before
+        live = [m.mac if m.number in view.live else None for m in view.members]
+        agent.dataplane.enter_view(
+            view.number, action.number, live, view.next_after(action.number), agent.keys.enter(view)
+        )
+        agent.kernel_forgets()
+        agent.trouble = ""
+        agent.log(f"network {agent.settings.network}: view {view.number}, {view.names(view.live)}")
+        left = set(range(1, len(view.members) + 1)) - view.live
+        if left:
+            agent.log(f"not in it: {view.names(left)}")
+        if agent.job is not None:
+            agent.job.installed(action)
+        if not agent.node.leads:
+            agent.conductor = None
+        elif agent.conductor is None:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """R22: the lead before us has left; this host acts as node 1 from now on."""
+        agent = self._agent
+        job, node = agent.job, agent.node
+        able = job is not None and bool(job.digest) and node.number not in node.learners
+        try:
+            if job is None or not able:
+                plan = Plan("", 1, 8)
+            else:
+                plan = Plan.of(job.id, job.settings)
+        except (NicpsError, ValueError, KeyError, TypeError) as error:
+            able, plan = False, Plan("", 1, 8)
+            agent.warn(f"the job cannot be led from here: {error}")
+        found = Found(
+            able=able,
+            trained=job is not None and job.train_rounds > 0,
+            finishing=job is not None and job.finishing,
+        )
+        agent.log("this host leads the job from now on")
+        agent.conductor = Conductor(agent, plan.job, plan, None, found)
+
+    def _struck(self, reason: str) -> None:
+        """R19: the others have gone on without us, or there is nothing to go on with."""
+        agent = self._agent
+        agent.kernel_off()
+        agent.conductor = None
+        if agent.node.ended:
+            agent.end_job("the job has ended")
+            agent.endings.over(None, "the job has ended while this host was not heard")
+            return
+        if agent.job is not None:
+            agent.job.struck()
+        self._say_trouble(f"standing by: {reason}")
+
+    def _say_trouble(self, what: str) -> None:
+        agent = self._agent
+        agent.trouble = what
+        agent.warn(what)
+
+    def _differs(self, action: Differs) -> None:
+        """Who holds other weights than most stands by and takes the state again; a tie is for the user."""
+        agent = self._agent
+        view, node = agent.node.view, agent.node
+        if action.numbers:
+            names = view.names(action.numbers)
+            agent.warn(f"after round {action.round} the weights of {names} differ from the others'")
+            rest = [k for k in view.order if k not in action.numbers]
+            if rest and rest[0] == node.number:
+                agent.act(node.strike(agent.now, action.numbers))
+        elif agent.conductor is not None:
+            agent.conductor.course.alarm(
+                f"after round {action.round} the members' weights differ, and no half agrees"
+            )
+
+    @property
+    def others_can_go_on(self) -> bool:
+        """The network can do without this host."""
+        agent = self._agent
+        view = agent.node.view
+        return agent.node.state is NodeState.MEMBER and view.agreed(
+            view.live - {agent.node.number}, alone=agent.settings.timings.alone
+        )
+
+    def depart(self, reason: str) -> None:
+        """R17: this host cannot go on now, the others can; it comes back."""
+        agent = self._agent
+        agent.log(reason)
+        agent.act(agent.node.leave(agent.now, reason))
