@@ -108,7 +108,7 @@ ROOMS = {
         *("nicps.auth", "nicps.client", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.doctor"),
-    "nicps/lab": (ERRORS, DATAPLANE, "nicps.lab"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, "nicps.lab"),
     "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
 }
 
