@@ -368,26 +368,27 @@ class LocalJob:
         if phase is None or program is None or not program.ready or program.arena is None:
             return
         same_files = phase.settings.get("handout") == self.digest
-        model = str(phase.settings.get("model", ""))
+        same_size = (
+            phase.kind is not wire.PhaseKind.TRAIN or phase.fragments == program.arena.fragments
+        )
+        same_state = program.digest == str(phase.settings.get("model", ""))
+        learns = agent.node.number in agent.node.learners
         if not same_files:
             agent.act(agent.node.fail(agent.now, "what was handed out has arrived damaged"))
-        elif (
-            phase.kind is wire.PhaseKind.TRAIN and phase.fragments != program.arena.fragments
-        ) or program.digest != model:
-            if agent.node.number in agent.node.learners and program.digest != model:
-                if (self.folder / STATE).exists():  # what the hand-out brought (R20)
-                    if not self._loading:
-                        self._loading = True
-                        program.state("load")
-                    return
-            if program.trained:
-                return  # somebody's memory is damaged: what the token tells of all decides whose
+        elif learns and not same_state and (self.folder / STATE).exists():
+            if not self._loading:  # what the hand-out brought (R20)
+                self._loading = True
+                program.state("load")
+            return
+        elif learns and not same_state and same_size:
+            agent.depart("the state that was handed out is not that of the others: once more")
+        elif not same_size or not (same_state or program.trained):
             reason = (
                 "the model built here differs from the lead's: the same job.py and the same "
                 "versions of Python and PyTorch are needed on every host"
             )
             agent.act(agent.node.fail(agent.now, reason))
-        else:
+        else:  # a state that differs after rounds of training is judged by all, after the next one
             self._waiting, self._phase = None, phase
             self._source = ArenaSource(program.arena, program.hurry)
             self._allocate(phase.blocks)
