@@ -28,6 +28,7 @@ from nicps.agent.endings import Endings
 from nicps.agent.folders import sweep
 from nicps.agent.job import LocalJob
 from nicps.agent.keyring import Keyring
+from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import Child, User, set_nice
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
@@ -58,6 +59,7 @@ _MALFORMED_SHOWN = 3
 _NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
 _GOODBYE_S = 2.0
+_PROBES = (bytes([wire.FrameType.PROBE]), bytes([wire.FrameType.ECHO]))
 
 
 class Agent:
@@ -89,6 +91,7 @@ class Agent:
         self.trouble = ""  # why this host stands by in the middle of a job
         self._background = Background()
         self.commands = Commands(self)
+        self.prober = Prober(self)
         self.views = Views(self)
         self.endings = Endings(self)
         with contextlib.ExitStack() as stack:
@@ -158,6 +161,8 @@ class Agent:
         wait = _WAKE_S if self.node.ring is not None else _IDLE_S
         if self.sender.refused:
             wait = _RETRY_S
+        if self.prober.running:
+            wait = STEP_S
         deadline = self.node.deadline()
         if deadline is not None:
             wait = min(wait, max(0.0, deadline - time.monotonic()))
@@ -173,6 +178,7 @@ class Agent:
             self._tick()
         if self.job is not None:
             self.job.look(self.now)
+        self.prober.tick()
         self.pump()
         self.control.flush()
 
@@ -215,7 +221,10 @@ class Agent:
                 continue
             turns = self.node.ring.turns if self.node.ring is not None else 0
             try:
-                self.act(self.node.on_frame(self.now, source, frame))
+                if frame[1:2] in _PROBES:
+                    self.prober.on_frame(source, frame)
+                else:
+                    self.act(self.node.on_frame(self.now, source, frame))
             except WireError as error:
                 self.malformed += 1
                 if self.malformed <= _MALFORMED_SHOWN:

@@ -41,6 +41,7 @@ class Commands:
 
     def on_close(self, peer: Peer) -> None:
         """A connection has ended."""
+        self._agent.prober.forget(peer)
         program = self._agent.job.program if self._agent.job is not None else None
         if peer.is_trainer and program is not None and program.is_attached(peer.channel):
             program.detached()
@@ -65,6 +66,8 @@ class Commands:
         elif op == "leave":
             peer.post({"op": "ok"})
             agent.stop()
+        elif op == "probe":
+            agent.prober.start(peer, message.get("seconds", 1.0))
         elif op == "submit":
             self._submit(peer, message)
         else:

@@ -9,12 +9,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nicps.errors import EnvironmentProblem
+from nicps.cli import agentlink
+from nicps.errors import EnvironmentProblem, NetworkProblem
 
 DESCRIPTION = """\
-Check this host for what nicps needs and say how to mend what is wrong. With --iface a program that
+Check this host for what nicps needs and say how to mend what is wrong. With --network it is the LAN that
+is checked, by the agent of this host and those that stand by on others: what they lose of its frames at
+rising rates, round trips, and what to change; nothing else is looked at. With --iface a program that
 passes every frame is attached to the interface for a moment, where nothing else is attached, to see
-which XDP mode the driver has. Exit code: 0 when nothing failed, 3 otherwise."""
+which XDP mode the driver has. Exit code: 0 when nothing failed; 3 when this host lacks
+something, 4 when the LAN does."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,12 +36,24 @@ def add_parser(subparsers: Any) -> None:
         default=os.environ.get("NICPS_DATA"),
         help="data that this user must read ($NICPS_DATA)",
     )
+    parser.add_argument(
+        "--network", action="store_true", help="measure the LAN between the hosts that have joined"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1.0,
+        help="with --network: how long frames are sent at each rate (%(default)s)",
+    )
+    agentlink.add_socket(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the rows; 3 when one failed."""
+    """Print the rows; 3 when one failed, 4 when the LAN is to be mended."""
+    if args.network:
+        return _network(args)
     from nicps import doctor
 
     data = Path(args.data) if args.data else None
@@ -51,3 +67,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(doctor.table(rows))
     return EnvironmentProblem.exit_code if worst == "fail" else 0
+
+
+def _network(args: argparse.Namespace) -> int:
+    from nicps.doctor import network
+
+    with agentlink.connect(args.socket) as channel:
+        report = agentlink.ask(channel, {"op": "probe", "seconds": args.seconds})
+    report.pop("op")
+    found = network.findings(report)
+    if args.json:
+        import orjson
+
+        report |= {"ok": not found, "findings": [dataclasses.asdict(item) for item in found]}
+        print(orjson.dumps(report).decode())
+    else:
+        print(network.table(report))
+    return NetworkProblem.exit_code if found else 0

@@ -71,10 +71,11 @@ class Maps:
         """What came of the train that this host was asked to count, `struct nicps_train`."""
         return self._train[0]
 
-    def expect(self, nonce: int) -> None:
-        """From now on the frames of that train are counted, from zero; of the one that is counted, nothing changes."""
+    def expect(self, nonce: int) -> Any:
+        """From now on frames of that train are counted, from zero if they were not before; its `train`."""
         if int(self.train["nonce"]) != nonce:
             self._train[0] = (nonce, 0, 0, 0)
+        return self.train
 
     @property
     def slots_fd(self) -> int:

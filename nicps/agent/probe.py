@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the LAN is like between the hosts that stand by (`nicps doctor --network`): loss, round trips and rate.
+
+The host that measures asks all others by PROBE frames, and they answer with ECHO frames. An answer says what has come
+of a train: frames as long as fragments, sent at a steady rate. Trains are counted by the XDP program, so no agent has
+to look at each frame, and so they carry no tag: a stranger could spoil a figure, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nicps import wire
+from nicps.agent.control import Peer
+from nicps.errors import NetworkProblem, NicpsError, UsageProblem
+from nicps.protocol import NodeState
+from nicps.protocol.view import safe_name
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+#: While a measurement is under way the agent looks after it at least this often.
+STEP_S = 0.001
+#: Bits per second on the line; the last train goes as fast as this host can send.
+RATES_BPS: tuple[float | None, ...] = (3e6, 30e6, 100e6, 300e6, 1e9, None)
+LEAST_S, MOST_S = 0.05, 3.0
+
+_QUESTIONS = 20
+_FIND_S = 0.3  # until all hosts have been heard of
+_ANSWER_S = 0.1
+_TRIES = 5
+_LINE_BYTES = 1526  # of a train's frame, with preamble, checksum and gap
+_BATCH, _BATCHES = 256, 4  # frames for one system call, and those for one step
+_CATCH_UP_S = 0.005  # a late agent does not send more than this at once
+_SLOWER = 0.8  # of the rate asked for: this is what can be sent, faster trains would be the same
+_BUSY_S = 0.1  # between two answers while a job is under way
+
+
+@dataclass(slots=True)
+class _Host:
+    """What has been found out about another host; `echoes` by the question's number."""
+
+    name: str
+    round_trips_s: list[float] = field(default_factory=list)
+    echoes: dict[int, wire.Echo] = field(default_factory=dict)
+    trains: list[dict[str, Any] | None] = field(default_factory=list)
+
+
+class Prober:
+    """Answers others' questions, and measures when it is told to."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._peer: Peer | None = None  # who wants to know
+        self._script: Iterator[float] | None = None
+        self._next = 0.0
+        self._nonce = 0
+        self._timing = False  # answers tell round trips
+        self._asked: dict[int, tuple[int, float]] = {}  # question -> nonce, when
+        self._hosts: dict[bytes, _Host] = {}
+        self._trains: list[dict[str, Any]] = []
+        self._answered_busy = 0.0
+
+    @property
+    def running(self) -> bool:
+        """This host measures."""
+        return self._script is not None
+
+    def start(self, peer: Peer, seconds: object) -> None:
+        """Measure, with trains of that length, and post the result to `peer`.
+
+        Raises:
+            UsageProblem: the length.
+            NetworkProblem: a job, or another measurement, is under way.
+        """
+        if not isinstance(seconds, int | float) or not LEAST_S <= seconds <= MOST_S:
+            raise UsageProblem(f"trains take {LEAST_S:g} to {MOST_S:g} seconds, not {seconds!r}")
+        if self._busy:
+            raise NetworkProblem("a job is under way: measure after its end (`nicps status`)")
+        if self.running:
+            raise NetworkProblem("a measurement is under way here already: wait for its end")
+        self._peer, self._hosts, self._asked, self._trains = peer, {}, {}, []
+        self._next, self._timing = 0.0, False
+        self._script = self._measure(float(seconds))
+
+    def forget(self, peer: Peer) -> None:
+        """Nobody waits for the result any more."""
+        if peer is self._peer:
+            self._peer = self._script = None
+
+    def tick(self) -> None:
+        """Go on with what is due."""
+        if self._script is None or time.monotonic() < self._next:
+            return
+        try:
+            if self._busy:
+                raise NetworkProblem("a job has begun: measure after its end")
+            self._next = next(self._script)
+        except StopIteration:
+            self._done(lambda peer: peer.post({"op": "probe", **self._result()}))
+        except NicpsError as error:
+            reason = error
+            self._done(lambda peer: peer.refuse(reason))
+
+    def on_frame(self, source: bytes, data: bytes) -> None:
+        """A PROBE or ECHO frame that came up.
+
+        Raises:
+            WireError: it is malformed.
+        """
+        frame = wire.unpack(data)
+        if frame.header.network != self._agent.node.network or source == self._agent.node.mac:
+            return
+        if isinstance(frame.body, wire.Probe):
+            self._on_question(source, frame.body)
+        elif isinstance(frame.body, wire.Echo):
+            self._on_answer(source, frame.body, frame.tail)
+
+    @property
+    def _busy(self) -> bool:
+        agent = self._agent
+        standing_by = agent.node.state is NodeState.STANDBY
+        return not standing_by or agent.job is not None or agent.submission is not None
+
+    def _done(self, tell: Callable[[Peer], None]) -> None:
+        peer, self._peer, self._script = self._peer, None, None
+        if peer is not None:
+            tell(peer)
+
+    # ---- the others' questions
+
+    def _on_question(self, source: bytes, probe: wire.Probe) -> None:
+        agent, now = self._agent, time.monotonic()
+        if self.running:
+            self._script = iter(())
+            error = NetworkProblem(
+                f"{wire.mac_text(source)} measures at the same moment: try again later"
+            )
+            self._done(lambda peer: peer.refuse(error))
+        if self._busy and now < self._answered_busy + _BUSY_S:
+            return
+        self._answered_busy = now
+        train = agent.dataplane.expect(probe.nonce)
+        body = wire.Echo(
+            probe.nonce,
+            int(train["first_ns"]),
+            int(train["last_ns"]),
+            min(int(train["count"]), 2**32 - 1),
+            probe.number,
+            int(self._busy),
+        )
+        self._send(body, agent.node.name.encode())
+
+    # ---- our own
+
+    def _on_answer(self, source: bytes, echo: wire.Echo, name: bytes) -> None:
+        nonce, asked_at = self._asked.get(echo.number, (0, 0.0))
+        if self._script is None or nonce != echo.nonce:
+            return
+        host = self._hosts.get(source)
+        if host is None:
+            host = _Host(safe_name(name.decode(errors="replace"), source))
+            self._hosts[source] = host
+        if self._timing and echo.number not in host.echoes:
+            host.round_trips_s.append(time.monotonic() - asked_at)
+        host.echoes[echo.number] = echo
+
+    def _measure(self, seconds: float) -> Iterator[float]:
+        """All of it, as a series of times to wait for."""
+        self._nonce = self._agent.nonce()
+        first = self._ask()
+        yield time.monotonic() + _FIND_S
+        if not self._hosts:
+            raise NetworkProblem(
+                "no other host answers: run `nicps join` on it, with the same --network (and --key)"
+            )
+        for host in self._hosts.values():
+            if host.echoes[first].busy:
+                raise NetworkProblem(f"a job is under way on {host.name}: measure after its end")
+        self._timing = True
+        for _ in range(_QUESTIONS):
+            self._ask()
+            yield time.monotonic() + max(0.01, 0.002 * len(self._hosts))
+        yield time.monotonic() + _ANSWER_S
+        self._timing = False  # what is asked from now on waits behind trains
+        for rate in RATES_BPS:
+            yield from self._train(rate, seconds)
+            offered = self._trains[-1]["offered_bps"]
+            if rate is not None and offered < _SLOWER * rate:
+                break
+
+    def _ask(self) -> int:
+        """One question to all; its number."""
+        number = len(self._asked) + 1
+        self._asked[number] = self._nonce, time.monotonic()
+        self._send(wire.Probe(self._nonce, number, wire.ProbeStep.ASK))
+        return number
+
+    def _answers(self) -> Iterator[float]:
+        """Ask until all have answered, or some do not."""
+        first = len(self._asked) + 1
+        for _ in range(_TRIES):
+            self._ask()
+            until = time.monotonic() + _ANSWER_S
+            while time.monotonic() < until:
+                if all(max(host.echoes, default=0) >= first for host in self._hosts.values()):
+                    return
+                yield 0.0
+
+    def _train(self, rate_bps: float | None, seconds: float) -> Iterator[float]:
+        self._nonce = self._agent.nonce()
+        ready = len(self._asked)
+        yield from self._answers()
+        tx = self._agent.dataplane.tx
+        rows, numbers = self._frames()
+        payload = np.zeros((_BATCH, wire.PAYLOAD_BYTES), np.uint8)
+        per_second = (rate_bps or float("inf")) / (8 * _LINE_BYTES)
+        began = last = time.monotonic()
+        sent, owed = 0, 0.0
+        while last < began + seconds:
+            now = time.monotonic()
+            owed = min(owed + (now - last) * per_second, max(1.0, _CATCH_UP_S * per_second))
+            last = now
+            for _ in range(_BATCHES):
+                count = min(int(min(owed, _BATCH)), tx.free())
+                if not count:
+                    break
+                numbers[:count] = np.arange(sent + 1, sent + 1 + count)
+                taken = tx.push(rows[:count], payload[:count])
+                tx.flush()
+                sent, owed = sent + taken, owed - taken
+            yield 0.0
+        while tx.pending() and time.monotonic() < last + seconds + 1:
+            tx.flush()
+            yield 0.0
+        took = time.monotonic() - began
+        asked = len(self._asked)
+        yield from self._answers()
+        self._trains.append(
+            {"rate_bps": rate_bps, "sent": sent, "offered_bps": sent * 8 * _LINE_BYTES / took}
+        )
+        for host in self._hosts.values():
+            counts = any(ready < number <= asked for number in host.echoes)
+            last_answer = max(host.echoes, default=0)
+            told = counts and last_answer > asked
+            host.trains.append(_seen(host.echoes[last_answer]) if told else None)
+
+    def _frames(self) -> tuple[Any, Any]:
+        """Headers of a batch, (k, 48) bytes, and a view of the numbers in them."""
+        body = wire.Probe(self._nonce, 0, wire.ProbeStep.TRAIN)
+        frame = wire.pack(self._header(), body, tail=bytes(wire.PAYLOAD_BYTES))
+        head = np.frombuffer(frame[: wire.FRAGMENT_HEADER_BYTES], np.uint8)
+        rows = np.tile(head, (_BATCH, 1))
+        layout = wire.Layout.of(wire.Probe)
+        at = wire.HEADER_BYTES + layout.offsets[layout.names.index("number")]
+        return rows, rows[:, at : at + 4].view(">u4")[:, 0]
+
+    def _header(self) -> wire.Header:
+        return wire.Header(network=self._agent.node.network)
+
+    def _send(self, body: wire.Probe | wire.Echo, tail: bytes = b"") -> None:
+        agent = self._agent
+        frame = wire.pack(self._header(), body, tail=tail)
+        agent.sender.frame(agent.keys.sign(frame, agent.node.mac))
+
+    def _result(self) -> dict[str, Any]:
+        """docs/socket.md"""
+        agent = self._agent
+        return {
+            "name": agent.node.name,
+            "iface": agent.settings.iface,
+            "destination": wire.mac_text(agent.settings.destination),
+            "questions": _QUESTIONS,
+            "trains": self._trains,
+            "hosts": [
+                {
+                    "name": host.name,
+                    "mac": wire.mac_text(mac),
+                    "answers": len(host.round_trips_s),
+                    "round_trip_us": _spread(host.round_trips_s),
+                    "trains": host.trains,
+                }
+                for mac, host in sorted(self._hosts.items(), key=lambda found: found[1].name)
+            ],
+        }
+
+
+def _seen(echo: wire.Echo) -> dict[str, Any]:
+    """What came of a train, and how fast (bits per second on the line)."""
+    took_ns = echo.last_ns - echo.first_ns
+    rate_bps = 8e9 * _LINE_BYTES * (echo.count - 1) / took_ns if took_ns > 0 else 0.0
+    return {"received": echo.count, "rate_bps": rate_bps}
+
+
+def _spread(seconds: list[float]) -> dict[str, float] | None:
+    """Minimum, median and maximum in microseconds; None of none."""
+    if not seconds:
+        return None
+    found = {"min": min(seconds), "median": median(seconds), "max": max(seconds)}
+    return {name: 1e6 * value for name, value in found.items()}

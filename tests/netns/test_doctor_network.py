@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps doctor --network` between agents that stand by, at a switch that is good and at one that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nicps.lab import namespaces
+from tests.netns.labs import until
+from tests.netns.members import NICPS, Network, tiny_job
+from tests.netns.wires import run
+
+
+def measured(network: Network, host: str = "h1", seconds: str = "0.2") -> dict[str, Any]:
+    """What the command says, for programs."""
+    ended = network.command(host, "doctor", "--network", "--json", "--seconds", seconds)
+    assert ended.code in (0, 4), ended.err
+    report = json.loads(ended.out)
+    assert ended.code == (0 if report["ok"] else 4)
+    return dict(report)
+
+
+def said(report: dict[str, Any]) -> list[str]:
+    """What was found; round trips are no good where a machine is all of the LAN and has other things to do."""
+    return [f["found"] for f in report["findings"] if "round trip" not in f["found"]]
+
+
+@contextmanager
+def at_the_switch(network: Network, command: str, undo: str) -> Iterator[None]:
+    """A command in the switch's namespace, taken back at the end."""
+    switch = namespaces.switch_name(network.lab.name)
+    namespaces.inside(switch, lambda: run(command))
+    try:
+        yield
+    finally:
+        namespaces.inside(switch, lambda: run(undo))
+
+
+def test_a_good_lan(network: Network) -> None:
+    before = {host: network.agents[host].status()["counters"] for host in network.names}
+    report = measured(network)
+    assert said(report) == []
+    assert [host["name"] for host in report["hosts"]] == ["h2", "h3", "h4"]
+    sent = [train["sent"] for train in report["trains"]]
+    assert sent[0] > 20 < sent[-1]
+    for host in report["hosts"]:
+        assert [train["received"] for train in host["trains"]] == sent
+        assert host["round_trip_us"]["min"] <= host["round_trip_us"]["median"] < 1e6
+        after = network.agents[host["name"]].status()["counters"]
+        assert after["probed"] - before[host["name"]]["probed"] == sum(sent), "in the kernel"
+        assert after["control"] - before[host["name"]]["control"] < 400, "only questions go up"
+    ended = network.command("h3", "doctor", "--network", "--seconds", "0.05")
+    assert [line.split()[0] for line in ended.out.splitlines()[2:5]] == ["h1", "h2", "h4"]
+
+
+def test_a_port_that_throttles(network: Network) -> None:
+    """A switch's storm control is a rate over which frames are dropped: here at the port of h3."""
+    command = "tc qdisc add dev p3 root tbf rate 50mbit burst 16kb limit 32kb"
+    with at_the_switch(network, command, "tc qdisc del dev p3 root"):
+        report = measured(network, seconds="0.3")
+    (found,) = said(report)
+    assert found.startswith("h3 loses ")
+    assert " above 30 Mbit/s, and gets " in found
+    advice = [f["mend"] for f in report["findings"] if f["found"] == found]
+    assert "join --multicast" in advice[0]
+    assert 30e6 < max(train["rate_bps"] for train in report["hosts"][1]["trains"]) < 70e6
+
+
+def test_a_port_with_a_small_mtu(network: Network) -> None:
+    with at_the_switch(network, "ip link set p2 mtu 600", "ip link set p2 mtu 1500"):
+        assert said(measured(network)) == ["h2 gets no frame of 1502 bytes, but small ones"]
+
+
+def test_loss_at_any_rate(network: Network) -> None:
+    network.lab.fault("h4", loss=0.2)
+    try:
+        found = said(measured(network))
+    finally:
+        network.lab.clear("h4")
+    assert any(text.startswith("h4 loses ") and "3 Mbit/s already" in text for text in found), found
+    assert all(text.startswith("h4 ") for text in found), found
+
+
+def test_who_stands_in_the_way(network: Network, open_path: Path) -> None:
+    """One line, and the job goes on; so does the next measurement."""
+    ended = network.command("h1", "doctor", "--network", "--seconds", "60")
+    assert "trains take 0.05 to 3 seconds, not 60.0" in ended.only_error(2)
+
+    def probed() -> int:
+        return int(network.agents["h2"].status()["counters"]["probed"])
+
+    before = probed()
+    first = network.start("h1", "doctor", "--network", "--json", "--seconds", "3")
+    until(lambda: probed() > before, "it has begun")
+    ended = network.command("h1", "doctor", "--network")
+    assert "a measurement is under way here already" in ended.only_error(4)
+    ended = network.command("h2", "doctor", "--network")
+    assert ended.code in (0, 4), "h2's own goes on, or stops as well"
+    assert "02:00:0a:4d:00:02 measures at the same moment" in network.finish(first).only_error(4)
+    channel = network.submit("h1", tiny_job(open_path), rounds=100_000)
+    try:
+        network.in_training()
+        for host in ("h1", "h3"):
+            ended = network.command(host, "doctor", "--network")
+            assert "a job is under way: measure after its end" in ended.only_error(4)
+        network.in_training("h2")
+    finally:
+        channel.close()
+        for host in network.names:
+            network.leave(host)
+
+
+def test_with_a_key_and_alone(tmp_path: Path) -> None:
+    """Who lacks the key hears nothing, and where nobody answers there is one line."""
+    network = Network(3)
+    key = tmp_path / "key"
+    try:
+        network.lab.up()
+        assert network.finish(network.run("h1", [*NICPS, "key", "new", str(key)])).code == 0
+        for host in network.names:
+            network.join(host, *(["--key", str(key)] if host != "h3" else []))
+        for host in network.names:
+            network.answered(host)
+        report = measured(network)
+        assert [host["name"] for host in report["hosts"]] == ["h2"]
+        assert said(report) == []
+        network.leave("h2")
+        ended = network.command("h1", "doctor", "--network")
+        assert "no other host answers: run `nicps join`" in ended.only_error(4)
+    finally:
+        network.close()
