@@ -381,7 +381,7 @@ class LocalJob:
                 program.state("load")
             return
         elif learns and not same_state and same_size:
-            agent.depart("the state that was handed out is not that of the others: once more")
+            agent.views.depart("the state that was handed out is not that of the others: once more")
         elif not same_size or not (same_state or program.trained):
             reason = (
                 "the model built here differs from the lead's: the same job.py and the same "
