@@ -53,7 +53,6 @@ class _Proposal:
     promises: dict[int, _Promise] = field(default_factory=dict)
     successor: Successor | None = None
     accepted: set[int] = field(default_factory=set)
-    told_cut: bool = False
 
 
 class Succession:
@@ -109,6 +108,9 @@ class Succession:
         self._successor: Successor | None = None
         self._proposal: _Proposal | None = None
         self._take_over_at: float | None = None
+        self._frozen_at: float | None = None
+        self._met: dict[int, float] = {}  # since then: when a member was heard last
+        self._told_cut = False
         self._attempts = 0
         self.done = False
 
@@ -140,7 +142,7 @@ class Succession:
         ballot = self.promised[0] + 1
         self.promised = (ballot, self._mac)
         self._take_over_at = None
-        self._freeze()
+        self._begin(now)
         self._proposal = _Proposal(ballot, suspects, joiners, now, now, self._timings.decision_s)
         self._proposal.promises[self.number] = _Promise(
             self._standing(), self._accepted, self._successor
@@ -170,7 +172,8 @@ class Succession:
         if order != self.promised:
             self.promised = order
             self._proposal = None
-            self._freeze()
+            self._begin(now)
+        self._met[sender] = now
         if accept:
             self._accepted, self._successor = order, successor
         rank = self.view.rank_after(sender, self.number)
@@ -188,6 +191,7 @@ class Succession:
         successor = Successor.of(frame)
         if sender in self.view.live:
             self.nonces[sender] = vote.nonce
+            self._met[sender] = now
         proposal = self._proposal
         if proposal is None or vote.mac != self._mac or self.done:
             return
@@ -213,9 +217,11 @@ class Succession:
         if self.done:
             return None
         proposal = self._proposal
+        cut_at = self._cut_at()
         if proposal is None:
-            return self._take_over_at
-        times = [proposal.next_send]
+            known = (time for time in (self._take_over_at, cut_at) if time is not None)
+            return min(known, default=None)
+        times = [proposal.next_send, *([] if cut_at is None else [cut_at])]
         if proposal.successor is None:
             timings = self._timings
             waits = (proposal.started + timings.grace_s, proposal.started + timings.vote_s)
@@ -226,6 +232,9 @@ class Succession:
         """Repeat the proposal; take over from a proposer that has fallen silent."""
         if self.done:
             return
+        cut_at = self._cut_at()
+        if cut_at is not None and now >= cut_at:
+            self._tell_cut(now)
         proposal = self._proposal
         if proposal is None:
             if self._take_over_at is not None and now >= self._take_over_at:
@@ -238,13 +247,30 @@ class Succession:
         proposal.next_send = now + proposal.interval
         proposal.interval = min(proposal.interval * 1.5, self._timings.decision_s * 10)
         self._send(proposal)
-        if now < proposal.started + self._timings.cut_s:
-            return
-        self._ask()
-        if not proposal.told_cut:
-            proposal.told_cut = True
-            heard = proposal.accepted if proposal.successor is not None else proposal.promises
-            self._emit(Cut(frozenset(self.view.live - set(heard))))
+        if now >= proposal.started + self._timings.cut_s:
+            self._ask()
+
+    def _begin(self, now: float) -> None:
+        """A proposal is known: nothing is completed or committed from here on."""
+        if self._frozen_at is None:
+            self._frozen_at = now
+        self._freeze()
+
+    def _cut_at(self) -> float | None:
+        """When to look whether there is a majority, for the user."""
+        if self._told_cut or self._frozen_at is None:
+            return None
+        return self._frozen_at + self._timings.cut_s
+
+    def _tell_cut(self, now: float) -> None:
+        """Every member that has no majority with those it hears tells its user, whoever proposes."""
+        since = now - self._timings.cut_s / 2
+        heard = {k for k, at in self._met.items() if at >= since} | {self.number}
+        if self.view.agreed(heard, alone=self._timings.alone):
+            self._frozen_at = now  # look again
+        else:
+            self._told_cut = True
+            self._emit(Cut(frozenset(self.view.live - heard)))
 
     @property
     def _patience_s(self) -> float:
