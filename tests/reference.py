@@ -59,31 +59,33 @@ def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
 
     Args:
         width: of a lane, in bits.
-        rounds: what the members saved, by round and member number, all of one run and all its rounds.
+        rounds: what the members saved, by round and member number, all of one run and all its rounds. Of who died
+            in a round there may be the contribution only. A member's "life" ends where it forgets its rounding error.
 
     Raises:
         AssertionError: a total differs in any bit, or members disagree on what was counted.
     """
-    members: dict[int, Member] = {}
+    members: dict[tuple[int, str], Member] = {}
     gradients = 0
     for round_, saved in sorted(rounds.items()):
-        first = next(iter(saved.values()))
+        sums = {number: own for number, own in saved.items() if "total" in own}
+        first = next(iter(sums.values()))
         counted, unit = first["counted"].tolist(), int(first["unit"])
-        for number, own in saved.items():
+        for number, own in sums.items():
             assert own["counted"].tolist() == counted, (round_, number)
             assert int(own["unit"]) == unit, (round_, number)
             assert int(own["n"]) == sum(samples for _, samples in counted)
-        total = np.zeros(len(first["vector"]), np.int64)
+        total = np.zeros(len(first["total"]), np.int64)
         for number, samples in counted:
             own = saved[number]
             assert int(own["samples"]) == samples, (round_, number)
-            member = members.setdefault(number, Member(width))
+            member = members.setdefault((number, str(own.get("life", ""))), Member(width))
             whole, left = member.quantise(own["vector"], unit)
             total += whole
             member.residual = left
             gradients += 1
         expected = (total.astype(np.float64) * 2.0**unit).astype(np.float32)
-        for number, own in saved.items():
+        for number, own in sums.items():
             differs = own["total"].view(np.uint32) != expected.view(np.uint32)
             assert not differs.any(), (round_, number, np.flatnonzero(differs)[:8])
     return gradients

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenes: a job that trains on four hosts while something goes wrong, and what must hold whatever it was.
+
+One job serves many scenes, as starting one takes longer than most of them. After each, all members must have the same
+state after every round, and every round's sum must be that of the gradients that counted, bit for bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nicps.dataplane.channel import Channel
+from nicps.lab import Lab
+from nicps.lab.processes import Running
+from tests import reference
+from tests.netns.labs import ROOT, nicps, until
+from tests.netns.members import Network, Run, tiny_job
+
+RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
+
+#: BatchNorm has buffers, and momentum a state; it trains until there is a file.
+ENDLESS = """
+import gc
+
+PLACE = {place!r}
+settings = Settings(batch=160, quorum=0.9, test_every=10**9, microbatch_seconds=0.005, checkpoint_s=0.0)
+
+def model():
+    return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+def done(state):
+    return os.path.exists(PLACE + "/end")
+
+def found(name):
+    return next(o for o in gc.get_objects() if type(o).__name__ == name)
+
+def damage(what):
+    if what == "weights":
+        found("FlatModel").model[0].weight.data[0, 0] += 0.5
+    elif what == "buffers":
+        found("FlatModel")._common[0] += 0.5
+    else:
+        optimizer = found("Training").optimizer
+        next(iter(optimizer.state.values()))["momentum_buffer"][0, 0] += 0.5
+
+def loss(model, batch):
+    if model.training:
+        for what in ("weights", "buffers", "optimizer"):
+            order = "%s/%s.%s" % (PLACE, what, host())
+            if os.path.exists(order):
+                os.unlink(order)
+                damage(what)
+    return cross_entropy(model(batch["x"]), batch["y"].long())
+"""
+
+
+@dataclass
+class Stage(Network):
+    """A lab whose training programs write down all that they offer and sum."""
+
+    keyed: bool = False
+    rate_bps: int | None = None
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rate_bps is not None:
+            self.lab = Lab(replace(self.lab.settings, rate_bps=self.rate_bps))
+        self.key = self.folder / "key"
+        if self.keyed:
+            assert nicps("key", "new", str(self.key)).returncode == 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was written down."""
+        for host in self.names:
+            place = self.records(host)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True, exist_ok=True)
+            place.chmod(0o777)
+
+    def records(self, host: str) -> Path:
+        """What the training programs of that host have written down."""
+        return self.folder / "records" / host
+
+    def command_line(self, host: str) -> list[str]:
+        command = [*super().command_line(host), *self.arguments]
+        command += ["--trainer", f"{sys.executable} -P {RECORDING} {self.records(host)}"]
+        return [*command, "--key", str(self.key)] if self.keyed else command
+
+    def agent(self, host: str) -> Running:
+        """The process of the agent there."""
+        (found,) = [p for p in self.lab.processes()[host] if " join " in p.command]
+        return found
+
+
+@dataclass
+class Drill:
+    """A job on a stage, and its faults."""
+
+    stage: Stage
+    more: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    channel: Channel | None = None
+    job_id: str = ""
+    forgiven: int = 0  # up to this round states may have differed
+    _cache: dict[Path, dict[str, Any]] = field(default_factory=dict)
+
+    # ---- the job
+
+    def submit(self, host: str = "h1") -> None:
+        """Begin a job; it is not under way yet."""
+        stage = self.stage
+        self.close()
+        stage.ready()
+        stage.clear()
+        self._cache.clear()
+        self.forgiven = 0
+        place = stage.folder / "place"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        place.chmod(0o777)
+        self.place = place
+        job = tiny_job(stage.folder, ENDLESS.format(place=str(place)) + self.more)
+        self.channel = stage.submit(host, job, **self.settings)
+
+    def begin(self, host: str = "h1") -> None:
+        """Begin a job, and wait until all train."""
+        self.submit(host)
+        self.all_train(timeout_s=180.0)
+        self.job_id = str(self.status(host)["job"])
+
+    def ready(self) -> None:
+        """See to it that all train, whatever was before."""
+        if self.channel is not None and self.under_way():
+            self.goes_on(*self.stage.names)
+            return
+        self.begin()
+
+    def under_way(self) -> bool:
+        """Whether all hosts are in one and the same job's training."""
+        found = [self.stage.status(host) for host in self.stage.names]
+        return all(
+            s is not None
+            and s["job"] == self.job_id
+            and s["phase"] == "train"
+            and all(m["state"] != "left" for m in s["members"])
+            for s in found
+        )
+
+    def status(self, host: str) -> dict[str, Any]:
+        """What the agent there says of itself."""
+        status = self.stage.status(host)
+        assert status is not None, self.stage.log(host)
+        return status
+
+    def lead(self) -> str:
+        """The host that acts as node 1, as a member says."""
+        for host in self.stage.names:
+            status = self.stage.status(host)
+            if status is not None and status["state"] == "member":
+                return str(status["members"][status["lead"] - 1]["name"])
+        raise AssertionError("nobody is a member")
+
+    def number(self, host: str) -> int:
+        """The host's number in the list."""
+        for other in self.stage.names:
+            status = self.stage.status(other)
+            for member in status["members"] if status is not None else ():
+                if member["name"] == host:
+                    return int(member["number"])
+        raise AssertionError(f"nobody knows {host}")
+
+    def host(self, number: int) -> str:
+        """The host with that number."""
+        return next(host for host in self.stage.names if self.number(host) == number)
+
+    # ---- what must come of it
+
+    def last(self, host: str) -> int:
+        """The last round that the training program there has applied; 0 if none."""
+        names = (
+            path.name.split(".")[0] for path in self.stage.records(host).glob("[0-9]*.sum.npz")
+        )
+        return max(map(int, names), default=0)
+
+    def counted(self, host: str) -> set[int]:
+        """Who was counted in it."""
+        path = self.stage.records(host) / f"{self.last(host)}.sum.npz"
+        return set(self._load(path)["counted"][:, 0].tolist()) if path.exists() else set()
+
+    def goes_on(self, *hosts: str, rounds: int = 3, timeout_s: float = 20.0) -> None:
+        """Wait until these have trained so many rounds more, and all of them and nobody else has been counted."""
+        begun = {host: self.last(host) for host in hosts}
+        numbers = {self.number(host) for host in hosts}
+
+        def moved() -> bool:
+            return all(
+                self.last(host) >= begun[host] + rounds and self.counted(host) == numbers
+                for host in hosts
+            )
+
+        self.until(moved, f"{hosts} train on without others", timeout_s)
+
+    def all_train(self, timeout_s: float = 20.0) -> None:
+        """Wait until every host's gradient is counted."""
+        self.until(lambda: self.stage.status("h1") is not None, "h1 answers", timeout_s)
+        stage = self.stage
+
+        def all_there() -> bool:
+            found = [stage.status(host) for host in stage.names]
+            return all(
+                s is not None and s["phase"] == "train" and len(s["members"]) == stage.hosts
+                for s in found
+            )
+
+        self.until(all_there, "all are in training", timeout_s)
+        self.goes_on(*stage.names, timeout_s=timeout_s)
+
+    def stands_by(self, *hosts: str, saying: str = "", timeout_s: float = 20.0) -> None:
+        """Wait until these stand by with their part of the job, and say why."""
+
+        def waits(host: str) -> bool:
+            status = self.stage.status(host)
+            return (
+                status is not None
+                and status["job"] is not None
+                and (status["state"] == "standby" or bool(status["trouble"]))
+                and saying in status["trouble"]
+            )
+
+        self.until(lambda: all(map(waits, hosts)), f"{hosts} stand by, {saying!r}", timeout_s)
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+        """`until`, with all that the agents have said where it fails."""
+        try:
+            return until(condition, what, timeout_s)
+        except AssertionError as error:
+            logs = {host: self.stage.log(host)[-3000:] for host in self.stage.names}
+            said = "\n".join(f"== {host}\n{text}" for host, text in logs.items())
+            states = {host: self.stage.status(host) for host in self.stage.names}
+            short = {
+                host: s
+                and {k: s[k] for k in ("state", "phase", "view", "lead", "round", "trouble", "job")}
+                for host, s in states.items()
+            }
+            raise AssertionError(f"{error}\n{short}\n{said}") from None
+
+    def exact(self, *astray: str) -> int:
+        """Same state on all members after every round, and sums equal to the reference; the rounds.
+
+        Args:
+            astray: hosts whose own state was damaged; what they sent was counted all the same.
+        """
+        rounds: dict[int, dict[int, dict[str, Any]]] = {}
+        last = max(map(self.last, self.stage.names))  # the training goes on meanwhile
+        for host in self.stage.names:
+            for path in self.stage.records(host).glob("[0-9]*.npz"):
+                round_ = int(path.name.split(".")[0])
+                if round_ > last:
+                    continue
+                saved = self._load(path)
+                entry = rounds.setdefault(round_, {})
+                # The life under which it was offered is what the sum's rounding belongs to.
+                known = entry.setdefault(int(saved["number"]), {})
+                known |= saved if path.name.endswith(".offer.npz") else saved | known
+        strays = {self.number(host) for host in astray}
+        summed = {r: of for r, of in rounds.items() if any("total" in own for own in of.values())}
+        for round_, of in summed.items():
+            digests = {
+                str(own["digest"])
+                for number, own in of.items()
+                if "digest" in own and number not in strays
+            }
+            assert round_ <= self.forgiven or len(digests) == 1, (round_, digests)
+        trained = [r for r, of in sorted(summed.items()) if len(_first(of)["counted"])]
+        width = int(str(self.settings.get("lane", "i16"))[1:])
+        reference.check(width, summed)
+        return len(trained)
+
+    def damaged_rounds(self) -> set[int]:
+        """Rounds after which not all had the same state."""
+        digests: dict[int, set[str]] = {}
+        for host in self.stage.names:
+            for path in self.stage.records(host).glob("[0-9]*.sum.npz"):
+                digests.setdefault(int(path.name.split(".")[0]), set()).add(
+                    str(self._load(path)["digest"])
+                )
+        return {r for r, of in digests.items() if len(of) > 1 and r > self.forgiven}
+
+    def forgive(self) -> None:
+        """Look no more at the states after the rounds until now."""
+        self.forgiven = max(map(self.last, self.stage.names))
+
+    def disown(self, host: str) -> int:
+        """Forget what this host has trained apart from the others in its life before this; how many rounds."""
+        folder = self.stage.records(host)
+        together = self.stage.hosts
+        sums = {int(p.name.split(".")[0]): self._load(p) for p in folder.glob("[0-9]*.sum.npz")}
+        now = str(sums[max(sums)]["life"])
+        common = max(
+            r for r, s in sums.items() if len(s["counted"]) == together and s["life"] != now
+        )
+        gone = [r for r, s in sums.items() if r > common and s["life"] != now]
+        for path in folder.glob("[0-9]*.npz"):
+            if int(path.name.split(".")[0]) > common and str(self._load(path)["life"]) != now:
+                path.unlink()
+                self._cache.pop(path, None)
+        return len(gone)
+
+    def end(self, *hosts: str, timeout_s: float = 60.0, astray: Sequence[str] = ()) -> Run:
+        """Let the job end; these (default: all) must have taken part to the end.
+
+        Args:
+            astray: hosts whose memory was damaged, or who have trained apart, so that weights once differed.
+        """
+        stage = self.stage
+        members = set(hosts or stage.names)
+        lead = self.lead()
+        (self.place / "end").touch()
+        result = self.until(lambda: self._result(lead), "the job's end", timeout_s)
+        run = Run(result, [], {name: stage.place(name, "runs") for name in stage.names})
+        assert set(run.members) == members and run.members[0] == lead
+        assert result["weights_identical"] is (not astray)
+        hashes: dict[int, set[str]] = {}
+        for host in run.members:
+            for row in run.metrics(host) if host not in astray else ():
+                hashes.setdefault(row["round"], set()).add(row["weights_sha256"])
+        assert all(len(of) == 1 for of in hashes.values())
+        self.exact(*astray)
+        stage.all_stand_by(*members)
+        self.close()
+        return run
+
+    def _result(self, lead: str) -> dict[str, Any] | None:
+        status = self.stage.status(lead)
+        last = status["last_job"] if status is not None else {}
+        if last.get("job_id") != self.job_id:
+            return None
+        assert last["error"] is None, last
+        return dict(last["result"])
+
+    def close(self) -> None:
+        """Leave the job to itself."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        found = self._cache.get(path)
+        if found is None or path.name.endswith(".offer.npz"):  # which may be offered again
+            with np.load(path) as file:
+                found = self._cache[path] = dict(file)
+        return found
+
+
+def _first(of: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    return next(own for own in of.values() if "total" in own)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames that are lost, come twice, late, or spoilt; with a key, as only that tells a spoilt fragment (docs/faults.md).
+
+Without a key nothing in a fragment checks its payload: a byte that changed on the way would be added as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nicps import wire
+from tests.netns.scenes import Drill, Stage
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Drill]:
+    stage = Stage(4, keyed=True)
+    drill = Drill(stage)
+    try:
+        stage.up()
+        yield drill
+    finally:
+        drill.close()
+        stage.close()
+
+
+@pytest.fixture
+def drill(made: Drill) -> Iterator[Drill]:
+    """Four hosts that train."""
+    made.ready()
+    yield made
+    made.stage.lab.clear()
+
+
+def views(drill: Drill) -> set[int]:
+    return {int(drill.status(host)["view"]) for host in drill.stage.names}
+
+
+def lost_all(drill: Drill, host: str) -> bool:
+    return not drill.stage.lab.faults()[host].lose_left
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_token_frames_are_lost(drill: Drill, count: int) -> None:
+    """R16: the last broadcaster broadcasts again; nobody is taken for dead."""
+    before = views(drill)
+    for host in drill.stage.names:
+        drill.stage.lab.lose_next(host, wire.FrameType.TOKEN, count)
+        drill.until(lambda host=host: lost_all(drill, host), "all are lost")
+        drill.goes_on(*drill.stage.names)
+    assert views(drill) == before
+    drill.exact()
+
+
+@pytest.mark.parametrize("kind", [wire.FrameType.VIEW, wire.FrameType.VOTE])
+def test_departure_frames_are_lost(drill: Drill, kind: wire.FrameType) -> None:
+    """The first of the frames with which the others agree to go on, at every host."""
+    stage = drill.stage
+    for host in ("h1", "h2", "h4"):
+        stage.lab.lose_next(host, kind, 2)
+    stage.lab.pause("h3", "agent")
+    try:
+        drill.goes_on("h1", "h2", "h4")
+        if kind is wire.FrameType.VOTE:  # those who did not propose vote
+            assert sum(lost_all(drill, host) for host in ("h1", "h2", "h4")) >= 2
+        else:
+            assert any(lost_all(drill, host) for host in ("h1", "h2", "h4"))
+    finally:
+        stage.lab.resume("h3", "agent")
+    drill.all_train(60.0)
+    drill.exact()
+
+
+def test_a_farewell_is_lost(drill: Drill) -> None:
+    """LEAVE is repeated, and who is not heard at all is missed in any case."""
+    stage = drill.stage
+    stage.lab.lose_next("h3", wire.FrameType.LEAVE, 3)
+    stage.lab.kill("h3", "trainer")
+    drill.goes_on("h1", "h2", "h4")
+    drill.all_train(60.0)
+    drill.exact()
+
+
+def test_loss_duplicates_corruption_and_reordering(drill: Drill) -> None:
+    """5 % loss, 1 % of all else, at every port and in each direction: it takes longer, and that is all."""
+    lab = drill.stage.lab
+    lab.fault("all", loss=0.05, duplicate=0.01, corrupt=0.01, reorder=0.01)
+    for _ in range(3):
+        drill.all_train(60.0)
+    spoilt = sum(
+        port.from_host.corrupted + port.to_host.corrupted for port in lab.counters().values()
+    )
+    assert spoilt > 0
+    lab.clear()
+    drill.all_train(60.0)
+    refused = 0
+    for host in drill.stage.names:
+        status = drill.status(host)
+        refused += sum(status["control_refused"].values()) + sum(
+            status["counters"][reason] for reason in ("forged", "replayed")
+        )
+    assert refused > 0
+    drill.exact()
+
+
+def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
+    lossy = drill.stage.lab
+    lossy.fault("all", loss=0.05, duplicate=0.01, corrupt=0.01, reorder=0.01)
+    drill.end(timeout_s=90.0)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that die, stand still, or lose their training program; with a key (docs/faults.md).
+
+After every scene all train again, in one view, with the same state and exact sums in every round.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.netns.scenes import Drill, Stage
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Drill]:
+    stage = Stage(4, keyed=True)
+    drill = Drill(stage)
+    try:
+        stage.up()
+        yield drill
+    finally:
+        drill.close()
+        stage.close()
+
+
+@pytest.fixture
+def drill(made: Drill) -> Drill:
+    """Four hosts that train."""
+    made.ready()
+    return made
+
+
+def others(drill: Drill, gone: str) -> list[str]:
+    return [host for host in drill.stage.names if host != gone]
+
+
+@pytest.mark.parametrize("part", ["agent", "both"])
+def test_a_host_is_killed_and_joins_again(drill: Drill, part: str) -> None:
+    stage = drill.stage
+    stage.lab.kill("h3", part)  # type: ignore[arg-type]
+    drill.goes_on(*others(drill, "h3"))
+    stage.end("h3", signal.SIGKILL)
+    stage.nothing_left("h3", work=False)
+    stage.join("h3")
+    drill.all_train(60.0)
+    assert drill.exact() > 6
+
+
+def test_a_training_program_is_killed(drill: Drill) -> None:
+    """Its agent leaves in time, starts another one, and comes back with it."""
+    drill.stage.lab.kill("h2", "trainer")
+    drill.goes_on(*others(drill, "h2"))
+    drill.all_train(60.0)
+    assert "the training program ended: SIGKILL has ended it" in drill.stage.log("h2")
+    drill.exact()
+
+
+def test_an_agent_is_stopped_for_10_s(drill: Drill) -> None:
+    """It does not know that it was away: it finds out, stands by, and is taken back."""
+    drill.stage.lab.pause("h4", "agent")
+    try:
+        drill.goes_on(*others(drill, "h4"))
+        time.sleep(10.0)  # it is what the scene is about
+    finally:
+        drill.stage.lab.resume("h4", "agent")
+    drill.all_train(60.0)
+    assert "standing by: it was not heard, and the others have gone on" in drill.stage.log("h4")
+    drill.exact()
+
+
+def test_a_host_stands_still(drill: Drill) -> None:
+    drill.stage.lab.pause("h3")
+    try:
+        drill.goes_on(*others(drill, "h3"))
+    finally:
+        drill.stage.lab.resume("h3")
+    drill.all_train(60.0)
+    drill.exact()
+
+
+def test_the_lead_is_killed_and_joins_again(drill: Drill) -> None:
+    stage, lead = drill.stage, drill.lead()
+    stage.lab.kill(lead)
+    rest = others(drill, lead)
+    drill.goes_on(*rest)
+    assert drill.lead() == min(rest, key=drill.number)
+    stage.end(lead, signal.SIGKILL)
+    stage.join(lead)
+    drill.all_train(60.0)
+    assert drill.lead() != lead  # who comes back does not take the lead again
+    drill.exact()
+
+
+def test_a_host_leaves_and_joins_again(drill: Drill) -> None:
+    """`nicps leave`: the others need not wait until it is missed."""
+    stage = drill.stage
+    process = stage.agents["h3"].process
+    assert stage.command("h3", "leave").code == 0
+    assert process.wait(10.0) == 0
+    drill.goes_on(*others(drill, "h3"))
+    stage.agents.pop("h3")
+    stage.nothing_left("h3")
+    stage.join("h3")
+    drill.all_train(60.0)
+    drill.exact()
+
+
+def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
+    run = drill.end()
+    assert run.result["rounds"] > 20
+    for host in drill.stage.names:
+        status = drill.status(host)
+        assert status["keyed"] and status["trouble"] == ""

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Node 1, which has submitted the job, is killed in each phase (docs/faults.md).
+
+Before the job is at everybody's nobody can go on: all stand by, with one line that says why. From then on another host
+leads, and the job ends well without the first one.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.netns.members import Run
+from tests.netns.scenes import Drill, Stage
+
+#: The model is large enough for a hand-out that lasts, and the test for a test that does.
+LARGE = """
+import time
+
+def model():
+    return nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, {width}), nn.ReLU(), nn.Linear({width}, 4))
+"""
+
+SLOW_TEST = """
+import time
+settings = Settings(batch=64, quorum=0.9, rounds=5, test_every=3, microbatch_seconds=0.005, checkpoint_s=0.0)
+
+def done(state):
+    return False
+
+def success(model, batch):
+    time.sleep(1.0)
+    return model(batch["x"]).argmax(1) == batch["y"]
+"""
+
+ENDS = """
+settings = Settings(batch=64, quorum=0.9, rounds=20, test_every=10**9, microbatch_seconds=0.005, checkpoint_s=0.0)
+
+def done(state):
+    return False
+"""
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    made = Stage(4, keyed=True)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.close()
+
+
+def begun(stage: Stage, more: str = "") -> Drill:
+    """A job submitted on h1."""
+    stage.ready()
+    drill = Drill(stage, more)
+    drill.submit("h1")
+    return drill
+
+
+def killed(drill: Drill, when: Callable[[], Any], what: str) -> list[str]:
+    """h1 is killed as soon as something is so; the logs of the others up to then are forgotten."""
+    stage = drill.stage
+    drill.until(when, what, 60.0)
+    stage.lab.kill("h1")
+    stage.end("h1", signal.SIGKILL)
+    drill.close()
+    return ["h2", "h3", "h4"]
+
+
+def phase_of(stage: Stage, host: str) -> str:
+    status = stage.status(host)
+    return str(status["phase"]) if status is not None else ""
+
+
+def ended_well(drill: Drill, hosts: list[str], job_id: str) -> Run:
+    """The job has ended at these, led by one of them."""
+    stage = drill.stage
+
+    def results() -> dict[str, Any]:
+        found = [stage.status(host) for host in hosts]
+        lasts = [s["last_job"] for s in found if s is not None]
+        ours = [last for last in lasts if last.get("job_id") == job_id]
+        return dict(ours[0]) if ours else {}
+
+    last = drill.until(results, "the job's end", 60.0)
+    assert last["error"] is None
+    result = last["result"]
+    assert result["weights_identical"] is True
+    stage.all_stand_by(*hosts)
+    for host in hosts:
+        stage.work_is_clear(host)
+    return Run(result, [], {host: stage.place(host, "runs") for host in stage.names})
+
+
+def test_while_it_calls(stage: Stage) -> None:
+    """Nobody has more than a call: nothing has begun."""
+    drill = begun(stage)
+    forming = lambda: (stage.status("h1") or {}).get("state") == "forming"  # noqa: E731
+    rest = killed(drill, forming, "h1 calls")
+    stage.all_stand_by(*rest)
+    for host in rest:
+        stage.work_is_clear(host)
+
+
+def test_while_it_hands_out(stage: Stage) -> None:
+    """Nobody has the whole job: it stops, and everybody is told why."""
+    drill = begun(stage, LARGE.format(width=2048))
+    said = {host: len(stage.log(host)) for host in stage.names}
+    rest = killed(drill, lambda: phase_of(stage, "h2") == "handout", "a hand-out")
+    stage.all_stand_by(*rest)
+    for host in rest:
+        stage.work_is_clear(host)
+        lines = [x for x in stage.log(host)[said[host] :].splitlines() if "stopped" in x]
+        assert len(lines) == 1
+        assert lines[0].endswith("job stopped: the starter has left before everybody had the job")
+
+
+def test_while_programs_start(stage: Stage) -> None:
+    """Everybody has the job, and nobody trains yet."""
+    drill = begun(stage, ENDS)
+
+    def has_job(host: str) -> bool:
+        return bool([*stage.place(host, "work").glob("*/trainer.log")])
+
+    others = ["h2", "h3", "h4"]
+    job_ids = lambda: {(stage.status(host) or {}).get("job") for host in others}  # noqa: E731
+    rest = killed(drill, lambda: all(map(has_job, others)), "all start their programs")
+    (job_id,) = job_ids()
+    run = ended_well(drill, rest, str(job_id))
+    assert run.result["rounds"] == 20
+    drill.exact()
+
+
+def test_while_training(stage: Stage) -> None:
+    drill = begun(stage)
+    rest = killed(drill, lambda: drill.last("h2") > 5, "training")
+    drill.goes_on(*rest)
+    drill.job_id = str(drill.status("h2")["job"])
+    drill.end(*rest)
+
+
+def test_while_testing(stage: Stage) -> None:
+    drill = begun(stage, SLOW_TEST)
+    rest = killed(drill, lambda: phase_of(stage, "h2") == "test", "a test")
+    run = ended_well(drill, rest, str(drill.status("h2")["job"]))
+    assert run.result["rounds"] == 5 and run.result["test_accuracy"] is not None
+    drill.exact()
+
+
+def last_round(drill: Drill, rounds: int) -> bool:
+    """The last round has been applied somewhere: its end is being decided."""
+    return any(
+        len([*drill.stage.records(h).glob("[0-9]*.sum.npz")]) >= rounds for h in ("h2", "h3")
+    )
+
+
+def test_while_it_decides_the_end(stage: Stage) -> None:
+    drill = begun(stage, ENDS)
+    drill.until(lambda: drill.last("h2"), "training", 60.0)
+    job_id = str(drill.status("h2")["job"])
+    rest = killed(drill, lambda: last_round(drill, 20), "the last round")
+    run = ended_well(drill, rest, job_id)
+    assert run.result["rounds"] == 20
+    drill.exact()
+
+
+@pytest.mark.parametrize("what", ["saving", "collecting"])
+def test_while_it_ends(stage: Stage, what: str) -> None:
+    """The end is agreed on: models are saved, then records collected. Whoever leads then collects anew."""
+    drill = begun(stage, ENDS)
+    drill.until(lambda: drill.last("h2"), "training", 60.0)
+    job_id = str(drill.status("h2")["job"])
+    kept = stage.place("h2" if what == "saving" else "h1", "runs") / job_id
+    wanted = kept / ("h2" if what == "saving" else "h3")
+
+    def seen() -> bool:
+        return wanted.exists() or any(kept.glob("h3")) or any(kept.glob("h4"))
+
+    rest = killed(drill, seen, what)
+    run = ended_well(drill, rest, job_id)
+    assert run.result["rounds"] == 20
+    assert sorted(run.members) == rest
+    drill.exact()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that goes bad at one host: the digest tells, and the host takes the state again (docs/faults.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.netns.scenes import Drill, Stage
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Drill]:
+    stage = Stage(4, keyed=True)
+    drill = Drill(stage)
+    try:
+        stage.up()
+        yield drill
+    finally:
+        drill.close()
+        stage.close()
+
+
+@pytest.fixture
+def drill(made: Drill) -> Drill:
+    """Four hosts that train."""
+    made.ready()
+    return made
+
+
+@pytest.mark.parametrize("what", ["weights", "buffers", "optimizer"])
+@pytest.mark.parametrize("who", ["h3", "the lead"])
+def test_damage(drill: Drill, who: str, what: str) -> None:
+    """A weight, BatchNorm's statistics, or the optimizer's momentum changes behind the training program's back."""
+    host = drill.lead() if who == "the lead" else who
+    said = {name: len(drill.stage.log(name)) for name in drill.stage.names}
+    (drill.place / f"{what}.{host}").touch()
+    drill.until(lambda: drill.damaged_rounds(), "a round after which the host differs")
+    drill.until(
+        lambda: any(
+            f"the weights of {host} differ from the others'" in drill.stage.log(name)[said[name] :]
+            for name in drill.stage.names
+        ),
+        "it is found",
+    )
+    drill.all_train(60.0)
+    astray = drill.damaged_rounds()
+    assert len(astray) <= 4  # it was struck off at once
+    drill.exact(host)
+    drill.forgive()
+    drill.goes_on(*drill.stage.names, rounds=5)
+    drill.exact()  # from here on all have the same again
+
+
+def test_a_tie_raises_the_alarm() -> None:
+    """Two hosts that differ: nobody can say who is right. The model is saved, and all stand by (R22)."""
+    stage = Stage(2)
+    drill = Drill(stage)
+    try:
+        stage.up()
+        drill.begin()
+        (drill.place / "weights.h2").touch()
+        drill.until(
+            lambda: drill.status("h1")["last_job"].get("job_id") == drill.job_id, "the alarm", 30.0
+        )
+        error = drill.status("h1")["last_job"]["error"]
+        assert "the members' weights differ, and no half agrees" in error
+        stage.all_stand_by()
+        kept = stage.place("h1", "runs") / drill.job_id / "checkpoint" / "checkpoint.npz"
+        assert kept.is_file()
+    finally:
+        drill.close()
+        stage.close()
+
+
+def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
+    """The lead has said so; its own damage, and h3's, is in the records."""
+    drill.end(astray=drill.stage.names)
