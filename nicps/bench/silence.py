@@ -36,6 +36,7 @@ _GO_ON_S = 30.0
 _BACK_S = 90.0
 _SETTLED = 60  # rounds between two silences
 _AFTERWARDS_S = 3.0
+_STEP_MOST_S = 0.05  # one that was under way may still end
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Row:
     def text(self) -> str:
         """For people."""
         if not self.seconds:
-            return "none"
+            return "never"
         worst = f"{median(self.seconds):.2f} s, worst {max(self.seconds):.2f} s"
         return f"{worst} of {len(self.seconds)}"
 
@@ -224,21 +225,21 @@ class _Gloo:
             chosen = [p for p in lab.processes()[victim] if p.pid == ranks[-1].pid]
             began = _fall_silent(lab, victim, scene, chosen)
             stuck_s = self._watch(began, survivors)
-            then = "still waiting" if stuck_s is None else f"error after {stuck_s:.2f} s"
             waited = time.monotonic()
+            failed = sum(bool(_errors(out)) for out in survivors)
             _come_back(lab, victim, scene, chosen)
             time.sleep(_AFTERWARDS_S)
-            steps = [t for out in survivors for t in _steps(out, waited)]
             tries = sum(len(_errors(out)) for out in survivors)
+            steps = any(_steps(out, waited) for out in survivors)
+            alone = any(t < waited for out in survivors for t in _steps(out, began + _STEP_MOST_S))
+        then = f"{failed} of {len(survivors)} fail"
         if stuck_s is None:
-            then += f" after {self._wait_s:g} s"
+            then += f", the others still wait after {self._wait_s:g} s"
         else:
-            then += f", and at every try after it ({tries})"
+            then += f", the last after {stuck_s:.2f} s, and so do all {tries} tries"
         if scene != "killed":
-            then += "; the host back: " + (
-                "steps again" if steps else f"no step in {_AFTERWARDS_S:g} s"
-            )
-        return Row(engine, scene, [min(steps) - began] if steps else [], then)
+            then += "; the host back: " + ("they go on" if steps else "still failing")
+        return Row(engine, scene, [], then + (", SOME STEPS IN BETWEEN" if alone else ""))
 
     def _watch(self, began: float, survivors: Sequence[Path]) -> float | None:
         """Seconds until the last of them has failed; None: not all of them have."""
