@@ -51,6 +51,7 @@ class LocalJob:
         self.train_rounds = 0
         self.digest = ""  # of what was handed out, once it is all here
         self.finishing = False  # the end has been decided
+        self.differed: list[dict[str, Any]] = []  # hosts whose weights were not the others'
         self.collected: list[str] = []  # hosts whose records have come (the lead)
         self._turns_before = agent.turns
         self._sent_again_before = agent.sent_again
@@ -492,6 +493,7 @@ class LocalJob:
             "mac": wire.mac_text(agent.node.mac),
             "xdp_mode": agent.dataplane.mode,
             "rounds": self.train_rounds,
+            "differed": self.differed,
             "fragments_added": self.added,
             "fragments_expected": self.expected,
             "fragments_sent_again": agent.sent_again - self._sent_again_before,

@@ -16,21 +16,38 @@ def summarise(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """The run's result from `folder/<name>/`: `agent.json`, `metrics.jsonl`, `final.json`.
 
     `weights_identical` is whether all hosts had the same weights (SHA-256) after every round that they took part in;
-    one that has come back lacks those before.
+    one that has come back lacks those before. A host that was found to have others (R19) was struck off, and took the
+    state again: what it had from that round on until then does not count, and is told as `differed`.
 
     Raises:
         JobFailed: a host's records are missing or cannot be read, or the kernels have added another number of
             fragments than the counted gradients hold.
     """
     agents: list[dict[str, Any]] = []
-    hashes: list[dict[int, str]] = []
+    metrics: list[list[dict[str, Any]]] = []
     for name in names:
         try:
             agents.append(orjson.loads((folder / name / "agent.json").read_bytes()))
             rows = (folder / name / "metrics.jsonl").read_bytes().splitlines()
-            hashes.append(dict(_hash_of(row) for row in rows))
+            metrics.append([orjson.loads(row) for row in rows])
         except (OSError, orjson.JSONDecodeError) as error:
             raise JobFailed(f"the records of {name} are not whole: {error}") from None
+    found = {
+        (entry["name"], entry["round"], entry["view"])
+        for agent in agents
+        for entry in agent.get("differed", ())
+    }
+    hashes = [
+        {
+            row["round"]: row["weights_sha256"]
+            for row in rows
+            if not any(
+                name == other and row["round"] >= round_ and row.get("view", 0) <= view
+                for other, round_, view in found
+            )
+        }
+        for name, rows in zip(names, metrics, strict=True)
+    ]
     added = sum(agent["fragments_added"] for agent in agents)
     expected = sum(agent["fragments_expected"] for agent in agents)
     if added != expected:
@@ -47,6 +64,7 @@ def summarise(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         "rounds": max(agent["rounds"] for agent in agents),
         "test_accuracy": final.get("accuracy"),
         "weights_identical": _identical(hashes),
+        "differed": [{"name": name, "round": round_} for name, round_, _ in sorted(found)],
         "weights_sha256": hashes[0][max(hashes[0])] if hashes[0] else None,
         "xdp_mode": ",".join(sorted({agent["xdp_mode"] for agent in agents})),
         "fragments_added": added,
@@ -62,8 +80,3 @@ def _identical(hashes: Sequence[dict[int, str]]) -> bool:
         if any(common.setdefault(round_, digest) != digest for round_, digest in of_host.items()):
             return False
     return bool(hashes[0]) and all(h and max(h) == max(hashes[0]) for h in hashes)
-
-
-def _hash_of(row: bytes) -> tuple[int, str]:
-    values = orjson.loads(row)
-    return values["round"], values["weights_sha256"]

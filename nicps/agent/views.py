@@ -122,6 +122,11 @@ class Views:
         if action.numbers:
             names = view.names(action.numbers)
             agent.warn(f"after round {action.round} the weights of {names} differ from the others'")
+            if agent.job is not None:
+                agent.job.differed += [
+                    {"name": view.members[k - 1].name, "round": action.round, "view": view.number}
+                    for k in sorted(action.numbers)
+                ]
             rest = [k for k in view.order if k not in action.numbers]
             if rest and rest[0] == node.number:
                 agent.act(node.strike(agent.now, action.numbers))

@@ -318,11 +318,18 @@ class Drill:
                 self._cache.pop(path, None)
         return len(gone)
 
-    def end(self, *hosts: str, timeout_s: float = 60.0, astray: Sequence[str] = ()) -> Run:
+    def end(
+        self,
+        *hosts: str,
+        timeout_s: float = 60.0,
+        astray: Sequence[str] = (),
+        apart: Sequence[str] = (),
+    ) -> Run:
         """Let the job end; these (default: all) must have taken part to the end.
 
         Args:
-            astray: hosts whose memory was damaged, or who have trained apart, so that weights once differed.
+            astray: hosts whose memory was damaged.
+            apart: hosts that have trained apart from the others for a while, and say so in their records.
         """
         stage = self.stage
         members = set(hosts or stage.names)
@@ -331,10 +338,10 @@ class Drill:
         result = self.until(lambda: self._result(lead), "the job's end", timeout_s)
         run = Run(result, [], {name: stage.place(name, "runs") for name in stage.names})
         assert set(run.members) == members and run.members[0] == lead
-        assert result["weights_identical"] is (not astray)
+        assert result["weights_identical"] is (not apart)
         hashes: dict[int, set[str]] = {}
         for host in run.members:
-            for row in run.metrics(host) if host not in astray else ():
+            for row in run.metrics(host) if host not in (*astray, *apart) else ():
                 hashes.setdefault(row["round"], set()).add(row["weights_sha256"])
         assert all(len(of) == 1 for of in hashes.values())
         self.exact(*astray)

@@ -249,7 +249,7 @@ def test_the_others_are_on_another_network(bare: Network, open_path: Path) -> No
         run = bare.train(tiny_job(open_path))
         assert run.members == ["h1"]
         warnings = [event["message"] for event in run.events if event["event"] == "warning"]
-        assert warnings == ["no other host has joined: this one trains alone"]
+        assert warnings == ["no other host is there: this one trains alone"]
         other = bare.status("h2")
         assert other is not None and other["counters"]["network"] > 0
     finally:

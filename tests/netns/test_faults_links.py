@@ -115,7 +115,7 @@ def test_two_hosts_that_may_go_on_alone() -> None:
         assert len(lost) == 1
         assert drill.disown(lost[0]) >= 3
         drill.exact()
-        drill.end(astray=lost)
+        drill.end(apart=lost)
     finally:
         drill.close()
         stage.close()
