@@ -7,7 +7,9 @@ state after every round, and every round's sum must be that of the gradients tha
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,6 +82,17 @@ class Stage(Network):
         if self.keyed:
             assert nicps("key", "new", str(self.key)).returncode == 0
         self.clear()
+
+    def ready(self) -> None:
+        with contextlib.suppress(AssertionError, KeyError):
+            if all(agent.process.poll() is None for agent in self.agents.values()):
+                self.all_stand_by(timeout_s=5.0)
+                return
+        for (
+            host
+        ) in self.names:  # all at once: a job that is under way would go on with those who are left
+            self.end(host, signal.SIGKILL)
+        super().ready()
 
     def clear(self) -> None:
         """Forget what was written down."""
