@@ -313,9 +313,10 @@ class Node:
             and header.sender in self.view.live
             and self.view.members[header.sender - 1].mac == source
         ):
-            if header.sender == self.view.lead:
-                self._heard = now
+            leads = header.sender == self.view.lead
             self._on_member_frame(now, source, frame)
+            if leads:  # only now: what is malformed is no sign of life
+                self._heard = now
         elif isinstance(body, wire.View) and header.view < self.view.number:
             self._tell(self.view.number_of(source), body.nonce)
         return self._take(now)

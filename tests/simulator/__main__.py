@@ -60,7 +60,9 @@ def main() -> int:
         jobs = (
             (seed, options.hosts) for seed in range(options.first, options.first + options.seeds)
         )
-        for seed, outcome, why in pool.imap_unordered(one, jobs, chunksize=4):
+        for at, (seed, outcome, why) in enumerate(pool.imap_unordered(one, jobs, chunksize=4), 1):
+            if at % 1000 == 0:
+                print(f"{at} of {options.seeds}, {failed} failed", file=sys.stderr, flush=True)
             if outcome in ("violation", "error"):
                 failed += 1
                 print(f"seed {seed}: {outcome}: {why}", flush=True)

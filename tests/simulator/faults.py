@@ -12,7 +12,7 @@ from nicps.protocol import Action, Committed, Installed, NodeState, Prepare, Sen
 from tests.simulator.host import Host
 from tests.simulator.lan import Lan, kind_of
 
-LASTS_S = 3.0  # no fault lasts longer
+LASTS_S = (0.05, 0.5, 3.0, 3.0)  # shorter than a time-out, longer, and long
 _PROPOSE, _ACCEPT, _INSTALL = (100 + step for step in wire.ViewStep)
 
 Moment = Callable[[Host, Action], bool]
@@ -78,7 +78,7 @@ class Faults:
     random: random.Random
 
     def _for_a_while(self, end: Callable[[], None]) -> None:
-        until = self.lan.now + self.random.random() * LASTS_S
+        until = self.lan.now + self.random.random() * self.random.choice(LASTS_S)
         self.lan.trouble(until)
         self.lan.at(until, end)
 
@@ -172,8 +172,11 @@ class Faults:
             if seen < nth:
                 return False
             self.lan.note(f"MOMENT {name} at {host.node.name}")
-            delay = self.random.choice((0.0, 0.0, 1e-4 * self.random.random()))
-            self.at_time(self.lan.now + delay, kind, host)
+            if self.random.random() < 0.5:  # before it can do anything else
+                self.lan.trouble(self.lan.now)
+                self.strike(kind, host)
+            else:  # perhaps in the middle of a broadcast
+                self.at_time(self.lan.now + 2e-4 * self.random.random(), kind, host)
             return True
 
         self.lan.moments.append(come)

@@ -277,15 +277,21 @@ class Host:
         if self.dead:
             return
         self.stepped = True
-        for action in actions:
+        for at, action in enumerate(actions, 1):
             self._do(action)
+            if self.lan.moments:
+                self.lan.moment(self, action)
+            if self.dead:
+                return
+            if self.paused:
+                rest = actions[at:]
+                self.wake(lambda: self.do(rest))
+                return
         self.kernel.alive = self.clock()
         self._arm()
 
     def _do(self, action: Action) -> None:
         lan, now = self.lan, self.lan.now
-        if lan.moments:
-            lan.moment(self, action)
         if isinstance(action, Send):
             lan.checks.sent(self, action.frame)
             self._tx_free = max(now, self._tx_free)

@@ -14,14 +14,13 @@ from tests.simulator.faults import MOMENTS, Faults, member
 from tests.simulator.lan import Conditions, Lan
 
 FORMED_S = 0.8  # about when the job has been handed out
-FAULTS_S = 2.0  # most faults begin within this time after that
 LIMIT_S = 60.0  # to end in, once no fault is left
 _CERTAIN_S = 3.0  # after which those who may not go on are taken at their word
 _LOOK_S = 0.5  # between two looks at that
 
 AT_A_TIME = (
     *("kill", "kill", "lead kill", "lead kill", "pause", "lead pause", "program", "lead program"),
-    *("cut", "cut", "cut in three", "isolate", "lead isolate", "lose", "lose", "tamper"),
+    *("cut", "cut", "cut", "cut", "cut in three", "isolate", "lead isolate", "lose", "tamper"),
 )
 AT_A_MOMENT = ("kill", "kill", "lead kill", "pause", "lead pause", "isolate", "program", "lose")
 
@@ -74,9 +73,10 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         lan.trouble(time)
         lan.at(time, lambda host=host: host.restart() if host.dead else None)
     there = lan.hosts[:hosts]
+    lasts = 0.2 + lan.rounds * (lan.compute_s * 1.5 + 0.003)  # about so long
     for _ in range(rng.randint(1, 5)):
         if rng.random() < 0.5:
-            start = rng.random() * (FAULTS_S if rng.random() < 0.9 else -FORMED_S) + FORMED_S
+            start = FORMED_S + rng.random() * (lasts if rng.random() < 0.9 else -FORMED_S)
             faults.at_time(start, rng.choice(AT_A_TIME), rng.choice(there))
         else:
             name = rng.choice(list(MOMENTS))
