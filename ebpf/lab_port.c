@@ -91,10 +91,11 @@ static __always_inline int lab_chosen(struct __sk_buff *skb, struct lab_faults *
 {
 	u8 head[4];
 
-	if (fault->lose_left <= 0 || bpf_skb_load_bytes(skb, 2 * ETH_ALEN, head, sizeof(head)))
+	if (fault->lose_left <= 0 ||
+	    bpf_skb_load_bytes(skb, 2 * ETH_ALEN, head, sizeof(head)))
 		return 0;
-	if (head[0] << 8 != (LAB_ETHERTYPE & 0xff00) || head[1] != (LAB_ETHERTYPE & 0xff) ||
-	    head[3] != fault->lose_type)
+	if (head[0] << 8 != (LAB_ETHERTYPE & 0xff00) ||
+	    head[1] != (LAB_ETHERTYPE & 0xff) || head[3] != fault->lose_type)
 		return 0;
 	__sync_fetch_and_add(&fault->lose_left, -1);
 	return 1;
