@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any bytes at the Python parser and at a node in any state: `WireError` or nothing comes out, and what is refused has
+changed nothing.
+
+Nodes, and the good frames that are spoilt here, come from the simulator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from nicps import wire
+from nicps.errors import WireError
+from nicps.protocol import Node, NodeState
+from nicps.protocol.course import Plan
+from nicps.protocol.phase import Phase
+from nicps.protocol.token import TokenState
+from nicps.protocol.view import Successor
+from tests.simulator.host import Host
+from tests.simulator.lan import Lan
+from tests.vectors import frames as vectors
+from tests.vectors.encode import frame as encoded
+
+pytestmark = pytest.mark.unit
+
+HOSTS = 4
+VECTORS = [encoded(v.header, *v.structs, tail=v.tail) for v in vectors.FRAMES]
+
+
+def _training(lan: Lan, rounds: int) -> bool:
+    ring = lan.hosts[1].node.ring
+    return ring is not None and ring.phase.kind is wire.PhaseKind.TRAIN and ring.turns > rounds
+
+
+#: What must be so at the LAN, and whose node is looked at (by index).
+STATES: dict[str, tuple[Callable[[Lan], bool], int]] = {
+    "stands by": (lambda lan: lan.hosts[0].node.state is NodeState.FORMING, 1),
+    "forms": (lambda lan: lan.frames > 3, 0),
+    "leads, without a ring": (lambda lan: lan.hosts[0].node.leads, 0),
+    "member, without a ring": (lambda lan: lan.hosts[1].node.state is NodeState.MEMBER, 1),
+    "prepares": (lambda lan: lan.hosts[1].node.phase is not None, 1),
+    "leads the ring": (lambda lan: _training(lan, 3), 0),
+    "member of the ring": (lambda lan: _training(lan, 3), 1),
+    "holds the token": (lambda lan: _training(lan, 3) and lan.hosts[2].node.ring.holding, 2),
+    "changes the view": (lambda lan: _training(lan, 3) and lan.hosts[1].node.changing, 1),
+    "proposes": (lambda lan: _training(lan, 3) and lan.hosts[2].node.changing, 2),
+    "in the next view": (lambda lan: lan.hosts[1].node.view.number > 1, 1),
+    "after the end": (lambda lan: all(h.node.ended for h in lan.hosts if not h.dead), 1),
+}
+LOSING = ("changes the view", "proposes", "in the next view")
+
+
+class Scene:
+    """A LAN that has come to a state, one of its nodes, and what was sent until then."""
+
+    def __init__(self, state: str) -> None:
+        until, index = STATES[state]
+        plan = Plan("job", batch=10 * HOSTS, width=16, alarm_below=0.0)
+        self.lan = Lan(HOSTS, seed=5, plan=plan, rounds=12, fragments=4)
+        self.sent: dict[tuple[int, bytes], list[bytes]] = {}
+        broadcast = self.lan.broadcast
+
+        def listen(sender: Host, frame: bytes, *rest: Any) -> None:
+            kept = self.sent.setdefault((frame[1], sender.mac), [])
+            kept[:] = [*kept[-3:], frame]
+            broadcast(sender, frame, *rest)
+
+        self.lan.broadcast = listen  # type: ignore[method-assign]
+        self.lan.hosts[0].submit()
+        if state in LOSING:
+            assert self.lan.run(lambda: _training(self.lan, 3), 60.0)
+            self.lan.hosts[-1].kill()
+        assert self.lan.run(lambda: until(self.lan), 60.0), f"nobody {state}"
+        self.node = self.lan.hosts[index].node
+        self.now = self.lan.hosts[index].clock()
+        self.good = [
+            (source, frame)
+            for (_, source), frames in self.sent.items()
+            for frame in frames
+            if source != self.node.mac
+        ]
+        self.before = observed(self.node)
+
+
+SCENES: dict[str, Scene] = {}
+
+
+def scene(state: str) -> Scene:
+    """The state as it was, made again only where a frame has changed it."""
+    if state not in SCENES:
+        SCENES[state] = Scene(state)
+    return SCENES[state]
+
+
+def observed(value: Any, path: tuple[int, ...] = ()) -> Any:
+    """All that a node holds, as plain values that can be compared; what is not the protocol's own is left out."""
+    if value is None or isinstance(value, int | float | str | bytes | Enum):
+        return value
+    if id(value) in path:
+        return "itself"
+    path = (*path, id(value))
+    if isinstance(value, dict):
+        return tuple((observed(k, path), observed(v, path)) for k, v in value.items())
+    if isinstance(value, list | tuple | deque):
+        return tuple(observed(item, path) for item in value)
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if type(value).__module__.split(".")[0] != "nicps":
+        return type(value).__name__
+    return type(value).__name__, tuple(
+        (name, observed(getattr(value, name), path)) for name in sorted(_attributes(value))
+    )
+
+
+def _attributes(value: Any) -> Iterator[str]:
+    yield from getattr(value, "__dict__", ())
+    for cls in type(value).__mro__:
+        yield from (name for name in getattr(cls, "__slots__", ()) if hasattr(value, name))
+
+
+@cache
+def fields_of(kind: int) -> tuple[tuple[int, int], ...]:
+    """(offset, bytes) of what the header, and a body of that type, hold."""
+    body = wire.FORMATS[wire.FrameType(kind)][0]
+    return tuple(
+        (base + offset, field.size)
+        for base, cls in ((0, wire.Header), (wire.HEADER_BYTES, body))
+        for offset, field in zip(
+            wire.Layout.of(cls).offsets, wire.Layout.of(cls).wires, strict=True
+        )
+    )
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, good: bytes) -> bytes:
+    """A good frame with some faults, most of them in one field."""
+    data = bytearray(good)
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(
+            st.sampled_from(["field"] * 5 + ["byte", "byte", "cut", "more", "splice", "length"])
+        )
+        if kind == "field" and len(data) > wire.HEADER_BYTES:
+            at, size = draw(st.sampled_from(fields_of(good[1])))
+            top = (1 << 8 * size) - 1
+            now = int.from_bytes(data[at : at + size], "big")
+            near = st.sampled_from([0, 1, 2, 3, 4, 5, top, top >> 1, (top >> 1) + 1])
+            value = draw(
+                near | st.just(now + 1 & top) | st.just(now - 1 & top) | st.integers(0, top)
+            )
+            data[at : at + size] = value.to_bytes(size, "big")
+        elif kind == "byte" and data:
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+        elif kind == "cut":
+            del data[draw(st.integers(0, len(data))) :]
+        elif kind == "more":
+            data += draw(st.binary(max_size=40))
+        elif kind == "splice":
+            at = draw(st.integers(0, len(data)))
+            data[at:] = draw(st.sampled_from(VECTORS))[at:]
+        elif kind == "length" and len(data) >= 20:
+            data[18:20] = len(data).to_bytes(2, "big")
+    return bytes(data)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("state", STATES)
+@given(data=st.data())
+def test_a_node(state: str, data: st.DataObject) -> None:
+    """Frames of the others, spoilt; what is refused, or ignored, leaves the node as it was."""
+    now = scene(state)
+    source, good = data.draw(st.sampled_from(now.good))
+    if data.draw(st.integers(0, 9)) == 0:
+        good = data.draw(st.sampled_from(VECTORS))
+    frame = data.draw(spoilt(good))
+    taken = False
+    try:
+        with contextlib.suppress(WireError):
+            now.node.on_frame(now.now + 0.01, source, frame)
+            taken = True
+    finally:
+        changed = observed(now.node) != now.before
+        if changed:
+            del SCENES[state]
+    if taken:
+        wire.unpack(frame)  # what is no frame of ours is always refused
+        if changed:
+            live_on(now.node, now.now + 0.01)
+    else:
+        assert not changed, "a frame that was refused has changed something"
+    event("accepted" if changed else "ignored" if taken else "refused")
+
+
+def live_on(node: Node, now: float) -> None:
+    """Whatever it has taken in, its clock does not stop it, and all that it says can be read."""
+    for _ in range(4):
+        deadline = node.deadline()
+        if deadline is None:
+            return
+        now = max(now, deadline)
+        try:
+            actions = node.tick(now)
+        except WireError:  # a number that no frame can hold: the agent gives the job up
+            return
+        for action in actions:
+            if hasattr(action, "frame"):
+                wire.unpack(action.frame)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_is_what_it_says(state: str) -> None:
+    """The scenes are made in the same way each time, and hold enough to spoil."""
+    one, other = Scene(state), Scene(state)
+    assert one.before == other.before
+    kinds = {frame[1] for _, frame in one.good}
+    assert kinds, state
+    if state in ("member of the ring", "leads the ring", "holds the token"):
+        assert wire.FrameType.TOKEN in kinds
+    if state in LOSING:
+        assert wire.FrameType.VOTE in kinds or wire.FrameType.VIEW in kinds
+
+
+@settings(max_examples=500, deadline=None)
+@given(data=st.data())
+def test_what_is_taken_apart_fits_together(data: st.DataObject) -> None:
+    """Frames, and what they carry, come back from their bytes; or `WireError`."""
+    frame = data.draw(spoilt(data.draw(st.sampled_from(VECTORS))))
+    try:
+        found = wire.unpack(frame)
+    except WireError:
+        return
+    again = wire.pack(found.header, found.body, *found.items, tail=found.tail)
+    assert again == frame[: found.header.length]
+    if isinstance(found.body, wire.Token) and found.header.round < 1 << 31:
+        plain = wire.Frame(found.header, replace(found.body, stripe=0), found.items)
+        state = TokenState.of(found)
+        assert state.pack(found.header) == wire.pack(plain.header, plain.body, *plain.items)
+    if isinstance(found.body, wire.View | wire.Vote):
+        successor = refused(lambda: Successor.of(found))
+        if successor is not None:
+            value, members = successor.items()
+            body = replace(found.body, values=1, members=len(members))
+            packed = wire.pack(found.header, body, value, members)
+            assert Successor.of(wire.unpack(packed)) == successor
+    if isinstance(found.body, wire.Decision):
+        check_phase(found.body, found.tail)
+
+
+def refused(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except WireError:
+        return None
+
+
+def check_phase(body: wire.Decision, tail: bytes) -> None:
+    phase = refused(lambda: Phase.unpack(body, tail, 3))
+    if phase is not None:
+        assert Phase.unpack(body, phase.pack(), 3) == phase
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+GOOD_PHASE = {"first_round": 1, "rounds": 9, "fragments": 3, "last_fragments": 2, "width": 16}
+GOOD_PHASE |= {"quorum": 20, "unit": -40}
+
+
+@settings(max_examples=500, deadline=None)
+@given(kind=st.integers(0, 6), data=st.data())
+def test_decisions(kind: int, data: st.DataObject) -> None:
+    """A decision's settings as JSON that fits in part, or not at all."""
+    values: dict[str, Any] = {**GOOD_PHASE, "shares": [10, 10, 10], "settings": {"job": "x"}}
+    for _ in range(data.draw(st.integers(0, 2))):
+        key = data.draw(st.sampled_from(sorted(values)) | st.text(max_size=4))
+        if data.draw(st.booleans()):
+            values[key] = data.draw(JSON)
+        else:
+            values.pop(key, None)
+    tail = json.dumps(values).encode()
+    cut = data.draw(st.integers(0, 4 * len(tail)))
+    check_phase(wire.Decision(3, 1, kind), tail[:cut] + tail[cut + 1 :])
