@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -284,8 +285,7 @@ class Host:
             if self.dead:
                 return
             if self.paused:
-                rest = actions[at:]
-                self.wake(lambda: self.do(rest))
+                self.wake(functools.partial(self.do, actions[at:]))
                 return
         self.kernel.alive = self.clock()
         self._arm()

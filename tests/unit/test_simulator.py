@@ -6,6 +6,7 @@ A seed that fails names itself. To read what happened: `python -m tests.simulato
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -145,14 +146,35 @@ def test_a_lossy_lan_costs_nobody_its_membership() -> None:
     assert lan.hosts[0].node.view.live == frozenset(range(1, 6))
 
 
+def test_the_lead_decides_before_the_next_round_is_committed() -> None:
+    """R14 with a quorum that one gradient fills: others run ahead, but never by a round that the lead may drop."""
+    plan = Plan("job", batch=50, width=16, quorum=0.2, alarm_below=0.0)
+    lan, _ = job(conditions=Conditions(loss=0.1), plan=plan)
+    assert schedules.finish(lan).what == "done"
+    assert lan.hosts[0].result is not None
+    assert lan.hosts[0].result[0] == lan.rounds
+
+
+def test_two_starters_at_once_make_one_network() -> None:
+    """R3: the lower MAC address wins, the other joins it."""
+    lan, _ = job(hosts=4)
+    other = lan.hosts[2]
+    lan.at(2e-5, other.submit)
+    assert schedules.finish(lan).what == "done"
+    assert {(h.node.view.number, h.node.view.live) for h in lan.hosts} == {
+        (1, frozenset({1, 2, 3, 4}))
+    }
+    assert any("h3  FAILED" in line for line in lan.trace)
+
+
 # ---- the simulator can find what is wrong
 
 
 def found() -> bool:
     """First where it is worst: cut off just after it has committed, before anybody else knows."""
-    lan, faults = job()
+    worst, faults = job()
     faults.at_moment("committed", 21, "isolate")
-    for lan in (lan, *map(schedules.lan_of, range(40))):
+    for lan in itertools.chain([worst], map(schedules.lan_of, range(40))):
         try:
             schedules.finish(lan)
         except Violation:
