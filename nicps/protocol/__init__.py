@@ -3,14 +3,22 @@
 
 No clock, no socket, no BPF: the same code runs under the agent and under a test's virtual time.
 
-    formation.py   R1 to R3: who is in the network
-    view.py        the member list in force, and what follows it
-    succession.py  how one view follows another, by ballot (R17, R18)
-    decision.py    the lead decides, everybody acknowledges (R5 to R7, R14)
-    ring.py        the token and the round that closes in two turns (R9 to R13, R16)
-    node.py        one member: all of these behind one set of events
-    phase.py       what a decision starts
-    actions.py     what the machines ask for
+    formation.py     R1 to R3: who is in the network
+    view.py          the member list in force, and what follows it
+    succession.py    how one view follows another, by ballot (R17, R18)
+    installation.py  a list in force is told to everybody (R18, R19)
+    decision.py      the lead decides, everybody acknowledges (R5 to R7, R14)
+    course.py        what the lead decides, from the hand-out to the end (R5 to R7, R14, R15, R20 to R22)
+    phase.py         what a decision starts; waiting times
+    token.py         the token, as its holder works on it
+    round.py         the open round at one member (R11 to R13)
+    holder.py        what the holder of the token does (R9 to R13)
+    ring.py          taking the token, waiting for it, repeating it (R10, R16, R17)
+    host.py          one host: what the next three share
+    deciding.py      its part in decisions
+    membership.py    its part in views: joining, changing, coming back (R17 to R20)
+    node.py          all of this behind one set of events
+    actions.py       what the machines ask for
 """
 
 from nicps.protocol.actions import (

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A list that is in force is told to every member (R3, R18), and to who is no longer in it (R19)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nicps import wire
+from nicps.protocol.actions import Action, Send
+from nicps.protocol.phase import Timings
+from nicps.protocol.view import Successor, View, mask
+
+
+class Installation:
+    """A list in force, told to each member until it has answered (R3, R18).
+
+    Each frame names the fresh nonce of the host that it is for, so that nobody can put yesterday's list in force again.
+
+    Args:
+        told: members that have it.
+        addressees: number -> nonce; those who are not in hear that they have been struck off (R19).
+    """
+
+    def __init__(
+        self,
+        view: View,
+        base: int,
+        successor: Successor,
+        told: set[int],
+        nonces: dict[int, int],
+        timings: Timings,
+        header: Callable[[int, int], wire.Header],
+        emit: Callable[[Action], None],
+    ) -> None:
+        self.view = view
+        self.told = told
+        self._base = base
+        self._successor = successor
+        self.nonces = {k: nonce for k, nonce in nonces.items() if k not in told}
+        self._timings = timings
+        self._header = header
+        self._emit = emit
+        self._struck = 3  # times that who is not in is told so
+        self._next_send = 0.0
+        self._interval = timings.decision_s
+        self.heard: dict[int, float] = {}
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Who is in, and has not answered."""
+        return self.view.live - self.told
+
+    def tick(self, now: float) -> None:
+        """Tell those who have not answered."""
+        if not self.heard:
+            self.heard = dict.fromkeys(self.view.live, now)
+        if now < self._next_send or not self.wants:
+            return
+        self._next_send = now + self._interval
+        self._interval = min(self._interval * 1.5, self._timings.decision_s * 5)
+        for number, nonce in self.nonces.items():
+            if number in self.missing or (number not in self.view.live and self._struck):
+                self.tell(number, nonce)
+        self._struck = max(0, self._struck - 1)
+
+    @property
+    def wants(self) -> bool:
+        """Somebody is to be told something."""
+        struck = self._struck and any(number not in self.view.live for number in self.nonces)
+        return bool(self.missing) or bool(struck)
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        return self._next_send if self.wants else None
+
+    def silent(self, now: float, patience_s: float) -> int:
+        """A member that does not answer; 0 if there is none."""
+        late = (k for k in sorted(self.missing) if now > self.heard.get(k, now) + patience_s)
+        return next(late, 0)
+
+    def tell(self, number: int, nonce: int) -> None:
+        """One frame, for one host."""
+        items = self._successor.items()
+        body = wire.View(
+            live=mask(self.view.live),
+            nonce=nonce,
+            number=self.view.number,
+            base=self._base,
+            ballot=self.view.ballot,
+            addressee=number,
+            members=len(items[1]),
+            values=len(items[0]),
+            step=wire.ViewStep.INSTALL,
+        )
+        self._emit(Send(wire.pack(self._header(0, 0), body, *items)))

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in: answering calls, changing the view, coming back, departing (R2, R3, R17 to R20)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nicps import wire
+from nicps.protocol.actions import (
+    Answered,
+    Installed,
+    Joiner,
+    Send,
+    Struck,
+)
+from nicps.protocol.deciding import Deciding
+from nicps.protocol.host import NodeState
+from nicps.protocol.installation import Installation
+from nicps.protocol.phase import Phase
+from nicps.protocol.succession import Standing, Succession
+from nicps.protocol.view import Successor, safe_name
+
+_MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
+
+
+class Membership(Deciding):
+    """The view in force, and what is told and heard about the next."""
+
+    # ---- forming, and coming back
+
+    def _on_call(self, now: float, source: bytes, frame: wire.Frame) -> None:
+        call = frame.body
+        assert isinstance(call, wire.Call)
+        if not call.view:
+            if self.state is NodeState.MEMBER or (self.busy and self._formation.starting is None):
+                return
+            if not self._formation.on_call(source):
+                return
+            self.state = NodeState.STANDBY
+            stage = wire.Stage.NOTHING
+        elif (self.state is NodeState.STANDBY and not self.busy) or (
+            call.view == self.view.number and self.number in self.learners
+        ):
+            stage = self._stage(frame.tail.decode(errors="replace"))
+        elif self.state is NodeState.MEMBER and self._precedes(call.view, call.ballot, source):
+            stage = wire.Stage.NOTHING  # it will tell us that we have been struck off (R19)
+        else:
+            return
+        self._formation.answer(call.nonce, self._fresh, self.view.number, stage)
+
+    def _on_answer(self, now: float, source: bytes, frame: wire.Frame) -> None:
+        answer = frame.body
+        assert isinstance(answer, wire.Answer)
+        self._formation.on_answer(now, source, frame)
+        number = self.view.number_of(source)
+        here = answer.view == self.view.number and number in self.view.live
+        if 0 < answer.view <= self.view.number and not here and (self.leads or self._ended):
+            self._tell(number, answer.fresh)  # perhaps it does not know yet
+        if not (self.leads and self._ready and self.calls) or answer.stage not in list(wire.Stage):
+            return
+        if number in self.view.live and number not in self.learners:
+            return
+        name = safe_name(frame.tail.decode(errors="replace"), source)
+        joiner = Joiner(source, name, answer.fresh)
+        self._actions.append(Answered(joiner, number, wire.Stage(answer.stage)))
+
+    def _precedes(self, view: int, ballot: int, source: bytes) -> bool:
+        """Whether our view is behind another's (the same number: only where one of two may go on alone)."""
+        lead = self.view.members[self.view.lead - 1].mac
+        return (self.view.number, self.view.ballot, lead) < (view, ballot, source)
+
+    @property
+    def _calls_back(self) -> bool:
+        return bool(self.calls) and self.leads and self._ready and not self.changing
+
+    # ---- where this member stands
+
+    def _standing(self) -> Standing:
+        """Where this member stands, for its promise."""
+        ring = self.ring
+        decided = max(self._decided, self.phase.number if self.phase is not None else 0)
+        if ring is None:
+            return Standing(0, self._round, False, decided)
+        return Standing(ring.phase.number, ring.round, ring.complete, decided)
+
+    def _freeze(self) -> None:
+        for ring in (self.ring, self._next_ring):
+            if ring is not None:
+                ring.freeze()
+        self._ballot = None
+
+    def _phase_of(self, number: int) -> Phase | None:
+        ring = self._ring_of_phase(number)
+        return ring.phase if ring is not None else None
+
+    def _unit_of(self, round_: int) -> int:
+        rings = [ring for ring in (self._next_ring, self.ring) if ring is not None]
+        fitting = (ring for ring in rings if ring.round <= round_ <= ring.round + 1)
+        ring = next(fitting, None)
+        return ring.unit_of(round_) if ring is not None else 0
+
+    # ---- a view comes into force
+
+    def _chosen(self, now: float, successor: Successor, ballot: int) -> None:
+        """This member's proposal has been agreed on: put it in force."""
+        assert self._succession is not None
+        nonces = dict(self._succession.nonces)
+        number, base = self.view.number + 1, self.view.number
+        self._put_in_force(now, number, base, successor, ballot, nonces)
+
+    def _put_in_force(
+        self,
+        now: float,
+        number: int,
+        base: int,
+        successor: Successor,
+        ballot: int,
+        nonces: dict[int, int],
+    ) -> None:
+        me = next(m.number for m in successor.members if m.mac == self.mac)
+        installation = Installation(
+            successor.view(number, ballot),
+            base,
+            successor,
+            {me},
+            nonces,
+            self.timings,
+            self._header_without_view,
+            self._actions.append,
+        )
+        if me in successor.live:
+            self._install(now, me, successor, installation)
+            self._telling = True
+        else:
+            installation.tick(now)  # the others can do without us: they have the list now
+            self._struck("the others have other weights")
+
+    def _on_install(self, now: float, source: bytes, frame: wire.Frame) -> None:
+        """R3, R18: a list is in force; R19: or this host has been struck off."""
+        body = frame.body
+        assert isinstance(body, wire.View)
+        successor = Successor.of(frame)
+        number = body.addressee
+        if (
+            successor is None
+            or not 0 < number <= len(successor.members)
+            or successor.members[number - 1].mac != self.mac
+            or body.number >= _MOST_VIEWS
+        ):
+            return
+        view = successor.view(body.number, body.ballot)
+        current = (self.view.number, self.view.seed)
+        if self.state is NodeState.MEMBER and current == (view.number, view.seed):
+            self._say_installed()
+            return
+        if body.nonce != self._fresh:
+            return
+        lead = view.members[view.lead - 1].mac
+        if self.view.number and not self._precedes(view.number, view.ballot, lead):
+            return
+        if number not in view.live:
+            if self.state is NodeState.MEMBER:
+                self._struck("it was not heard, and the others have gone on without it")
+            return
+        if self.state is NodeState.MEMBER and body.base != self.view.number:
+            self._struck("the others have gone on without it")
+        if self.state is not NodeState.MEMBER and self.busy:
+            return
+        installation = Installation(
+            view,
+            body.base,
+            successor,
+            {number},
+            dict.fromkeys(view.live, 0),  # those who have it too answer without a nonce
+            self.timings,
+            self._header_without_view,
+            self._actions.append,
+        )
+        self._install(now, number, successor, installation)
+        self._say_installed()
+
+    def _install(
+        self, now: float, number: int, successor: Successor, installation: Installation
+    ) -> None:
+        """From here on the view is in force at this host; the phase that goes on, goes on."""
+        view, before = installation.view, self.view
+        member = self.state is NodeState.MEMBER and installation.view.number != 0
+        ring = self._ring_of_phase(successor.follows) if member else None
+        old = ring or self.ring
+        if member and old is not None and old.round == successor.round - 1 and old.complete:
+            old.settle()
+        carried = again = None
+        if member and successor.follows:
+            if ring is None or ring.round != successor.round:
+                self._struck("it has missed what the others have decided")
+                return
+            carried = ring.carry()
+            again = self.phase is not None and self.phase.number > ring.phase.number
+            if again:  # its training program has left the round, and will offer again
+                carried = replace(carried, offer=None, passes=False, ready=0)
+            leads = view.lead == number
+            undecided = leads and (carried.undecided or before.lead != number)
+            carried = replace(carried, unit=successor.unit, undecided=undecided)
+        joined = view.live - before.live if member else frozenset[int]()
+        self.learners = (self.learners | joined) & view.live if member else frozenset()
+        if not member and successor.round:
+            self.learners = frozenset({number})  # of itself it knows
+        if member and self._succession is not None and not before.live - view.live and not joined:
+            self.patience.was_wrong()
+        self.state, self.view, self.number = NodeState.MEMBER, view, number
+        self._fresh = self._nonce()
+        self._installation, self._telling, self._ready = installation, False, False
+        self._next_ring = self._waiting = self._ballot = self._balloted = None
+        self._decided, self._generation = successor.phase, 1
+        self._acked = (successor.phase, True, b"")
+        self._round = successor.round
+        self._leavers = {}
+        self._ended = False
+        self._heard = self._beacon_at = self._call_at = now
+        self._succession = Succession(
+            view,
+            number,
+            self._fresh,
+            self.timings,
+            self.header,
+            self._actions.append,
+            self._freeze,
+            self._standing,
+            self._phase_of,
+            self._unit_of,
+            lambda: self.learners,
+            self._seed,
+            self._chosen,
+            self._ask,
+        )
+        if not member:
+            self._farewell = None
+        self.ring = None
+        phase = None
+        if ring is not None and carried is not None and successor.follows:
+            phase = ring.phase.among(view.live, successor.phase)
+            self.ring = self._new_ring(phase, now, carried)
+        self.phase = phase
+        self._actions.append(Installed(view, number, phase, bool(again)))
+        if view.lead == number:
+            self._telling = True
+
+    def _say_installed(self) -> None:
+        body = wire.Vote(
+            nonce=self._fresh,
+            ballot=self.view.ballot,
+            phase=0,
+            round=self.open_round,
+            decided=self._decided,
+            mac=bytes(6),
+            step=wire.ViewStep.INSTALL,
+            complete=0,
+        )
+        self._actions.append(Send(wire.pack(self.header(0, self.open_round), body)))
+
+    def _seed(self) -> bytes:
+        return b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))
+
+    # ---- telling, asking, leaving
+
+    def _tell(self, number: int, nonce: int) -> None:
+        """Somebody is still in an older view: tell it of ours."""
+        current = self.state is NodeState.MEMBER or self._ended
+        if number and self._installation is not None and current:
+            self._installation.tell(number, nonce)
+
+    def _ask(self) -> None:
+        """Whoever knows of a later view answers with it (R19)."""
+        self._formation.answer(0, self._fresh, self.view.number, wire.Stage.NOTHING)
+
+    def _tick_view(self, now: float) -> None:
+        if self._succession is not None and (self.state is NodeState.MEMBER):
+            self._succession.tick(now)
+        installation = self._installation
+        if installation is None or not self._telling or self.state is not NodeState.MEMBER:
+            return
+        installation.tick(now)
+        silent = installation.silent(now, max(4 * self.timings.silence_s, self.patience.seconds))
+        if silent and self._succession is not None:
+            self._succession.suspect(now, silent)
+
+    def _struck(self, reason: str) -> None:
+        """R19: stand by; number, model and data stay."""
+        self._stand_by(ended=False)
+        self._actions.append(Struck(reason))
+
+    def _on_leave(self, now: float, number: int) -> None:
+        """The lowest of those who stay acts at once, the others if it does not."""
+        assert self._succession is not None
+        told = self._leavers[number] = self._leavers.get(number, 0) + 1
+        staying = [k for k in self.view.order if k != number]
+        if number in self.view.live and told > staying.index(self.number):
+            self._succession.strike(now, frozenset({number}))
