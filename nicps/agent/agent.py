@@ -217,7 +217,7 @@ class Agent:
         if frames:
             self._interface(up=True)
         for source, frame in frames:
-            if not self.keys.admits(source, frame):
+            if not self.keys.admits(source, frame, self.dataplane.mac):
                 continue
             turns = self.node.ring.turns if self.node.ring is not None else 0
             try:

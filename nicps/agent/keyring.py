@@ -61,8 +61,11 @@ class Keyring:
         key = self._views[view][0] if view in self._views else self._network
         return key.sign(frame, source)
 
-    def admits(self, source: bytes, frame: bytes) -> bool:
-        """Whether a frame that came up is from a member of the network, and fresh."""
+    def admits(self, source: bytes, frame: bytes, own: bytes) -> bool:
+        """Whether a frame that came up is from a member of the network, and fresh; what bears our own address is none."""
+        if source == own:
+            self.refused["echo"] += 1
+            return False
         if self._network is None or len(frame) < wire.HEADER_BYTES or frame[1] in _KERNELS:
             return True
         view = _u32(frame, _VIEW_AT)
