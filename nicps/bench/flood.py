@@ -39,19 +39,8 @@ _TIMEOUT_S = 180.0
 _KINDS = ("flood", "quiet", "beside")
 _WARM_ROUNDS = 20
 _SETTLE_S = 0.1
-#: Reasons in the kernel's counters for which a frame has no effect.
-REFUSED = (
-    "forged",
-    "replayed",
-    "stale",
-    "duplicate",
-    "echo",
-    "stranger",
-    "view",
-    "round",
-    "limited",
-    "range",
-)
+#: Counters of frames that are used; all others are reasons for which a frame has no effect.
+_USED = ("added", "bounced", "raised", "heard", "control")
 
 
 @dataclass(frozen=True)
@@ -63,9 +52,7 @@ class Window:
     rounds: int
     sent: int
     processor_s: float
-    counted: dict[
-        str, dict[str, int]
-    ]  # by host: counters' rise, control_* those that the agent refused
+    refused: dict[str, dict[str, int]]  # by host and reason; control_REASON: by the agent
 
 
 @dataclass(frozen=True)
@@ -93,12 +80,12 @@ class Flood:
         others = [w.rounds / w.seconds for w in self.windows if w.kind == than]
         return 1 - statistics.median(f / o for f, o in zip(floods, others, strict=True) if o)
 
-    def counted(self, host: str, kind: str = "flood") -> Counter[str]:
-        """A host's counters' rise in windows of that kind."""
+    def refused(self, host: str, kind: str = "flood") -> Counter[str]:
+        """What had no effect at a host in windows of that kind, by reason."""
         total: Counter[str] = Counter()
         for window in self.windows:
             if window.kind == kind:
-                total.update(window.counted[host])
+                total.update(window.refused[host])
         return total
 
 
@@ -133,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(flood: Flood, out: Any) -> None:
-    hosts = sorted(flood.windows[0].counted)
+    hosts = sorted(flood.windows[0].refused)
     sent = sum(w.sent for w in flood.windows if w.kind == "flood")
     lasted = sum(w.seconds for w in flood.windows if w.kind == "flood")
     used = sum(w.processor_s for w in flood.windows if w.kind == "flood") / lasted
@@ -149,21 +136,15 @@ def _show(flood: Flood, out: Any) -> None:
         f" {flood.slower('beside'):.1%} against the same frames under another EtherType",
         file=out,
     )
-    print(f"{'refused, by reason':<24}" + "".join(f"{host:>10}" for host in hosts), file=out)
-    counted = {host: flood.counted(host) for host in hosts}
-    reasons = sorted({r for c in counted.values() for r in c if r in REFUSED or "_" in r})
-    for reason in reasons:
-        if any(counted[host][reason] for host in hosts):
-            row = "".join(f"{counted[host][reason]:>10}" for host in hosts)
-            print(f"{reason:<24}{row}", file=out)
-    totals = {host: sum(counted[host][r] for r in reasons) for host in hosts}
-    print(f"{'together':<24}" + "".join(f"{totals[h]:>10}" for h in hosts), file=out)
-    print(
-        f"{'of that without flood':<24}"
-        + "".join(f"{sum(flood.counted(h, 'quiet')[r] for r in reasons):>10}" for h in hosts),
-        file=out,
-    )
-    print(f"{'sent':<24}" + f"{sent:>10}" * len(hosts), file=out)
+    refused = {host: flood.refused(host) for host in hosts}
+    quiet = {host: flood.refused(host, "quiet").total() for host in hosts}
+    reasons = sorted({reason for counter in refused.values() for reason in +counter})
+    table: list[tuple[str, list[Any]]] = [("without effect", hosts)]
+    table += [(reason, [refused[host][reason] for host in hosts]) for reason in reasons]
+    table += [("together", [refused[host].total() for host in hosts])]
+    table += [("when nothing is sent", list(quiet.values())), ("sent", [sent] * len(hosts))]
+    for name, values in table:
+        print(f"{name:<24}" + "".join(f"{value:>10}" for value in values), file=out)
     result = flood.result
     print(
         f"views before {flood.views_before}, after {flood.views_after}; weights identical on all hosts:"
@@ -244,8 +225,11 @@ def _window(
     end = time.monotonic()
     time.sleep(_SETTLE_S)  # what is in the agents' queues still counts
     after = _counters(agents)
-    rise = {host: {r: n - before[host][r] for r, n in after[host].items()} for host in after}
-    return kind, start, end, int(done["sent"]), float(done["processor_s"]), rise
+    refused = {
+        host: {r: n - before[host][r] for r, n in counted.items() if r not in _USED}
+        for host, counted in after.items()
+    }
+    return kind, start, end, int(done["sent"]), float(done["processor_s"]), refused
 
 
 def _counters(agents: Sequence[AgentProcess]) -> dict[str, Counter[str]]:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every benchmark of the network runs, in tiny sizes, and finds what it says it looks for. No time is judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nicps.lab import processes, state
+
+
+def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, Any]:
+    """`nicps bench ... --json`, and nothing of it is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nicps", "bench", *command.split(), "--json"],
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    name = command.split()[0].replace("allreduce", "bench")
+    left = [path.stem for path in state.LABS_DIR.glob(f"{name}-{process.pid}*.json")]
+    assert left == [] and processes.find(f"{name}-{process.pid}") == []
+    found = json.loads(out.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_idle(checkout: Path) -> None:
+    found = bench(checkout, "idle --seconds 0.5 --wakes 4")
+    assert found["hosts"] == found["wakes"] == 4
+    assert found["frames_per_second"] > 0
+
+
+def test_allreduce_with_a_key_beside_one_without(checkout: Path) -> None:
+    found = bench(checkout, "allreduce --hosts 2 --params 50000 --rounds 1 --lane i16 --key")
+    assert [(row["engine"], row["lane"]) for row in found["results"]] == [
+        ("nicps", "i16"),
+        ("with key", "i16"),
+    ]
+
+
+def test_a_job_that_fails_is_told_at_once(checkout: Path) -> None:
+    command = "nicps bench allreduce --hosts 2 --params -1 --rounds 1 --lane i8 --against none"
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1].startswith("nicps: error: ")
+    assert "negative dimensions" in done.stderr
+
+
+@pytest.mark.long
+def test_handout(checkout: Path) -> None:
+    found = bench(checkout, "handout --hosts 2 --bytes 1e6 --loss 1%")
+    assert found["bytes"] == 10**6
+
+
+@pytest.mark.long
+def test_silence(checkout: Path) -> None:
+    command = "silence --hosts 3 --repeat 1 --scenes killed,stopped --wait 1 --timeout 0.5"
+    rows = bench(checkout, command)["results"]
+    assert [(row["engine"], row["scene"]) for row in rows] == [
+        (engine, scene)
+        for engine in ("nicps", "gloo, default", "gloo, 0.5 s")
+        for scene in ("killed", "stopped")
+    ]
+    assert all(row["seconds"] and row["back"] for row in rows[:2]), "our survivors go on"
+    assert not any(row["seconds"] for row in rows[2:])
+
+
+@pytest.mark.long
+def test_flood(checkout: Path) -> None:
+    command = "flood --hosts 3 --frames 1500 --seconds 1 --cycles 1 --reference 50"
+    found = bench(checkout, command)
+    assert found["same_as_reference"] is True
+    assert found["views_before"] == found["views_after"]
+    assert found["result"]["weights_identical"] is True
+    flood = {window["kind"]: window for window in found["windows"]}
+    assert flood["flood"]["sent"] == 3000 and flood["quiet"]["sent"] == 0
+    for host in ("h1", "h2", "h3"):
+        refused = flood["flood"]["refused"][host]
+        assert 3000 <= sum(refused.values()) < 3030, (
+            "all are counted, and next to no frame of a member's"
+        )
+        assert refused["forged"] and refused["control_forged"] and refused["control_replayed"]
+        assert flood["beside"]["refused"][host].get("forged", 0) == 0
+
+
+@pytest.mark.long
+def test_return(checkout: Path) -> None:
+    (found,) = bench(checkout, "return --hosts 3 --repeat 1 --rounds 2")["results"]
+    after = list(found["done"].values())
+    assert len(after) == 8 and after == sorted(after)
