@@ -151,7 +151,7 @@ class InStream:
         self._index_bytes = index_bytes
         self._number, self._members = number, members
         self._owner = owner
-        self._keep = keep
+        self.keep = keep
         self._hash = hashlib.sha256()
         self._at = 0
         self._index = b""
@@ -197,7 +197,7 @@ class InStream:
             files = [StreamFile(*entry) for entry in orjson.loads(self._index)]
         except (orjson.JSONDecodeError, TypeError) as error:
             raise JobFailed(f"the hand-out's index cannot be read: {error}") from None
-        if not self._keep:
+        if not self.keep:
             return
         for file in files:
             if os.path.basename(file.path) != file.path or file.path in ("", ".", ".."):

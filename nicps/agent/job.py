@@ -257,7 +257,8 @@ class LocalJob:
             self.digest = digest
             self._start_program()
         source = agent.node.members[phase.settings["source"] - 1].name
-        if phase.settings["purpose"] == "collect" and source not in self.collected:
+        collects = phase.settings["purpose"] == "collect" and stream.keep  # not who only looks on
+        if collects and source not in self.collected:
             self.collected.append(source)
         agent.handed_out(phase)
 
