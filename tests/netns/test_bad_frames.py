@@ -133,7 +133,9 @@ def send_control(sender: Sender, chance: random.Random) -> None:
     sender.send(wire.pack(header, wire.Decision(1 << 30, 1, 5), tail=b"{}"), STRANGER)
     sender.send(wire.pack(header, wire.Fail(), tail=b"I say so"), STRANGER)
     sender.send(wire.pack(header, wire.Ack(1 << 30, 1), tail=b"\xff"))
-    sender.send(wire.pack(replace(boss, view=sender.view + 9), wire.Formed(1, 0)), STRANGER)
+    numbers = {"live": 1, "nonce": 1, "ballot": 9, "addressee": 2, "members": 0, "values": 0}
+    listed = wire.View(number=sender.view + 9, base=sender.view, step=3, **numbers)
+    sender.send(wire.pack(replace(boss, view=0), listed), STRANGER)
     sender.send(wire.pack(replace(header, view=0, sender=0), wire.Call(5), tail=b"\xff"), STRANGER)
     sender.send(wire.pack(replace(header, view=0, sender=0), wire.Answer(5, 7)), STRANGER)
 
