@@ -20,6 +20,7 @@ import orjson
 from nicps.bench.agents import AgentProcess, await_agents, joined, scratch, start_agent, submit
 from nicps.bench.barrier import median
 from nicps.bench.watch import Metrics, example, until
+from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings, processes, signals
 from nicps.lab.processes import Running
 
@@ -221,7 +222,7 @@ class _Gloo:
         lab, victim = self._lab, self._lab.hosts[-1].name
         with self._group(timeout_s) as (ranks, outs):
             survivors = outs[:-1]
-            until(lambda: all(map(_steps, outs)) or None, "the first steps of Gloo", _BACK_S)
+            until(lambda: _under_way(ranks, outs) or None, "the first steps of Gloo", _BACK_S)
             chosen = [p for p in lab.processes()[victim] if p.pid == ranks[-1].pid]
             began = _fall_silent(lab, victim, scene, chosen)
             stuck_s = self._watch(began, survivors)
@@ -273,6 +274,18 @@ class _Gloo:
                 process.kill()
             for process in ranks:
                 process.wait()
+
+
+def _under_way(ranks: Sequence[subprocess.Popen[Any]], outs: Sequence[Path]) -> bool:
+    """All take steps.
+
+    Raises:
+        JobFailed: one has ended.
+    """
+    ended = [str(n) for n, process in enumerate(ranks) if process.poll() is not None]
+    if ended:
+        raise JobFailed(f"Gloo's ranks {', '.join(ended)} ended before their first step")
+    return all(map(_steps, outs))
 
 
 def _lines(out: Path) -> list[dict[str, Any]]:

@@ -85,9 +85,7 @@ class PacketSocket:
                 return False
             if error.errno == errno.ENETDOWN:
                 raise InterfaceDown(f"interface {self._name} has gone down") from None
-            raise InterfaceMissing(
-                f"interface {self._name} has gone ({error.strerror})"
-            ) from None
+            raise InterfaceMissing(f"interface {self._name} has gone ({error.strerror})") from None
         return True
 
     def close(self) -> None:

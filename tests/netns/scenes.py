@@ -111,6 +111,10 @@ class Stage(Network):
         command += ["--trainer", f"{sys.executable} -P {RECORDING} {self.records(host)}"]
         return [*command, "--key", str(self.key)] if self.keyed else command
 
+    def path(self, host: str, what: str) -> Path:
+        """`place`, as the agent there sees it."""
+        return self.place(host, what)
+
     def agent(self, host: str) -> Running:
         """The process of the agent there."""
         (found,) = [p for p in self.lab.processes()[host] if " join " in p.command]
@@ -349,7 +353,7 @@ class Drill:
         lead = self.lead()
         (self.place / "end").touch()
         result = self.until(lambda: self._result(lead), "the job's end", timeout_s)
-        run = Run(result, [], {name: stage.place(name, "runs") for name in stage.names})
+        run = Run(result, [], {name: stage.path(name, "runs") for name in stage.names})
         assert set(run.members) == members and run.members[0] == lead
         assert result["weights_identical"] is (not apart)
         hashes: dict[int, set[str]] = {}
