@@ -69,7 +69,7 @@ def test_dump_lines(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call, token, cut, fragment, decision, fail, short = out.splitlines()
     assert call.split() == [
         *("0.000000", "02:00:00:00:00:01", "CALL", "view", "3", "round", "7", "sender", "2"),
-        *("nonce=00000000000000ff", '"h1"'),
+        *("nonce=00000000000000ff", "view=0", "ballot=0", '"h1"'),
     ]
     assert "0.500000  02:00:00:00:00:02  TOKEN" in token
     assert "generation=4 hop=100 owner=3 state=CLOSING members=2 idle=0 ranges=1 sent=12" in token
@@ -102,7 +102,7 @@ def test_dump_json(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call["time"] == 1000.0
     assert call["source"] == "02:00:00:00:00:01"
     assert call["type"] == "CALL"
-    assert call["call"] == {"nonce": 255}
+    assert call["call"] == {"nonce": 255, "view": 0, "ballot": 0}
     assert call["tail"] == "h1"
     assert (token["view"], token["round"], token["sender"]) == (3, 7, 2)
     assert token["token"]["hop"] == 100
