@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from nicps.lab import processes
 from tests.netns.scenes import Drill, Stage
 
@@ -17,6 +19,7 @@ def model():
 FRAGMENTS, IN_KERNEL = 934, 512
 
 
+@pytest.mark.long
 def test_a_host_dies_in_its_broadcast() -> None:
     """Part of its gradient has arrived and nobody can repair it: the round is done again without it."""
     stage = Stage(4, rate_bps=50_000_000)

@@ -38,7 +38,7 @@ def others(drill: Drill, gone: str) -> list[str]:
     return [host for host in drill.stage.names if host != gone]
 
 
-@pytest.mark.parametrize("part", ["agent", "both"])
+@pytest.mark.parametrize("part", [pytest.param("agent", marks=pytest.mark.long), "both"])
 def test_a_host_is_killed_and_joins_again(drill: Drill, part: str) -> None:
     stage = drill.stage
     stage.lab.kill("h3", part)  # type: ignore[arg-type]

@@ -117,6 +117,7 @@ def test_while_it_hands_out(stage: Stage) -> None:
         assert lines[0].endswith("job stopped: nobody is left who has the whole job")
 
 
+@pytest.mark.long
 def test_while_programs_start(stage: Stage) -> None:
     """Everybody has the job, and nobody trains yet."""
     drill = begun(stage, ENDS)
@@ -141,6 +142,7 @@ def test_while_training(stage: Stage) -> None:
     drill.end(*rest)
 
 
+@pytest.mark.long
 def test_while_testing(stage: Stage) -> None:
     drill = begun(stage, SLOW_TEST)
     rest = killed(drill, lambda: phase_of(stage, "h2") == "test", "a test")
@@ -156,6 +158,7 @@ def last_round(drill: Drill, rounds: int) -> bool:
     )
 
 
+@pytest.mark.long
 def test_while_it_decides_the_end(stage: Stage) -> None:
     drill = begun(stage, ENDS)
     drill.until(lambda: drill.last("h2"), "training", 60.0)
@@ -166,7 +169,7 @@ def test_while_it_decides_the_end(stage: Stage) -> None:
     drill.exact()
 
 
-@pytest.mark.parametrize("what", ["saving", "collecting"])
+@pytest.mark.parametrize("what", [pytest.param("saving", marks=pytest.mark.long), "collecting"])
 def test_while_it_ends(stage: Stage, what: str) -> None:
     """The end is agreed on: models are saved, then records collected. Whoever leads then collects anew."""
     drill = begun(stage, ENDS)

@@ -99,6 +99,7 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
     drill.end()
 
 
+@pytest.mark.long
 def test_two_hosts_that_may_go_on_alone() -> None:
     """Cut apart both train; healed, the one takes the other's state, and what it has trained alone is lost."""
     stage = Stage(2, arguments=("--go-on-alone",))

@@ -54,13 +54,13 @@ def ends_well(done: Ended, members: set[str], rounds: int = 150) -> dict[str, An
     return result
 
 
-def last_job(network: Network, *hosts: str) -> dict[str, Any]:
+def last_job(network: Network, job_id: str, *hosts: str) -> dict[str, Any]:
     """What the one of these that led the job says of its end."""
 
     def ended() -> dict[str, Any]:
         found = [network.status(host) for host in hosts]
-        lasts = [s["last_job"] for s in found if s is not None and s["last_job"].get("result")]
-        return dict(lasts[0]) if lasts else {}
+        lasts = [s["last_job"] for s in found if s is not None]
+        return next((dict(last) for last in lasts if last.get("job_id") == job_id), {})
 
     return dict(until(ended, f"the job's end at {hosts}", 60.0))
 
@@ -171,13 +171,15 @@ def test_a_member_while_training(three: Network, open_path: Path, how: str) -> N
 def test_the_starter_while_training(three: Network, open_path: Path, how: str) -> None:
     """Another host leads the job to its end; who submitted it is told that this host has left."""
     child = under_way(three, open_path)
+    status = three.status("h1")
+    assert status is not None
     three.end("h1", signal.Signals[how])
     if how == "SIGINT":
         assert three.finish(child).error(5) == "h1 has left the network"
     else:
         assert three.finish(child).error(4).startswith("the agent of this host has gone")
     three.nothing_left("h1", work=how != "SIGKILL")
-    last = last_job(three, "h2", "h3")
+    last = last_job(three, status["job"], "h2", "h3")
     assert last["error"] is None
     assert set(last["result"]["members"]) == {"h2", "h3"}
     assert last["result"]["weights_identical"] is True
