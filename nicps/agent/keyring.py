@@ -62,7 +62,7 @@ class Keyring:
         return key.sign(frame, source)
 
     def admits(self, source: bytes, frame: bytes, own: bytes) -> bool:
-        """Whether a frame that came up is from a member of the network, and fresh; with our `own` address it is none."""
+        """Whether a frame that came up is from a member of the network, and fresh; not so one with our `own` address."""
         if source == own:
             self.refused["echo"] += 1
             return False
