@@ -62,7 +62,7 @@ class Keyring:
         return key.sign(frame, source)
 
     def admits(self, source: bytes, frame: bytes, own: bytes) -> bool:
-        """Whether a frame that came up is from a member of the network, and fresh; not so one with our `own` address."""
+        """Whether a frame that came up is a member's, and fresh; one with our `own` address is not."""
         if source == own:
             self.refused["echo"] += 1
             return False
