@@ -50,7 +50,7 @@ class Conductor:
         """Everybody has installed a view that we lead."""
         members = [view.members[k - 1].name for k in view.order]
         self.tell("formed", members=members, view=view.number)
-        if len(members) == 1:
+        if len(view.members) == 1:
             self.tell("warning", message="no other host is there: this one trains alone")
         self.course.ready(view, self.phase)
 

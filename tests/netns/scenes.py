@@ -131,7 +131,7 @@ class Drill:
     channel: Channel | None = None
     job_id: str = ""
     forgiven: int = 0  # up to this round states may have differed
-    _cache: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    _cache: dict[Path, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     # ---- the job
 
