@@ -26,12 +26,13 @@ from nicps.bench.agents import (
     submit,
 )
 from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
-from nicps.dataplane.channel import Channel
+from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import Lab, LabSettings, parse_rate
 
 _WARM_UP = 2
 _IDLE_S = 1.0
+_LAST_WORDS_S = 2.0
 
 DESCRIPTION = """\
 All-reduce of random float32 tensors that differ per host, in a lab of namespaces: seconds of the slowest host
@@ -232,22 +233,31 @@ class _Bench:
             server.accept(120.0, check)
             server.gather()
         baseline = self._idle()
-        hertz = os.sysconf("SC_CLK_TCK")
         all_ = [_Times() for _ in servers]
-        for number in range(self.rounds + _WARM_UP):
-            for server, times in zip(servers, all_, strict=True):
-                start = server.start()
-                time.sleep(max(0.0, start - time.monotonic()))
-                ticks = busy_ticks()
-                ended = max(message["ended"] for message in server.gather())
-                ticks = busy_ticks() - ticks
-                times.last = server.gather()
-                if len({message["digest"] for message in times.last}) != 1:
-                    raise JobFailed(f"round {number + 1}: the hosts' sums differ")
-                if number >= _WARM_UP:
-                    times.seconds.append(ended - start)
-                    times.busy += max(0.0, ticks / hertz - baseline * (ended - start))
+        try:
+            for number in range(self.rounds + _WARM_UP):
+                for server, times in zip(servers, all_, strict=True):
+                    self._round(number, server, times, baseline)
+        except ChannelClosed:
+            time.sleep(_LAST_WORDS_S)  # the agents tell why
+            for check in checks:
+                check()
+            raise
         return all_
+
+    def _round(self, number: int, server: BarrierServer, times: _Times, baseline: float) -> None:
+        hertz = os.sysconf("SC_CLK_TCK")
+        start = server.start()
+        time.sleep(max(0.0, start - time.monotonic()))
+        ticks = busy_ticks()
+        ended = max(message["ended"] for message in server.gather())
+        ticks = busy_ticks() - ticks
+        times.last = server.gather()
+        if len({message["digest"] for message in times.last}) != 1:
+            raise JobFailed(f"round {number + 1}: the hosts' sums differ")
+        if number >= _WARM_UP:
+            times.seconds.append(ended - start)
+            times.busy += max(0.0, ticks / hertz - baseline * (ended - start))
 
     def _idle(self) -> float:
         """Busy processors (0 to the number of them) while nothing of ours runs."""

@@ -239,7 +239,9 @@ class _Gloo:
         else:
             then += f", the last after {stuck_s:.2f} s, and so do all {tries} tries"
         if scene != "killed":
-            then += "; the host back: " + ("they go on" if steps else "still failing")
+            then += "; the host back: " + (
+                "they go on" if steps else f"no step in {_AFTERWARDS_S:g} s"
+            )
         return Row(engine, scene, [], then + (", SOME STEPS IN BETWEEN" if alone else ""))
 
     def _watch(self, began: float, survivors: Sequence[Path]) -> float | None:
