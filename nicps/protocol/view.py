@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -38,8 +39,9 @@ class View:
         return next((k for k in self.order if k > number), self.order[0])
 
     def rank_after(self, number: int, other: int) -> int:
-        """How many live members after `number` the member `other` comes, from 1 (R17)."""
-        return sum(1 for k in self.order if (k - number - 1) % 256 < (other - number - 1) % 256) + 1
+        """How many live members after `number` the live member `other` comes, from 1 (R17)."""
+        places = bisect_left(self.order, other) - bisect_right(self.order, number)
+        return places % len(self.order) + 1
 
     def agreed(self, numbers: Collection[int], *, alone: bool = False) -> bool:
         """Whether these may decide for the view: more than half of it, or the half with the lowest member (R18).

@@ -61,7 +61,7 @@ def main() -> int:
             (seed, options.hosts) for seed in range(options.first, options.first + options.seeds)
         )
         for at, (seed, outcome, why) in enumerate(pool.imap_unordered(one, jobs, chunksize=4), 1):
-            if at % 1000 == 0:
+            if at % 100 == 0:
                 print(f"{at} of {options.seeds}, {failed} failed", file=sys.stderr, flush=True)
             if outcome in ("violation", "error"):
                 failed += 1

@@ -39,7 +39,6 @@ from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
 
 WINDOW = 10  # fragments in a hand-out's round
-_RECORDS = json.dumps({"bytes": 2 * WINDOW - 3, "index_bytes": 5}).encode()  # to be collected
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
 
 
@@ -495,7 +494,7 @@ class Host:
             self.finishing = True
             if self.program is not None and node.number not in node.learners:
                 self.result = self.program.trained, self.program.weights
-            self.later(0.002, lambda: prepared(_RECORDS))
+            self.later(0.002, lambda: prepared(self.lan.records))
         elif phase.kind is wire.PhaseKind.STOP:
             self.later(0.0, prepared)
             if not node.leads:

@@ -90,6 +90,7 @@ class Lan:
         self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
         self.compute_s = compute_s
         self.frames = 0
+        self.records = b'{"bytes": 17, "index_bytes": 5}'  # of each member, to be collected
         self.ended = ""  # how the job has ended, at whoever was the first
         self.well = False  # it has ended well
         self.calm_at = 0.0  # no fault is planned for later

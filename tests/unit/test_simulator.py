@@ -55,10 +55,6 @@ def test_more_seeds(first: int) -> None:
     run(range(first, first + CHUNK))
 
 
-def test_64_hosts() -> None:
-    run(range(1), hosts=64)
-
-
 @pytest.mark.parametrize("first", range(0, 50, CHUNK))
 def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
     run(range(first, first + CHUNK), hosts=2)
@@ -113,6 +109,14 @@ def test_who_was_tampered_with_is_struck_off_and_takes_the_state_again(host: int
     assert schedules.finish(lan).what == "done"
     assert any("STRUCK" in line and f"h{host + 1} " in line for line in lan.trace)
     assert len({h.result for h in lan.hosts if h.result}) == 1
+
+
+def test_64_hosts_of_which_two_die() -> None:
+    lan, faults = job(hosts=64, rounds=3, fragments=2, records=b'{"bytes": 0, "index_bytes": 0}')
+    faults.at_moment("committed", 64 * 4, "kill")
+    faults.at_moment("committed", 64 * 5, "lead kill")
+    assert schedules.finish(lan).what == "done"
+    assert lan.hosts[5].node.view.number > 1
 
 
 def test_a_tie_raises_the_alarm() -> None:
