@@ -173,14 +173,21 @@ def write_key(path: Path) -> None:
 
 
 class Sequences:
-    """The sequence numbers that have come with one key: each sender's rise, and none is taken twice."""
+    """The sequence numbers that have come with one key: each sender's rise, and none is taken twice.
+
+    They are serial numbers (RFC 1982): 0 comes after 2^32 - 1. A key must have served its time before a sender has
+    gone half way round; `NUMBERS` is when it asks for another.
+    """
+
+    NUMBERS = 1 << 30
 
     def __init__(self) -> None:
         self._last: dict[bytes, int] = {}
 
     def accept(self, source: bytes, sequence: int) -> bool:
         """Whether the number is greater than all before it from that MAC address; ask only for verified frames."""
-        if sequence <= self._last.get(source, -1):
+        before = self._last.get(source, sequence - 1)
+        if not 0 < (sequence - before) % (1 << 32) < 1 << 31:
             return False
         self._last[source] = sequence
         return True

@@ -510,9 +510,11 @@ def unpack(frame: bytes) -> Frame:
     """Take a frame apart; Ethernet padding after `length` is ignored.
 
     Raises:
-        WireError: it is not a frame of ours, of an unknown type, or cut off.
+        WireError: it is not a frame of ours, of an unknown type, cut off, or longer than `MAX_FRAME_BYTES`.
     """
     header = unpack_header(frame)
+    if header.length > MAX_FRAME_BYTES:
+        raise WireError(f"length {header.length} is more than {MAX_FRAME_BYTES}")
     form = FORMATS.get(header.type)  # type: ignore[call-overload]
     if form is None:
         raise WireError(f"type {header.type} is unknown")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nicps.errors import NicpsError
+from trainer import startup
 from trainer.errors import JobError
 
 
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepare(options: argparse.Namespace) -> None:
+    startup.import_torch()
     from trainer.prepare import prepare
 
     try:
@@ -65,6 +67,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    startup.import_torch()
     from trainer.run import run
 
     run(options.workdir)
@@ -77,4 +80,4 @@ def _report(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    startup.leave(main())

@@ -34,6 +34,7 @@ from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
 from nicps.agent.submission import Submission
 from nicps.agent.views import Views
+from nicps.auth import Sequences
 from nicps.dataplane import DataPlane
 from nicps.errors import InterfaceDown, JobFailed, NicpsError, WireError
 from nicps.protocol import (
@@ -184,6 +185,8 @@ class Agent:
 
     def _tick(self) -> None:
         try:
+            if self.dataplane.sequence >= Sequences.NUMBERS and not self.node.changing:
+                self.act(self.node.rebuild(self.now, ()))  # the view's key has served its time
             self.act(self.node.tick(self.now))
         except (
             WireError

@@ -13,8 +13,9 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from nicps.errors import EnvironmentProblem
@@ -81,9 +82,10 @@ class Child:
             **env,
         }
         switch = os.geteuid() == 0 and user.uid != 0
-        place = contextlib.nullcontext() if network_access else _no_network()
+        begin = partial(_before_exec, user if switch else None, network_access)
+        said = log.stat().st_size if log.exists() else 0
         try:
-            with log.open("ab") as stderr, place:
+            with log.open("ab") as stderr:
                 self._process = subprocess.Popen(
                     argv,
                     cwd=folder,
@@ -93,14 +95,12 @@ class Child:
                     stderr=stderr,
                     start_new_session=True,
                     pass_fds=fds,
-                    preexec_fn=_before_exec,
-                    user=user.uid if switch else None,
-                    group=user.gid if switch else None,
-                    extra_groups=[] if switch else None,
+                    preexec_fn=begin,
                 )
         except (OSError, subprocess.SubprocessError) as error:
+            why = log.read_bytes()[said:].decode() if log.exists() else ""
             raise EnvironmentProblem(
-                f"user {user.name!r} cannot run {argv[0]}: {error}; `nicps doctor --user {user.name}` says why"
+                f"user {user.name!r} cannot run {argv[0]}: {why or error}; `nicps doctor --user {user.name}` says why"
             ) from None
         self._pidfd = os.pidfd_open(self._process.pid)
 
@@ -147,29 +147,22 @@ class Child:
         self.reap()
 
 
-def _before_exec() -> None:
+def _before_exec(user: User | None, network_access: bool) -> None:
+    """In the child, as the agent's user: what it may not do, then who it is. What fails is said in its log."""
+    try:
+        if not network_access:
+            _checked(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
+            _loopback_up()  # some libraries talk to themselves
+        if user is not None:
+            os.setgroups([])
+            os.setgid(user.gid)
+            os.setuid(user.uid)
+    except OSError as error:
+        os.write(2, str(error).encode())
+        raise
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing of ours outlives the agent
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-
-@contextlib.contextmanager
-def _no_network() -> Iterator[None]:
-    """A new network namespace for this thread, and so for what it starts meanwhile; no other thread notices.
-
-    Raises:
-        OSError: this process may not make one.
-    """
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _checked(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
-        try:
-            _loopback_up()  # some libraries talk to themselves
-            yield
-        finally:
-            _checked(_libc.setns(home, _CLONE_NEWNET), "cannot go back to the network namespace")
-    finally:
-        os.close(home)
 
 
 def _loopback_up() -> None:

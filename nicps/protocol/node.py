@@ -121,8 +121,11 @@ class Node(Membership):
         return self._take(now)
 
     def rebuild(self, now: float, joiners: tuple[Joiner, ...]) -> list[Action]:
-        """R20, the lead: take hosts back into the view, or new ones. No phase goes on; decide again once `Ready`."""
-        if self._succession is not None:
+        """R20, the lead: take hosts back into the view, or new ones. No phase goes on; decide again once `Ready`.
+
+        With nobody to take in it is a view of the same members, for its keys, and the phase goes on.
+        """
+        if self._succession is not None and self.state is NodeState.MEMBER:
             self._succession.rebuild(now, joiners)
         return self._take(now)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 import trainer.run
 from nicps.client import F32, Commit, Session
+from trainer import startup
 from trainer.__main__ import main
 
 
@@ -72,4 +73,4 @@ class Recording(Session):
 if __name__ == "__main__":
     Recording.folder = Path(sys.argv[1])
     trainer.run.Session = Recording  # type: ignore[misc]
-    sys.exit(main(["run", "--workdir", os.getcwd()]))
+    startup.leave(main(["run", "--workdir", os.getcwd()]))

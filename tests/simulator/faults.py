@@ -101,6 +101,11 @@ class Faults:
         if not host.dead and not host.paused and host.program is not None:
             host.kill_program()
 
+    def renew(self, host: Host) -> None:
+        """No fault: the view's key has served its time."""
+        if member(host):
+            host.renew()
+
     def tamper(self, host: Host) -> None:
         """Other weights in the training program's memory, at one host of a job."""
         if not host.dead and not self.lan.checks.tampered:
@@ -151,6 +156,7 @@ class Faults:
                 "pause": self.pause,
                 "program": self.kill_program,
                 "tamper": self.tamper,
+                "renew": self.renew,
                 "isolate": self.isolate,
             }
             act[kind](host)

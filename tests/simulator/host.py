@@ -164,6 +164,10 @@ class Host:
             self.later(0.05, lambda: self._program_started(blank=True))
         self.do(self.node.leave(self.clock(), "the training program was killed"))
 
+    def renew(self) -> None:
+        """The view's key has served its time."""
+        self.later(1e-5, lambda: self.do(self.node.rebuild(self.clock(), ())))
+
     def tamper(self) -> None:
         """Somebody changes the weights in the training program's memory."""
         if self.program is not None and not self.program.blank:

@@ -21,8 +21,19 @@ _LOOK_S = 0.5  # between two looks at that
 AT_A_TIME = (
     *("kill", "kill", "lead kill", "lead kill", "pause", "lead pause", "program", "lead program"),
     *("cut", "cut", "cut", "cut", "cut in three", "isolate", "lead isolate", "lose", "tamper"),
+    *("renew", "lead renew"),
 )
-AT_A_MOMENT = ("kill", "kill", "lead kill", "pause", "lead pause", "isolate", "program", "lose")
+AT_A_MOMENT = (
+    "kill",
+    "kill",
+    "lead kill",
+    "pause",
+    "lead pause",
+    "isolate",
+    "program",
+    "lose",
+    "renew",
+)
 
 
 @dataclass(frozen=True)

@@ -136,16 +136,21 @@ def test_sequence_numbers_only_rise() -> None:
     seen = Sequences()
     other = bytes.fromhex("020000000002")
     taken = [seen.accept(SOURCE, number) for number in (0, 0, 1, 5, 4, 5, 6, 0xFFFFFFFF, 0)]
-    assert taken == [True, False, True, True, False, False, True, True, False]
+    assert taken == [True, False, True, True, False, False, True, False, False]
     assert seen.accept(other, 3) and not seen.accept(other, 3)
 
 
-@given(st.lists(st.integers(0, 0xFFFFFFFF)))
-def test_no_number_is_taken_twice(numbers: list[int]) -> None:
+@given(st.integers(0, 0xFFFFFFFF), st.lists(st.integers(0, Sequences.NUMBERS), min_size=1))
+def test_no_number_is_taken_twice(first: int, steps: list[int]) -> None:
+    """Wherever a sender's numbers stand when the key comes into force, also across 2^32."""
     seen = Sequences()
-    taken = [number for number in numbers if seen.accept(SOURCE, number)]
-    assert taken == sorted(set(taken))
-    assert not any(seen.accept(SOURCE, number) for number in numbers)
+    assert seen.accept(SOURCE, first)
+    numbers = [(first + step) % (1 << 32) for step in steps]
+    taken = [
+        step for step, number in zip(steps, numbers, strict=True) if seen.accept(SOURCE, number)
+    ]
+    assert taken == sorted(set(taken) - {0})
+    assert not any(seen.accept(SOURCE, number) for number in (first, *numbers))
 
 
 # ---- key files

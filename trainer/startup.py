@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training program that starts and ends quickly: PyTorch's import and interpreter's end cost seconds of CPU."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+_COMPILER = "torch._dynamo"
+
+
+class _Compiler(ModuleType):
+    """Stands for PyTorch's compiler until somebody asks it to compile.
+
+    Every optimizer imports it (over a second of CPU) only to tell it that its methods are not to be compiled, which
+    goes without saying as long as nothing is.
+    """
+
+    def disable(self, fn: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
+        """Of PyTorch's own optimizers: as they are. Of anybody else: the real one."""
+        if fn is not None and fn.__module__.startswith("torch.optim."):
+            return fn
+        return self._real().disable(fn, *args, **options)
+
+    def graph_break(self, *args: Any, **options: Any) -> None:
+        """Nothing is compiled, so there is nothing to break."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real(), name)
+
+    def _real(self) -> ModuleType:
+        if sys.modules.get(_COMPILER) is self:
+            del sys.modules[_COMPILER]
+        return importlib.import_module(_COMPILER)
+
+
+def import_torch() -> None:
+    """Import PyTorch, but not its compiler until the job asks for it."""
+    gc.disable()  # what is imported stays: there is nothing to collect
+    import torch
+
+    if _COMPILER not in sys.modules:
+        sys.modules[_COMPILER] = torch._dynamo = _Compiler(_COMPILER)  # type: ignore[assignment]
+    gc.freeze()
+    gc.enable()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without taking PyTorch's modules apart one by one."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
