@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import threading
@@ -12,9 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_session import FakeNetwork, FakeSession
+from trainer import startup
 from trainer.prepare import prepare
 from trainer.records import shard
 from trainer.run import train
+
+startup.import_torch()  # as the real programs do
+_literal_eval, _one_at_a_time = ast.literal_eval, threading.Lock()
+
+
+def _evaluate(text: str) -> Any:
+    """NumPy reads a file's header with it; CPython 3.11 cannot do that in two threads (gh-106905)."""
+    with _one_at_a_time:
+        return _literal_eval(text)
+
+
+ast.literal_eval = _evaluate  # type: ignore[assignment]
 
 
 @dataclass

@@ -52,7 +52,7 @@ def train(session: Session, workdir: Path) -> None:
     unpack(workdir / "job.tar", workdir / "job")
     job = load(workdir / "job", prepared["settings"], prepared["job"])
     torch.set_num_threads(job.settings.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     model = FlatModel(job.model())
     model.load(weights.load(workdir / "model.npz"))
     training = Training(job, model, prepared["train"]["records"])

@@ -39,6 +39,9 @@ class Settings:
     checkpoint_s: seconds between two checkpoints; 0: none.
     redeal: every host keeps all records, and they are dealt out again whenever hosts come or go
         (R21); False: each keeps its own part only (R6).
+    alarm_below: with fewer members left than this part of those that began, the job is saved and stops (R22).
+    admit: hosts that were not there at the start may come in (R20).
+    network_access: the training programs have the hosts' network; otherwise they have none.
     """
 
     batch: int = 512
@@ -57,6 +60,9 @@ class Settings:
     clip: float | None = None
     checkpoint_s: float = 30.0
     redeal: bool = True
+    alarm_below: float = 0.5
+    admit: bool = False
+    network_access: bool = False
 
     def planned_rounds(self, records: int) -> int | None:
         """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
@@ -139,6 +145,7 @@ def check(settings: Settings) -> None:
         _demand(settings, key, value is None or value > 0, "more than 0")
     _demand(settings, "lane", settings.lane in LANES, " or ".join(LANES))
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
+    _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
     enough = settings.micro_batches >= MIN_MICRO_BATCHES
     _demand(settings, "micro_batches", enough, f"at least {MIN_MICRO_BATCHES}")
     _demand(settings, "seed", 0 <= settings.seed < 2**63, "from 0 to 2^63 - 1")

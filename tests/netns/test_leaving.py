@@ -191,13 +191,15 @@ def test_the_starter_while_training(three: Network, open_path: Path, how: str) -
 def test_too_few_are_left(three: Network, open_path: Path) -> None:
     """R22: with less than half of the members the model is saved, and the job stops with an exit code of its own."""
     child = under_way(three, open_path, rounds=100_000)
+    status = three.status("h1")
+    assert status is not None
     for host in ("h2", "h3"):
         three.end(host, signal.SIGKILL)
         gone = [{"h2"}, {"h2", "h3"}][host == "h3"]
         until(lambda gone=gone: left(three, "h1") >= gone or three.stands_by("h1"), f"{gone} left")
     text = three.finish(child).error(6)
     assert re.fullmatch(r"h\d, h\d left: 1 of 3 members remain", text), text
-    (kept,) = three.place("h1", "runs").glob("*/checkpoint/checkpoint.npz")
+    kept = three.place("h1", "runs") / status["job"] / "checkpoint" / "checkpoint.npz"
     assert kept.stat().st_size
     three.all_stand_by("h1")
 
