@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -54,6 +55,7 @@ def import_torch() -> None:
 def leave(code: int) -> NoReturn:
     """End the process without taking PyTorch's modules apart one by one."""
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a full disk: the exit code has to do
+            stream.flush()
     os._exit(code)
