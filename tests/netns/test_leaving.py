@@ -213,10 +213,10 @@ def left(network: Network, host: str) -> set[str]:
 
 def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
     """Its host leaves, and is back with another one."""
-    child = under_way(three, open_path, rounds=600)
+    child = under_way(three, open_path, rounds=300)
     (trainer,) = processes(three, "h2", "trainer run")
     os.kill(trainer.pid, signal.SIGKILL)
-    ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=600)
+    ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=300)
     three.all_stand_by()
     assert not any(processes(three, host, "trainer") for host in three.names)
 
