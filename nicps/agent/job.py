@@ -452,19 +452,23 @@ class LocalJob:
     ) -> None:
         """Copy what the program saved into the run's folder, with what `nicps resume` needs beside it."""
         kept = self.agent.run_folder(self.id) / "checkpoint"
+        failed: list[OSError] = []
 
         def work() -> None:
-            keep_files(self.folder, kept, (name, "prepared.json", "job.tar"))
-            if name != CHECKPOINT:
-                os.replace(kept / name, kept / CHECKPOINT)
-
-        def attempt() -> None:
             try:
-                work()
+                keep_files(self.folder, kept, (name, "prepared.json", "job.tar"))
+                if name != CHECKPOINT:
+                    os.replace(kept / name, kept / CHECKPOINT)
             except OSError as error:
-                self.agent.warn(f"no checkpoint in {kept}: {error.strerror}")
+                failed.append(error)
 
-        self._later(attempt, then or (lambda: None))
+        def done() -> None:
+            for error in failed:
+                self.agent.warn(f"no checkpoint in {kept}: {error.strerror}")
+            if then is not None:
+                then()
+
+        self._later(work, done)
 
     # ---- the end (R14)
 
