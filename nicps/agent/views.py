@@ -64,9 +64,8 @@ class Views:
         )
         agent.kernel_forgets()
         agent.trouble = ""
-        agent.node.busy = (
-            False  # the network that it was to start is there; struck off, it comes back to it
-        )
+        # The network that it was to start is there; struck off, it comes back to it.
+        agent.node.busy = False
         agent.log(f"network {agent.settings.network}: view {view.number}, {view.names(view.live)}")
         left = set(range(1, len(view.members) + 1)) - view.live
         if left:

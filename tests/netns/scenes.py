@@ -88,9 +88,8 @@ class Stage(Network):
             if all(agent.process.poll() is None for agent in self.agents.values()):
                 self.all_stand_by(timeout_s=5.0)
                 return
-        for (
-            host
-        ) in self.names:  # all at once: a job that is under way would go on with those who are left
+        # All at once: a job that is under way would go on with those who are left.
+        for host in self.names:
             self.end(host, signal.SIGKILL)
         super().ready()
 

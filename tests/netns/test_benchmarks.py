@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nicps.lab import processes, state
+from tests.netns.labs import nicps
 
 
 def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -50,15 +51,9 @@ def test_allreduce_with_a_key_beside_one_without(checkout: Path) -> None:
     ]
 
 
-def test_a_job_that_fails_is_told_at_once(checkout: Path) -> None:
-    command = "nicps bench allreduce --hosts 2 --params -1 --rounds 1 --lane i8 --against none"
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+def test_a_job_that_fails_is_told_at_once() -> None:
+    command = "bench allreduce --hosts 2 --params -1 --rounds 1 --lane i8 --against none"
+    done = nicps(*command.split())
     assert done.returncode == 5
     assert done.stderr.splitlines()[-1].startswith("nicps: error: ")
     assert "negative dimensions" in done.stderr

@@ -44,7 +44,11 @@ def test_none_unsets() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("quorom", 1, "unknown setting 'quorom'; known are .*batch, .*slow.HOST"),
+        (
+            "quorom",
+            1,
+            "unknown setting 'quorom'; known are admit, alarm_below, batch, checkpoint_s, .*slow.HOST",
+        ),
         ("quorum", 0, "quorum is 0.0; it must be over 0 and at most 1"),
         ("quorum", 1.5, "quorum is 1.5"),
         ("quorum", "high", "quorum is 'high'; it must be float"),
