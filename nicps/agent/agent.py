@@ -95,6 +95,7 @@ class Agent:
         self.prober = Prober(self)
         self.views = Views(self)
         self.endings = Endings(self)
+        set_nice(os.getpid(), _NICE)  # and the compiler: a host that comes back is waited for
         with contextlib.ExitStack() as stack:
             self.dataplane = stack.enter_context(
                 DataPlane(
@@ -149,7 +150,6 @@ class Agent:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         self.watch(read, self.stop)
-        set_nice(os.getpid(), _NICE)
         while not self._stopping:
             self._step()
         self._say_goodbye()
