@@ -94,7 +94,7 @@ class Sender:
         self.again = 0  # repairs
         self.blocked_by_kernel = False  # wait until the ring has room
         self.refused = False  # the interface's queue is full: try again soon
-        self.down = False  # the interface is: small frames are lost, the others wait
+        self.down = False  # the interface is: what is sent is lost, as with a cable that is pulled
         self.waits = False  # for more of a contribution, which everybody waits for
 
     def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
@@ -138,8 +138,7 @@ class Sender:
                     if not self._pump_bulk(item):
                         return
                 except InterfaceDown:
-                    self.down = True
-                    return
+                    self.down = True  # others ask for what they lack, if they hear of it
                 item.source.awaited(False)
                 self._sent(item.action, item.started)
             self._queue.popleft()

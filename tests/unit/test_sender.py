@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves a host while its interface goes down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nicps import wire
+from nicps.agent.sender import Sender
+from nicps.errors import InterfaceDown
+from nicps.protocol import SendFragments
+from nicps.protocol.phase import Phase
+
+FRAGMENTS = 12
+
+
+class Interface:
+    """Takes frames as `DataPlane` does, while it is up."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.small: list[bytes] = []
+        self.tx = self
+        self._ring = 0
+        self.flushed = 0
+
+    def send(self, data: bytes) -> bool:
+        if not self.up:
+            raise InterfaceDown("down")
+        self.small.append(data)
+        return True
+
+    def free(self) -> int:
+        return 5
+
+    def unsent(self) -> int:
+        return self._ring
+
+    def push(self, headers: Any, payload: Any) -> int:
+        self._ring += len(headers)
+        return len(headers)
+
+    def flush(self) -> None:
+        if self._ring and not self.up:
+            raise InterfaceDown("down")
+        self.flushed, self._ring = self.flushed + self._ring, 0
+
+
+class Gradient:
+    """All of it is there."""
+
+    def __init__(self) -> None:
+        self.waited_for = True
+
+    def available(self, round_: int) -> int:
+        return FRAGMENTS
+
+    def payload(self, round_: int, first: int, count: int) -> Any:
+        return np.zeros((count, wire.PAYLOAD_BYTES), np.uint8), 0
+
+    def sending(self, round_: int) -> None:
+        pass
+
+    def awaited(self, yes: bool) -> None:
+        self.waited_for = yes
+
+
+def header(flags: int, round_: int) -> wire.Header:
+    return wire.Header(flags=flags, network=1, view=1, round=round_, sender=1, sequence=1)
+
+
+def test_what_is_sent_while_the_interface_is_down_is_lost_and_holds_up_nothing() -> None:
+    """A holder that waited to send would never find out that it is alone."""
+    interface, gradient = Interface(), Gradient()
+    sent: list[SendFragments] = []
+    handed_on: list[bool] = []
+    sender = Sender(
+        interface,  # type: ignore[arg-type]
+        header,
+        lambda count: 1,
+        lambda action, started: sent.append(action),
+    )
+    phase = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=FRAGMENTS, width=16)
+    action = SendFragments(1, 1, phase.first_round, 8, ((0, FRAGMENTS),), False)
+    token = bytes([wire.VERSION, wire.FrameType.TOKEN]) + bytes(60)
+
+    interface.up = False
+    sender.fragments_of(action, phase, gradient)
+    sender.frame(token, lambda: handed_on.append(True))
+    sender.pump(1.0)
+    assert sender.down
+    assert sent == [action] and handed_on == [True]
+    assert not interface.small and not interface.flushed
+    assert not gradient.waited_for
+
+    interface.up = True
+    sender.fragments_of(action, phase, gradient)
+    sender.frame(token)
+    sender.pump(2.0)
+    assert not sender.down
+    assert sent == [action, action] and interface.small == [token]
+    assert interface.flushed >= FRAGMENTS
