@@ -167,6 +167,8 @@ class Agent:
         deadline = self.node.deadline()
         if deadline is not None:
             wait = min(wait, max(0.0, deadline - time.monotonic()))
+        if self.sender.more:
+            wait = 0.0
         events = self._poll.poll(wait)
         self.now = time.monotonic()
         for fd, _ in events:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from nicps.agent.program import Program
 from nicps.agent.records import Records, keep_files
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.channel import Channel
+from nicps.dataplane.maps import Accumulators
 from nicps.errors import JobFailed, NicpsError
 from nicps.protocol import Committed, Installed, Phase, SendFragments
 
@@ -59,6 +61,7 @@ class LocalJob:
         self._source: ArenaSource | StreamSource | None = None
         self._in: InStream | None = None
         self._blocks = 0
+        self._reserved: deque[Accumulators] = deque()  # made in the background, not in use yet
         self._starts = 0
         self._waiting: Phase | None = (
             None  # for the training program to be ready, or to have the state
@@ -83,8 +86,7 @@ class LocalJob:
             self._prepare_finish(phase)
         elif not phase.shares[self.agent.node.number - 1]:
             self._phase = phase  # it only passes on what others train
-            self._allocate(phase.blocks)
-            self.agent.prepared(phase.number)
+            self._allocate(phase, lambda: self.agent.prepared(phase.number))
         else:
             self._waiting = phase
             self._later(lambda: None, self._prepare_training)  # what was handed out is on disk then
@@ -101,7 +103,8 @@ class LocalJob:
         counted = bool(phase.shares[self.agent.node.number - 1])
         if phase.kind is wire.PhaseKind.HANDOUT or not counted or self.program is None:
             return
-        self._allocate(phase.blocks)
+        if phase.blocks not in (0, self._blocks):
+            self._use(self.agent.dataplane.reserve(phase.blocks))
         self.program.view()
         if action.again:  # it was told of the phase that now does not come
             self.program.enter(phase, self.agent.node.open_round, self._blocks)
@@ -187,7 +190,6 @@ class LocalJob:
     def _prepare_handout(self, phase: Phase) -> None:
         agent, settings = self.agent, phase.settings
         node, purpose = agent.node, settings["purpose"]
-        self._allocate(phase.blocks)
         mine = settings["source"] == node.number
         if mine:
             if self.outgoing is None:
@@ -213,13 +215,14 @@ class LocalJob:
             owner if os.geteuid() == 0 else (os.getuid(), os.getgid()),
             keep,
         )
-        self._later(lambda: None, lambda: self._handout_prepared(phase, mine))
 
-    def _handout_prepared(self, phase: Phase, mine: bool) -> None:
-        """Windows of a hand-out before this one are on disk: their banks are free."""
-        self.agent.prepared(phase.number)
-        if mine:
-            self.agent.act(self.agent.node.offer(self.agent.now, phase.first_round, 1))
+        def prepared() -> None:
+            agent.prepared(phase.number)
+            if mine:
+                agent.act(node.offer(agent.now, phase.first_round, 1))
+
+        # Windows of a hand-out before this one are on disk then: their banks are free.
+        self._later(lambda: None, lambda: self._allocate(phase, prepared))
 
     def _committed_window(self, phase: Phase, commit: Committed) -> None:
         """Store a window in the background; its bank is free once it is on disk."""
@@ -393,18 +396,37 @@ class LocalJob:
         else:  # a state that differs after rounds of training is judged by all, after the next one
             self._waiting, self._phase = None, phase
             self._source = ArenaSource(program.arena, program.hurry)
-            self._allocate(phase.blocks)
-            program.enter(phase, phase.first_round, self._blocks)
+            self._allocate(phase, lambda: self._enter(program, phase))
             return
         self._waiting = None
 
-    def _allocate(self, blocks: int) -> None:
-        """Accumulators of the size that the phase needs; the old ones go."""
-        if blocks and blocks != self._blocks:
-            self.agent.dataplane.allocate(blocks)
-            self._blocks = blocks
-            if self.program is not None:
-                self.program.forget_blocks()
+    def _enter(self, program: Program, phase: Phase) -> None:
+        if program is self.program:
+            program.enter(phase, phase.first_round, self._blocks)
+
+    def _allocate(self, phase: Phase, then: Callable[[], None]) -> None:
+        """Accumulators of the size that the phase needs, and `then`, unless there is another phase by that time."""
+        if phase.blocks in (0, self._blocks):
+            then()
+            return
+        dataplane, reserved = self.agent.dataplane, self._reserved
+
+        def use() -> None:
+            accumulators = reserved.popleft()
+            if phase is self._phase:
+                self._use(accumulators)
+                then()
+            else:
+                accumulators.close()
+
+        self._later(lambda: reserved.append(dataplane.reserve(phase.blocks)), use)
+
+    def _use(self, accumulators: Accumulators) -> None:
+        """The old ones go."""
+        self.agent.dataplane.use(accumulators)
+        self._blocks = accumulators.blocks
+        if self.program is not None:
+            self.program.forget_blocks()
 
     def program_failed(self, reason: str) -> None:
         """It cannot go on, and no other could."""
@@ -545,11 +567,14 @@ class LocalJob:
         if self.program is not None:
             self.program.close(message)
         streams, records, base = (self._in, self.outgoing), self.records, self._base
+        reserved = self._reserved
 
         def remove() -> None:  # in the thread, which may be using them
             for stream in streams:
                 if stream is not None:
                     stream.close()
+            for accumulators in reserved:
+                accumulators.close()
             records.close()
             shutil.rmtree(base, ignore_errors=True)
 

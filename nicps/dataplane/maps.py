@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,20 @@ KEY_BYTES = 16
 
 I64 = npt.NDArray[np.int64]
 Records = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulators:
+    """Two banks of `blocks` blocks, all zero, that the program does not use yet (`Maps.use`)."""
+
+    blocks: int
+    slots_fd: int
+    sums_fd: int
+
+    def close(self) -> None:
+        """They are not needed after all."""
+        os.close(self.slots_fd)
+        os.close(self.sums_fd)
 
 
 class Maps:
@@ -79,7 +94,7 @@ class Maps:
 
     @property
     def slots_fd(self) -> int:
-        """Descriptor of the slots' map, for who reads sums while they come in; -1 before `allocate`."""
+        """Descriptor of the slots' map, for who reads sums while they come in; -1 before `use`."""
         return self._slots_fd
 
     @property
@@ -148,10 +163,8 @@ class Maps:
         if self._slots_fd >= 0:
             bpf.map_update(self._fds["slots"], bytes(4), self._slots_fd.to_bytes(4, "little"))
 
-    def allocate(self, blocks: int) -> None:
-        """New accumulators, all zero: two banks of `blocks` blocks; counts and seen-bits start again.
-
-        Those who have the old ones mapped keep them. Takes no fragments while it works.
+    def reserve(self, blocks: int) -> Accumulators:
+        """New accumulators for `use`; for millions of lanes it takes long, and may be done in another thread.
 
         Raises:
             EnvironmentProblem: there is not enough memory.
@@ -175,7 +188,15 @@ class Maps:
             raise EnvironmentProblem(
                 f"cannot allocate {size / 1e6:.0f} MB of accumulators: {os.strerror(error.errno or 0)}"
             ) from None
-        slots_fd, sums_fd = made
+        return Accumulators(blocks, *made)
+
+    def use(self, reserved: Accumulators) -> None:
+        """From now on the program adds there; counts and seen-bits start again.
+
+        Those who have the old ones mapped keep them. Takes no fragments while it works (10 to 30 ms).
+        """
+        shapes, blocks = layout().records, reserved.blocks
+        slots_fd, sums_fd = reserved.slots_fd, reserved.sums_fd
         enabled = int(self._config["enabled"][0])
         self._config["enabled"] = 0
         bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, "little"))
@@ -191,6 +212,10 @@ class Maps:
         self._progress[...] = np.zeros((), self._progress.dtype)
         self._config["blocks"] = blocks
         self._config["enabled"] = enabled
+
+    def allocate(self, blocks: int) -> None:
+        """`reserve` and `use`."""
+        self.use(self.reserve(blocks))
 
     def count(self, round_: int, view: int, sender: int) -> int:
         """Distinct fragments taken of a sender's contribution to a round; sender 0 is all of them together."""
