@@ -280,12 +280,20 @@ class Session:
         self._channel.send({"op": "read", "round": commit.round, "digest": digest})
 
     def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
-        """Contribute with one sample, wait for everybody, and read the sum."""
+        """Contribute with one sample, wait for everybody, and read the sum.
+
+        If the members change meanwhile, the round is run again with who is left.
+
+        Raises:
+            JobAborted: the job was stopped, or something else than this round comes next.
+        """
         out = np.empty_like(vector) if out is None else out
         self.contribute(round_, vector, 1)
-        commit = self.wait_commit(round_, out)
-        if commit is None:
-            raise JobAborted(f"the phase ended before round {round_} was committed")
+        while (commit := self.wait_commit(round_, out)) is None:
+            phase = self.next_phase()
+            if phase.kind != "train" or phase.first_round != round_:
+                raise JobAborted(f"round {round_} is not run again: {phase.kind} comes next")
+            self.contribute(round_, vector, 1)
         out = self.sum(commit, out)
         self.applied(commit)
         return out
