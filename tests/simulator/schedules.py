@@ -188,10 +188,15 @@ def stuck(lan: Lan) -> str:
 
 
 def _able(lan: Lan, view: View, number: int) -> bool:
-    """Whether that member is there as it was when the view came into force: who was killed since has forgotten it."""
+    """Whether that member is there, as it was when the view came into force, and has not been in a later one since.
+
+    Who was killed has forgotten the view.
+    """
     mac = view.members[number - 1].mac
     host = next(h for h in lan.hosts if h.mac == mac)
-    return not host.dead and lan.checks.lives[view.seed].get(number) == host.life
+    if host.dead or host.node.view.number > view.number:
+        return False
+    return lan.checks.lives[view.seed].get(number) == host.life
 
 
 __all__ = ["Outcome", "Violation", "lan_of", "places", "run", "stuck"]
