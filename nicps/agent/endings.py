@@ -31,14 +31,17 @@ class Endings:
             return
         submission.close()
         agent.node.busy = False
-        lead = agent.node.members[agent.node.view.lead - 1].name
-        reason = (
-            f"{said}; its lead left in the middle, and {lead} went on: the result is there"
-            if settings.get("ok")
-            else said
-        )
-        agent.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
-        self._tell_end(reason, alarm=bool(settings.get("alarm")))
+        result, error = {}, None
+        if settings.get("ok"):  # the one that leads now has collected it
+            lead = agent.node.members[agent.node.view.lead - 1].name
+            result = {"job_id": submission.job_id, "lead": lead}
+        else:
+            error = said
+        agent.last_job = {"job_id": submission.job_id, "error": error, "result": result}
+        if error is None:
+            agent.publish({"op": "result", "result": result})
+        else:
+            self._tell_end(error, alarm=bool(settings.get("alarm")))
 
     def submission_failed(self, reason: str) -> None:
         """A job that was submitted here has not come into the network."""

@@ -59,7 +59,9 @@ def text(status: Mapping[str, Any]) -> str:
             lines.append(f"progress   {progress_line(status['progress'])}")
     last = status["last_job"]
     if last and not status["job"]:
-        outcome = last["error"] or f"test accuracy {last['result'].get('test_accuracy')}"
+        result = last["result"]
+        done = f"{result['lead']} has its result" if "lead" in result else None
+        outcome = last["error"] or done or f"test accuracy {result.get('test_accuracy')}"
         lines.append(f"last job   {last['job_id'] or '-'}: {outcome}")
     if status["members"]:
         width = max(len(m["name"]) for m in status["members"])

@@ -94,7 +94,7 @@ def submit(args: argparse.Namespace, what: Mapping[str, Any]) -> int:
             agentlink.checked(message)
             if message["op"] == "result":
                 _finish(message["result"], args.json)
-                return 0 if message["result"]["weights_identical"] else 5
+                return 0 if message["result"].get("weights_identical", True) else 5
             if message["op"] == "event":
                 if args.wait:
                     _show(message)
@@ -153,6 +153,9 @@ def _finish(result: Mapping[str, Any], as_json: bool) -> None:
         print(file=sys.stderr)
     if as_json:
         print(orjson.dumps(dict(result)).decode())
+        return
+    if "lead" in result:
+        print(f"job {result['job_id']} is done; {result['lead']} has led it and has the result")
         return
     for key in ("hosts", "rounds", "test_accuracy", "weights_identical", "seconds", "report"):
         print(f"{key.replace('_', ' '):<18} {result[key]}")

@@ -362,7 +362,6 @@ class Drill:
         assert all(len(of) == 1 for of in hashes.values())
         self.exact()
         stage.all_stand_by(*members)
-        self.close()
         return run
 
     def _result(self, lead: str) -> dict[str, Any] | None:

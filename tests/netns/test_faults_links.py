@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nicps.bench.agents import result_of
 from tests.netns.scenes import Drill, Stage
 
 
@@ -96,7 +97,17 @@ def test_nobody_hears_anybody(drill: Drill) -> None:
 
 
 def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
-    drill.end()
+    """Whoever has submitted it is told so, though it has not led any more."""
+    if drill.lead() == "h1":
+        drill.stage.lab.cut("h1")
+        drill.goes_on("h2", "h3", "h4")
+        drill.stage.lab.heal()
+        drill.all_train(60.0)
+    run = drill.end()
+    lead = run.members[0]
+    assert lead != "h1" and drill.channel is not None
+    told, _ = result_of(drill.channel, timeout_s=10.0)
+    assert told == {"job_id": drill.job_id, "lead": lead}
 
 
 @pytest.mark.long
