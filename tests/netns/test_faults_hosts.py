@@ -6,12 +6,18 @@ After every scene all train again, in one view, with the same state and exact su
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nicps.auth import Sequences
+from nicps.dataplane import bpf
 from tests.netns.scenes import Drill, Stage
 
 
@@ -36,6 +42,36 @@ def drill(made: Drill) -> Drill:
 
 def others(drill: Drill, gone: str) -> list[str]:
     return [host for host in drill.stage.names if host != gone]
+
+
+def numbers(stage: Stage, host: str) -> np.ndarray:
+    """The agent's own counter of the frames that it has signed in this view, in the kernel."""
+    for info in Path(f"/proc/{stage.agent(host).pid}/fdinfo").iterdir():
+        for ident in re.findall(r"^map_id:\s+(\d+)", info.read_text(), re.MULTILINE):
+            fd = bpf.map_by_id(int(ident))
+            try:
+                if bpf.map_info(fd).name == "outgoing":
+                    return np.frombuffer(bpf.map_memory(fd), np.uint64, 1)
+            finally:
+                os.close(fd)
+    raise AssertionError(f"{host} signs nothing")
+
+
+@pytest.mark.parametrize("who", ["lead", "another"])
+def test_a_key_has_served_its_time(drill: Drill, who: str) -> None:
+    """The same members go on in a new view, whose keys begin with 1 again."""
+    lead = drill.lead()
+    host = lead if who == "lead" else others(drill, lead)[0]
+    view = drill.status(host)["view"]
+    signed = numbers(drill.stage, host)
+    signed[0] = Sequences.NUMBERS
+    drill.until(
+        lambda: all(drill.status(name)["view"] > view for name in drill.stage.names), "a new view"
+    )
+    drill.all_train()
+    assert drill.lead() == lead and drill.status(host)["view"] == view + 1
+    assert 0 < int(signed[0]) < Sequences.NUMBERS
+    assert drill.exact() > 3
 
 
 @pytest.mark.parametrize("part", [pytest.param("agent", marks=pytest.mark.long), "both"])
