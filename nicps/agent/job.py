@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 STATE = "state.npz"  # between members (R20)
 CHECKPOINT = "checkpoint.npz"  # for after an alarm (R22)
-_MOST_STARTS = 4  # of a training program that is killed again and again
+_MOST_STARTS = (
+    4  # of a training program that is killed again and again before it has trained a round
+)
 _STALL_S = 60.0  # without a word of a training program that is to be counted
 _HOLDING_STALL_S = 3.0  # the same, while all wait for its gradient
 
@@ -172,6 +174,8 @@ class LocalJob:
             return
         if phase.kind is wire.PhaseKind.TRAIN:
             self.train_rounds += 1
+            if agent.node.number in commit.counted:
+                self._starts = 1  # this program can train
         self.program.trained = commit.round
         self.program.spoke = agent.now
         self.program.post(
@@ -287,6 +291,12 @@ class LocalJob:
     def _start_program(self) -> None:
         agent = self.agent
         if self._starts >= _MOST_STARTS:
+            if self._starts == _MOST_STARTS:
+                self._starts += 1
+                agent.warn(
+                    f"the training program was killed {_MOST_STARTS} times before it had trained a round: "
+                    "this host trains no more until `nicps join` is run again"
+                )
             return
         if self.program is not None:
             self.program.close("another one is started")
@@ -443,7 +453,7 @@ class LocalJob:
             return
         agent.sender.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
-        if code < 0 and agent.views.others_can_go_on and self._starts < _MOST_STARTS:
+        if code < 0 and agent.views.others_can_go_on:
             self._waiting = None
             agent.views.depart(reason)  # the others go on; this host comes back with a new one
             self._start_program()

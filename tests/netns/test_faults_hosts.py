@@ -6,6 +6,7 @@ After every scene all train again, in one view, with the same state and exact su
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from nicps.auth import Sequences
 from nicps.dataplane import bpf
+from nicps.lab.errors import LabProblem
 from tests.netns.scenes import Drill, Stage
 
 
@@ -92,6 +94,23 @@ def test_a_training_program_is_killed(drill: Drill) -> None:
     drill.goes_on(*others(drill, "h2"))
     drill.all_train(60.0)
     assert "the training program ended: SIGKILL has ended it" in drill.stage.log("h2")
+    drill.exact()
+
+
+def test_a_training_program_that_is_always_killed(drill: Drill) -> None:
+    """Its host trains no more until somebody looks after it; for all others nothing ends."""
+    stage, rest = drill.stage, others(drill, "h2")
+
+    def no_more_part() -> bool:
+        with contextlib.suppress(LabProblem):  # there is none at the moment
+            stage.lab.kill("h2", "trainer")
+        return "this host trains no more" in stage.log("h2")
+
+    drill.until(no_more_part, "the agent gives up", 60.0)
+    drill.goes_on(*rest, rounds=10)
+    stage.end("h2", signal.SIGTERM)
+    stage.join("h2")
+    drill.all_train(60.0)
     drill.exact()
 
 
