@@ -26,6 +26,10 @@ class Holder(Round):
         self.token = TokenState.create(
             self.phase.generation, self.number, self.round, self.unit, lines
         )
+        if self._others:  # whose it is, before anything is sent under it: switches follow the token
+            self.token.hop += 1
+            self._key = self.token.key
+            self._emit(Send(self.token.pack(self._header(wire.Flag(0), self.round))))
         self._hold(now)
 
     def _hold(self, now: float) -> None:
