@@ -198,8 +198,8 @@ class Membership(Deciding):
             again = self.phase is not None and self.phase.number > ring.phase.number
             if again:  # its training program has left the round, and will offer again
                 carried = replace(carried, offer=None, passes=False, ready=0)
-            leads = view.lead == number
-            undecided = leads and (carried.undecided or before.lead != number)
+            decides = view.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
+            undecided = decides and (carried.undecided or before.lead != number)
             carried = replace(carried, unit=successor.unit, undecided=undecided)
         joined = view.live - before.live if member else frozenset[int]()
         self.learners = (self.learners | joined) & view.live if member else frozenset()

@@ -123,8 +123,9 @@ class Ring(Holder):
         assert isinstance(want, wire.Want)
         if self.token is None or frame.header.round > self.round or sender == self.number:
             return
-        if sender == self.token.owner:
-            self._beacon_at = now  # the holder lives, though it has nothing to hand on yet
+        if sender == self.token.owner and not frame.header.flags & wire.Flag.TOKEN_WANTED:
+            # The holder lives, though it has nothing to hand on yet. Who wants the token has not got it.
+            self._beacon_at = now
         if frame.header.round == self.round and want.ready > self._ready_of.get(sender, 0):
             self._ready_of[sender] = want.ready
             self._publish_need()
