@@ -3,6 +3,7 @@
 #   make setup      install what is missing, into the system (apt) and .venv (pip)
 #   make demo       four hosts train MNIST, or the digits where MNIST is not found
 #   make test       the tests;  make test-long  those that take minutes
+#   make p4         compile p4/nicps.json anew (needs p4c-bm2-ss)
 #   make lint       what CI checks before the tests
 #   make clean      remove what was built;  make distclean  .venv and runs/ too
 #
@@ -26,7 +27,7 @@ export NICPS_DATA := $(DATA)
 endif
 export TORCH_INDEX TORCH_VERSION
 
-.PHONY: setup demo test test-long lint format clean distclean
+.PHONY: setup demo test test-long p4 lint format clean distclean
 
 setup:
 	$(RUN) .ci/setup
@@ -43,6 +44,9 @@ test: setup
 
 test-long: setup
 	$(RUN) $(PYTHON) -m pytest -m long $(ARGS)
+
+p4:
+	$(RUN) p4c-bm2-ss --std p4-16 -o p4/nicps.json p4/nicps.p4
 
 lint: setup
 	$(RUN) $(PYTHON) .ci/check_tree.py

@@ -9,6 +9,7 @@ setup(
             include=["nicps*", "trainer*"], exclude=["*.__pycache__", "*.__pycache__.*"]
         ),
         "nicps._ebpf",
+        "nicps._p4",
     ],
-    package_dir={"nicps._ebpf": "ebpf"},
+    package_dir={"nicps._ebpf": "ebpf", "nicps._p4": "p4"},
 )

@@ -57,9 +57,11 @@ def missing_for_xdp() -> str | None:
 
 @functools.cache
 def missing_for_p4() -> str | None:
-    """BMv2's simple switch and the P4 compiler."""
+    """BMv2's simple switch with its Python modules, and the P4 compiler."""
     absent = [name for name in ("simple_switch", "p4c-bm2-ss") if shutil.which(name) is None]
-    return f"needs {' and '.join(absent)}" if absent else None
+    modules = ("thrift", "bm_runtime", "sswitch_runtime")
+    absent += [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"needs {' and '.join(absent)}" if absent else missing_for_xdp()
 
 
 @functools.cache

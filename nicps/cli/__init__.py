@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "leave": "take this host out of the network",
     "key": "make the key that all hosts of a network share",
     "doctor": "check this host, and say how to mend what is wrong",
+    "switch": "run a P4 switch that follows the token",
     "lab": "a LAN of namespaces on this machine",
     "bench": "measure",
     "wire": "print the frame formats, read a capture",

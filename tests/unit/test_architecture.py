@@ -109,6 +109,7 @@ ROOMS = {
     ),
     "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.doctor"),
     "nicps/lab": (ERRORS, WIRE, DATAPLANE, "nicps.lab"),
+    "nicps/switch": (ERRORS, WIRE, "nicps.auth", "nicps.protocol.view", "nicps.switch"),
     "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
 }
 

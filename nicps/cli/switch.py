@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps switch p4`: run a BMv2 switch that follows the token.
+
+nicps switch p4 connect                      what the switch is, and what it runs
+nicps switch p4 load --ports 1,2,3,4         our program, for one network, on these ports
+nicps switch p4 run --iface cpu0 ...         the same, and record the members that the hosts agree on, until stopped
+nicps switch p4 members [N=MAC@PORT ...]     who is recorded; or record these by hand
+nicps switch p4 counters | registers | reset
+"""
+
+from __future__ import annotations
+
+import argparse
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from nicps import wire
+from nicps.auth import NetworkKey
+from nicps.errors import EnvironmentProblem, NetworkProblem, UsageProblem
+
+if TYPE_CHECKING:
+    from nicps.dataplane.packet import PacketSocket
+    from nicps.switch import Recorder
+
+DESCRIPTION = """\
+A switch that runs p4/nicps.p4 (docs/switch.md), through its own run-time API. The same program must run in
+`simple_switch`; `load` says so if it does not."""
+_HIGHEST_PORT = 510  # 511 drops
+_LOOK_S = 0.2
+_RETRY_S = 0.2
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `switch` and its `p4`."""
+    parser = subparsers.add_parser("switch", help="run a P4 switch that follows the token")
+    kinds = parser.add_subparsers(metavar="p4", required=True)
+    p4 = kinds.add_parser("p4", help="a BMv2 simple_switch", description=DESCRIPTION)
+    commands = p4.add_subparsers(metavar="COMMAND", required=True)
+
+    _add(commands, "connect", _connect, "show the switch's ports, and whether it runs our program")
+
+    load = _add(commands, "load", _load, "run our program for one network; all else is forgotten")
+    run = _add(commands, "run", _run, "the same, and record the members until stopped")
+    for command in (load, run):
+        command.add_argument("--config", type=Path, metavar="FILE", help="p4c's JSON (our own)")
+        command.add_argument("--network", default="nicps", metavar="NAME", help="(%(default)s)")
+        command.add_argument("--ports", metavar="N,N,...", help="(all of the switch's ports)")
+        command.add_argument(
+            "--controller",
+            type=int,
+            required=command is run,
+            metavar="N",
+            help="the port that gets the lists of members too",
+        )
+    run.add_argument("--iface", required=True, help="where the controller's port ends")
+    run.add_argument(
+        "--key", type=Path, metavar="FILE", help="the network's key: believe only its holders"
+    )
+
+    members = _add(commands, "members", _members, "show who is recorded, or record by hand")
+    members.add_argument("member", nargs="*", metavar="N=MAC@PORT", help="1=02:00:00:00:00:01@3")
+
+    _add(commands, "counters", _counters, "frames by what became of them")
+    _add(commands, "registers", _registers, "the newest token that has passed")
+    _add(commands, "reset", _reset, "forget token, members and counters")
+
+
+def _add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.add_argument(
+        "--thrift",
+        default="127.0.0.1:9090",
+        metavar="HOST:PORT",
+        help="the switch's run-time API (%(default)s)",
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(func=run)
+    return command
+
+
+def _switch(args: argparse.Namespace) -> Any:
+    from nicps.switch import Switch
+
+    host, colon, port = args.thrift.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UsageProblem(f"--thrift takes HOST:PORT, not {args.thrift!r}")
+    return Switch.connect(host.strip("[]"), int(port))
+
+
+def _print(args: argparse.Namespace, values: Mapping[str, Any]) -> int:
+    if args.json:
+        print(orjson.dumps(dict(values)).decode())
+    else:
+        width = max(map(len, values), default=0)
+        for name, value in values.items():
+            print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _connect(args: argparse.Namespace) -> int:
+    with _switch(args) as switch:
+        info = switch.info()
+    values: dict[str, Any] = {"program": "nicps" if info.ours else "another"}
+    for port in info.ports:
+        values[f"port {port.number}"] = f"{port.iface} {'up' if port.up else 'down'}"
+    return _print(args, values)
+
+
+def _load(args: argparse.Namespace) -> int:
+    with _switch(args) as switch:
+        return _print(args, _set_up(args, switch))
+
+
+def _set_up(args: argparse.Namespace, switch: Any) -> dict[str, Any]:
+    """Load the program, for the network and ports that are named; what was done."""
+    from nicps.switch import program
+
+    path = args.config or program.compiled()
+    try:
+        config = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentProblem(f"cannot read {path}: {error}") from None
+    there = {port.number for port in switch.info().ports}
+    ports = _port_list(args.ports) if args.ports else sorted(there - {args.controller})
+    missing = ({*ports} | {args.controller} - {None}) - there
+    if missing or not ports:
+        raise UsageProblem(
+            f"the switch has no port {', '.join(map(str, sorted(missing))) or 'at all'}: it has"
+            f" {', '.join(map(str, sorted(there))) or 'none'} (`simple_switch -i N@IFACE`)"
+        )
+    loaded = switch.load(config)
+    switch.setup(wire.network_id(args.network), ports, args.controller)
+    return {
+        "program": "loaded" if loaded else "there already",
+        "network": args.network,
+        "ports": ports,
+        "controller": args.controller,
+    }
+
+
+def _port_list(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) <= _HIGHEST_PORT for part in parts):
+        raise UsageProblem(f"--ports takes numbers up to {_HIGHEST_PORT} and commas, not {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def _run(args: argparse.Namespace) -> int:
+    from nicps.dataplane.interface import usable
+    from nicps.dataplane.packet import PacketSocket
+    from nicps.switch import Recorder
+
+    key = NetworkKey.read(args.key) if args.key else None
+    interface = usable(args.iface)
+    ended: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda got, _: ended.append(got))
+    packets = PacketSocket(interface, wire.ETHERTYPE)
+    recorder: Recorder | None = None
+    gone = False
+    try:
+        while not ended:
+            try:
+                with _switch(args) as switch:
+                    _set_up(args, switch)
+                    if recorder is None:
+                        recorder = Recorder(switch, wire.network_id(args.network), key)
+                        _say(f"recording the members of {args.network}")
+                    else:
+                        recorder.again(switch)
+                        _say("the switch is there again, and set up anew")
+                    gone = False
+                    while not ended:
+                        _record(packets, recorder)
+                        switch.registers()  # it is still there
+            except NetworkProblem as problem:
+                if recorder is None:
+                    raise
+                if not gone:
+                    _say(f"{problem}; waiting for it")
+                gone = True
+                time.sleep(_RETRY_S)
+    finally:
+        packets.close()
+    return 0
+
+
+def _record(packets: PacketSocket, recorder: Recorder) -> None:
+    """Wait a little for lists of members, and record them."""
+    select.select([packets], [], [], _LOOK_S)
+    for source, frame in packets.receive():
+        news = recorder.on_frame(source, frame)
+        if news is not None:
+            said = ", ".join(f"{name} at port {m.port}" for name, m in news.items())
+            _say(f"view {recorder.view}: {said}")
+
+
+def _say(text: str) -> None:
+    print(f"nicps: {text}", file=sys.stderr, flush=True)
+
+
+def _members(args: argparse.Namespace) -> int:
+    from nicps.switch.runtime import Member
+
+    with _switch(args) as switch:
+        if args.member:
+            wanted = [Member(*_parts(text)) for text in args.member]
+            switch.record({member.number: member for member in wanted})
+        found = switch.members()
+    values = {f"{m.number}": f"{wire.mac_text(m.mac)} at port {m.port}" for m in found.values()}
+    return _print(args, values)
+
+
+def _parts(text: str) -> tuple[int, bytes, int]:
+    """`1=02:00:00:00:00:01@3` as number, MAC address, port."""
+    number, _, rest = text.partition("=")
+    mac, _, port = rest.rpartition("@")
+    try:
+        raw = bytes.fromhex(mac.replace(":", ""))
+        if len(raw) == 6 and 0 < int(number) <= wire.MAX_MEMBERS and 0 <= int(port) <= 510:
+            return int(number), raw, int(port)
+    except ValueError:
+        pass
+    raise UsageProblem(f"a member is N=MAC@PORT, like 1=02:00:00:00:00:01@3, not {text!r}")
+
+
+def _counters(args: argparse.Namespace) -> int:
+    with _switch(args) as switch:
+        return _print(args, switch.counters())
+
+
+def _registers(args: argparse.Namespace) -> int:
+    with _switch(args) as switch:
+        found = switch.registers()
+    position = found["position"]
+    values = {
+        "view": found["view"],
+        "generation": position >> 32,
+        "hop": position & 0xFFFFFFFF,
+        "owner": found["owner"],
+    }
+    return _print(args, values)
+
+
+def _reset(args: argparse.Namespace) -> int:
+    with _switch(args) as switch:
+        switch.reset()
+    return 0

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P4 switches that run our program (docs/switch.md): set up, told of the members, and looked at."""
+
+from nicps.switch.recorder import Recorder
+from nicps.switch.runtime import Info, Port, Switch
+
+__all__ = ["Info", "Port", "Recorder", "Switch"]

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running `simple_switch`, through its own run-time API (Thrift).
+
+Source: BMv2's thrift_src/standard.thrift, simple_pre_lag.thrift and targets/simple_switch/thrift/simple_switch.thrift.
+Thrift's and BMv2's Python modules come with BMv2 (the p4lang project's package p4lang-bmv2), so they are looked for
+only here, when a switch is spoken to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from nicps.errors import EnvironmentProblem, NetworkProblem
+from nicps.switch import program
+
+DEFAULT_PORT = 9090
+_TIMEOUT_MS = 5000
+_DEEP = 8192  # frames in a port's queue: a contribution comes in one burst
+_CONTEXT = 0
+
+_NETWORKS = "NicpsIngress.networks"
+_MEMBERS = "NicpsIngress.members.members"
+_FRAMES = "NicpsIngress.verdict.frames"
+_TOKEN = {
+    "view": "NicpsIngress.token.token_view",
+    "position": "NicpsIngress.token.token_position",
+    "owner": "NicpsIngress.token.token_owner",
+}
+_MACS = "NicpsIngress.forwarding.learnt_macs"
+_PORTS = "NicpsIngress.forwarding.learnt_ports"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One of the switch's ports."""
+
+    number: int
+    iface: str
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a switch says of itself."""
+
+    ports: tuple[Port, ...]
+    ours: bool  # it runs our program
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member as the switch has recorded it (R4)."""
+
+    number: int
+    mac: bytes
+    port: int
+
+
+class Switch:
+    """A connection to a switch. Use as a context manager, or `close` it.
+
+    Raises (every method): NetworkProblem, the switch has gone, or refuses what our program must have.
+    """
+
+    def __init__(self, transport: Any, standard: Any, multicast: Any, simple: Any) -> None:
+        self._transport = transport
+        self._standard, self._multicast, self._simple = standard, multicast, simple
+        self._types = _module("bm_runtime.standard.ttypes")
+
+    @classmethod
+    def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> Self:
+        """Connect to the Thrift server of a `simple_switch`.
+
+        Raises:
+            EnvironmentProblem: BMv2's Python modules are not installed.
+            NetworkProblem: no switch listens there.
+        """
+        socket_module = _module("thrift.transport.TSocket")
+        transports = _module("thrift.transport.TTransport")
+        binary = _module("thrift.protocol.TBinaryProtocol")
+        multiplexed = _module("thrift.protocol.TMultiplexedProtocol").TMultiplexedProtocol
+        connection = socket_module.TSocket(host, port)
+        connection.setTimeout(_TIMEOUT_MS)
+        transport = transports.TBufferedTransport(connection)
+        protocol = binary.TBinaryProtocol(transport)
+        try:
+            transport.open()
+        except transports.TTransportException:
+            raise NetworkProblem(
+                f"no switch listens on {host}:{port}: start `simple_switch --thrift-port {port} ...` "
+                "(docs/switch.md), or name another with --thrift"
+            ) from None
+        services = (
+            ("standard", "bm_runtime.standard.Standard"),
+            ("simple_pre_lag", "bm_runtime.simple_pre_lag.SimplePreLAG"),
+            ("simple_switch", "sswitch_runtime.SimpleSwitch"),
+        )
+        clients = [_module(name).Client(multiplexed(protocol, what)) for what, name in services]
+        return cls(transport, *clients)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the switch goes on."""
+        self._transport.close()
+
+    # ---- what it is, and what it runs
+
+    def info(self) -> Info:
+        """Its ports, and whether it runs our program."""
+        with _told():
+            ports = tuple(
+                Port(found.port_num, found.iface_name, bool(found.is_up))
+                for found in self._standard.bm_dev_mgr_show_ports()
+            )
+            return Info(tuple(sorted(ports, key=lambda port: port.number)), self._is_ours())
+
+    def _is_ours(self) -> bool:
+        return f'"{_FRAMES}"' in self._standard.bm_get_config()
+
+    def load(self, config: str) -> bool:
+        """Run this program (p4c's JSON) if it is not running already; whether it had to be loaded.
+
+        Raises:
+            NetworkProblem: the switch cannot change its program while it runs.
+        """
+        with _told():
+            if self._standard.bm_get_config().strip() == config.strip():
+                return False
+            try:
+                self._standard.bm_load_new_config(config)
+                self._standard.bm_swap_configs()
+            except self._types.InvalidSwapOperation:
+                raise NetworkProblem(
+                    "this switch runs another program, and cannot change it while it runs: start it with "
+                    f"`simple_switch {program.compiled()} ...`"
+                ) from None
+            return True
+
+    def setup(self, network: int, ports: Sequence[int], controller: int | None) -> None:
+        """Serve this network on these ports, and forget all else.
+
+        Args:
+            controller: the port that gets the lists of members too.
+        """
+        numbers = program.numbers()
+        with _told():
+            self._standard.bm_reset_state()
+            self._multicast_group(numbers["FLOOD"], ports)
+            told = [*ports, *([] if controller is None else [controller])]
+            self._multicast_group(numbers["FLOOD_AND_TELL"], told)
+            self._add(_NETWORKS, "NicpsIngress.serve", network.to_bytes(4, "big"))
+            self._simple.set_all_egress_queue_depths(_DEEP)
+
+    def _multicast_group(self, number: int, ports: Sequence[int]) -> None:
+        wanted = "".join("1" if port in ports else "0" for port in range(max(ports), -1, -1))
+        group = self._multicast.bm_mc_mgrp_create(_CONTEXT, number)
+        node = self._multicast.bm_mc_node_create(_CONTEXT, number, wanted, "")
+        self._multicast.bm_mc_node_associate(_CONTEXT, group, node)
+
+    # ---- members (R4)
+
+    def members(self) -> dict[int, Member]:
+        """Who is recorded, by number."""
+        with _told():
+            return dict(sorted((member.number, member) for _, member in self._recorded()))
+
+    def record(self, members: Mapping[int, Member]) -> None:
+        """These are the members from now on; who is recorded already as it is here is left alone."""
+        with _told():
+            here: set[Member] = set()
+            for handle, member in self._recorded():
+                if members.get(member.number) == member:
+                    here.add(member)
+                else:
+                    self._standard.bm_mt_delete_entry(_CONTEXT, _MEMBERS, handle)
+            for member in members.values():
+                if member not in here:
+                    key = (
+                        member.number.to_bytes(2, "big"),
+                        member.mac,
+                        member.port.to_bytes(2, "big"),
+                    )
+                    self._add(_MEMBERS, "NicpsIngress.members.member", *key)
+
+    def _recorded(self) -> list[tuple[int, Member]]:
+        """(handle of the entry, who it is)"""
+        found = []
+        for entry in self._standard.bm_mt_get_entries(_CONTEXT, _MEMBERS):
+            number, mac, port = (part.exact.key for part in entry.match_key)
+            member = Member(
+                int.from_bytes(number, "big"), mac.rjust(6, b"\0"), int.from_bytes(port, "big")
+            )
+            found.append((entry.entry_handle, member))
+        return found
+
+    def _add(self, table: str, action: str, *key: bytes) -> None:
+        types = self._types
+        params = [
+            types.BmMatchParam(
+                type=types.BmMatchParamType.EXACT, exact=types.BmMatchParamExact(part)
+            )
+            for part in key
+        ]
+        options = types.BmAddEntryOptions(priority=0)
+        self._standard.bm_mt_add_entry(_CONTEXT, table, params, action, [], options)
+
+    # ---- what it has seen
+
+    def learnt(self) -> dict[bytes, int]:
+        """The port at which each MAC address was heard last."""
+        with _told():
+            macs = self._standard.bm_register_read_all(_CONTEXT, _MACS)
+            ports = self._standard.bm_register_read_all(_CONTEXT, _PORTS)
+        return {mac.to_bytes(6, "big"): port for mac, port in zip(macs, ports, strict=True) if mac}
+
+    def counters(self) -> dict[str, int]:
+        """Frames by what became of them."""
+        with _told():
+            return {
+                name: int(self._standard.bm_counter_read(_CONTEXT, _FRAMES, place).packets)
+                for place, name in enumerate(program.reasons())
+            }
+
+    def registers(self) -> dict[str, int]:
+        """The newest token that passed: its view, position (generation << 32 | hop) and owner."""
+        with _told():
+            return {
+                name: int(self._standard.bm_register_read(_CONTEXT, register, 0)) & (1 << 64) - 1
+                for name, register in _TOKEN.items()
+            }
+
+    def forget_token(self) -> None:
+        """The next token is taken whatever its view is: a new network begins."""
+        with _told():
+            for register in _TOKEN.values():
+                self._standard.bm_register_reset(_CONTEXT, register)
+
+    def reset(self) -> None:
+        """Forget token, members and what was counted; the program and its ports stay."""
+        self.forget_token()
+        self.record({})
+        with _told():
+            self._standard.bm_counter_reset_all(_CONTEXT, _FRAMES)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the switch answers, or its silence, as one of our errors."""
+    thrift = _module("thrift.Thrift").TException
+    try:
+        yield
+    except thrift as error:
+        code = getattr(error, "code", None)
+        names = getattr(_module("bm_runtime.standard.ttypes"), "TableOperationErrorCode", None)
+        said = (
+            getattr(names, "_VALUES_TO_NAMES", {}).get(code) if names and code is not None else None
+        )
+        raise NetworkProblem(
+            f"the switch {'refuses: ' + said if said else f'does not answer as ours does ({error})'}"
+        ) from None
+    except OSError as error:
+        raise NetworkProblem(f"the switch does not answer: {error}") from None
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise EnvironmentProblem(
+            f"the Python module {name.partition('.')[0]} is missing: it comes with BMv2, the p4lang project's "
+            "package p4lang-bmv2 (docs/switch.md)"
+        ) from None

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Our frames down to what a verdict needs; of all others the Ethernet header.
+
+parser NicpsParser(packet_in packet, out headers_t headers, inout metadata_t meta,
+                   inout standard_metadata_t standard) {
+    state start {
+        packet.extract(headers.ethernet);
+        transition select(headers.ethernet.ethertype) {
+            NICPS_ETHERTYPE: header;
+            default: accept;
+        }
+    }
+
+    state header {
+        packet.extract(headers.nicps);
+        transition select(headers.nicps.type) {
+            NICPS_TYPE_TOKEN: token;
+            NICPS_TYPE_FRAGMENT: fragment;
+            NICPS_TYPE_VIEW: view;
+            default: accept;
+        }
+    }
+
+    state token {
+        packet.extract(headers.token);
+        transition accept;
+    }
+
+    state fragment {
+        packet.extract(headers.fragment);
+        transition accept;
+    }
+
+    state view {
+        packet.extract(headers.view);
+        transition accept;
+    }
+}
+
+control NicpsDeparser(packet_out packet, in headers_t headers) {
+    apply {
+        packet.emit(headers);
+    }
+}
+
+control NicpsVerifyChecksum(inout headers_t headers, inout metadata_t meta) {
+    apply { }
+}
+
+control NicpsComputeChecksum(inout headers_t headers, inout metadata_t meta) {
+    apply { }
+}

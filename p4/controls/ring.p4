@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ring mode: the switch lets through what the hosts would take, and they add.
+
+control NicpsIngress(inout headers_t headers, inout metadata_t meta,
+                     inout standard_metadata_t standard) {
+    Members() members;
+    Token() token;
+    Forwarding() forwarding;
+    Verdict() verdict;
+
+    action serve() {
+        meta.ours = true;
+    }
+
+    action ignore() {
+        meta.ours = false;
+    }
+
+    table networks {
+        key = {
+            headers.nicps.network: exact;
+        }
+        actions = {
+            serve;
+            ignore;
+        }
+        const default_action = ignore;
+        size = 1;
+    }
+
+    apply {
+        bool known;
+        bit<32> arrived = standard.packet_length - 14;
+
+        meta.ours = false;
+        meta.refused = false;
+        meta.reason = NICPS_COUNT_SWITCHED;
+        if (headers.ethernet.isValid() && headers.ethernet.ethertype == NICPS_ETHERTYPE) {
+            meta.refused = true;
+            if (!headers.nicps.isValid()) {
+                meta.reason = NICPS_COUNT_TRUNCATED;
+            } else if (headers.nicps.version != NICPS_VERSION) {
+                meta.reason = NICPS_COUNT_VERSION;
+            } else if (headers.nicps.length < NICPS_HEADER_BYTES ||
+                       (bit<32>)headers.nicps.length > arrived) {
+                meta.reason = NICPS_COUNT_TRUNCATED;
+            } else {
+                meta.refused = false;
+                networks.apply();
+            }
+        }
+        if (meta.ours) {
+            meta.reason = NICPS_COUNT_CONTROL;
+            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_ECHO) {
+                meta.refused = true;
+                meta.reason = NICPS_COUNT_TYPE;
+            } else if (headers.nicps.type == NICPS_TYPE_TOKEN ||
+                       headers.nicps.type == NICPS_TYPE_FRAGMENT) {
+                members.apply(headers, standard, known);
+                if (!known) {
+                    meta.refused = true;
+                    meta.reason = NICPS_COUNT_STRANGER;
+                } else if (!headers.token.isValid() && !headers.fragment.isValid()) {
+                    meta.refused = true;
+                    meta.reason = NICPS_COUNT_TRUNCATED;
+                } else {
+                    token.apply(headers, meta);
+                }
+            }
+        }
+        forwarding.apply(headers, meta, standard);
+        verdict.apply(meta, standard);
+    }
+}

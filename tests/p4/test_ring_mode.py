@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The P4 program in a real `simple_switch`: what passes, to whom, and what is counted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nicps import wire
+from nicps.auth import ControlKey, NetworkKey
+from nicps.protocol.phase import Member as Listed
+from nicps.protocol.view import Successor
+from nicps.switch import Recorder, Switch
+from nicps.switch.runtime import Member
+from tests.p4.bmv2 import CONTROLLER, Bmv2, Wires, bench
+
+NETWORK = wire.network_id("nicps")
+BROADCAST = b"\xff" * 6
+HOSTS = (1, 2, 3)
+
+
+def mac(number: int) -> bytes:
+    return bytes([2, 0, 0, 0, 0, number])
+
+
+def ethernet(
+    source: bytes, data: bytes, to: bytes = BROADCAST, kind: int = wire.ETHERTYPE
+) -> bytes:
+    return to + source + kind.to_bytes(2, "big") + data
+
+
+def header(sender: int, view: int = 3, **more: Any) -> wire.Header:
+    return wire.Header(network=NETWORK, view=view, round=7, sender=sender, sequence=1, **more)
+
+
+def token(
+    sender: int, hop: int, owner: int, view: int = 3, generation: int = 4, flags: int = 0
+) -> bytes:
+    entries = [wire.Entry(0, 0, 0, 0, 0, 0, 0) for _ in HOSTS]
+    body = wire.Token(generation, hop, owner, 0, len(HOSTS), 0, 0, 0, 0, 0, 0)
+    return ethernet(mac(sender), wire.pack(header(sender, view, flags=flags), body, entries, []))
+
+
+def fragment(sender: int, view: int = 3, index: int = 0) -> bytes:
+    body = wire.Fragment(index, 8, 360, 32, 0, 5)
+    return ethernet(mac(sender), wire.pack(header(sender, view), body, tail=bytes([sender]) * 1440))
+
+
+def want(sender: int) -> bytes:
+    return ethernet(mac(sender), wire.pack(header(sender), wire.Want(1, 2)))
+
+
+def install(
+    view: int, live: tuple[int, ...] = HOSTS, base: int = 0, key: ControlKey | None = None
+) -> bytes:
+    members = tuple(Listed(k, mac(k), f"h{k}") for k in HOSTS)
+    successor = Successor(members, frozenset(live), live[0], 0, 0, 0, 0, bytes([view]) * 16)
+    values, entries = successor.items()
+    body = wire.View(
+        live=sum(1 << k - 1 for k in live),
+        nonce=9,
+        number=view,
+        base=base,
+        ballot=1,
+        addressee=2,
+        members=len(entries),
+        values=1,
+        step=wire.ViewStep.INSTALL,
+    )
+    data = wire.pack(header(0, 0), body, values, entries)
+    return ethernet(mac(1), key.sign(data, mac(1)) if key is not None else data)
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[tuple[Bmv2, Wires]]:
+    with bench(f"nicps-test-{os.getpid()}-p4", len(HOSTS)) as both:
+        yield both
+
+
+@pytest.fixture
+def switch(made: tuple[Bmv2, Wires]) -> Iterator[Switch]:
+    """Set up for three hosts, each at the port of its number; nothing has passed yet."""
+    with made[0].connect() as switch:
+        switch.setup(NETWORK, HOSTS, CONTROLLER)
+        switch.record({k: Member(k, mac(k), k) for k in HOSTS})
+        yield switch
+
+
+@pytest.fixture
+def wires(made: tuple[Bmv2, Wires]) -> Wires:
+    return made[1]
+
+
+def counted(switch: Switch) -> dict[str, int]:
+    return {reason: count for reason, count in switch.counters().items() if count}
+
+
+def test_what_is_not_ours_is_switched(switch: Switch, wires: Wires) -> None:
+    """Flooded, until the MAC address has been heard; never back, never to the controller."""
+    ping = ethernet(mac(1), b"to whom it concerns".ljust(46), to=mac(2), kind=0x0800)
+    assert wires.exchange(1, ping) == {2: [ping], 3: [ping]}
+    pong = ethernet(mac(2), b"to you".ljust(46), to=mac(1), kind=0x0800)
+    assert wires.exchange(2, pong) == {1: [pong]}
+    assert wires.exchange(1, ping) == {2: [ping]}
+    arp = ethernet(mac(3), b"who has".ljust(46), kind=0x0806)
+    assert wires.exchange(3, arp) == {1: [arp], 2: [arp]}
+    assert counted(switch) == {"switched": 4}
+    assert switch.learnt() == {mac(1): 1, mac(2): 2, mac(3): 3}
+
+
+def test_another_network_is_switched(switch: Switch, wires: Wires) -> None:
+    other = wire.Header(network=NETWORK ^ 1, view=3, round=7, sender=2, sequence=1)
+    frame = ethernet(mac(2), wire.pack(other, wire.Want(1, 2)))
+    heard = wires.exchange(2, frame)
+    assert set(heard) == {1, 3} and counted(switch) == {"switched": 1}
+
+
+def test_control_frames_pass_from_everybody(switch: Switch, wires: Wires) -> None:
+    """A host must be able to come in, and to come back."""
+    call = ethernet(mac(9), wire.pack(header(0, 0), wire.Call(5, 0, 0)))
+    assert {p: [f[: len(call)] for f in fs] for p, fs in wires.exchange(3, call).items()} == {
+        1: [call],
+        2: [call],
+    }
+    assert set(wires.exchange(2, want(2))) == {1, 3}
+    assert counted(switch) == {"control": 2}
+
+
+def test_only_the_holder_may_broadcast(switch: Switch, wires: Wires) -> None:
+    """R10: the switch follows the token and drops what others send, also what its last owner sends late."""
+    assert wires.exchange(1, fragment(1)) == {}  # no token has passed yet
+    first = token(1, 1, owner=1)
+    assert wires.exchange(1, first) == {2: [first], 3: [first]}
+    assert wires.exchange(1, fragment(1)) == {2: [fragment(1)], 3: [fragment(1)]}
+    assert wires.exchange(2, fragment(2)) == {}
+    handed = token(1, 2, owner=2)
+    assert wires.exchange(1, handed) == {2: [handed], 3: [handed]}
+    assert wires.exchange(1, fragment(1)) == {}
+    assert set(wires.exchange(2, fragment(2))) == {1, 3}
+    assert switch.registers() == {"view": 3, "position": 4 << 32 | 2, "owner": 2}
+    assert counted(switch) == {"view": 1, "token": 2, "fragment": 2, "holder": 2}
+
+
+def test_order_within_a_burst_is_kept(switch: Switch, wires: Wires) -> None:
+    """All that was sent before the token is handed on passes, and nothing after it."""
+    burst = [token(1, 1, owner=1), *(fragment(1, index=i) for i in range(8))]
+    burst += [token(1, 2, owner=2), fragment(1, index=8)]
+    heard = wires.exchange(1, *burst, wait_s=0.4)
+    assert heard == {2: burst[:-1], 3: burst[:-1]}
+    assert counted(switch) == {"token": 2, "fragment": 8, "holder": 1}
+
+
+def test_strangers(switch: Switch, wires: Wires) -> None:
+    """R4: a member is its number, its MAC address and its port together."""
+    wires.exchange(1, token(1, 1, owner=2))
+    other_mac = ethernet(mac(9), fragment(2)[14:])
+    other_number = ethernet(mac(2), fragment(3)[14:])
+    for port, frame in ((2, other_mac), (2, other_number), (3, fragment(2)), (3, token(1, 9, 3))):
+        assert wires.exchange(port, frame) == {}
+    assert counted(switch) == {"token": 1, "stranger": 4}
+    assert switch.registers()["owner"] == 2
+
+
+def test_who_has_left_is_a_stranger(switch: Switch, wires: Wires) -> None:
+    """R19"""
+    wires.exchange(1, token(1, 1, owner=2))
+    switch.record({k: Member(k, mac(k), k) for k in (1, 3)})
+    assert wires.exchange(2, fragment(2)) == {}
+    assert sorted(switch.members()) == [1, 3]
+
+
+def test_views_follow_each_other(switch: Switch, wires: Wires) -> None:
+    """The first token of a later view counts; nothing of the one before it does any more."""
+    wires.exchange(1, token(1, 5, owner=1))
+    assert set(wires.exchange(2, token(2, 1, owner=2, view=4, generation=1))) == {1, 3}
+    assert wires.exchange(1, fragment(1)) == {}
+    assert wires.exchange(1, token(1, 6, owner=1)) == {}
+    assert wires.exchange(2, fragment(2)) == {}
+    assert set(wires.exchange(2, fragment(2, view=4))) == {1, 3}
+    assert counted(switch) == {"token": 2, "view": 3, "fragment": 1}
+
+
+def test_old_tokens(switch: Switch, wires: Wires) -> None:
+    """A repeat passes, as whoever sent the newest must hear it (R16); it changes nothing."""
+    wires.exchange(1, token(1, 5, owner=2))
+    assert wires.exchange(3, token(3, 4, owner=3)) == {}
+    again = token(3, 4, owner=3, flags=int(wire.Flag.REPEAT))
+    assert set(wires.exchange(3, again)) == {1, 2}
+    assert switch.registers()["owner"] == 2
+    assert counted(switch) == {"token": 2, "stale": 1}
+
+
+def test_frames_that_cannot_be(switch: Switch, wires: Wires) -> None:
+    whole = token(1, 1, owner=2)
+    cut = whole[: 14 + 20]
+    version = bytearray(whole)
+    version[14] = 2
+    kind = bytearray(whole)
+    kind[15] = 99
+    longer = bytearray(whole)
+    longer[14 + 18 : 14 + 20] = (1400).to_bytes(2, "big")
+    owner = bytearray(whole)
+    owner[14 + 32 + 8 : 14 + 32 + 10] = (4).to_bytes(2, "big")
+    short = bytearray(whole[: 14 + 40])
+    short[14 + 18 : 14 + 20] = (40).to_bytes(2, "big")
+    for frame in (cut, version, kind, longer, owner, short):
+        assert wires.exchange(1, bytes(frame)) == {}
+    counts = counted(switch)
+    assert counts.pop("version") == 1 and counts.pop("type") == 1
+    assert sum(counts.values()) == 4 and set(counts) == {"truncated", "malformed", "version"} - {
+        "version"
+    }
+    assert switch.registers() == {"view": 0, "position": 0, "owner": 0}
+
+
+def test_lists_reach_the_controller_which_records_them(switch: Switch, wires: Wires) -> None:
+    recorder = Recorder(switch, NETWORK, None)
+    switch.reset()
+    for k in HOSTS:
+        wires.exchange(k, ethernet(mac(k), wire.pack(header(0, 0), wire.Answer(1, 2, 0, 0))))
+    (listed,) = wires.exchange(1, install(1))[CONTROLLER]
+    news = recorder.on_frame(listed[6:12], listed[14:])
+    assert news is not None and sorted(news) == ["h1", "h2", "h3"]
+    assert switch.members() == {k: Member(k, mac(k), k) for k in HOSTS}
+    assert recorder.on_frame(listed[6:12], listed[14:]) is None  # to the next addressee
+    gone = install(2, live=(1, 3), base=1)
+    assert recorder.on_frame(mac(1), gone[14:]) is not None
+    assert sorted(switch.members()) == [1, 3] and recorder.view == 2
+    assert recorder.on_frame(mac(1), install(2, base=1)[14:]) is None  # an old one
+
+
+def test_a_new_network_begins_with_its_own_numbers(switch: Switch, wires: Wires) -> None:
+    wires.exchange(1, token(1, 5, owner=1, view=40))
+    recorder = Recorder(switch, NETWORK, None)
+    recorder.on_frame(mac(1), install(1)[14:])
+    assert switch.registers() == {"view": 0, "position": 0, "owner": 0}
+    assert set(wires.exchange(1, token(1, 1, owner=1, view=1))) == {2, 3}
+
+
+def test_only_holders_of_the_key_are_believed(switch: Switch, wires: Wires) -> None:
+    ours, theirs = NetworkKey(b"k" * 32), NetworkKey(b"x" * 32)
+    recorder = Recorder(switch, NETWORK, ours)
+    for frame in (install(5), install(5, key=theirs), install(5)[:60]):
+        assert recorder.on_frame(mac(1), frame[14:]) is None
+    assert recorder.refused == 3 and recorder.view == 0
+    for k in HOSTS:
+        wires.exchange(k, want(k))
+    assert recorder.on_frame(mac(1), install(5, live=(1, 2), key=ours)[14:]) is not None
+    assert sorted(switch.members()) == [1, 2]
