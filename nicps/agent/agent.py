@@ -26,17 +26,17 @@ from nicps.agent.conductor import Conductor
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.endings import Endings
 from nicps.agent.folders import sweep
+from nicps.agent.frames import Frames
 from nicps.agent.job import LocalJob
 from nicps.agent.keyring import Keyring
 from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import Child, User, set_nice
-from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
 from nicps.agent.submission import Submission
 from nicps.agent.views import Views
 from nicps.auth import Sequences
 from nicps.dataplane import DataPlane
-from nicps.errors import InterfaceDown, JobFailed, NicpsError, WireError
+from nicps.errors import JobFailed, NicpsError, WireError
 from nicps.protocol import (
     Action,
     Closed,
@@ -51,16 +51,12 @@ from nicps.protocol import (
     Send,
     SendFragments,
 )
-from nicps.protocol.ring import KernelState
 
-_ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
-_MALFORMED_SHOWN = 3
 _NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
 _GOODBYE_S = 2.0
-_PROBES = (bytes([wire.FrameType.PROBE]), bytes([wire.FrameType.ECHO]))
 
 
 class Agent:
@@ -76,17 +72,12 @@ class Agent:
         self.job: LocalJob | None = None
         self.submission: Submission | None = None
         self.conductor: Conductor | None = None
-        self.turns = 0  # times that this host had the token
         self._turns_before = 0
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._stopping = False
         self._actions: deque[Action] = deque()
         self._acting = False
-        self._kernel: KernelState | None = None
-        self._hold_started = 0.0
-        self._up = True  # the interface is
-        self.malformed = 0
         self.last_job: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}
         self.trouble = ""  # why this host stands by in the middle of a job
@@ -125,15 +116,8 @@ class Agent:
             settings.timings,
             self._stage,
         )
-        self.sender = Sender(
-            self.dataplane, self.node.header, self.node.take_sequence, self._fragments_sent
-        )
-        self.watch(self.dataplane.rx_fileno(), self._receive)
+        self.frames = Frames(self)
         self.watch(self._background.fileno(), self._background_done)
-        self._poll.register(self.dataplane.tx.fileno(), 0)  # armed while the ring is full
-        self._handlers[self.dataplane.tx.fileno()] = self.pump
-        self._tx_armed = False
-        self._bounced = 0
 
     def __enter__(self) -> Agent:
         return self
@@ -160,14 +144,14 @@ class Agent:
 
     def _step(self) -> None:
         wait = _WAKE_S if self.node.ring is not None else _IDLE_S
-        if self.sender.refused:
+        if self.frames.sender.refused:
             wait = _RETRY_S
         if self.prober.running:
             wait = STEP_S
         deadline = self.node.deadline()
         if deadline is not None:
             wait = min(wait, max(0.0, deadline - time.monotonic()))
-        if self.sender.more:
+        if self.frames.sender.more:
             wait = 0.0
         events = self._poll.poll(wait)
         self.now = time.monotonic()
@@ -175,14 +159,14 @@ class Agent:
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler()
-        self._sync_from_kernel()
+        self.frames.sync_from_kernel()
         deadline = self.node.deadline()
         if deadline is not None and deadline <= self.now:
             self._tick()
         if self.job is not None:
             self.job.look(self.now)
         self.prober.tick()
-        self.pump()
+        self.frames.pump()
         self.control.flush()
 
     def _tick(self) -> None:
@@ -195,10 +179,21 @@ class Agent:
         ) as error:  # a number that no frame can hold: from a broken program or a forged frame
             self.act(self.node.fail(self.now, str(error)))
 
-    def watch(self, fd: int, handler: Callable[[], None], edge: bool = False) -> None:
-        """Call `handler` whenever `fd` is readable; with `edge`, once for every write, and nothing is read."""
+    def watch(
+        self, fd: int, handler: Callable[[], None], edge: bool = False, armed: bool = True
+    ) -> None:
+        """Call `handler` whenever `fd` is readable; with `edge`, once for every write, and nothing is read.
+
+        Args:
+            armed: from now on; otherwise when `arm` says so.
+        """
         self._handlers[fd] = handler
-        self._poll.register(fd, select.EPOLLIN | (select.EPOLLET if edge else 0))
+        mask = select.EPOLLIN | (select.EPOLLET if edge else 0)
+        self._poll.register(fd, mask if armed else 0)
+
+    def arm(self, fd: int, armed: bool) -> None:
+        """Look at a watched descriptor, or do not."""
+        self._poll.modify(fd, select.EPOLLIN if armed else 0)
 
     def unwatch(self, fd: int) -> None:
         """Forget a descriptor."""
@@ -209,93 +204,6 @@ class Agent:
     def log(self, text: str) -> None:
         """One line for the operator."""
         print(f"nicps: {text}", file=sys.stderr, flush=True)
-
-    # ---- frames
-
-    def _receive(self) -> None:
-        self._sync_from_kernel()
-        try:
-            frames = self.dataplane.receive()
-        except InterfaceDown:
-            self._interface(up=False)
-            return
-        if frames:
-            self._interface(up=True)
-        for source, frame in frames:
-            if not self.keys.admits(source, frame, self.dataplane.mac):
-                continue
-            turns = self.node.ring.turns if self.node.ring is not None else 0
-            try:
-                if frame[1:2] in _PROBES:
-                    self.prober.on_frame(source, frame)
-                else:
-                    self.act(self.node.on_frame(self.now, source, frame))
-            except WireError as error:
-                self.malformed += 1
-                if self.malformed <= _MALFORMED_SHOWN:
-                    self.log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
-            if self.node.ring is not None and self.node.ring.turns > turns:
-                self.turns += 1
-                self._hold_started = self.now
-
-    def _interface(self, *, up: bool) -> None:
-        """Like a cable that is pulled: others find this host silent, and it comes back."""
-        if up != self._up:
-            self._up = up
-            self.log(f"interface {self.settings.iface} is {'up again' if up else 'down'}")
-
-    def pump(self) -> None:
-        """Send what can be sent; wait for room in the ring only if that is what is missing."""
-        self._sync_to_kernel()
-        try:
-            self.sender.pump(self.now)
-        except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
-            self.sender.drop_fragments()
-            self.act(self.node.fail(self.now, str(error)))
-        if self.sender.down:
-            self._interface(up=False)
-        if self.sender.blocked_by_kernel != self._tx_armed:
-            self._tx_armed = self.sender.blocked_by_kernel
-            mask = select.EPOLLIN if self._tx_armed else 0
-            self._poll.modify(self.dataplane.tx.fileno(), mask)
-
-    def _fragments_sent(self, action: SendFragments, started: float) -> None:
-        now = time.monotonic()
-        if self.job is not None and self.node.phase is not None:
-            if self.node.phase.kind is wire.PhaseKind.TRAIN:
-                self.job.sent(action, started, now)
-        self.act(self.node.sent(now, action))
-
-    def _sync_from_kernel(self) -> None:
-        if self.node.ring is None:
-            return
-        ring = self.dataplane.ring
-        seen, bounced = int(ring["seen"]), int(ring["bounced"])
-        token = self.dataplane.bounced() if bounced != self._bounced else None
-        self._bounced = bounced
-        self.node.kernel_saw(
-            self.now, (seen >> 32, seen & 0xFFFFFFFF), int(ring["heard_ns"]) / 1e9, token
-        )
-
-    def _sync_to_kernel(self) -> None:
-        state = self.node.kernel
-        config = self.dataplane.config
-        if state is not None:
-            config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
-        if state == self._kernel:
-            return
-        self._kernel = state
-        if state is None:
-            config["enabled"] = config["bounce"] = 0
-            return
-        config["round_high"] = state.round_high
-        config["round_low"] = state.round_low
-        config["round"] = state.round
-        config["fragments"] = state.fragments
-        config["sent_seen"] = state.sent_seen
-        config["own_sent"] = state.own_sent
-        config["bounce"] = int(state.bounce)
-        config["enabled"] = 1
 
     # ---- what the machines ask for
 
@@ -313,11 +221,11 @@ class Agent:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Send):
-            self._send(action.frame)
+            self.frames.send(action.frame)
         elif isinstance(action, SendFragments):
             current = self.node.ring is not None and action.view == self.node.view.number
             if self.job is not None and self.node.ring is not None and current:
-                self.sender.fragments_of(action, self.node.ring.phase, self.job.source())
+                self.frames.sender.fragments_of(action, self.node.ring.phase, self.job.source())
         elif isinstance(action, Need):
             if self.job is not None:
                 self.job.need(action.round, action.samples)
@@ -334,28 +242,6 @@ class Agent:
             self._failed(action.reason)
         else:
             self.views.on(action)
-
-    def _send(self, frame: bytes) -> None:
-        """Queue a frame; of a token, the kernel must know at once that older ones are stale, and it signs it."""
-        if frame[1] != wire.FrameType.TOKEN:
-            self.sender.frame(self.keys.sign(frame, self.dataplane.mac))
-            return
-        token = wire.unpack(frame).body
-        assert isinstance(token, wire.Token)
-        self.dataplane.saw(token.generation, token.hop)
-        self.sender.frame(frame, self._handed_on if token.owner != self.node.number else None)
-
-    def _handed_on(self) -> None:
-        """For the time line: the token has left this host."""
-        started, self._hold_started = self._hold_started, 0.0
-        ring = self.node.ring
-        if (
-            self.job is not None
-            and ring is not None
-            and ring.phase.kind is wire.PhaseKind.TRAIN
-            and started
-        ):
-            self.job.records.note("hold", started, time.monotonic(), ring.round)
 
     def _prepare(self, phase: Phase) -> None:
         if phase.kind is wire.PhaseKind.STOP:
@@ -414,7 +300,7 @@ class Agent:
         if self.job is not None:
             self.end_job("another job has begun")
         self.job = LocalJob(self, job_id)
-        self._turns_before = self.turns
+        self._turns_before = self.frames.turns
         self.log(f"job {job_id}")
         return self.job
 
@@ -437,7 +323,7 @@ class Agent:
         if message["op"] == "report":
             self.progress = dict(message["values"])
             if self.conductor is not None:
-                turns = self.turns - self._turns_before
+                turns = self.frames.turns - self._turns_before
                 self.tell("progress", self.conductor.job_id, **self.progress, token_turns=turns)
         elif self.conductor is not None and message["round"] == self.node.open_round - 1:
             self.conductor.decided(message["round"], message["what"])
@@ -455,7 +341,7 @@ class Agent:
     def end_job(self, message: str) -> None:
         """The job is over at this host."""
         job, self.job = self.job, None
-        self.sender.drop_fragments()
+        self.frames.sender.drop_fragments()
         if job is not None:
             job.close(message)
         self.progress = {}
@@ -526,21 +412,6 @@ class Agent:
     def nonce() -> int:
         """A fresh random number of 64 bits, not 0."""
         return int.from_bytes(os.urandom(8), "big") or 1
-
-    def kernel_off(self) -> None:
-        """The program takes no tokens and fragments until there is a view again."""
-        self.dataplane.config["enabled"] = self.dataplane.config["bounce"] = 0
-        self._kernel = None
-
-    def kernel_forgets(self) -> None:
-        """The program has been put into another view: the next state, whatever it is, goes to it."""
-        self._bounced = 0
-        self._kernel = None
-
-    @property
-    def sent_again(self) -> int:
-        """Fragments that this host repaired."""
-        return self.sender.again
 
     # ---- leaving
 

@@ -57,8 +57,8 @@ class LocalJob:
         self.finishing = False  # the end has been decided
         self.differed: list[dict[str, Any]] = []  # hosts whose weights were not the others'
         self.collected: list[str] = []  # hosts whose records have come (the lead)
-        self._turns_before = agent.turns
-        self._sent_again_before = agent.sent_again
+        self._turns_before = agent.frames.turns
+        self._sent_again_before = agent.frames.sent_again
         self._phase: Phase | None = None
         self._source: ArenaSource | StreamSource | None = None
         self._in: InStream | None = None
@@ -113,7 +113,7 @@ class LocalJob:
 
     def struck(self) -> None:
         """R19: this host stands by; number, model and data stay."""
-        self.agent.sender.drop_fragments()
+        self.agent.frames.sender.drop_fragments()
         self._phase = self._waiting = None
         if self.outgoing is not None:
             self.outgoing.close()
@@ -451,7 +451,7 @@ class LocalJob:
         if phase is not None and phase.kind is wire.PhaseKind.FINISH and not code:
             self._keep(phase)
             return
-        agent.sender.drop_fragments()  # the rest of its gradient will not come
+        agent.frames.sender.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
         if code < 0 and agent.views.others_can_go_on:
             self._waiting = None
@@ -469,7 +469,7 @@ class LocalJob:
         ring = node.ring
         if ring is None or phase.kind is not wire.PhaseKind.TRAIN or len(node.view.live) == 1:
             return
-        limit = _HOLDING_STALL_S if self.agent.sender.waits else _STALL_S
+        limit = _HOLDING_STALL_S if self.agent.frames.sender.waits else _STALL_S
         if now > program.spoke + limit and phase.shares[node.number - 1]:
             self.agent.log(
                 f"the training program has not moved for {limit:g} s: it is started again"
@@ -533,8 +533,8 @@ class LocalJob:
             "differed": self.differed,
             "fragments_added": self.added,
             "fragments_expected": self.expected,
-            "fragments_sent_again": agent.sent_again - self._sent_again_before,
-            "token_turns": agent.turns - self._turns_before,
+            "fragments_sent_again": agent.frames.sent_again - self._sent_again_before,
+            "token_turns": agent.frames.turns - self._turns_before,
             "counters": agent.dataplane.counters(),
         }
 

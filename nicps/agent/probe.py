@@ -267,7 +267,7 @@ class Prober:
     def _send(self, body: wire.Probe | wire.Echo, tail: bytes = b"") -> None:
         agent = self._agent
         frame = wire.pack(self._header(), body, tail=tail)
-        agent.sender.frame(agent.keys.sign(frame, agent.node.mac))
+        agent.frames.sender.frame(agent.keys.sign(frame, agent.node.mac))
 
     def _result(self) -> dict[str, Any]:
         """docs/socket.md"""

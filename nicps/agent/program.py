@@ -250,7 +250,7 @@ class Program:
     def _more(self) -> None:
         """More of a contribution has been converted."""
         self.spoke = self.job.agent.now
-        self.job.agent.pump()
+        self.job.agent.frames.pump()
 
 
 def short(digest: str) -> int:

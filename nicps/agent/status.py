@@ -52,9 +52,9 @@ def status_of(agent: Agent) -> dict[str, Any]:
         "job": agent.job.id if agent.job is not None else None,
         "progress": agent.progress,
         "last_job": agent.last_job,
-        "token_turns": agent.turns,
-        "fragments_sent": agent.sender.fragments,
-        "frames_malformed": agent.malformed,
+        "token_turns": agent.frames.turns,
+        "fragments_sent": agent.frames.sender.fragments,
+        "frames_malformed": agent.frames.malformed,
         "control_refused": dict(agent.keys.refused),
         "counters": agent.dataplane.counters(),
     }

@@ -57,12 +57,12 @@ class Views:
         """A member list is in force: the kernel follows it, and the job goes on in it."""
         agent = self._agent
         view = action.view
-        agent.sender.drop_fragments()  # of the view before
+        agent.frames.sender.drop_fragments()  # of the view before
         live = [m.mac if m.number in view.live else None for m in view.members]
         agent.dataplane.enter_view(
             view.number, action.number, live, view.next_after(action.number), agent.keys.enter(view)
         )
-        agent.kernel_forgets()
+        agent.frames.kernel_forgets()
         agent.trouble = ""
         # The network that it was to start is there; struck off, it comes back to it.
         agent.node.busy = False
@@ -101,7 +101,7 @@ class Views:
     def _struck(self, reason: str) -> None:
         """R19: the others have gone on without us, or there is nothing to go on with."""
         agent = self._agent
-        agent.kernel_off()
+        agent.frames.off()
         agent.conductor = None
         if agent.node.ended:
             agent.end_job("the job has ended")

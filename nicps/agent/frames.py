@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames in and out of the agent, and the words that it shares with the XDP program."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from nicps import wire
+from nicps.agent.sender import Sender
+from nicps.errors import InterfaceDown, JobFailed, WireError
+from nicps.protocol import SendFragments
+from nicps.protocol.ring import KernelState
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+_ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
+_MALFORMED_SHOWN = 3
+_PROBES = (bytes([wire.FrameType.PROBE]), bytes([wire.FrameType.ECHO]))
+
+
+class Frames:
+    """Between the state machine, the kernel and the LAN.
+
+    Attributes: `sender`, what leaves; `turns`, times that this host had the token; `malformed` frames that came.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        dataplane, node = agent.dataplane, agent.node
+        self.sender = Sender(dataplane, node.header, node.take_sequence, self._fragments_sent)
+        self.turns = 0
+        self.malformed = 0
+        self._hold_started = 0.0
+        self._up = True  # the interface is
+        self._kernel: KernelState | None = None  # as the program knows it
+        self._bounced = 0
+        self._room_awaited = False  # in the TX ring
+        agent.watch(dataplane.rx_fileno(), self._receive)
+        agent.watch(dataplane.tx.fileno(), self.pump, armed=False)
+
+    # ---- in
+
+    def _receive(self) -> None:
+        agent = self._agent
+        self.sync_from_kernel()
+        try:
+            frames = agent.dataplane.receive()
+        except InterfaceDown:
+            self._interface(up=False)
+            return
+        if frames:
+            self._interface(up=True)
+        for source, frame in frames:
+            if not agent.keys.admits(source, frame, agent.dataplane.mac):
+                continue
+            turns = agent.node.ring.turns if agent.node.ring is not None else 0
+            try:
+                if frame[1:2] in _PROBES:
+                    agent.prober.on_frame(source, frame)
+                else:
+                    agent.act(agent.node.on_frame(agent.now, source, frame))
+            except WireError as error:
+                self.malformed += 1
+                if self.malformed <= _MALFORMED_SHOWN:
+                    agent.log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
+            if agent.node.ring is not None and agent.node.ring.turns > turns:
+                self.turns += 1
+                self._hold_started = agent.now
+
+    def _interface(self, *, up: bool) -> None:
+        """Like a cable that is pulled: others find this host silent, and it comes back."""
+        agent = self._agent
+        if up != self._up:
+            self._up = up
+            agent.log(f"interface {agent.settings.iface} is {'up again' if up else 'down'}")
+
+    # ---- out
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; of a token, the kernel must know at once that older ones are stale, and it signs it."""
+        agent = self._agent
+        if frame[1] != wire.FrameType.TOKEN:
+            self.sender.frame(agent.keys.sign(frame, agent.dataplane.mac))
+            return
+        token = wire.unpack(frame).body
+        assert isinstance(token, wire.Token)
+        agent.dataplane.saw(token.generation, token.hop)
+        self.sender.frame(frame, self._handed_on if token.owner != agent.node.number else None)
+
+    def _handed_on(self) -> None:
+        """For the time line: the token has left this host."""
+        agent = self._agent
+        started, self._hold_started = self._hold_started, 0.0
+        ring = agent.node.ring
+        if (
+            agent.job is not None
+            and ring is not None
+            and ring.phase.kind is wire.PhaseKind.TRAIN
+            and started
+        ):
+            agent.job.records.note("hold", started, time.monotonic(), ring.round)
+
+    def pump(self) -> None:
+        """Send what can be sent; wait for room in the ring only if that is what is missing."""
+        agent = self._agent
+        self._sync_to_kernel()
+        try:
+            self.sender.pump(agent.now)
+        except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
+            self.sender.drop_fragments()
+            agent.act(agent.node.fail(agent.now, str(error)))
+        if self.sender.down:
+            self._interface(up=False)
+        if self.sender.blocked_by_kernel != self._room_awaited:
+            self._room_awaited = self.sender.blocked_by_kernel
+            agent.arm(agent.dataplane.tx.fileno(), self._room_awaited)
+
+    def _fragments_sent(self, action: SendFragments, started: float) -> None:
+        agent = self._agent
+        now = time.monotonic()
+        if agent.job is not None and agent.node.phase is not None:
+            if agent.node.phase.kind is wire.PhaseKind.TRAIN:
+                agent.job.sent(action, started, now)
+        agent.act(agent.node.sent(now, action))
+
+    @property
+    def sent_again(self) -> int:
+        """Fragments that this host repaired."""
+        return self.sender.again
+
+    # ---- shared with the kernel
+
+    def sync_from_kernel(self) -> None:
+        """What the program has seen, before anything is made of it."""
+        agent = self._agent
+        if agent.node.ring is None:
+            return
+        ring = agent.dataplane.ring
+        seen, bounced = int(ring["seen"]), int(ring["bounced"])
+        token = agent.dataplane.bounced() if bounced != self._bounced else None
+        self._bounced = bounced
+        agent.node.kernel_saw(
+            agent.now, (seen >> 32, seen & 0xFFFFFFFF), int(ring["heard_ns"]) / 1e9, token
+        )
+
+    def _sync_to_kernel(self) -> None:
+        agent = self._agent
+        state = agent.node.kernel
+        config = agent.dataplane.config
+        if state is not None:
+            config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
+        if state == self._kernel:
+            return
+        self._kernel = state
+        if state is None:
+            config["enabled"] = config["bounce"] = 0
+            return
+        config["round_high"] = state.round_high
+        config["round_low"] = state.round_low
+        config["round"] = state.round
+        config["fragments"] = state.fragments
+        config["sent_seen"] = state.sent_seen
+        config["own_sent"] = state.own_sent
+        config["bounce"] = int(state.bounce)
+        config["enabled"] = 1
+
+    def off(self) -> None:
+        """The program takes no tokens and fragments until there is a view again."""
+        agent = self._agent
+        agent.dataplane.config["enabled"] = agent.dataplane.config["bounce"] = 0
+        self._kernel = None
+
+    def kernel_forgets(self) -> None:
+        """The program has been put into another view: the next state, whatever it is, goes to it."""
+        self._bounced = 0
+        self._kernel = None
