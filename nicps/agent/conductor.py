@@ -172,11 +172,9 @@ class Conductor:
 
     def _open(self, purpose: str, folder: Path, files: list[Mapping[str, Any]]) -> None:
         job = self.agent.job or self.agent.begin_job(self.job_id)
-        if job.outgoing is not None:
-            job.outgoing.close()
-        job.outgoing = OutStream(folder, files)
-        node = self.agent.node
-        self.course.streamed(purpose, node.number, job.outgoing.size, len(job.outgoing.index))
+        stream = OutStream(folder, files)
+        job.handout.offer(stream)
+        self.course.streamed(purpose, self.agent.node.number, stream.size, len(stream.index))
 
     def check(self) -> Mapping[str, str]:
         """What every member compares with its own before it trains."""

@@ -66,7 +66,7 @@ class Endings:
         if ok and agent.job is not None:
             try:
                 entry = agent.job.entry
-                names = [agent.node.name, *agent.job.collected]
+                names = [agent.node.name, *agent.job.handout.collected]
                 about = submission.about if submission is not None else {}
                 result = conductor.result(names, about)
             except (

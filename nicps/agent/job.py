@@ -7,22 +7,21 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 
 from nicps import wire
-from nicps.agent.bundle import WINDOW_BYTES, InStream, OutStream
+from nicps.agent.finish import Finish
 from nicps.agent.folders import working_folder
+from nicps.agent.handout import HandOut
 from nicps.agent.process import python
 from nicps.agent.program import Program
 from nicps.agent.records import Records, keep_files
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.channel import Channel
 from nicps.dataplane.maps import Accumulators
-from nicps.errors import JobFailed, NicpsError
+from nicps.errors import JobFailed
 from nicps.protocol import Committed, Installed, Phase, SendFragments
 
 if TYPE_CHECKING:
@@ -43,25 +42,19 @@ class LocalJob:
     def __init__(self, agent: Agent, job_id: str) -> None:
         self.agent = agent
         self.id = job_id
-        self._base = working_folder(agent.settings.work)  # ours; what the trainer owns is inside
-        self.folder = self._base / "work"
+        self.base = working_folder(agent.settings.work)  # ours; what the trainer owns is inside
+        self.folder = self.base / "work"
         for folder in (self.folder, self.folder / "out"):
             folder.mkdir()
             os.chown(folder, agent.user.uid, agent.user.gid)
-        self.outgoing: OutStream | None = None  # what this host hands out next
+        self.handout = HandOut(self)
+        self.finish = Finish(self)
         self.program: Program | None = None
-        self.expected = 0  # fragments that the kernel must have added in the committed rounds
-        self.added = 0  # fragments that it has added in them
         self.train_rounds = 0
         self.digest = ""  # of what was handed out, once it is all here
         self.finishing = False  # the end has been decided
-        self.differed: list[dict[str, Any]] = []  # hosts whose weights were not the others'
-        self.collected: list[str] = []  # hosts whose records have come (the lead)
-        self._turns_before = agent.frames.turns
-        self._sent_again_before = agent.frames.sent_again
         self._phase: Phase | None = None
         self._source: ArenaSource | StreamSource | None = None
-        self._in: InStream | None = None
         self._blocks = 0
         self._reserved: deque[Accumulators] = deque()  # made in the background, not in use yet
         self._starts = 0
@@ -69,10 +62,8 @@ class LocalJob:
             None  # for the training program to be ready, or to have the state
         )
         self._loading = False
-        self._answer: bytes | None = None  # to FINISH
-        self._names: list[str] = []  # of the results
         self._then: Callable[[str], None] | None = None  # once the program has saved
-        self.records = Records(self._base)
+        self.records = Records(self.base)
         self._ended = False
         self._offered_at = self._sending_s = 0.0  # of the round's contribution
 
@@ -82,16 +73,17 @@ class LocalJob:
         """A decision's turn has come; `agent.prepared` is called once this host is ready for it."""
         if phase.kind is wire.PhaseKind.HANDOUT:
             self._phase = phase
-            self._prepare_handout(phase)
+            self.handout.prepare(phase)
         elif phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
-            self._prepare_finish(phase)
+            self._waiting, self._phase = None, phase
+            self.finish.prepare(phase)
         elif not phase.shares[self.agent.node.number - 1]:
             self._phase = phase  # it only passes on what others train
-            self._allocate(phase, lambda: self.agent.prepared(phase.number))
+            self.allocate(phase, lambda: self.agent.prepared(phase.number))
         else:
             self._waiting = phase
-            self._later(lambda: None, self._prepare_training)  # what was handed out is on disk then
+            self.later(lambda: None, self._prepare_training)  # what was handed out is on disk then
 
     def installed(self, action: Installed) -> None:
         """Another view is in force, and the phase goes on in it, or none does."""
@@ -115,9 +107,7 @@ class LocalJob:
         """R19: this host stands by; number, model and data stay."""
         self.agent.frames.sender.drop_fragments()
         self._phase = self._waiting = None
-        if self.outgoing is not None:
-            self.outgoing.close()
-            self.outgoing = None
+        self.handout.withdraw()
 
     @property
     def stage(self) -> wire.Stage:
@@ -126,10 +116,14 @@ class LocalJob:
         if not self.digest:
             return wire.Stage.NOTHING
         if program is None or program.has_ended:
-            self._start_program()
+            self.start_program()
         elif program.ready:
             return wire.Stage.WAITING
         return wire.Stage.FILES
+
+    def sends(self, source: ArenaSource | StreamSource) -> None:
+        """Contributions come from there from now on."""
+        self._source = source
 
     def source(self) -> ArenaSource | StreamSource:
         """Where the payload of this host's contribution is."""
@@ -162,13 +156,13 @@ class LocalJob:
         phase, agent = self._phase, self.agent
         assert phase is not None
         if phase.kind is wire.PhaseKind.HANDOUT:
-            self._committed_window(phase, commit)
+            self.handout.committed(phase, commit)
             return
         others = len(set(commit.counted) - {agent.node.number})
-        self.expected += others * phase.fragments_in(commit.round)
+        self.finish.expected += others * phase.fragments_in(commit.round)
         # A change of the view may have settled the round: the kernel has counted it in the view before.
         view = int(agent.dataplane.config["view"])
-        self.added += agent.dataplane.count(commit.round, view, 0)
+        self.finish.added += agent.dataplane.count(commit.round, view, 0)
         if not phase.shares[agent.node.number - 1] or self.program is None:
             agent.act(agent.node.read(agent.now, commit.round))
             return
@@ -189,87 +183,7 @@ class LocalJob:
             }
         )
 
-    # ---- hand-out (R5, R6, R20)
-
-    def _prepare_handout(self, phase: Phase) -> None:
-        agent, settings = self.agent, phase.settings
-        node, purpose = agent.node, settings["purpose"]
-        mine = settings["source"] == node.number
-        if mine:
-            if self.outgoing is None:
-                raise JobFailed("there is nothing here to hand out")
-            self._source = StreamSource(self.outgoing, phase.first_round)
-        folder, owner = self.folder, (agent.user.uid, agent.user.gid)
-        if purpose == "collect":
-            keep = node.leads
-            folder = agent.run_folder(self.id) / node.members[settings["source"] - 1].name
-            owner = (0, 0)
-            if keep:
-                folder.mkdir(parents=True, exist_ok=True)
-        else:  # who has it already only looks on
-            keep = node.number in node.learners if purpose == "state" else not self.digest
-        if self._in is not None:
-            self._in.close()
-        self._in = InStream(
-            folder,
-            settings["bytes"],
-            settings["index_bytes"],
-            node.number,
-            len(node.members),
-            owner if os.geteuid() == 0 else (os.getuid(), os.getgid()),
-            keep,
-        )
-
-        def prepared() -> None:
-            agent.prepared(phase.number)
-            if mine:
-                agent.act(node.offer(agent.now, phase.first_round, 1))
-
-        # Windows of a hand-out before this one are on disk then: their banks are free.
-        self._later(lambda: None, lambda: self._allocate(phase, prepared))
-
-    def _committed_window(self, phase: Phase, commit: Committed) -> None:
-        """Store a window in the background; its bank is free once it is on disk."""
-        agent, stream, round_ = self.agent, self._in, commit.round
-        assert stream is not None
-        window, last = round_ - phase.first_round, round_ == phase.last_round
-        size = min(WINDOW_BYTES, phase.settings["bytes"] - window * WINDOW_BYTES)
-        if isinstance(self._source, StreamSource) and phase.settings["source"] == agent.node.number:
-            out = self._source.stream
-            fragments = phase.fragments_in(round_)
-            self._later(
-                lambda: stream.write(out.read(window, 0, fragments).reshape(-1)[:size]),
-                lambda: self._stored(phase, stream, round_, last),
-            )
-            if not last:
-                agent.act(agent.node.offer(agent.now, round_ + 1, 1))
-        else:
-            bank = agent.dataplane.accumulators[round_ & 1]
-            data = bank.view(np.uint8).reshape(-1)[:size]
-            self._later(
-                lambda: stream.write(data), lambda: self._stored(phase, stream, round_, last)
-            )
-
-    def _stored(self, phase: Phase, stream: InStream, round_: int, last: bool) -> None:
-        """A window is on disk. The next phase may have begun meanwhile."""
-        agent = self.agent
-        agent.act(agent.node.read(agent.now, round_))
-        if not last:
-            return
-        digest = stream.finish()
-        if phase.settings["source"] == agent.node.number and self.outgoing is not None:
-            self.outgoing.close()
-            self.outgoing = None
-        if phase.settings["purpose"] in ("job", "files") and not self.digest:
-            self.digest = digest
-            self._start_program()
-        source = agent.node.members[phase.settings["source"] - 1].name
-        collects = phase.settings["purpose"] == "collect" and stream.keep  # not who only looks on
-        if collects and source not in self.collected:
-            self.collected.append(source)
-        agent.handed_out(phase)
-
-    def _later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+    def later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Work in the background, unless the job is over before it is done."""
 
         def unless_over() -> None:
@@ -288,7 +202,8 @@ class LocalJob:
         """The training program's module, as the prepared job names it."""
         return str(self.prepared.get("entry", "trainer"))
 
-    def _start_program(self) -> None:
+    def start_program(self) -> None:
+        """Start the training program, unless it is killed again and again."""
         agent = self.agent
         if self._starts >= _MOST_STARTS:
             if self._starts == _MOST_STARTS:
@@ -306,13 +221,13 @@ class LocalJob:
         )
         self.program = Program(self)
         network_access = self.settings.get("network_access") is True
-        self.program.start(argv, self.folder, self._base / "trainer.log", network_access)
+        self.program.start(argv, self.folder, self.base / "trainer.log", network_access)
 
     def start_gateway(self, connection: int) -> None:
         """A program that speaks JSON has connected (`Program.start_gateway`)."""
         if self.program is None:
             raise JobFailed("no training program is expected yet")
-        self.program.start_gateway(connection, self.folder, self._base / "gateway.log")
+        self.program.start_gateway(connection, self.folder, self.base / "gateway.log")
 
     def attach(self, channel: Channel) -> None:
         """The training program has connected (`Program.attach`)."""
@@ -406,7 +321,7 @@ class LocalJob:
         else:  # a state that differs after rounds of training is judged by all, after the next one
             self._waiting, self._phase = None, phase
             self._source = ArenaSource(program.arena, program.hurry)
-            self._allocate(phase, lambda: self._enter(program, phase))
+            self.allocate(phase, lambda: self._enter(program, phase))
             return
         self._waiting = None
 
@@ -414,7 +329,7 @@ class LocalJob:
         if program is self.program:
             program.enter(phase, phase.first_round, self._blocks)
 
-    def _allocate(self, phase: Phase, then: Callable[[], None]) -> None:
+    def allocate(self, phase: Phase, then: Callable[[], None]) -> None:
         """Accumulators of the size that the phase needs, and `then`, unless there is another phase by that time."""
         if phase.blocks in (0, self._blocks):
             then()
@@ -429,7 +344,7 @@ class LocalJob:
             else:
                 accumulators.close()
 
-        self._later(lambda: reserved.append(dataplane.reserve(phase.blocks)), use)
+        self.later(lambda: reserved.append(dataplane.reserve(phase.blocks)), use)
 
     def _use(self, accumulators: Accumulators) -> None:
         """The old ones go."""
@@ -449,14 +364,14 @@ class LocalJob:
             return
         agent, phase = self.agent, self._phase
         if phase is not None and phase.kind is wire.PhaseKind.FINISH and not code:
-            self._keep(phase)
+            self.finish.keep(phase)
             return
         agent.frames.sender.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
         if code < 0 and agent.views.others_can_go_on:
             self._waiting = None
             agent.views.depart(reason)  # the others go on; this host comes back with a new one
-            self._start_program()
+            self.start_program()
         else:
             self.program_failed(reason)
 
@@ -500,89 +415,18 @@ class LocalJob:
             if then is not None:
                 then()
 
-        self._later(work, done)
-
-    # ---- the end (R14)
-
-    def _prepare_finish(self, phase: Phase) -> None:
-        """Let the program save and end; a second decision gets the same answer."""
-        node, program = self.agent.node, self.program
-        self._waiting = None
-        if self._answer is not None:
-            self._open_kept()
-            self.agent.prepared(phase.number, self._answer)
-        elif program is None or not program.ready or node.number in node.learners:
-            if program is not None:
-                program.close("the job is done")
-                self.program = None
-            self.agent.prepared(phase.number, orjson.dumps({"bytes": 0, "index_bytes": 0}))
-        elif program.has_ended:
-            self._phase = phase
-            self._keep(phase)
-        else:
-            self._phase = phase
-            program.enter(phase, 0, 0)
-
-    def _facts(self) -> dict[str, Any]:
-        agent = self.agent
-        return {
-            "name": agent.node.name,
-            "mac": wire.mac_text(agent.node.mac),
-            "xdp_mode": agent.dataplane.mode,
-            "rounds": self.train_rounds,
-            "differed": self.differed,
-            "fragments_added": self.added,
-            "fragments_expected": self.expected,
-            "fragments_sent_again": agent.frames.sent_again - self._sent_again_before,
-            "token_turns": agent.frames.turns - self._turns_before,
-            "counters": agent.dataplane.counters(),
-        }
-
-    @property
-    def _kept(self) -> Path:
-        return self.agent.run_folder(self.id) / self.agent.node.name
-
-    def _keep(self, phase: Phase) -> None:
-        """The program has ended well: its results go into the run's folder."""
-        facts, kept = self._facts(), self._kept
-        names: list[str] = []
-        self._later(
-            lambda: names.extend(self.records.keep(self.folder / "out", self._base, facts, kept)),
-            lambda: self._are_kept(phase, names),
-        )
-
-    def _are_kept(self, phase: Phase, names: list[str]) -> None:
-        """The results are in the run's folder: tell the lead how much there is to collect."""
-        self._names = names
-        try:
-            self._open_kept()
-        except NicpsError as error:
-            self.program_failed(str(error))
-            return
-        assert self.outgoing is not None
-        sizes = {"bytes": self.outgoing.size, "index_bytes": len(self.outgoing.index)}
-        self._answer = orjson.dumps(sizes)
-        number = self.agent.node.phase.number if self.agent.node.phase is not None else phase.number
-        self.agent.prepared(number, self._answer)
-
-    def _open_kept(self) -> None:
-        if self.outgoing is not None:
-            self.outgoing.close()
-        files = [{"path": name, "store": "all"} for name in self._names]
-        self.outgoing = OutStream(self._kept, files)
+        self.later(work, done)
 
     def close(self, message: str) -> None:
         """The job is over, however it ended: stop the training program, remove its files."""
         self._ended = True
         if self.program is not None:
             self.program.close(message)
-        streams, records, base = (self._in, self.outgoing), self.records, self._base
+        handout, records, base = self.handout, self.records, self.base
         reserved = self._reserved
 
         def remove() -> None:  # in the thread, which may be using them
-            for stream in streams:
-                if stream is not None:
-                    stream.close()
+            handout.close()
             for accumulators in reserved:
                 accumulators.close()
             records.close()

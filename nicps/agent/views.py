@@ -124,7 +124,7 @@ class Views:
             names = view.names(action.numbers)
             agent.warn(f"after round {action.round} the weights of {names} differ from the others'")
             if agent.job is not None:
-                agent.job.differed += [
+                agent.job.finish.differed += [
                     {"name": view.members[k - 1].name, "round": action.round, "view": view.number}
                     for k in sorted(action.numbers)
                 ]
