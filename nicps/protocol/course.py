@@ -175,6 +175,8 @@ class Course:
             self._again()
         elif phase is None or handing_out:
             self._resume()
+        elif phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
+            self._test()
         elif self._decided is not None and self._decided[0] == host.open_round - 1:
             self.decided(*self._decided)
         elif not self._trained:

@@ -98,7 +98,7 @@ class Ring(Holder):
             if token.key == self._key and frame.header.sender == token.owner:
                 self._beacon_at = now
             if frame.header.flags & wire.Flag.REPEAT and self._is_last_broadcaster():
-                self._repeat(now)
+                self._answer(now)
             return
         self._key = token.key
         self._last_sent = None
@@ -226,6 +226,13 @@ class Ring(Holder):
 
     def _is_last_broadcaster(self) -> bool:
         return self._last_sent is not None and self._last_sent.key >= self._seen
+
+    def _answer(self, now: float) -> None:
+        """Somebody has not heard our token. If it has just gone out it is on its way: answers to answers, and to
+        every copy of a frame, would only grow.
+        """
+        if now >= self._last_sent_at + self._timings.repeat_s / 4:
+            self._repeat(now)
 
     def _repeat(self, now: float) -> None:
         """R16: the last broadcaster broadcasts again, marked as a repeat."""

@@ -138,9 +138,13 @@ class TokenState:
         return sum(line.samples for line in self.lines)
 
     def quorum_reached(self, phase: Phase) -> bool:
-        """R13: enough has been counted, or nobody is left who could contribute."""
-        return self.counted >= phase.quorum or all(
-            line.settled or not share for line, share in zip(self.lines, phase.shares, strict=True)
+        """R13: enough has been counted, or nobody is left who could contribute.
+
+        Never where nobody has a share: those who had have left, and the lead decides anew.
+        """
+        lines = [line for line, share in zip(self.lines, phase.shares, strict=True) if share]
+        return bool(lines) and (
+            self.counted >= phase.quorum or all(line.settled for line in lines)
         )
 
     def commit(self) -> None:
