@@ -143,9 +143,7 @@ class TokenState:
         Never where nobody has a share: those who had have left, and the lead decides anew.
         """
         lines = [line for line, share in zip(self.lines, phase.shares, strict=True) if share]
-        return bool(lines) and (
-            self.counted >= phase.quorum or all(line.settled for line in lines)
-        )
+        return bool(lines) and (self.counted >= phase.quorum or all(line.settled for line in lines))
 
     def commit(self) -> None:
         """Close the open round for good and open the next one."""
