@@ -6,12 +6,12 @@ parser NicpsParser(packet_in packet, out headers_t headers, inout metadata_t met
     state start {
         packet.extract(headers.ethernet);
         transition select(headers.ethernet.ethertype) {
-            NICPS_ETHERTYPE: header;
+            NICPS_ETHERTYPE: ours;
             default: accept;
         }
     }
 
-    state header {
+    state ours {
         packet.extract(headers.nicps);
         transition select(headers.nicps.type) {
             NICPS_TYPE_TOKEN: token;

@@ -114,7 +114,8 @@ class Wires:
         for port, wire in self._sockets.items():
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    found.setdefault(port, []).append(wire.recv(2048))
+                    frame = wire.recv(2048)
+                    found.setdefault(port, []).append(frame)
         return found
 
     def exchange(self, port: int, *frames: bytes, wait_s: float = 0.15) -> dict[int, list[bytes]]:

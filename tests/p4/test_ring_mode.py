@@ -11,6 +11,7 @@ import pytest
 
 from nicps import wire
 from nicps.auth import ControlKey, NetworkKey
+from nicps.lab.namespaces import switch_name
 from nicps.protocol.phase import Member as Listed
 from nicps.protocol.view import Successor
 from nicps.switch import Recorder, Switch
@@ -76,7 +77,7 @@ def install(
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[tuple[Bmv2, Wires]]:
-    with bench(f"nicps-test-{os.getpid()}-p4", len(HOSTS)) as both:
+    with bench(switch_name(f"test-{os.getpid()}-p4"), len(HOSTS)) as both:
         yield both
 
 
