@@ -66,6 +66,11 @@ def test_wheel_holds_every_source(checkout: Path, wheel: Path) -> None:
         str("nicps/_ebpf" / path.relative_to(checkout / "ebpf"))
         for path in (checkout / "ebpf").rglob("*.[ch]")
     }
+    wanted |= {
+        str("nicps/_p4" / path.relative_to(checkout / "p4"))
+        for path in (checkout / "p4").rglob("*")
+        if path.suffix in (".p4", ".json")
+    }
     assert wanted <= held
     assert not {name for name in held if name.startswith(("tests/", "ebpf/", "setup"))}
     assert any(name.endswith("entry_points.txt") for name in held)
@@ -85,6 +90,10 @@ def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None
     code = "from nicps.dataplane import sources; print(sources.path('nicps.c'))"
     done = run(sys.executable, "-c", code, cwd=tmp_path, **path)
     assert done.stdout.strip() == str(site / "nicps/_ebpf/nicps.c"), done.stderr
+    code = "from nicps.switch import program; print(program.compiled()); print(program.reasons())"
+    done = run(sys.executable, "-c", code, cwd=tmp_path, **path)
+    assert done.stdout.startswith(str(site / "nicps/_p4/nicps.json")), done.stderr
+    assert "holder" in done.stdout
     code = "import trainer, nicps; print(trainer.__file__, nicps.__file__)"
     done = run(sys.executable, "-c", code, cwd=tmp_path, **path)
     assert done.stdout.count(str(site)) == 2, done.stderr
