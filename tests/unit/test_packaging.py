@@ -16,7 +16,7 @@ import pytest
 import nicps
 
 BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "LICENSES")
-FOLDERS = ("nicps", "trainer", "ebpf")
+FOLDERS = ("nicps", "trainer", "ebpf", "p4")
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
