@@ -51,7 +51,9 @@ def add_parser(subparsers: Any) -> None:
     for command in (load, run):
         command.add_argument("--config", type=Path, metavar="FILE", help="p4c's JSON (our own)")
         command.add_argument("--network", default="nicps", metavar="NAME", help="(%(default)s)")
-        command.add_argument("--ports", metavar="N,N,...", help="(all of the switch's ports)")
+        command.add_argument(
+            "--ports", type=_port_list, metavar="N,N,...", help="(all of the switch's ports)"
+        )
         command.add_argument(
             "--controller",
             type=int,
@@ -130,7 +132,7 @@ def _set_up(args: argparse.Namespace, switch: Any) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentProblem(f"cannot read {path}: {error}") from None
     there = {port.number for port in switch.info().ports}
-    ports = _port_list(args.ports) if args.ports else sorted(there - {args.controller})
+    ports = args.ports or sorted(there - {args.controller})
     missing = ({*ports} | {args.controller} - {None}) - there
     if missing or not ports:
         raise UsageProblem(
@@ -150,7 +152,7 @@ def _set_up(args: argparse.Namespace, switch: Any) -> dict[str, Any]:
 def _port_list(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) <= _HIGHEST_PORT for part in parts):
-        raise UsageProblem(f"--ports takes numbers up to {_HIGHEST_PORT} and commas, not {text!r}")
+        raise argparse.ArgumentTypeError(f"numbers up to {_HIGHEST_PORT} and commas, not {text!r}")
     return sorted({int(part) for part in parts})
 
 
@@ -211,9 +213,9 @@ def _say(text: str) -> None:
 def _members(args: argparse.Namespace) -> int:
     from nicps.switch.runtime import Member
 
+    wanted = [Member(*_parts(text)) for text in args.member]
     with _switch(args) as switch:
-        if args.member:
-            wanted = [Member(*_parts(text)) for text in args.member]
+        if wanted:
             switch.record({member.number: member for member in wanted})
         found = switch.members()
     values = {f"{m.number}": f"{wire.mac_text(m.mac)} at port {m.port}" for m in found.values()}

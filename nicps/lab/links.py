@@ -103,7 +103,7 @@ def build(settings: LabSettings, xdp_program: int) -> None:
         for number in numbers:
             netns = namespaces.host_name(settings.name, f"h{number}")
             index = _add_cable(ipr, settings, number, netns, bridge)
-            _attach(ipr, index, xdp_program)
+            attach(ipr, index, xdp_program)
 
     def host(number: int, ipr: Any) -> None:
         ipr.link("set", index=1, state="up")
@@ -227,7 +227,7 @@ def _shape(ipr: Any, index: int, rate_bps: int | None) -> None:
         ipr.tc("add", "tbf", index, rate=rate_bps // 8, burst=BURST_BYTES, limit=LIMIT_BYTES)
 
 
-def _attach(ipr: Any, index: int, xdp_program: int) -> None:
+def attach(ipr: Any, index: int, xdp_program: int) -> None:
     attributes = [("IFLA_XDP_FD", xdp_program), ("IFLA_XDP_FLAGS", bpf.XDP_FLAGS_DRV_MODE)]
     ipr.link("set", index=index, xdp={"attrs": attributes})
 

@@ -23,6 +23,11 @@ _TIMEOUT_MS = 5000
 _DEEP = 8192  # frames in a port's queue: a contribution comes in one burst
 _CONTEXT = 0
 
+_SERVICES = {
+    "standard": "bm_runtime.standard.Standard",
+    "simple_pre_lag": "bm_runtime.simple_pre_lag.SimplePreLAG",
+    "simple_switch": "sswitch_runtime.SimpleSwitch",
+}
 _NETWORKS = "NicpsIngress.networks"
 _MEMBERS = "NicpsIngress.members.members"
 _FRAMES = "NicpsIngress.verdict.frames"
@@ -80,14 +85,14 @@ class Switch:
             EnvironmentProblem: BMv2's Python modules are not installed.
             NetworkProblem: no switch listens there.
         """
-        socket_module = _module("thrift.transport.TSocket")
+        sockets = _module("thrift.transport.TSocket")
         transports = _module("thrift.transport.TTransport")
         binary = _module("thrift.protocol.TBinaryProtocol")
         multiplexed = _module("thrift.protocol.TMultiplexedProtocol").TMultiplexedProtocol
-        connection = socket_module.TSocket(host, port)
+        services = {name: _module(module) for name, module in _SERVICES.items()}
+        connection = sockets.TSocket(host, port)
         connection.setTimeout(_TIMEOUT_MS)
         transport = transports.TBufferedTransport(connection)
-        protocol = binary.TBinaryProtocol(transport)
         try:
             transport.open()
         except transports.TTransportException:
@@ -95,12 +100,8 @@ class Switch:
                 f"no switch listens on {host}:{port}: start `simple_switch --thrift-port {port} ...` "
                 "(docs/switch.md), or name another with --thrift"
             ) from None
-        services = (
-            ("standard", "bm_runtime.standard.Standard"),
-            ("simple_pre_lag", "bm_runtime.simple_pre_lag.SimplePreLAG"),
-            ("simple_switch", "sswitch_runtime.SimpleSwitch"),
-        )
-        clients = [_module(name).Client(multiplexed(protocol, what)) for what, name in services]
+        protocol = binary.TBinaryProtocol(transport)
+        clients = [module.Client(multiplexed(protocol, name)) for name, module in services.items()]
         return cls(transport, *clients)
 
     def __enter__(self) -> Self:

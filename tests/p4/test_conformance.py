@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BMv2 does with every frame what the model says: on the sequences of tests/vectors/, and on random ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nicps.lab.namespaces import switch_name
+from nicps.switch import Switch
+from nicps.switch.runtime import Member
+from tests.p4.bmv2 import CONTROLLER, Bmv2, Wires, bench
+from tests.p4.model import RingSwitch
+from tests.vectors import encode
+
+PORTS = (1, 2, 3)
+NETWORK = 0x0A0B0C0D
+SEQUENCES = sorted((Path(encode.__file__).parent / "sequences").glob("*.json"))
+VLAN = (b"\x81\x00", b"\x88\xa8")
+WAIT_S = 5.0
+
+
+def mac(number: int) -> bytes:
+    return bytes([2, 0, 0, 0, 0, number])
+
+
+class Rig:
+    """A switch, and the model of it: both get the same frames."""
+
+    def __init__(self, bmv2: Bmv2, wires: Wires) -> None:
+        self.bmv2, self.wires = bmv2, wires
+        self._marks = 0
+
+    def begin(self, switch: Switch, macs: Sequence[bytes]) -> RingSwitch:
+        """Member k is at port k, as far as there are ports; nothing has passed yet."""
+        members = {k: Member(k, mac, k) for k, mac in enumerate(macs, 1) if k in PORTS and any(mac)}
+        switch.setup(NETWORK, PORTS, CONTROLLER)
+        switch.record(members)
+        recorded = frozenset((m.number, m.mac, m.port) for m in members.values())
+        return RingSwitch(NETWORK, PORTS, CONTROLLER, recorded)
+
+    def exchange(self, model: RingSwitch, port: int, frame: bytes) -> None:
+        """One frame, and behind it one that is flooded: when that has come everywhere, all else has.
+
+        Asserts that what came out at each port is what the model says.
+        """
+        frame = frame.ljust(60, b"\0")
+        self._marks += 1
+        mark = b"\xff" * 6 + mac(0xF0 + port) + struct.pack(">HQ", 0x88B7, self._marks).ljust(48)
+        expected: dict[int, list[bytes]] = {}
+        for data in (frame, mark):
+            for to, out in model.take(port, data).items():
+                expected.setdefault(to, []).append(out)
+            self.wires.send(port, data)
+        heard: dict[int, list[bytes]] = {}
+        deadline = time.monotonic() + WAIT_S
+        marked = set(PORTS) - {port}
+        while not all(heard.get(to, [b""])[-1] == mark for to in marked):
+            assert time.monotonic() < deadline, (port, frame.hex(), heard)
+            for to, more in self.wires.heard().items():
+                heard.setdefault(to, []).extend(more)
+        while CONTROLLER in expected and CONTROLLER not in heard:
+            assert time.monotonic() < deadline, (port, frame.hex())
+            heard |= self.wires.heard()
+        assert heard == expected, (port, frame.hex())
+
+    def agree(self, switch: Switch, model: RingSwitch) -> None:
+        """At the end: the same counters, the same token."""
+        assert {k: v for k, v in switch.counters().items() if v} == dict(model.counters)
+        assert switch.registers() == model.registers()
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with bench(switch_name(f"test-{os.getpid()}-conform"), len(PORTS)) as (bmv2, wires):
+        yield Rig(bmv2, wires)
+
+
+@pytest.fixture(scope="module")
+def switch(rig: Rig) -> Iterator[Switch]:
+    with rig.bmv2.connect() as switch:
+        yield switch
+
+
+@pytest.mark.parametrize("path", SEQUENCES, ids=lambda path: path.stem)
+def test_the_sequences_of_the_vectors(rig: Rig, switch: Switch, path: Path) -> None:
+    """Each frame at the port of the member whose MAC address it has; strangers at port 1."""
+    sequence = json.loads(path.read_text())
+    macs = [bytes.fromhex(text.replace(":", "")) for text in sequence["members"]]
+    model = rig.begin(switch, macs)
+    for step in sequence["steps"]:
+        if "frame" not in step:
+            continue
+        frame = encode.from_text(step["frame"])
+        if len(frame) < 14 or frame[12:14] in VLAN:
+            continue  # no interface sends the one, and packet sockets take the other's tag off
+        source = frame[6:12]
+        port = macs.index(source) + 1 if source in macs else 1
+        rig.exchange(model, port if port in PORTS else 1, frame[:1514])
+    rig.agree(switch, model)
+
+
+# ---- random frames
+
+ports = st.sampled_from(PORTS)
+numbers = st.integers(0, 4)
+views = st.sampled_from([0, 2, 3, 3, 3, 3, 4, 0xFFFFFFFF])
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> tuple[int, bytes]:
+    """(port, frame): mostly of a member at its own port, and mostly whole."""
+    sender = draw(st.sampled_from([1, 2, 3, 1, 2, 3, 0, 4, 0x0102]))
+    port = sender if sender in PORTS and draw(st.integers(0, 5)) else draw(ports)
+    source = mac(sender & 0xFF) if draw(st.integers(0, 7)) else mac(draw(st.integers(1, 9)))
+    header: dict[str, Any] = {
+        "network": NETWORK if draw(st.integers(0, 15)) else NETWORK ^ 1,
+        "view": draw(views),
+        "round": 7,
+        "sender": sender,
+        "sequence": 1,
+    }
+    kind = draw(
+        st.sampled_from(["token"] * 4 + ["fragment"] * 4 + ["want", "view", "other", "odd"])
+    )
+    if kind == "other":
+        to = draw(st.sampled_from([b"\xff" * 6, mac(1), mac(2), mac(3), mac(7)]))
+        return port, to + source + b"\x08\x00" + draw(st.binary(min_size=46, max_size=80))
+    if kind == "token":
+        members = 3 if draw(st.integers(0, 9)) else draw(st.integers(0, 5))
+        body: list[tuple[str, Any]] = [
+            (
+                "token",
+                {
+                    "generation": draw(st.sampled_from([1, 1, 1, 2, 0xFFFFFFFF])),
+                    "hop": draw(st.integers(0, 6)),
+                    "owner": draw(numbers),
+                    "members": members,
+                },
+            ),
+            *([("entry", {})] * (3 if draw(st.integers(0, 9)) else members)),
+        ]
+        header["flags"] = draw(st.sampled_from([0, 0, 0, 1, 2, 4]))
+    elif kind == "fragment":
+        fields = {"index": draw(st.integers(0, 3)), "fragments": 4, "lanes": 360, "width": 32}
+        body = [("fragment", fields)]
+    elif kind == "view":
+        body = [("view", {"step": draw(st.integers(0, 4)), "number": 4})]
+    else:
+        body = [("want", {"ready": 3})]
+        if kind == "odd":
+            header["type"] = draw(st.integers(0, 255))
+            header["version"] = draw(st.sampled_from([1, 1, 0, 2]))
+    tail = bytes(1440) if kind == "fragment" else b""
+    if not draw(st.integers(0, 9)):
+        header["length"] = draw(st.integers(0, 1500))
+    data = encode.frame(header, *body, tail=tail)
+    if not draw(st.integers(0, 9)):
+        data = data[: draw(st.integers(0, len(data)))]
+    return port, encode.ethernet(source.hex(":"), data)
+
+
+@settings(
+    max_examples=1000,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(sequence=st.lists(frames(), min_size=1, max_size=14))
+def test_random_sequences(rig: Rig, switch: Switch, sequence: list[tuple[int, bytes]]) -> None:
+    model = rig.begin(switch, [mac(k) for k in PORTS])
+    for port, frame in sequence:
+        rig.exchange(model, port, frame)
+    rig.agree(switch, model)

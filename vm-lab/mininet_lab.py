@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A Mininet of hosts that each run `nicps join`, and one job on them: up, train, show, down.
+
+    .venv/bin/python vm-lab/mininet_lab.py --hosts 4 --switch bmv2            one BMv2 in ring mode
+    .venv/bin/python vm-lab/mininet_lab.py --hosts 4 --switch bmv2 --switches 2   two in line
+    .venv/bin/python vm-lab/mininet_lab.py --hosts 4 --switch plain           a Linux bridge
+
+h1 --+                +-- h3        every host and every switch is a namespace of its own; a BMv2
+     s1 ------------- s2            has its controller, `nicps switch p4 run`, beside it
+h2 --+                +-- h4
+
+Needs root, Mininet (Debian: mininet), and for bmv2 the p4lang project's BMv2. The last line on stdout is the
+result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from nicps.errors import EnvironmentProblem, JobFailed, NicpsError, UsageProblem  # noqa: E402
+from nicps.lab import LabSettings, enter, links, namespaces, port  # noqa: E402
+from nicps.lab.jobs import RunSettings, choose_user  # noqa: E402
+
+NICPS = [sys.executable, "-m", "nicps"]
+OFFLOADS = ("tx", "rx", "tso", "gso", "gro")
+CONTROLLER = 64
+READY_S = 60.0
+T = TypeVar("T")
+
+
+def main() -> int:
+    """Everything, and its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", nargs="?", type=Path, default=ROOT / "trainer" / "jobs" / "digits")
+    parser.add_argument("--hosts", type=int, default=4, help="2 to 16 (%(default)s)")
+    parser.add_argument("--switch", choices=("bmv2", "plain"), default="bmv2")
+    parser.add_argument("--switches", type=int, choices=(1, 2), default=1, help="in line")
+    parser.add_argument("--data", type=Path, default=os.environ.get("NICPS_DATA"))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--key", action="store_true", help="with a network key")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where results go")
+    args = parser.parse_args()
+    try:
+        return run(args)
+    except NicpsError as error:
+        print(f"nicps: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(args: argparse.Namespace) -> int:
+    """Up, train, show, down."""
+    if not 2 <= args.hosts <= 16:
+        raise UsageProblem(f"--hosts takes 2 to 16, not {args.hosts}")
+    if os.geteuid() != 0:
+        raise EnvironmentProblem("Mininet makes network namespaces: run it as root")
+    if args.switch == "bmv2" and shutil.which("simple_switch") is None:
+        raise EnvironmentProblem(
+            "there is no simple_switch: install the p4lang project's BMv2 (docs/switch.md)"
+        )
+    user = choose_user(RunSettings(args.job, LabSettings(), args.data))
+    with contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="nicps-mininet-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.chmod(0o755)
+        lab = MininetLab(args, folder, user)
+        stack.callback(lab.down)
+        lab.up()
+        result = lab.train()
+        for name, counters in lab.counters().items():
+            told = ", ".join(f"{reason} {count}" for reason, count in counters.items() if count)
+            print(f"{name}: {told}", file=sys.stderr)
+    print(json.dumps(result), flush=True)
+    if not result["weights_identical"]:
+        raise JobFailed("the hosts' weights differ: see metrics.jsonl of each host")
+    return 0
+
+
+class MininetLab:
+    """The network, what runs in it, and how it ends."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path, user: str) -> None:
+        self.args, self.folder, self.user = args, folder, user
+        self.key: list[str] = []
+        self.net: Any = None
+        self.processes: list[subprocess.Popen[Any]] = []
+
+    def up(self) -> None:
+        """Hosts, switches and cables; then switches' programs, then agents.
+
+        Raises:
+            EnvironmentProblem: Mininet is missing, or something does not start.
+        """
+        try:
+            from mininet.log import setLogLevel
+            from mininet.net import Mininet
+            from mininet.node import Switch
+        except ImportError:
+            raise EnvironmentProblem("Mininet is missing: apt install mininet") from None
+        setLogLevel("error")
+
+        class Namespace(Switch):  # type: ignore[misc]
+            """A namespace with ports; what switches in it is started below."""
+
+            def start(self, controllers: Sequence[Any]) -> None:
+                pass
+
+        if self.args.key:
+            key = self.folder / "key"
+            subprocess.run([*NICPS, "key", "new", str(key)], check=True, capture_output=True)
+            self.key = ["--key", str(key)]
+        self.net = net = Mininet(controller=None, autoSetMacs=True)
+        switches = [
+            net.addSwitch(f"s{n}", cls=Namespace, inNamespace=True)
+            for n in range(1, self.args.switches + 1)
+        ]
+        for number in range(1, self.args.hosts + 1):
+            place = (number - 1) * len(switches) // self.args.hosts
+            net.addLink(net.addHost(f"h{number}"), switches[place])
+        if len(switches) == 2:
+            net.addLink(*switches)
+        net.start()
+        with port.pass_program() as program:
+            for switch in switches:
+                names = [str(intf.name) for intf in switch.intfList() if intf.name != "lo"]
+                quieten(switch, names)
+                inside(switch, lambda names=names: attach(names, program))
+                self._switch(switch, names)
+        for host in net.hosts:
+            quieten(host, [str(host.defaultIntf().name)])
+        for host in net.hosts:
+            self._start(host, self._join(host), host.name)
+        for host in net.hosts:
+            self._answers(host)
+
+    def _join(self, host: Any) -> list[str]:
+        own = self.folder / host.name
+        (own / "work").mkdir(parents=True)
+        runs = self.args.runs.resolve() if host.name == "h1" else own / "runs"
+        command = [*NICPS, "join", "--iface", str(host.defaultIntf().name), "--name", host.name]
+        command += ["--runs", str(runs), "--work", str(own / "work"), "--user", self.user]
+        return [*command, *self.key]
+
+    def _switch(self, switch: Any, names: list[str]) -> None:
+        """Start what switches there."""
+        execute(switch, "ip link set lo up")
+        if self.args.switch == "plain":
+            execute(switch, "ip link add br0 type bridge mcast_snooping 0 forward_delay 0")
+            execute(switch, "ip link set br0 up")
+            for name in names:
+                execute(switch, f"ip link set {name} master br0")
+            return
+        from nicps.switch import program
+
+        execute(switch, "ip link add near-cpu type veth peer name cpu")
+        execute(switch, "ip link set near-cpu up")
+        execute(switch, "ip link set cpu up")
+        quieten(switch, ["near-cpu", "cpu"])
+        ports = {**dict(enumerate(names, 1)), CONTROLLER: "near-cpu"}
+        command = ["simple_switch", str(program.compiled()), "--thrift-port", "9090"]
+        for number, name in ports.items():
+            command += ["-i", f"{number}@{name}"]
+        self._start(switch, command, f"{switch.name}.bmv2")
+        until(lambda: not done(switch, *NICPS, "switch", "p4", "connect"), f"{switch.name} answers")
+        command = [*NICPS, "switch", "p4", "run", "--iface", "cpu"]
+        command += ["--controller", str(CONTROLLER), *self.key]
+        command += ["--ports", ",".join(str(number) for number in ports if number != CONTROLLER)]
+        log = self._start(switch, command, f"{switch.name}.controller")
+        until(lambda: "recording" in log.read_text(), f"{switch.name}'s controller")
+
+    def _start(self, node: Any, command: Sequence[str], name: str) -> Path:
+        """Start a program on a node; the file that holds what it says."""
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as file:
+            process = node.popen(
+                list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=str(ROOT)
+            )
+        self.processes.append(process)
+        return log
+
+    def _answers(self, host: Any) -> None:
+        log = self.folder / f"{host.name}.log"
+
+        def there() -> bool:
+            return not done(host, *NICPS, "status")
+
+        until(there, lambda: f"{host.name}'s agent: {log.read_text().strip()[-300:]}")
+
+    def train(self) -> dict[str, Any]:
+        """Submit the job on h1; its result.
+
+        Raises:
+            JobFailed: it has failed, and why.
+        """
+        command = [*NICPS, "submit", str(self.args.job.resolve()), "--wait", "--json"]
+        if self.args.data:
+            command += ["--data", str(Path(self.args.data).resolve())]
+        for pair in self.args.set:
+            command += ["--set", pair]
+        host = self.net.get("h1")
+        process = host.popen(command, stdin=subprocess.DEVNULL, stderr=None, cwd=str(ROOT))
+        self.processes.append(process)
+        out, _ = process.communicate()
+        if process.returncode:
+            raise JobFailed(f"`nicps submit` ended with {process.returncode}")
+        result: dict[str, Any] = json.loads(out)
+        return result
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Of every BMv2: frames by what became of them."""
+        if self.args.switch != "bmv2":
+            return {}
+        found = {}
+        for switch in self.net.switches:
+            out, _, _ = switch.pexec([*NICPS, "switch", "p4", "counters", "--json"], cwd=str(ROOT))
+            found[switch.name] = json.loads(out)
+        return found
+
+    def down(self) -> None:
+        """End all that was started, and take everything away."""
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(15.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5.0)
+        if self.net is not None:
+            self.net.stop()
+
+
+def inside(node: Any, work: Callable[[], T]) -> T:
+    """Do something in a node's network namespace."""
+
+    def entered() -> T:
+        fd = os.open(f"/proc/{node.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            enter.setns(fd)
+        finally:
+            os.close(fd)
+        return work()
+
+    return namespaces.in_thread(entered)
+
+
+def attach(names: Sequence[str], program: int) -> None:
+    """Put an XDP program that lets everything pass onto these: or what XDP sends out at the other end is lost."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ipr:
+        for name in names:
+            links.attach(ipr, links.index_of(ipr, name), program)
+
+
+def quieten(node: Any, names: Sequence[str]) -> None:
+    """Frames go through as they are: no offloads, and no chatter of IPv6."""
+    for name in names:
+        execute(node, f"ip link set {name} addrgenmode none")
+        execute(node, f"ethtool -K {name} " + " ".join(f"{what} off" for what in OFFLOADS))
+
+
+def done(node: Any, *command: str) -> int:
+    """Run a command on a node; its exit code."""
+    _, _, code = node.pexec(list(command), cwd=str(ROOT))
+    return int(code)
+
+
+def execute(node: Any, command: str) -> None:
+    """Run a command on a node that must not fail."""
+    _, said, code = node.pexec(command.split())
+    if code:
+        raise EnvironmentProblem(f"{node.name}: {command}: {said.strip()}")
+
+
+def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + READY_S
+    while not condition():
+        if time.monotonic() > deadline:
+            text = what if isinstance(what, str) else what()
+            raise EnvironmentProblem(f"in {READY_S:g} s not: {text}")
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
