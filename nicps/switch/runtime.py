@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -85,6 +86,7 @@ class Switch:
             EnvironmentProblem: BMv2's Python modules are not installed.
             NetworkProblem: no switch listens there.
         """
+        logging.getLogger("thrift").addHandler(logging.NullHandler())  # our error says it
         sockets = _module("thrift.transport.TSocket")
         transports = _module("thrift.transport.TTransport")
         binary = _module("thrift.protocol.TBinaryProtocol")
