@@ -134,7 +134,7 @@ static __always_inline int nicps_frame(struct xdp_md *ctx)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
 	if (header->version != NICPS_VERSION)
 		return nicps_drop(NICPS_COUNT_VERSION);
-	length = bpf_ntohs(header->length);
+	length = nicps_bounded(header->length);
 	if (length < sizeof(*header) || (void *)header + length > cursor.end)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
 	config = nicps_config();

@@ -14,6 +14,18 @@ struct nicps_cursor {
 	void *end;
 };
 
+/*
+ * Sixteen bits of the wire. Up to Linux 6.1 the verifier takes a number whose
+ * bytes were swapped for an unbounded one, and LLVM drops a mask in C.
+ */
+static __always_inline u32 nicps_bounded(__be16 value)
+{
+	u64 number = bpf_ntohs(value);
+
+	asm volatile("%0 &= 0xffff" : "+r"(number));
+	return number;
+}
+
 /* The next `size` bytes, or NULL where the frame ends before them. */
 static __always_inline void *nicps_take(struct nicps_cursor *cursor, u64 size)
 {
@@ -85,7 +97,7 @@ nicps_sender_of(const struct nicps_header *header)
 		.view = bpf_ntohl(header->view),
 		.round = bpf_ntohl(header->round),
 		.sequence = bpf_ntohl(header->sequence),
-		.length = bpf_ntohs(header->length),
+		.length = nicps_bounded(header->length),
 		.flags = bpf_ntohs(header->flags),
 	};
 

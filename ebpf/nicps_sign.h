@@ -58,7 +58,8 @@ static __always_inline int nicps_sign(struct __sk_buff *skb)
 		nicps_count(NICPS_COUNT_SPENT);
 		return TC_ACT_SHOT;
 	}
-	if (!nicps_frame_tag(key, header, cursor.end, bpf_ntohs(header->length), &tag))
+	if (!nicps_frame_tag(key, header, cursor.end, nicps_bounded(header->length),
+			     &tag))
 		return TC_ACT_UNSPEC;
 	header->tag = tag;
 	return TC_ACT_UNSPEC;

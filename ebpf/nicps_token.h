@@ -56,6 +56,7 @@ nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
 	struct nicps_member *me = nicps_member(config->number);
 	struct nicps_saved *saved = nicps_saved();
 	struct nicps_ring *ring = nicps_ring();
+	u64 size = length;
 
 	if (!me || !saved || !ring || !outgoing || !key)
 		return nicps_drop(NICPS_COUNT_MALFORMED);
@@ -71,8 +72,14 @@ nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
 	}
 
 	__sync_fetch_and_add(&saved->version, 1);
-	saved->length = length;
-	bpf_xdp_load_bytes(ctx, sizeof(*ethernet), saved->frame, length);
+	saved->length = size;
+	/* Checked before: but the verifier of Linux 6.1 wants to see each bound here. */
+	asm volatile("" : "+r"(size));
+	if (size <= NICPS_SAVED_BYTES) {
+		asm volatile("" : "+r"(size));
+		if (size >= NICPS_TOKEN_HEADER_BYTES)
+			bpf_xdp_load_bytes(ctx, sizeof(*ethernet), saved->frame, size);
+	}
 	__sync_fetch_and_add(&saved->version, 1);
 	ring->bounced = position;
 	__sync_fetch_and_add(&ring->bounces, 1);

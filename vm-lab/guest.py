@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a command in a virtual machine with another kernel, on this machine's own files.
 
-    .venv/bin/python vm-lab/guest.py --kernel linux-image-6.12*.deb -- .venv/bin/python -m pytest tests/xdp
+    .venv/bin/python vm-lab/guest.py --kernel linux-image-6.1.0-*.deb -- .venv/bin/python -m pytest tests/xdp
 
-The kernel is a Debian package (`apt download linux-image-cloud-amd64`), unpacked and not installed. The guest sees this
+The kernel is a Debian package (not a -cloud one, which has no 9p file system), unpacked and not installed. The guest sees this
 machine's file system (a copy on write: nothing that it writes stays, but in --share), and has the exit code of its
 command. KVM is used where a guest boots with it in time, else QEMU's own translation.
 
-Needs root, QEMU (Debian: qemu-system-x86, busybox-static, kmod) and virtme-ng (`.venv/bin/pip install virtme-ng`).
+Needs root, QEMU (Debian: qemu-system-x86 busybox-static kmod udev) and virtme-ng (`.venv/bin/pip install virtme-ng`).
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ def main() -> int:
     parser.add_argument("--share", type=Path, action="append", default=[], help="written for good")
     parser.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto")
     parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS")
-    parser.add_argument("argv", nargs="+", metavar="COMMAND")
+    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     args = parser.parse_args()
+    argv = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
+    if not argv:
+        parser.error("say what to run there, after --")
     try:
         with tempfile.TemporaryDirectory(prefix="nicps-guest-") as folder:
             kernel = Kernel(args.kernel, Path(folder))
             kvm = has_kvm(kernel) if args.accel == "auto" else args.accel == "kvm"
             print(f"guest: Linux {kernel.version}, {'KVM' if kvm else 'TCG'}", file=sys.stderr)
             return kernel.run(
-                args.argv,
+                argv,
                 kvm=kvm,
                 cpus=args.cpus,
                 memory=args.memory,
@@ -79,7 +82,9 @@ class Kernel:
             for name, there in (
                 ("virtme-ng (pip install virtme-ng)", self._vng),
                 ("qemu-system-x86", shutil.which("qemu-system-x86_64")),
+                ("busybox-static", shutil.which("busybox")),
                 ("kmod", shutil.which("depmod")),
+                ("udev", shutil.which("udevadm")),
             )
             if there is None
         ]
@@ -117,14 +122,16 @@ class Kernel:
             EnvironmentProblem: it took too long.
         """
         command = [str(self._vng), "--run", str(self.image), "--user", "root"]
-        command += ["--cpus", str(cpus), "--memory", memory, "--cwd", str(ROOT)]
+        command += ["--cpus", str(cpus), "--memory", memory, "--cwd", str(ROOT), "--force-9p"]
         command += ["--overlay-rwdir", "/tmp", "--overlay-rwdir", "/var", "--overlay-rwdir", "/run"]
         command += [word for path in share for word in ("--rwdir", str(path.resolve()))]
         command += [] if kvm else ["--disable-kvm"]
         command += [f"--qemu-opts={option}" for option in options]
         command += ["--exec", " ".join(argv)]
         try:
-            return subprocess.run(command, timeout=timeout_s, check=False).returncode
+            return subprocess.run(
+                command, stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             raise EnvironmentProblem(f"the guest did not end within {timeout_s:g} s") from None
 
