@@ -4,9 +4,9 @@
 
     .venv/bin/python vm-lab/guest.py --kernel linux-image-6.1.0-*.deb -- .venv/bin/python -m pytest tests/xdp
 
-The kernel is a Debian package (not a -cloud one, which has no 9p file system), unpacked and not installed. The guest sees this
-machine's file system (a copy on write: nothing that it writes stays, but in --share), and has the exit code of its
-command. KVM is used where a guest boots with it in time, else QEMU's own translation.
+The kernel is a Debian package (not a -cloud one, which has no 9p file system), unpacked and not installed. The guest
+sees this machine's file system (a copy on write: nothing that it writes stays, but in --share), and has the exit code
+of its command. KVM is used where a guest boots with it in time, else QEMU's own translation.
 
 Needs root, QEMU (Debian: qemu-system-x86 busybox-static kmod udev) and virtme-ng (`.venv/bin/pip install virtme-ng`).
 """
