@@ -24,6 +24,7 @@ PROG_TEST_RUN = 10
 PROG_GET_FD_BY_ID = 13
 MAP_GET_FD_BY_ID = 14
 OBJ_GET_INFO_BY_FD = 15
+BTF_GET_FD_BY_ID = 19
 LINK_CREATE = 28
 
 MAP_TYPE_ARRAY = 2
@@ -39,6 +40,7 @@ XDP_FLAGS_SKB_MODE = 1 << 1
 XDP_FLAGS_DRV_MODE = 1 << 2
 
 _ATTR_BYTES = 128
+_MAP_INFO_BYTES, _BTF_AT = 88, 64  # struct bpf_map_info: btf_id, btf_key_type_id, btf_value_type_id
 _libc: ctypes.CDLL | None = None
 
 
@@ -64,6 +66,24 @@ def map_create(kind: int, key: int, value: int, entries: int, flags: int, name: 
     """Create a map; `key` and `value` are sizes in bytes."""
     attr = _attr("IIIIIII16s", kind, key, value, entries, flags, 0, 0, name.encode()[:15])
     return _bpf(MAP_CREATE, f"map {name} of {entries} x {value} bytes", attr)
+
+
+def map_like(shape_fd: int, entries: int, name: str) -> int:
+    """Create a map that differs from another in its number of entries only.
+
+    With its types too (BTF): Linux 6.1 takes no map without them in the place of one that has them.
+    """
+    raw = _info(shape_fd, _MAP_INFO_BYTES)
+    kind, _, key, value, _, flags = struct.unpack_from("=6I", raw)
+    btf, *types = struct.unpack_from("=3I", raw, _BTF_AT)
+    btf_fd = _bpf(BTF_GET_FD_BY_ID, "types of a map", _attr("I", btf)) if btf else 0
+    try:
+        fields = (kind, key, value, entries, flags, 0, 0, name.encode()[:15], 0, btf_fd, *types)
+        what = f"map {name} of {entries} x {value} bytes"
+        return _bpf(MAP_CREATE, what, _attr("IIIIIII16sIIII", *fields))
+    finally:
+        if btf:
+            os.close(btf_fd)
 
 
 def map_update(map_fd: int, key: bytes, value: bytes) -> None:

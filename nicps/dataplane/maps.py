@@ -170,17 +170,13 @@ class Maps:
             EnvironmentProblem: there is not enough memory.
         """
         shapes = layout().records
-        flags = bpf.F_MMAPABLE | bpf.F_INNER_MAP
         made: list[int] = []
         try:
             for name, shape, each in (
-                ("nicps_slots", shapes["slot"], self._slots_per_block),
-                ("nicps_sums", shapes["block"], 1),
+                ("nicps_slots", "slots_shape", self._slots_per_block),
+                ("nicps_sums", "blocks_shape", 1),
             ):
-                count = self._banks * blocks * each
-                made.append(
-                    bpf.map_create(bpf.MAP_TYPE_ARRAY, 4, shape.itemsize, count, flags, name)
-                )
+                made.append(bpf.map_like(self._fds[shape], self._banks * blocks * each, name))
         except OSError as error:
             for fd in made:
                 os.close(fd)
