@@ -27,10 +27,7 @@ OBJ_GET_INFO_BY_FD = 15
 BTF_GET_FD_BY_ID = 19
 LINK_CREATE = 28
 
-MAP_TYPE_ARRAY = 2
 PROG_TYPE_XDP = 6
-F_MMAPABLE = 1 << 10
-F_INNER_MAP = 1 << 12
 F_XDP_HAS_FRAGS = 1 << 5  # of a program
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
@@ -60,12 +57,6 @@ def _bpf(command: int, what: str, attr: ctypes.Array[ctypes.c_char]) -> int:
 
 def _attr(fmt: str, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(struct.pack("=" + fmt, *values), _ATTR_BYTES)
-
-
-def map_create(kind: int, key: int, value: int, entries: int, flags: int, name: str) -> int:
-    """Create a map; `key` and `value` are sizes in bytes."""
-    attr = _attr("IIIIIII16s", kind, key, value, entries, flags, 0, 0, name.encode()[:15])
-    return _bpf(MAP_CREATE, f"map {name} of {entries} x {value} bytes", attr)
 
 
 def map_like(shape_fd: int, entries: int, name: str) -> int:

@@ -45,15 +45,15 @@ class XdpTarget:
         self._limits = self._view(maps["limits"], records["limit"])
         self._progress = self._view(maps["progress"], records["progress"])
         self._counters = self._view(maps["counters"], np.dtype("u8"))
-        self._slots = self._inner("slots", records["slot"], BANKS * blocks * SLOTS_PER_BLOCK)
-        self._sums = self._inner("accumulators", records["block"], BANKS * blocks)
+        slots, sums = BANKS * blocks * SLOTS_PER_BLOCK, BANKS * blocks
+        self._slots = self._inner("slots", "slots_shape", records["slot"], slots)
+        self._sums = self._inner("accumulators", "blocks_shape", records["block"], sums)
 
     def _view(self, fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.frombuffer(bpf.map_memory(fd), dtype, bpf.map_info(fd).entries)
 
-    def _inner(self, outer: str, dtype: np.dtype[Any], entries: int) -> NDArray[Any]:
-        flags = bpf.F_MMAPABLE | bpf.F_INNER_MAP
-        fd = bpf.map_create(bpf.MAP_TYPE_ARRAY, 4, dtype.itemsize, entries, flags, "test")
+    def _inner(self, outer: str, shape: str, dtype: np.dtype[Any], entries: int) -> NDArray[Any]:
+        fd = bpf.map_like(self._loaded.maps[shape], entries, "test")
         bpf.map_update(self._loaded.maps[outer], bytes(4), fd.to_bytes(4, "little"))
         view = self._view(fd, dtype)
         os.close(fd)
