@@ -29,7 +29,7 @@ class Finish:
         self.expected = self.added = 0
         self.differed: list[dict[str, Any]] = []
         self._turns_before = job.agent.frames.turns
-        self._sent_again_before = job.agent.frames.sent_again
+        self._sent_again_before = job.agent.frames.sender.again
         self._answer: bytes | None = None  # to FINISH
         self._names: list[str] = []
 
@@ -69,7 +69,7 @@ class Finish:
             "differed": self.differed,
             "fragments_added": self.added,
             "fragments_expected": self.expected,
-            "fragments_sent_again": agent.frames.sent_again - self._sent_again_before,
+            "fragments_sent_again": agent.frames.sender.again - self._sent_again_before,
             "token_turns": agent.frames.turns - self._turns_before,
             "counters": agent.dataplane.counters(),
         }

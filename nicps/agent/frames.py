@@ -125,11 +125,6 @@ class Frames:
                 agent.job.sent(action, started, now)
         agent.act(agent.node.sent(now, action))
 
-    @property
-    def sent_again(self) -> int:
-        """Fragments that this host repaired."""
-        return self.sender.again
-
     # ---- shared with the kernel
 
     def sync_from_kernel(self) -> None:

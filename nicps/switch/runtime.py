@@ -13,7 +13,6 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from nicps.errors import EnvironmentProblem, NetworkProblem
@@ -109,12 +108,7 @@ class Switch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -268,14 +262,12 @@ def _told() -> Iterator[None]:
     try:
         yield
     except thrift as error:
-        code = getattr(error, "code", None)
-        names = getattr(_module("bm_runtime.standard.ttypes"), "TableOperationErrorCode", None)
-        said = (
-            getattr(names, "_VALUES_TO_NAMES", {}).get(code) if names and code is not None else None
-        )
-        raise NetworkProblem(
-            f"the switch {'refuses: ' + said if said else f'does not answer as ours does ({error})'}"
-        ) from None
+        # `InvalidTableOperation` has a number of `TableOperationErrorCode`, of the same module.
+        name = type(error).__name__.removeprefix("Invalid") + "ErrorCode"
+        codes = getattr(_module(type(error).__module__), name, None)
+        if codes is None:
+            raise NetworkProblem(f"the switch does not answer as ours does ({error})") from None
+        raise NetworkProblem(f"the switch refuses: {codes._VALUES_TO_NAMES[error.code]}") from None
     except OSError as error:
         raise NetworkProblem(f"the switch does not answer: {error}") from None
 

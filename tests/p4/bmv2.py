@@ -40,14 +40,13 @@ class Bmv2:
         ports: interface by port number.
     """
 
-    def __init__(self, netns: str, ports: Mapping[int, str], config: Path | None = None) -> None:
+    def __init__(self, netns: str, ports: Mapping[int, str]) -> None:
         self.netns, self.ports = netns, dict(ports)
-        self._config = config or program.compiled()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        arguments = [str(self._config), "--thrift-port", str(THRIFT)]
+        arguments = [str(program.compiled()), "--thrift-port", str(THRIFT)]
         for number, iface in self.ports.items():
             arguments += ["-i", f"{number}@{iface}"]
         self.process = subprocess.Popen(
@@ -56,14 +55,15 @@ class Bmv2:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        deadline = time.monotonic() + _READY_S
-        while True:
-            with contextlib.suppress(NetworkProblem):
-                self.connect().close()
-                return
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
+        until(self._listens, "simple_switch", _READY_S)
+
+    def _listens(self) -> bool:
+        assert self.process.poll() is None, self.said()
+        try:
+            self.connect().close()
+        except NetworkProblem:
+            return False
+        return True
 
     def stop(self) -> None:
         """kill -9: what it knew is gone."""
