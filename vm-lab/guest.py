@@ -14,8 +14,10 @@ Needs root, QEMU (Debian: qemu-system-x86 busybox-static kmod udev) and virtme-n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,6 @@ sys.path.insert(0, str(ROOT))
 from nicps.errors import EnvironmentProblem, NicpsError, UsageProblem  # noqa: E402
 
 KVM_S = 20.0  # a guest that is not up by then hangs
-BOOTED = "guest-is-up"
 
 
 def main() -> int:
@@ -111,12 +112,8 @@ class Kernel:
         memory: str = "3G",
         share: Sequence[Path] = (),
         timeout_s: float = 1800.0,
-        options: Sequence[str] = (),
     ) -> int:
         """Boot, run the command in the checkout, and end; the command's exit code.
-
-        Args:
-            options: for QEMU.
 
         Raises:
             EnvironmentProblem: it took too long.
@@ -126,14 +123,16 @@ class Kernel:
         command += ["--overlay-rwdir", "/tmp", "--overlay-rwdir", "/var", "--overlay-rwdir", "/run"]
         command += [word for path in share for word in ("--rwdir", str(path.resolve()))]
         command += [] if kvm else ["--disable-kvm"]
-        command += [f"--qemu-opts={option}" for option in options]
         command += ["--exec", " ".join(argv)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
-            return subprocess.run(
-                command, stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
-            ).returncode
+            return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise EnvironmentProblem(f"the guest did not end within {timeout_s:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # QEMU does not end with who started it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def has_kvm(kernel: Kernel) -> bool:
