@@ -14,6 +14,8 @@
 #include "controls/token.p4"
 #include "controls/ring.p4"
 #include "controls/egress.p4"
+#include "controls/deparser.p4"
+#include "controls/checksums.p4"
 
 V1Switch(NicpsParser(), NicpsVerifyChecksum(), NicpsIngress(), NicpsEgress(),
          NicpsComputeChecksum(), NicpsDeparser()) main;

@@ -36,17 +36,3 @@ parser NicpsParser(packet_in packet, out headers_t headers, inout metadata_t met
         transition accept;
     }
 }
-
-control NicpsDeparser(packet_out packet, in headers_t headers) {
-    apply {
-        packet.emit(headers);
-    }
-}
-
-control NicpsVerifyChecksum(inout headers_t headers, inout metadata_t meta) {
-    apply { }
-}
-
-control NicpsComputeChecksum(inout headers_t headers, inout metadata_t meta) {
-    apply { }
-}
