@@ -62,23 +62,30 @@ class _Work(threading.Thread, Generic[T]):
         self._work = work
         self._result: list[T] = []
         self._error: BaseException | None = None
+        self._done = threading.Event()
 
     def run(self) -> None:
         try:
             self._result.append(self._work())
         except BaseException as error:
             self._error = error
+        finally:
+            self._done.set()
 
     def result(self) -> T:
-        """The work's result. Ctrl-C waits until the work is done: it is short, and never halved."""
+        """The work's result. Ctrl-C waits until the work is done: it is short, and never halved.
+
+        An event, not `join`: a `join` that is interrupted may take the thread for ended (CPython 3.11).
+        """
         interrupted: BaseException | None = None
-        while self.is_alive():
+        while not self._done.is_set():
             try:
-                self.join()
+                self._done.wait()
             except BaseException as error:
                 interrupted = error
         if interrupted is not None:
             raise interrupted
+        self.join()
         if self._error is not None:
             raise self._error
         return self._result[0]

@@ -76,7 +76,7 @@ def half_made(name: str, where: str, calls: int) -> subprocess.Popen[str]:
         ("enter.unshare", 3),
         ("links.build", 1),
         ("links._add_cable", 2),
-        ("links._attach", 3),
+        ("links.attach", 3),
         ("state.write", 2),
     ],
 )
@@ -106,7 +106,7 @@ def test_an_up_that_fails_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(links, "_attach", fail)
+    monkeypatch.setattr(links, "attach", fail)
     with pytest.raises(Exception, match="cannot be made: No space left on device"):
         Lab(LabSettings(name, hosts=2)).up()
 
