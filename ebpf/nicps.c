@@ -29,7 +29,13 @@ nicps_live(const struct nicps_config *config, u32 number)
 #include "nicps_fragment.h"
 #include "nicps_token.h"
 
-/* A token or a fragment: only of a member, in the view that is in force. */
+/* Whether a switch adds the fragments of that round, and hosts take its sums. */
+static __always_inline bool nicps_sums(const struct nicps_config *config, u32 round)
+{
+	return round > config->round ? config->sums_next : config->sums;
+}
+
+/* A token or a fragment: only of a member, in the view that is in force; or the switch's sum. */
 static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 					    struct nicps_cursor *cursor,
 					    struct ethhdr *ethernet,
@@ -38,6 +44,7 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 {
 	struct nicps_sender sender = nicps_sender_of(header);
 	struct nicps_member *member;
+	bool sum;
 
 	if (!config->enabled)
 		return nicps_drop(NICPS_COUNT_DISABLED);
@@ -45,11 +52,15 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 		return nicps_drop(NICPS_COUNT_VIEW);
 	if (sender.number == config->number)
 		return nicps_drop(NICPS_COUNT_ECHO);
-	member = nicps_live(config, sender.number);
+	sum = header->type == NICPS_TYPE_FRAGMENT && sender.flags & NICPS_FLAG_ADD &&
+	      sender.number == 0;
+	member = sum ? nicps_member(0) : nicps_live(config, sender.number);
 	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
 		return nicps_drop(NICPS_COUNT_STRANGER);
 	if (header->type == NICPS_TYPE_TOKEN)
 		return nicps_pass_on(ctx, cursor, ethernet, header, &sender, config);
+	if (sum != nicps_sums(config, sender.round))
+		return nicps_drop(NICPS_COUNT_MODE);
 	return nicps_take_in(cursor, header, &sender, config);
 }
 

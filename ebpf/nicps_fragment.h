@@ -92,7 +92,8 @@ static __always_inline u32 nicps_max_shift(u8 width)
 
 /*
  * Dropped when it has been dealt with, as nobody else needs it; only the one
- * that completes its sender goes up, to wake the agent.
+ * that completes its sender goes up, to wake the agent. A sum (of sender 0) is
+ * all members at once; a switch has no key, so there is no tag to check.
  */
 static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 					 const struct nicps_header *header,
@@ -109,7 +110,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	struct nicps_block *block;
 	struct nicps_slot *slot;
 	u32 index, fragments;
-	bool fresh = true;
+	bool fresh = true, sum = sender->number == 0;
 	int parts, doubt;
 	u64 bit, count;
 
@@ -121,9 +122,9 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	index = bpf_ntohl(fragment->index);
 	fragments = bpf_ntohl(fragment->fragments);
 	parts = nicps_parts(fragment->width);
-	if (parts < 0 || index >= fragments)
+	if (parts < 0 || index >= fragments || (sum && !fragment->width))
 		return nicps_drop(NICPS_COUNT_MALFORMED);
-	if (fragment->shift > nicps_max_shift(fragment->width))
+	if (fragment->shift > (sum ? 0 : nicps_max_shift(fragment->width)))
 		return nicps_drop(NICPS_COUNT_SHIFT);
 	if (index >> parts >= config->blocks)
 		return nicps_drop(NICPS_COUNT_RANGE);
@@ -134,7 +135,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	all = nicps_progress(bank, 0);
 	if (!block || !slot || !own || !all || !ring || !window)
 		return nicps_drop(NICPS_COUNT_RANGE);
-	if (config->keyed) {
+	if (config->keyed && !sum) {
 		doubt = nicps_doubt(NICPS_TYPE_FRAGMENT, header, sender, window,
 				    cursor->end);
 		if (doubt != NICPS_BELIEVED)
@@ -146,7 +147,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	    !nicps_claim(&slot->claim))
 		return nicps_drop(NICPS_COUNT_BUSY);
 
-	bit = 1ULL << ((sender->number - 1) & 63);
+	bit = sum ? ~0ULL : 1ULL << ((sender->number - 1) & 63);
 	if (slot->tag != tag) {
 		nicps_put_fragment(block, index, fragment->width, payload,
 				   fragment->shift, true);
@@ -167,7 +168,8 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
 
 	nicps_count(NICPS_COUNT_ADDED);
-	__sync_fetch_and_add(&all->count, 1);
+	if (!sum)
+		__sync_fetch_and_add(&all->count, 1);
 	count = __sync_fetch_and_add(&own->count, 1) + 1;
 	return count == fragments ? XDP_PASS : XDP_DROP;
 }

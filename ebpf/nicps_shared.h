@@ -45,6 +45,8 @@ struct nicps_config {
 	__u32 fragments; /* expected of a contribution, for people who look */
 	__u32 blocks; /* accumulator blocks in a bank */
 	__u32 keyed; /* tokens and fragments are signed, with the key of the view */
+	__u32 sums; /* fragments of the open round are sums that a switch has added */
+	__u32 sums_next; /* the same of the rounds after it */
 };
 
 /* SipHash's key, two words in the processor's byte order; for no eyes but the agent's. */
@@ -63,7 +65,7 @@ struct nicps_window {
 	__u64 repeat;
 };
 
-/* R4: the members' MAC addresses, by number; zero for who is not in the view (R19). */
+/* R4: the members' MAC addresses, by number; zero for who is not in the view (R19). 0 is a switch that adds. */
 struct nicps_member {
 	__u8 mac[6];
 	__u8 reserved[2];
@@ -108,7 +110,7 @@ struct nicps_progress {
 struct nicps_slot {
 	__u64 claim;
 	__u64 tag;
-	__u64 seen; /* bit sender - 1 */
+	__u64 seen; /* bit sender - 1; all of them: a sum */
 };
 
 /* Sums of a fragment of 8-bit lanes, two of 16, four of 32, or eight of bytes. */
@@ -138,6 +140,7 @@ enum nicps_count {
 	NICPS_COUNT_FORGED, /* the tag is not made with this view's key */
 	NICPS_COUNT_REPLAYED, /* an old frame once more */
 	NICPS_COUNT_ROUND, /* fragment outside the rounds that are open */
+	NICPS_COUNT_MODE, /* a member's fragment where the switch adds, or a sum where it does not */
 	NICPS_COUNT_MALFORMED, /* fields that cannot be */
 	NICPS_COUNT_SHIFT, /* shift over the limit: the sum could overflow */
 	NICPS_COUNT_RANGE, /* fragment outside the accumulators */

@@ -34,6 +34,10 @@ BLOCK_LANES = 1440  # 64-bit accumulators in one block of the map
 MAX_FRAME_BYTES = 1500  # the LAN's usual MTU
 NAME_BYTES = 14
 
+#: Where a switch adds: fragments that a holder sends at a time. The switch has room for twice as many sums.
+QUANTUM = 256
+SWITCH = bytes.fromhex("026e69637073")  # its MAC address, of the sums that it sends
+
 #: Largest shift by lane width: 64 members' `lane << shift` cannot overflow 64 bits. Width 0 is raw bytes.
 MAX_SHIFT = {0: 0, 8: 50, 16: 42, 32: 26}
 
@@ -102,6 +106,7 @@ class Flag(IntFlag):
     PARKED = 4  # the owner keeps the token: nothing to do
     REPAIR = 8  # a fragment sent again on request
     TOKEN_WANTED = 16  # WANT: hand me the token
+    ADD = 32  # a fragment that the switch is to add; of sender 0, the sum
 
 
 class TokenState(IntEnum):
@@ -195,6 +200,7 @@ class Token:
     unit: Annotated[int, _i8("log2 of the accumulators' unit, open round")]
     unit_before: Annotated[int, _i8("the same, of the round committed last")]
     stripe: Annotated[int, _u16("0; room for several tokens")] = 0
+    settled: Annotated[int, _u32("where a switch adds: sums from the first on that all have")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +209,10 @@ class Entry:
 
     samples_before: Annotated[int, _u32("samples counted in the round committed last")] = 0
     samples: Annotated[int, _u32("samples counted in the open round")] = 0
-    ready: Annotated[int, _u32("samples worked so far, not yet sent")] = 0
+    ready: Annotated[
+        int,
+        _u32("samples worked so far, not yet sent; where a switch adds a closed list: sums here"),
+    ] = 0
     digest: Annotated[
         int, _u32("of weights, buffers and optimizer after round `read`; 0: none")
     ] = 0
@@ -214,11 +223,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Fragments that some member lacks; only their sender repairs."""
+    """Fragments that some member lacks; only their sender repairs. Of sums that a switch adds, all send again."""
 
     first: Annotated[int, _u32("first missing fragment")]
     count: Annotated[int, _u16("how many in a row")]
-    sender: Annotated[int, _u16("member that sent them")]
+    sender: Annotated[int, _u16("member that sent them; of sums, the member that lacks them")]
 
 
 @dataclass(frozen=True, slots=True)

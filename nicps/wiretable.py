@@ -98,6 +98,15 @@ def constants() -> tuple[Constant, ...]:
         Constant("BLOCK_LANES", wire.BLOCK_LANES, 16, "accumulators in a block of the map"),
         Constant("MAX_FRAME_BYTES", wire.MAX_FRAME_BYTES, 16, "longest frame, from version on"),
         Constant("NAME_BYTES", wire.NAME_BYTES, 16, "host name in a member list"),
+        Constant(
+            "QUANTUM",
+            wire.QUANTUM,
+            16,
+            "fragments that a holder sends at a time, where a switch adds",
+        ),
+        Constant(
+            "SWITCH", int.from_bytes(wire.SWITCH, "big"), 48, "MAC address of a switch that adds"
+        ),
         Constant("HEADER_BYTES", wire.HEADER_BYTES, 16, "header"),
         Constant("FRAGMENT_HEADER_BYTES", wire.FRAGMENT_HEADER_BYTES, 16, "header and fragment"),
         Constant("TOKEN_HEADER_BYTES", wire.TOKEN_HEADER_BYTES, 16, "header and token"),

@@ -51,6 +51,8 @@ class Config:
     fragments: int = 0
     blocks: int = 0
     keyed: int = 0
+    sums: int = 0
+    sums_next: int = 0
     alive: bool = True
 
 
@@ -146,10 +148,19 @@ class XdpModel:
             return Outcome(DROP, ("view",))
         if header.sender == config.number:
             return Outcome(DROP, ("echo",))
-        if not self._is_in(header.sender) or self.members[header.sender - 1] != frame[6:12]:
+        added = header.type == FrameType.FRAGMENT and bool(header.flags & Flag.ADD)
+        is_sum = added and header.sender == 0
+        if is_sum:
+            known = frame[6:12] == wire.SWITCH
+        else:
+            known = self._is_in(header.sender) and self.members[header.sender - 1] == frame[6:12]
+        if not known:
             return Outcome(DROP, ("stranger",))
         if header.type == FrameType.TOKEN:
             return self._token(frame, ours, header)
+        expected = config.sums_next if header.round > config.round else config.sums
+        if is_sum != bool(expected):
+            return Outcome(DROP, ("mode",))
         return self._fragment(ours, header)
 
     def _probe(self, ours: bytes, header: wire.Header) -> Outcome:
@@ -267,18 +278,19 @@ class XdpModel:
         layout = wire.Layout.of(wire.Fragment).struct
         fragment = wire.Fragment(*layout.unpack_from(ours, wire.HEADER_BYTES))
         width = fragment.width
-        if width not in PER_BLOCK or fragment.index >= fragment.fragments:
+        is_sum = header.sender == 0
+        if width not in PER_BLOCK or fragment.index >= fragment.fragments or (is_sum and not width):
             return Outcome(DROP, ("malformed",))
-        if fragment.shift > wire.MAX_SHIFT[width]:
+        if fragment.shift > (0 if is_sum else wire.MAX_SHIFT[width]):
             return Outcome(DROP, ("shift",))
         if fragment.index >= config.blocks * PER_BLOCK[width]:
             return Outcome(DROP, ("range",))
         before = self.windows.get(header.sender, Window()).highest
-        if doubt := self._doubt(ours, header):
+        if not is_sum and (doubt := self._doubt(ours, header)):
             return Outcome(DROP, (doubt,))
-        fresh_number = not config.keyed or header.sequence > before
+        fresh_number = is_sum or not config.keyed or header.sequence > before
         bank, tag = header.round & 1, header.view << 32 | header.round
-        bit = 1 << header.sender - 1
+        bit = 2**64 - 1 if is_sum else 1 << header.sender - 1
         slot = self.slots.setdefault((bank, fragment.index), Slot())
         fresh = slot.tag != tag
         if not fresh and slot.seen & bit:
@@ -286,7 +298,8 @@ class XdpModel:
         start = wire.FRAGMENT_HEADER_BYTES
         self._add(bank, fragment, ours[start : start + wire.PAYLOAD_BYTES], fresh)
         slot.tag, slot.seen = tag, bit if fresh else slot.seen | bit
-        self._count(bank, 0, tag)
+        if not is_sum:
+            self._count(bank, 0, tag)
         if self._count(bank, header.sender, tag) == fragment.fragments:
             return Outcome(PASS, ("added",), heard=True)
         return Outcome(DROP, ("added",), heard=True)

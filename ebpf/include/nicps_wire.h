@@ -20,9 +20,11 @@
 #define NICPS_BLOCK_LANES 1440         /* accumulators in a block of the map */
 #define NICPS_MAX_FRAME_BYTES 1500     /* longest frame, from version on */
 #define NICPS_NAME_BYTES 14            /* host name in a member list */
+#define NICPS_QUANTUM 256              /* fragments that a holder sends at a time, where a switch adds */
+#define NICPS_SWITCH 2673237782643     /* MAC address of a switch that adds */
 #define NICPS_HEADER_BYTES 32          /* header */
 #define NICPS_FRAGMENT_HEADER_BYTES 48 /* header and fragment */
-#define NICPS_TOKEN_HEADER_BYTES 56    /* header and token */
+#define NICPS_TOKEN_HEADER_BYTES 60    /* header and token */
 #define NICPS_MAX_SHIFT_0 0            /* shift of raw bytes */
 #define NICPS_MAX_SHIFT_8 50           /* largest shift, lanes of 8 bits */
 #define NICPS_MAX_SHIFT_16 42          /* largest shift, lanes of 16 bits */
@@ -52,6 +54,7 @@ enum nicps_flag {
 	NICPS_FLAG_PARKED = 4,        /* the owner keeps the token: nothing to do */
 	NICPS_FLAG_REPAIR = 8,        /* a fragment sent again on request */
 	NICPS_FLAG_TOKEN_WANTED = 16, /* WANT: hand me the token */
+	NICPS_FLAG_ADD = 32,          /* a fragment that the switch is to add; of sender 0, the sum */
 };
 
 /* The token's `state`: gradients may still come, or the list is closed. */
@@ -135,14 +138,15 @@ struct nicps_token {
 	__s8 unit;         /* log2 of the accumulators' unit, open round */
 	__s8 unit_before;  /* the same, of the round committed last */
 	__be16 stripe;     /* 0; room for several tokens */
+	__be32 settled;    /* where a switch adds: sums from the first on that all have */
 };
-_Static_assert(sizeof(struct nicps_token) == 24, "struct nicps_token has a hole");
+_Static_assert(sizeof(struct nicps_token) == 28, "struct nicps_token has a hole");
 
 /* One member's line in the token; the k-th is that of member k. */
 struct nicps_entry {
 	__be32 samples_before; /* samples counted in the round committed last */
 	__be32 samples;        /* samples counted in the open round */
-	__be32 ready;          /* samples worked so far, not yet sent */
+	__be32 ready;          /* samples worked so far, not yet sent; where a switch adds a closed list: sums here */
 	__be32 digest;         /* of weights, buffers and optimizer after round `read`; 0: none */
 	__be16 read;           /* last round read out and applied, its low 16 bits */
 	__u8 marks;            /* mark mask */
@@ -150,11 +154,11 @@ struct nicps_entry {
 };
 _Static_assert(sizeof(struct nicps_entry) == 20, "struct nicps_entry has a hole");
 
-/* Fragments that some member lacks; only their sender repairs. */
+/* Fragments that some member lacks; only their sender repairs. Of sums that a switch adds, all send again. */
 struct nicps_range {
 	__be32 first;  /* first missing fragment */
 	__be16 count;  /* how many in a row */
-	__be16 sender; /* member that sent them */
+	__be16 sender; /* member that sent them; of sums, the member that lacks them */
 };
 _Static_assert(sizeof(struct nicps_range) == 8, "struct nicps_range has a hole");
 

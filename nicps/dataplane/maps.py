@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nicps.dataplane import bpf
 from nicps.dataplane.layout import layout
 from nicps.errors import EnvironmentProblem
-from nicps.wire import BLOCK_LANES, MAX_MEMBERS
+from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 
 #: Of SipHash.
 KEY_BYTES = 16
@@ -139,6 +139,7 @@ class Maps:
         config["enabled"] = 0
         self.quiesce()  # a frame of the old view may still be in the program
         table = np.zeros((self._senders, 6), np.uint8)
+        table[0] = np.frombuffer(SWITCH, np.uint8)
         for place, mac in enumerate(members, 1):
             table[place] = np.frombuffer(mac or bytes(6), np.uint8)
         self._members["mac"] = table
@@ -214,7 +215,7 @@ class Maps:
         self.use(self.reserve(blocks))
 
     def count(self, round_: int, view: int, sender: int) -> int:
-        """Distinct fragments taken of a sender's contribution to a round; sender 0 is all of them together."""
+        """Distinct fragments taken of a sender's contribution to a round; sender 0: all together, or a switch's sums."""
         progress = self._progress[round_ % self._banks, sender]
         if int(progress["tag"]) != view << 32 | round_:
             return 0
@@ -223,11 +224,11 @@ class Maps:
     def missing(
         self, round_: int, view: int, sender: int, fragments: int, limit: int
     ) -> list[tuple[int, int]]:
-        """Ranges (first, count) of a contribution's fragments that have not come; the first `limit` of them."""
+        """Ranges (first, count) of a contribution's fragments (sender 0: of sums) that have not come, at most `limit`."""
         if self.count(round_, view, sender) == fragments:
             return []
         slots = self._slots[round_ % self._banks, :fragments]
-        bit = np.uint64(1 << (sender - 1))
+        bit = np.uint64(1 << max(sender - 1, 0))
         have = (slots["tag"] == np.uint64(view << 32 | round_)) & (slots["seen"] & bit != 0)
         edges = np.flatnonzero(np.diff(np.concatenate(([True], have, [True]))))
         firsts, ends = edges[0::2][:limit], edges[1::2][:limit]

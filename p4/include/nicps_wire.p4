@@ -11,9 +11,11 @@ const bit<16> NICPS_PAYLOAD_BYTES = 1440;       /* payload of a fragment */
 const bit<16> NICPS_BLOCK_LANES = 1440;         /* accumulators in a block of the map */
 const bit<16> NICPS_MAX_FRAME_BYTES = 1500;     /* longest frame, from version on */
 const bit<16> NICPS_NAME_BYTES = 14;            /* host name in a member list */
+const bit<16> NICPS_QUANTUM = 256;              /* fragments that a holder sends at a time, where a switch adds */
+const bit<48> NICPS_SWITCH = 2673237782643;     /* MAC address of a switch that adds */
 const bit<16> NICPS_HEADER_BYTES = 32;          /* header */
 const bit<16> NICPS_FRAGMENT_HEADER_BYTES = 48; /* header and fragment */
-const bit<16> NICPS_TOKEN_HEADER_BYTES = 56;    /* header and token */
+const bit<16> NICPS_TOKEN_HEADER_BYTES = 60;    /* header and token */
 const bit<8> NICPS_MAX_SHIFT_0 = 0;             /* shift of raw bytes */
 const bit<8> NICPS_MAX_SHIFT_8 = 50;            /* largest shift, lanes of 8 bits */
 const bit<8> NICPS_MAX_SHIFT_16 = 42;           /* largest shift, lanes of 16 bits */
@@ -40,6 +42,7 @@ const bit<16> NICPS_FLAG_BOUNCED = 2;       /* handed on by the kernel */
 const bit<16> NICPS_FLAG_PARKED = 4;        /* the owner keeps the token: nothing to do */
 const bit<16> NICPS_FLAG_REPAIR = 8;        /* a fragment sent again on request */
 const bit<16> NICPS_FLAG_TOKEN_WANTED = 16; /* WANT: hand me the token */
+const bit<16> NICPS_FLAG_ADD = 32;          /* a fragment that the switch is to add; of sender 0, the sum */
 
 // The token's `state`: gradients may still come, or the list is closed.
 const bit<8> NICPS_STATE_OPEN = 0;
@@ -108,24 +111,25 @@ header nicps_token_t {
     int<8> unit;        /* log2 of the accumulators' unit, open round */
     int<8> unit_before; /* the same, of the round committed last */
     bit<16> stripe;     /* 0; room for several tokens */
+    bit<32> settled;    /* where a switch adds: sums from the first on that all have */
 }
 
 // One member's line in the token; the k-th is that of member k.
 header nicps_entry_t {
     bit<32> samples_before; /* samples counted in the round committed last */
     bit<32> samples;        /* samples counted in the open round */
-    bit<32> ready;          /* samples worked so far, not yet sent */
+    bit<32> ready;          /* samples worked so far, not yet sent; where a switch adds a closed list: sums here */
     bit<32> digest;         /* of weights, buffers and optimizer after round `read`; 0: none */
     bit<16> read;           /* last round read out and applied, its low 16 bits */
     bit<8> marks;           /* mark mask */
     int<8> unit;            /* log2 of the unit wanted for the next round */
 }
 
-// Fragments that some member lacks; only their sender repairs.
+// Fragments that some member lacks; only their sender repairs. Of sums that a switch adds, all send again.
 header nicps_range_t {
     bit<32> first;  /* first missing fragment */
     bit<16> count;  /* how many in a row */
-    bit<16> sender; /* member that sent them */
+    bit<16> sender; /* member that sent them; of sums, the member that lacks them */
 }
 
 // R1: the starter asks who takes part; the tail is its name. R20: the lead calls standby hosts; it is the job's.

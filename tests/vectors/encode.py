@@ -20,7 +20,7 @@ LAYOUTS = {
     "tag:Q",
     "fragment": "index:I fragments:I lanes:H width:B shift:B samples:I",
     "token": "generation:I hop:I owner:H state:B members:B idle:H ranges:H sent:I unit:b "
-    "unit_before:b stripe:H",
+    "unit_before:b stripe:H settled:I",
     "entry": "samples_before:I samples:I ready:I digest:I read:H marks:B unit:b",
     "range": "first:I count:H sender:H",
     "call": "nonce:Q view:I ballot:I",
@@ -43,7 +43,7 @@ TYPES = (
     *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
     *("vote", "leave", "probe", "echo"),
 )
-REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED = 1, 2, 4, 8, 16
+REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD = 1, 2, 4, 8, 16, 32
 OPEN, CLOSING = 0, 1
 ETHERTYPE = 0x88B5
 LANES = {32: ("i", 360), 16: ("h", 720), 8: ("b", 1440)}

@@ -162,6 +162,7 @@ FRAMES = (
                     "unit": 127,
                     "unit_before": -128,
                     "stripe": U16,
+                    "settled": U32,
                 },
             ),
             (
@@ -179,7 +180,7 @@ FRAMES = (
         ),
     ),
     Vector(
-        "token, 64 members and the 20 ranges that still fit: 1496 bytes",
+        "token, 64 members and the 20 ranges that still fit: 1500 bytes",
         HEADER,
         (
             ("token", _token(members=64, ranges=20)),

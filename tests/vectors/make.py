@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vectors import encode, frames
-from tests.vectors.scenarios import adding, passing, refusing, signing
+from tests.vectors.scenarios import adding, passing, refusing, signing, summing
 
 HERE = Path(__file__).resolve().parent
 SPDX = "SPDX-License-Identifier: Apache-2.0"
@@ -56,7 +56,7 @@ def dump(value: Any, indent: str = "") -> str:
 def outputs() -> dict[Path, str]:
     """Every file and what it must hold."""
     files = {HERE / "frames.json": dump(frames_json()) + "\n"}
-    rooms = (adding, refusing, passing, signing)
+    rooms = (adding, summing, refusing, passing, signing)
     for make in (scenario for room in rooms for scenario in room.SCENARIOS):
         scenario = make()
         path = HERE / "sequences" / f"{scenario.name}.json"

@@ -73,6 +73,8 @@ class Scenario:
             "fragments": 2,
             "blocks": 4,
             "keyed": int(key is not None),
+            "sums": 0,
+            "sums_next": 0,
             "alive": True,
         }
         assert set(config) <= set(usual), set(config) - set(usual)

@@ -72,6 +72,7 @@ class XdpTarget:
         for view in (self._key, self._outgoing, self._windows, self._train):
             view[...] = np.zeros((), view.dtype)
         assert config["blocks"] <= self.blocks
+        self._members["mac"][0] = np.frombuffer(wire.SWITCH, np.uint8)
         for number, mac in enumerate(members, 1):
             self._members["mac"][number] = np.frombuffer(mac, np.uint8)
         if key:

@@ -29,6 +29,7 @@ BATCH = 250
 BLOCKS = 6  # allocated in a bank; those that a batch does not use are watched
 NETWORK, VIEW, GENERATION = 0x0A0B0C0D, 3, 4
 TRAIN = 0x1122334455667788
+SWITCH = "02:6e:69:63:70:73"
 #: What a test run on one processor cannot come to: two processors at once, a second's worth of control frames, and
 #: what only the egress program counts.
 NEVER = {"busy", "limited", "spent"}
@@ -73,6 +74,8 @@ class Batch:
             "fragments": 2,
             "blocks": int(rng.integers(1, BLOCKS)),
             "keyed": int(bool(self.key)),
+            "sums": int(rng.random() < 0.25),
+            "sums_next": int(rng.random() < 0.25),
             "alive": bool(rng.random() < 0.9),
         }
         good = [self._good(rng) for _ in range(40)]
@@ -95,23 +98,28 @@ class Batch:
         header["sequence"] = self.sequence
         kind = str(rng.choice(["fragment", "token", "control"], p=[0.5, 0.35, 0.15]))
         make = {"fragment": self._fragment, "token": self._token, "control": self._control}[kind]
+        source = mac(sender)
+        if kind == "fragment" and self.config["sums" if round_ == self.round else "sums_next"]:
+            header |= {"sender": 0, "flags": encode.ADD}
+            source = SWITCH
         data = make(rng, header)
         if self.key:
             data = encode.sign(data, self.key)
-        return encode.ethernet(mac(sender), data)
+        return encode.ethernet(source, data)
 
     def _fragment(self, rng: np.random.Generator, header: dict[str, Any]) -> bytes:
-        width = int(rng.choice([32, 16, 8, 0]))
+        sums = not header["sender"]
+        width = int(rng.choice([32, 16, 8] if sums else [32, 16, 8, 0]))
         places = PLACES[width] * self.config["blocks"]
         index = int(rng.integers(min(places, 6)))
         fields = {"index": index, "fragments": int(rng.integers(index + 1, places + 1))}
         fields |= {"lanes": 1440 * 8 // (width or 8), "width": width, "samples": 32}
-        fields["shift"] = int(rng.integers(wire.MAX_SHIFT[width] + 1))
+        fields["shift"] = 0 if sums else int(rng.integers(wire.MAX_SHIFT[width] + 1))
         return encode.frame(header, ("fragment", fields), tail=rng.bytes(1440))
 
     def _token(self, rng: np.random.Generator, header: dict[str, Any]) -> bytes:
         members = self.config["members"]
-        most = min(4, (1500 - 56 - 20 * members) // 8)
+        most = min(4, (1500 - 60 - 20 * members) // 8)
         ranges = int(rng.integers(most + 1)) if rng.random() < 0.2 else 0
         fields = {
             "generation": GENERATION,

@@ -15,6 +15,7 @@ from tests import replay
 from tests.model import Config
 from tests.vectors import encode
 from tests.vectors.scenario import NETWORK, ROUND, VIEW, mac
+from tests.vectors.scenarios.summing import SWITCH
 from tests.xdp.target import XdpTarget
 
 pytestmark = pytest.mark.xdp
@@ -74,6 +75,7 @@ WRONG: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
         ("ranges", (1, 3)),
         ("sent", (1, 2, 3)),
         ("stripe", (1,)),
+        ("settled", (1,)),
     ),
     "ack": (("number", (7,)),),
 }
@@ -101,7 +103,7 @@ def fragments(draw: st.DrawFn) -> tuple[dict[str, int], bytes]:
 
 @st.composite
 def frames(
-    draw: st.DrawFn, hop: int, view: int, round_: int, sequence: int, view_key: bytes
+    draw: st.DrawFn, hop: int, view: int, round_: int, sequence: int, view_key: bytes, sums: bool
 ) -> bytes:
     """One frame of a member, sound in two draws of three; else something is wrong with it."""
     name = draw(st.sampled_from(["fragment"] * 6 + ["token"] * 5 + ["ack"]))
@@ -123,7 +125,11 @@ def frames(
         header["flags"] = draw(st.sampled_from([0, 0, 0, 0, 1, 2, 4]))
         fields["ranges"] = draw(st.sampled_from([0] * 6 + [1]))
         tail = bytes(MEMBERS * 20 + fields["ranges"] * 8)
-    source, ethertype, cut, padding = header["sender"], encode.ETHERTYPE, 0, 0
+    source, ethertype, cut, padding = mac(header["sender"]), encode.ETHERTYPE, 0, 0
+    if name == "fragment" and draw(st.sampled_from([sums] * 9 + [not sums])):
+        header |= {"sender": 0, "flags": encode.ADD}
+        fields["shift"] = 0 if draw(st.integers(0, 9)) else fields["shift"]
+        source = SWITCH
     fault = draw(st.sampled_from(["none"] * 10 + ["header", "header", "body", "body", "frame"]))
     if fault == "header":
         key, values = draw(st.sampled_from(WRONG_HEADER))
@@ -134,14 +140,14 @@ def frames(
         if key == "ranges" and draw(st.booleans()):
             tail = bytes(MEMBERS * 20 + fields[key] * 8)
     elif fault == "frame":
-        source = draw(st.sampled_from([1, 2, 3, 9]))
+        source = draw(st.sampled_from([mac(1), mac(2), mac(3), mac(9), SWITCH]))
         ethertype = draw(st.sampled_from([encode.ETHERTYPE] * 4 + [0x0800]))
         cut = draw(st.sampled_from([0, 1, 5, 20, 60, 1400]))
         padding = draw(st.sampled_from([0, 1, 60]))
     data = encode.frame(header, (name, fields), tail=tail)
     if view_key and len(data) <= 1500 and draw(st.sampled_from([True] * 9 + [False])):
         data = encode.sign(data, view_key)
-    whole = encode.ethernet(mac(source), data, ethertype)
+    whole = encode.ethernet(source, data, ethertype)
     return whole[: max(14, len(whole) - cut)] + bytes(padding)
 
 
@@ -157,7 +163,7 @@ def changes(draw: st.DrawFn, now: Config) -> dict[str, Any]:
         return {"round": round_, "round_low": low, "round_high": round_ + 1, "own_sent": 0}
     if kind == "part":
         return {"own_sent": draw(st.integers(0, 2)), "sent_seen": draw(st.integers(0, 2))}
-    name = draw(st.sampled_from(["enabled", "bounce", "alive"]))
+    name = draw(st.sampled_from(["enabled", "bounce", "alive", "sums", "sums_next"]))
     return {name: type(getattr(now, name))(not getattr(now, name))}
 
 
@@ -178,20 +184,23 @@ CONFIG = {
     "fragments": 2,
     "blocks": BLOCKS,
     "keyed": 0,
+    "sums": 0,
+    "sums_next": 0,
     "alive": True,
 }
 
 
 @pytest.mark.parametrize("key", [b"", bytes(range(16))], ids=["open", "keyed"])
 @settings(
-    max_examples=160,
+    max_examples=500,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject, key: bytes) -> None:
-    config = CONFIG | {"keyed": int(bool(key))}
+    sums = int(data.draw(st.integers(0, 3)) == 0)
+    config = CONFIG | {"keyed": int(bool(key)), "sums": sums}
     model = replay.ModelTarget(config, MACS, key)
     now = model.model.config
     program.begin(config, MACS, key)
@@ -205,7 +214,7 @@ def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject, 
             program.configure(change)
             continue
         repeated = action == "repeat" and sent
-        fresh = frames(hop, now.view, now.round, sequence, key)
+        fresh = frames(hop, now.view, now.round, sequence, key, bool(now.sums))
         frame = data.draw(st.sampled_from(sent) if repeated else fresh)
         sent.append(frame)
         hop += data.draw(st.sampled_from([1, 1, 2]))

@@ -92,6 +92,7 @@ def bounced() -> Scenario:
         unit=-128,
         unit_before=127,
         stripe=0xABCD,
+        settled=0x1234567,
         header={"sender": 3},
         out=out | {"hop": 2**32 - 1, "idle": 1},
     )
