@@ -17,7 +17,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +29,7 @@ from nicps.dataplane.sums import Sums
 from nicps.errors import JobFailed, NetworkProblem
 
 DEFAULT_SOCKET = "@nicps"
+_SATURATED = 16  # times too large is a matter of the residual; more than that, of the step
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
 
 
@@ -48,13 +49,15 @@ class JobAborted(JobFailed):
 class Phase:
     """What to do next: "train", "test" (one round), "save" or "load" the state, or "end".
 
-    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted.
+    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted. `adding`: the network's
+    switch makes the sums.
     """
 
     kind: str
     first_round: int
     number: int
     shares: tuple[int, ...]
+    adding: bool = False
 
     def share_of(self, number: int) -> int:
         """A member's part of a round, in samples."""
@@ -65,7 +68,8 @@ class Phase:
 class Commit:
     """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12).
 
-    `seconds_waited` is what passed from this member's offer to the commit, its own sending left out.
+    `seconds_waited` is what passed from this member's offer to the commit, its own sending left out. `members`: of so
+    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds.
     """
 
     round: int
@@ -73,6 +77,7 @@ class Commit:
     counted: Mapping[int, int]
     unit: int
     seconds_waited: float = 0.0
+    members: int = 0
 
 
 class Session:
@@ -156,7 +161,11 @@ class Session:
         self._offered = 0
         self._unit = message["unit"]
         number, first_round = message["number"], message["first_round"]
-        self._phase = Phase(message["kind"], first_round, number, tuple(message["shares"]))
+        shares, adding = tuple(message["shares"]), message["adding"]
+        self._phase = Phase(message["kind"], first_round, number, shares, adding)
+        if self._quantiser is not None:
+            members = len(shares) if adding else 0
+            self._quantiser.format = replace(self._quantiser.format, members=members)
         self._enter_view(message)
         self._channel.send({"op": "prepared", "number": number})
         if self.lead and self._phase.kind == "train" and self._decision is not None:
@@ -212,17 +221,23 @@ class Session:
         """
         if samples < 1:
             raise JobFailed(f"round {round_}: a gradient of {samples} samples cannot be counted")
-        arena, quantiser, format = self._shared(), self._quantiser, self._format
-        assert quantiser is not None and format is not None
+        arena, quantiser = self._shared(), self._quantiser
+        assert quantiser is not None
+        format = quantiser.format
         largest = self._largest(vector)
         self._offered = round_
-        if largest > format.largest(self._unit):
+        # What is a little too large for the step that a switch needs of all goes into the residual.
+        skip = largest > format.largest(self._unit) * (_SATURATED if self._phase.adding else 1)
+        unit = None
+        if largest and (skip or self._phase.adding):
             unit = format.unit_for(largest) + 1  # one bit of room: the next one may be larger still
-            self._channel.send({"op": "offer", "round": round_, "samples": samples, "unit": unit})
+        offer = {"op": "offer", "round": round_, "samples": samples, "unit": unit, "skip": skip}
+        if skip:
+            self._channel.send(offer)
             return
         arena.set_converted(round_, 0)
         arena.set_sending_since(round_, 0)
-        self._channel.send({"op": "offer", "round": round_, "samples": samples, "unit": None})
+        self._channel.send(offer)
         lanes, shifts = arena.lanes[round_ & 1], arena.shifts[round_ & 1]
         done = 0
         while done < format.fragments:
@@ -253,7 +268,14 @@ class Session:
                 self._unit = message["next_unit"]
                 counted = {int(k): int(v) for k, v in message["counted"].items()}
                 waited = message["seconds_waited"] if self._offered == round_ else 0.0
-                return Commit(round_, sum(counted.values()), counted, message["unit"], waited)
+                members = self._quantiser.format.members if self._quantiser is not None else 0
+                total = sum(counted.values())
+                return Commit(round_, total, counted, message["unit"], waited, members)
+
+    @property
+    def saturated(self) -> int:
+        """Lanes so far that were too large for the step that a switch needs of all; the rest is in the residual."""
+        return self._quantiser.saturated if self._quantiser is not None else 0
 
     def sending_since(self, round_: int) -> float:
         """When this member's contribution began to go out, on CLOCK_MONOTONIC; 0 if it has not."""
@@ -313,7 +335,9 @@ class Session:
             lanes[:2] = succeeded, failed
             arena.shifts[parity, 0] = 0
             arena.set_converted(round_, 1)
-            self._channel.send({"op": "offer", "round": round_, "samples": 1, "unit": None})
+            self._channel.send(
+                {"op": "offer", "round": round_, "samples": 1, "unit": None, "skip": False}
+            )
             os.eventfd_write(self._doorbell, 1)
         commit = self.wait_commit(round_)
         if commit is None:
@@ -385,7 +409,8 @@ class Session:
         quantiser, format = self._quantiser, self._format
         assert quantiser is not None and format is not None
         bound = math.sqrt(float(np.dot(vector, vector)))
-        if bound < format.largest(self._unit) / 4:  # a residual is far smaller than that
+        # A residual is far smaller than that; where a switch adds, the next round's step hangs on it.
+        if bound < format.largest(self._unit) / 4 and not self._phase.adding:
             return bound
         finite = np.isfinite(vector)
         if not finite.all():
@@ -415,6 +440,7 @@ class Session:
         """Another view is in force, or another phase; whether this member has become the lead."""
         if self._sums is not None:
             self._sums.forget()  # what was summed early may be sent again
+            self._sums.ready_made = self._phase.adding and len(message["live"]) > 1
         led, self.lead = self.lead, message["lead"] == self.number
         self.view, self.live = message["view"], frozenset(message["live"])
         return self.lead and not led

@@ -200,7 +200,9 @@ class Token:
     unit: Annotated[int, _i8("log2 of the accumulators' unit, open round")]
     unit_before: Annotated[int, _i8("the same, of the round committed last")]
     stripe: Annotated[int, _u16("0; room for several tokens")] = 0
+    listed: Annotated[int, _u64("closing: whose gradients are in; bit k - 1 is member k")] = 0
     settled: Annotated[int, _u32("where a switch adds: sums from the first on that all have")] = 0
+    reserved: Annotated[int, _u32("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)

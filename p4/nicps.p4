@@ -6,13 +6,16 @@
 #include <v1model.p4>
 
 #include "include/nicps_wire.p4"
+#include "include/nicps_lanes.p4"
 #include "include/nicps_state.p4"
 #include "controls/parser.p4"
 #include "controls/verdict.p4"
 #include "controls/forwarding.p4"
 #include "controls/members.p4"
 #include "controls/token.p4"
-#include "controls/ring.p4"
+#include "controls/lanes.p4"
+#include "controls/adding.p4"
+#include "controls/ingress.p4"
 #include "controls/egress.p4"
 #include "controls/deparser.p4"
 #include "controls/checksums.p4"

@@ -286,6 +286,8 @@ class FakeSession:
             if self.lead:
                 self.network.decided(round_, what)
 
+    saturated = 0  # nothing is rounded here
+
     def report(self, values: Mapping[str, Any]) -> None:
         self.reports.append(dict(values))
 

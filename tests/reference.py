@@ -3,7 +3,8 @@
 
 Imports nothing of the product: it is written from docs/protocol.md ("Numbers on the wire") alone. A gradient and what
 rounding left over of those before it are cut into fragments; each fragment gets the smallest power-of-two step, a
-multiple of the accumulators' unit, under which its largest number fits a lane. Lanes are added as integers. What
+multiple of the accumulators' unit, under which its largest number fits a lane. Lanes are added as integers. Where a
+switch adds, the unit itself is the step of all ("Where a switch adds"). What
 rounding leaves over is kept only where the gradient was counted.
 """
 
@@ -33,8 +34,14 @@ class Member:
     width: int
     residual: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
 
-    def quantise(self, vector: F32, unit: int) -> tuple[npt.NDArray[np.int64], F32]:
-        """The gradient in multiples of 2**unit, int64, and what that leaves over, float32."""
+    def quantise(
+        self, vector: F32, unit: int, members: int = 0
+    ) -> tuple[npt.NDArray[np.int64], F32]:
+        """The gradient in multiples of 2**unit, int64, and what that leaves over, float32.
+
+        Where a switch adds the lanes of so many members, all have that one step, and what is too large for a part of a
+        lane is cut off.
+        """
         if not len(self.residual):
             self.residual = np.zeros_like(vector)
         values = vector + self.residual
@@ -45,6 +52,11 @@ class Member:
         for first in range(0, len(exact), per):
             part = slice(first, first + per)
             shift = 0
+            if members:
+                limit = int(LARGEST[self.width]) >> (members - 1).bit_length()
+                whole[part] = np.clip(np.rint(exact[part] / 2.0**unit), -limit, limit)
+                left[part] = exact[part] - whole[part] * 2.0**unit
+                continue
             while np.abs(exact[part]).max() > LARGEST[self.width] * 2.0 ** (unit + shift):
                 shift += 1
             assert shift <= MOST_SHIFT[self.width]
@@ -80,7 +92,7 @@ def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
             own = saved[number]
             assert int(own["samples"]) == samples, (round_, number)
             member = members.setdefault((number, str(own.get("life", ""))), Member(width))
-            whole, left = member.quantise(own["vector"], unit)
+            whole, left = member.quantise(own["vector"], unit, int(own["members"]))
             total += whole
             member.residual = left
             gradients += 1

@@ -173,6 +173,7 @@ class Loop:
                 "own_samples": own,
                 "counted": {str(number): n for number, n in sorted(commit.counted.items())},
                 "clipped": self._clipped,
+                "saturated": session.saturated,
                 "weights_sha256": model.sha256(),
                 "seconds_compute": (offered - start) + (end - summed),
                 "seconds_wait": waited,

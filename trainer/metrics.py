@@ -91,7 +91,8 @@ def save_gradients(
 
     vector: what this member contributed, float32 (lanes,), the sum over `samples` samples (0:
     nothing). total: the sum that all members read, float32 (lanes,), over `n` samples, with
-    accumulators whose lowest bit is 2**unit. counted: rows (member number, samples).
+    accumulators whose lowest bit is 2**unit. members: of so many a switch adds the lanes, 0 if the hosts add. counted:
+    rows (member number, samples).
     """
     path = out / "gradients" / f"{commit.round}.npz"
     try:
@@ -103,6 +104,7 @@ def save_gradients(
             total=total,
             n=commit.samples,
             unit=commit.unit,
+            members=commit.members,
             counted=np.array(sorted(commit.counted.items()), np.int64).reshape(-1, 2),
         )
     except OSError as error:

@@ -24,7 +24,7 @@
 #define NICPS_SWITCH 2673237782643     /* MAC address of a switch that adds */
 #define NICPS_HEADER_BYTES 32          /* header */
 #define NICPS_FRAGMENT_HEADER_BYTES 48 /* header and fragment */
-#define NICPS_TOKEN_HEADER_BYTES 60    /* header and token */
+#define NICPS_TOKEN_HEADER_BYTES 72    /* header and token */
 #define NICPS_MAX_SHIFT_0 0            /* shift of raw bytes */
 #define NICPS_MAX_SHIFT_8 50           /* largest shift, lanes of 8 bits */
 #define NICPS_MAX_SHIFT_16 42          /* largest shift, lanes of 16 bits */
@@ -138,9 +138,11 @@ struct nicps_token {
 	__s8 unit;         /* log2 of the accumulators' unit, open round */
 	__s8 unit_before;  /* the same, of the round committed last */
 	__be16 stripe;     /* 0; room for several tokens */
+	__be64 listed;     /* closing: whose gradients are in; bit k - 1 is member k */
 	__be32 settled;    /* where a switch adds: sums from the first on that all have */
+	__be32 reserved;   /* 0 */
 };
-_Static_assert(sizeof(struct nicps_token) == 28, "struct nicps_token has a hole");
+_Static_assert(sizeof(struct nicps_token) == 40, "struct nicps_token has a hole");
 
 /* One member's line in the token; the k-th is that of member k. */
 struct nicps_entry {

@@ -32,6 +32,7 @@ from nicps.agent.keyring import Keyring
 from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import Child, User, set_nice
 from nicps.agent.settings import AgentSettings
+from nicps.agent.sources import Nothing
 from nicps.agent.submission import Submission
 from nicps.agent.views import Views
 from nicps.auth import Sequences
@@ -45,6 +46,7 @@ from nicps.protocol import (
     Need,
     Node,
     NodeState,
+    NotAdded,
     Phase,
     PhaseAgreed,
     Prepare,
@@ -225,7 +227,8 @@ class Agent:
         elif isinstance(action, SendFragments):
             current = self.node.ring is not None and action.view == self.node.view.number
             if self.job is not None and self.node.ring is not None and current:
-                self.frames.sender.fragments_of(action, self.node.ring.phase, self.job.source())
+                source = self.job.source() if action.samples else Nothing()
+                self.frames.sender.fragments_of(action, self.node.ring.phase, source)
         elif isinstance(action, Need):
             if self.job is not None:
                 self.job.need(action.round, action.samples)
@@ -238,6 +241,9 @@ class Agent:
             self._prepare(action.phase)
         elif isinstance(action, PhaseAgreed):
             self._agreed(action)
+        elif isinstance(action, NotAdded):
+            if self.conductor is not None:
+                self.conductor.course.not_added()
         elif isinstance(action, Failed):
             self._failed(action.reason)
         else:
@@ -256,6 +262,11 @@ class Agent:
         try:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
                 self.end_job("another job has begun")
+            if phase.adding and not self.settings.adding:
+                raise JobFailed(
+                    "the network's switch is to add, which this host has not been told to believe: "
+                    "run `nicps join` with --mode switch there too"
+                )
             job = self.job or self.begin_job(str(phase.settings["job"]))
             job.prepare(phase)
         except (OSError, NicpsError, LookupError, TypeError, ValueError) as error:

@@ -159,6 +159,7 @@ class Frames:
         config["sent_seen"] = state.sent_seen
         config["own_sent"] = state.own_sent
         config["bounce"] = int(state.bounce)
+        config["sums"], config["sums_next"] = int(state.sums), int(state.sums_next)
         config["enabled"] = 1
 
     def off(self) -> None:

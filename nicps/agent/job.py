@@ -159,6 +159,8 @@ class LocalJob:
             self.handout.committed(phase, commit)
             return
         others = len(set(commit.counted) - {agent.node.number})
+        if phase.adding and len(agent.node.view.live) > 1:
+            others = int(bool(commit.counted))  # a sum each, from the switch
         self.finish.expected += others * phase.fragments_in(commit.round)
         # A change of the view may have settled the round: the kernel has counted it in the view before.
         view = int(agent.dataplane.config["view"])
@@ -271,11 +273,11 @@ class LocalJob:
         self._then = then
         program.state("save")
 
-    def offered(self, round_: int, samples: int, unit: int | None) -> None:
+    def offered(self, round_: int, samples: int, unit: int | None, skip: bool) -> None:
         """The program has a gradient."""
         agent = self.agent
         self._offered_at = agent.now
-        agent.act(agent.node.offer(agent.now, round_, samples, unit))
+        agent.act(agent.node.offer(agent.now, round_, samples, unit, skip))
 
     def sent(self, action: SendFragments, started: float, ended: float) -> None:
         """Fragments of this host's contribution are with the kernel."""

@@ -147,7 +147,7 @@ class Program:
         """Leave whatever it does, and go into this phase."""
         agent = self.job.agent
         message = self._phase(_KINDS[phase.kind], first_round, phase.number)
-        message |= {"unit": phase.unit, "shares": phase.shares}
+        message |= {"unit": phase.unit, "shares": phase.shares, "adding": phase.adding}
         if self.arena is not None:
             self.arena.phase = phase.number
         fds: tuple[int, ...] = ()
@@ -161,7 +161,7 @@ class Program:
         """Let it "save" its state into the working folder, or "load" the one that is there."""
         self._numbers += 1
         self._saving = self._numbers
-        self.post(self._phase(what, 0, self._saving) | {"unit": 0, "shares": ()})
+        self.post(self._phase(what, 0, self._saving) | {"unit": 0, "shares": (), "adding": False})
 
     def view(self) -> None:
         """Hosts have come or gone; the phase goes on."""
@@ -212,7 +212,7 @@ class Program:
             round_ = _whole(message, "round", 0, _MOST_ROUNDS)
             samples = _whole(message, "samples", 1, _MOST_SAMPLES)
             unit = None if message["unit"] is None else _whole(message, "unit", -100, 100)
-            job.offered(round_, samples, unit)
+            job.offered(round_, samples, unit, message["skip"] is True)
         elif op == "read":
             round_ = _whole(message, "round", 0, _MOST_ROUNDS)
             self.digest = _digest(message) or self.digest

@@ -109,7 +109,7 @@ class Sender:
 
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
         """Queue (part of) a contribution."""
-        flags = int(wire.Flag.REPAIR) if action.repair else 0
+        flags = wire.Flag.REPAIR * action.repair | wire.Flag.ADD * action.add
         total = phase.fragments_in(action.round)
         width = phase.width
         body = wire.Fragment(0, total, lanes_per_fragment(width), width, 0, action.samples)

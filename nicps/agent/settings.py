@@ -20,7 +20,7 @@ class AgentSettings:
     NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
     what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `alarm_hook` is a shell
     command for when a job has been given up, with the reason as $1 (R22). Frames go to `destination`: to all, or to a
-    multicast group.
+    multicast group. `adding`: the network's switch adds, and this host believes its sums.
     """
 
     iface: str
@@ -36,4 +36,5 @@ class AgentSettings:
     alarm_hook: str = ""
     ethertype: int = ETHERTYPE
     destination: bytes = BROADCAST
+    adding: bool = False
     timings: Timings = field(default_factory=Timings)

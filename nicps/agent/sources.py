@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a contribution's payload comes from: the training program's memory, or files (`sender.Source`)."""
+"""Where a contribution's payload comes from: the training program's memory, files, or nowhere (`sender.Source`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from nicps.agent.bundle import OutStream
 from nicps.dataplane.arena import Arena
 from nicps.dataplane.lanes import U8
+from nicps.wire import PAYLOAD_BYTES
 
 
 @dataclass(slots=True)
@@ -58,3 +61,21 @@ class StreamSource:
 
     def awaited(self, yes: bool) -> None:
         """Files are always there."""
+
+
+class Nothing:
+    """Empty fragments: they only ask a switch for its sums."""
+
+    def available(self, round_: int) -> int:
+        """Any number."""
+        return 1 << 32
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """Zeros."""
+        return np.zeros((count, PAYLOAD_BYTES), np.uint8), 0
+
+    def sending(self, round_: int) -> None:
+        """Nobody wants to know."""
+
+    def awaited(self, yes: bool) -> None:
+        """Zeros are always there."""

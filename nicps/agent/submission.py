@@ -64,7 +64,7 @@ class Submission:
         try:
             self.prepared = orjson.loads((self._folder / "prepared.json").read_bytes())
             self.job_id = new_job_id(str(self.prepared.get("job", "job")))
-            plan = Plan.of(self.job_id, self.prepared["settings"])
+            plan = Plan.of(self.job_id, self.prepared["settings"], agent.settings.adding)
         except (OSError, ValueError, KeyError, TypeError) as error:
             agent.endings.submission_failed(
                 f"the job's preparation left no usable prepared.json: {error}"

@@ -98,6 +98,17 @@ def add_parser(subparsers: Any) -> None:
         help="send to this multicast MAC address instead of broadcasting, which some switches throttle;"
         " the same on all hosts (without GROUP: %(const)s)",
     )
+    parser.add_argument(
+        "--mode",
+        choices=("ring", "switch"),
+        default="ring",
+        help="who adds the gradients up: the hosts, or the network's P4 switch (docs/switch.md) (%(default)s)",
+    )
+    parser.add_argument(
+        "--trust-switch",
+        action="store_true",
+        help="with --mode switch and a key: believe the switch's sums, which nothing authenticates",
+    )
     parser.set_defaults(func=run)
 
 
@@ -124,6 +135,12 @@ def run(args: argparse.Namespace) -> int:
     if not 0.05 <= args.silence <= 60:
         raise UsageProblem(f"--silence takes 0.05 to 60 seconds, not {args.silence:g}")
 
+    if args.mode == "switch" and args.key and not args.trust_switch:
+        raise UsageProblem(
+            "a switch has no key, so nothing shows that its sums are right: add --trust-switch, or leave"
+            " --mode switch out"
+        )
+
     settings = AgentSettings(
         iface=args.iface,
         network=args.network,
@@ -136,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
         key=args.key,
         alarm_hook=args.alarm_hook,
         destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
+        adding=args.mode == "switch",
         timings=Timings(silence_s=args.silence, alone=args.go_on_alone),
         **({"name": args.name} if args.name else {}),
     )

@@ -249,6 +249,9 @@ def _registers(args: argparse.Namespace) -> int:
         "generation": position >> 32,
         "hop": position & 0xFFFFFFFF,
         "owner": found["owner"],
+        "round": found["round"],
+        "listed": [k for k in range(1, 65) if found["listed"] >> k - 1 & 1],
+        "settled": found["settled"],
     }
     return _print(args, values)
 

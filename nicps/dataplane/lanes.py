@@ -32,10 +32,15 @@ _LARGEST = {8: 127.0, 16: 32767.0, 32: 2147483520.0}
 
 @dataclass(frozen=True, slots=True)
 class LaneFormat:
-    """How a vector of `lanes` float32 lies in fragments of `width`-bit lanes."""
+    """How a vector of `lanes` float32 lies in fragments of `width`-bit lanes.
+
+    `members`: of whom a switch adds the lanes, so that the sum must fit a lane too, and all have the same step; 0 if
+    the kernel adds, into 64 bits.
+    """
 
     lanes: int
     width: int
+    members: int = 0
 
     @property
     def per_fragment(self) -> int:
@@ -52,13 +57,23 @@ class LaneFormat:
         """Fragments that are converted at a time."""
         return max(1, BATCH_VALUES // self.per_fragment)
 
+    @property
+    def limit(self) -> float:
+        """Largest magnitude of a lane; a whole number that a float32 can name."""
+        return float(int(_LARGEST[self.width]) >> max(self.members - 1, 0).bit_length())
+
+    @property
+    def max_shift(self) -> int:
+        """Largest shift of a fragment."""
+        return 0 if self.members else MAX_SHIFT[self.width]
+
     def largest(self, unit: int) -> float:
         """The largest value that can be sent under `unit`."""
-        return math.ldexp(_LARGEST[self.width], unit + MAX_SHIFT[self.width])
+        return math.ldexp(self.limit, unit + self.max_shift)
 
     def unit_for(self, largest: float) -> int:
         """The smallest unit under which `largest` can be sent."""
-        return math.frexp(largest / _LARGEST[self.width])[1] - MAX_SHIFT[self.width]
+        return math.frexp(largest / self.limit)[1] - self.max_shift
 
 
 class Quantiser:
@@ -66,10 +81,14 @@ class Quantiser:
 
     Args:
         format: the vector's length and the lanes' width.
+
+    Attributes: `saturated`, lanes that were too large where a switch adds, and went out as the largest that fits; the
+    rest of them is in the residual.
     """
 
     def __init__(self, format: LaneFormat) -> None:
         self.format = format
+        self.saturated = 0
         self.residual: F32 = np.zeros(format.fragments * format.per_fragment, np.float32)
         self._next = np.zeros_like(self.residual)
         shape = (format.batch, format.per_fragment)
@@ -81,7 +100,8 @@ class Quantiser:
         """Convert fragments from `first` on; how many, at most `format.batch`.
 
         Args:
-            vector: float32 (lanes,), finite and within `format.largest(unit)` together with the residual.
+            vector: float32 (lanes,), finite; within `format.largest(unit)` together with the residual, if the kernel
+                adds.
             lanes: uint8 (fragments, 1440), written in wire order.
             shifts: uint8 (fragments,), written.
         """
@@ -98,6 +118,10 @@ class Quantiser:
         exponent = shift.astype(np.int32) + unit
         np.multiply(value, np.ldexp(np.float32(1), -exponent)[:, None], out=scaled)
         np.rint(scaled, out=scaled)
+        if self.format.members:
+            limit = np.float32(self.format.limit)
+            self.saturated += int(np.count_nonzero(np.abs(scaled) > limit))
+            np.clip(scaled, -limit, limit, out=scaled)
         native = self._native[:count]
         np.copyto(native, scaled, casting="unsafe")
         out = lanes[first : first + count].view(_WIRE[self.format.width])
@@ -119,7 +143,9 @@ class Quantiser:
         )  # 2**k itself fits a step of 2**k
         shift = np.maximum(exponent - unit, 0)
         over = np.ldexp(largest, -(shift + unit)) > _LARGEST[self.format.width]
-        return np.where(largest > 0, shift + over, 0).astype(np.uint8)
+        return np.where(largest > 0, np.minimum(shift + over, self.format.max_shift), 0).astype(
+            np.uint8
+        )
 
 
 class Summer:

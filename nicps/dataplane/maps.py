@@ -215,7 +215,7 @@ class Maps:
         self.use(self.reserve(blocks))
 
     def count(self, round_: int, view: int, sender: int) -> int:
-        """Distinct fragments taken of a sender's contribution to a round; sender 0: all together, or a switch's sums."""
+        """Distinct fragments taken of a sender's contribution to a round; sender 0: of all, or a switch's sums."""
         progress = self._progress[round_ % self._banks, sender]
         if int(progress["tag"]) != view << 32 | round_:
             return 0
@@ -224,7 +224,7 @@ class Maps:
     def missing(
         self, round_: int, view: int, sender: int, fragments: int, limit: int
     ) -> list[tuple[int, int]]:
-        """Ranges (first, count) of a contribution's fragments (sender 0: of sums) that have not come, at most `limit`."""
+        """At most `limit` ranges (first, count) of a contribution's fragments that have not come; sender 0: of sums."""
         if self.count(round_, view, sender) == fragments:
             return []
         slots = self._slots[round_ % self._banks, :fragments]

@@ -35,11 +35,14 @@ class Sums:
 
     Args:
         number: this member's; its own lanes are combined here, not in the kernel.
+
+    Attributes: `ready_made`, a switch has added everybody's lanes, this member's too.
     """
 
     def __init__(self, format: LaneFormat, number: int) -> None:
         self._format = format
         self._number = number
+        self.ready_made = False
         self._summer = Summer(format)
         self._lanes: I64 | None = None  # (2, blocks, 1440)
         self._slots: Any = None  # (2, slots) records: who has been added
@@ -55,8 +58,8 @@ class Sums:
         self._slots = whole[: count * record.itemsize].view(record).reshape(2, blocks * each)
 
     def bank(self, round_: int, senders: Collection[int]) -> I64 | None:
-        """The round's accumulators, int64 (blocks, 1440); None if no other member is among the senders."""
-        if not set(senders) - {self._number}:
+        """The round's accumulators, int64 (blocks, 1440); None if nobody's lanes have come."""
+        if not set(senders) - (set() if self.ready_made else {self._number}):
             return None
         assert self._lanes is not None
         bank: I64 = self._lanes[round_ & 1]
@@ -77,13 +80,16 @@ class Sums:
         assert early is not None
         bank = self.bank(early.round, early.senders)
         everybody = sum(1 << (number - 1) for number in early.senders - {self._number})
+        if self.ready_made:
+            everybody = (1 << 64) - 1
         while early.done < format.fragments:
             first, end = early.done, min(early.done + format.batch, format.fragments)
             slots = self._slots[early.round & 1, first:end]
             whole = (slots["tag"] == view << 32 | early.round) & (slots["seen"] == everybody)
             if not whole.all() or stop():
                 break
-            early.done += self._summer.batch(first, bank, own, unit, early.out)
+            mine = None if self.ready_made else own
+            early.done += self._summer.batch(first, bank, mine, unit, early.out)
 
     def total(
         self, round_: int, senders: Collection[int], unit: int, own: tuple[U8, U8], out: F32
@@ -98,7 +104,7 @@ class Sums:
             done = early.done if early.senders == frozenset(senders) else 0
         self._early = None
         bank = self.bank(round_, senders)
-        mine = own if self._number in senders else None
+        mine = own if self._number in senders and not self.ready_made else None
         while done < self._format.fragments:
             done += self._summer.batch(done, bank, mine, unit, out)
 

@@ -35,7 +35,8 @@ class Send:
 class SendFragments:
     """Broadcast fragments of this member's contribution, before anything asked for later.
 
-    `ranges` are (first, count). The agent answers with `Node.sent` once the kernel has them all.
+    `ranges` are (first, count). `add`: for the switch to add; without samples there is no contribution, and the frames
+    only ask for the sums. The agent answers with `Node.sent` once the kernel has them all.
     """
 
     view: int
@@ -44,6 +45,7 @@ class SendFragments:
     samples: int
     ranges: tuple[tuple[int, int], ...]
     repair: bool
+    add: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,13 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotAdded:
+    """The lead only: all have sent again and again, and no sum of that round comes from the switch."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot go on; one line for the user."""
 
@@ -179,5 +188,6 @@ Action: TypeAlias = (
     | Need
     | Closed
     | Committed
+    | NotAdded
     | Failed
 )

@@ -27,7 +27,7 @@ class Plan:
     """What the job's settings fix.
 
     `alarm_below`: with fewer members than this part of those that began, the job is saved and stopped (R22).
-    `admit`: hosts that were not there at the start may come in (R20).
+    `admit`: hosts that were not there at the start may come in (R20). `adding`: the network's switch adds.
     """
 
     job: str
@@ -37,10 +37,11 @@ class Plan:
     unit: int = DEFAULT_UNIT
     alarm_below: float = DEFAULT_ALARM
     admit: bool = False
+    adding: bool = False
 
     @classmethod
-    def of(cls, job: str, settings: Mapping[str, Any]) -> Plan:
-        """Out of a prepared job's settings."""
+    def of(cls, job: str, settings: Mapping[str, Any], adding: bool) -> Plan:
+        """Out of a prepared job's settings, and the lead's own."""
         return cls(
             job,
             int(settings["batch"]),
@@ -49,6 +50,7 @@ class Plan:
             int(settings.get("unit", DEFAULT_UNIT)),
             float(settings.get("alarm_below", DEFAULT_ALARM)),
             bool(settings.get("admit", False)),
+            adding,
         )
 
 
@@ -124,6 +126,7 @@ class Course:
         self.unit = plan.unit  # the last training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
+        self.adding = plan.adding  # as long as the switch does it
         self._host = host
         self._begun = found is not None
         self._able = found is None or found.able
@@ -275,6 +278,18 @@ class Course:
         if answer.number or self.plan.admit:
             self._waiting[answer.joiner.mac] = answer
 
+    def not_added(self) -> None:
+        """The switch makes no sums: the hosts do it from now on, and run the round again."""
+        if self.stopping or self._finishing:
+            return
+        if self.adding:
+            self.adding = False
+            self._host.tell(
+                "warning",
+                message="the switch does not add what it is sent: the hosts do it from now on",
+            )
+        self._resume()
+
     def alarm(self, reason: str) -> None:
         """R22: at the end of the batch the model is saved, and all stand by."""
         self._alarm = self._alarm or reason
@@ -308,6 +323,7 @@ class Course:
                 quorum=quorum,
                 unit=self.unit,
                 settings=host.check(),
+                adding=self.adding,
             )
         )
 

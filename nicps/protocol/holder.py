@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nicps import wire
-from nicps.protocol.actions import (
-    Send,
-    SendFragments,
-)
+from nicps.protocol.actions import NotAdded, Send, SendFragments
 from nicps.protocol.round import Round
 from nicps.protocol.token import Line, TokenState
+
+_STILL_TURNS = 12  # without a new sum; each time everybody has sent again what lacks one
 
 
 class Holder(Round):
@@ -52,15 +53,16 @@ class Holder(Round):
     def _duties(self, token: TokenState) -> bool:
         """One pass over what this member can do with the token; whether anything changed."""
         line = token.lines[self.number - 1]
-        changed = self._repair(token)
+        changed = self._feed(token, line) if self.adding else self._repair(token)
         if token.state == wire.TokenState.OPEN and not self._frozen:
             changed |= self._contribute(token, line)
             if token.quorum_reached(self.phase):
-                token.state = wire.TokenState.CLOSING
+                self._close(token)
                 changed = True
                 if not line.settled:
                     self._close_without_us()
-        if not line.settled:
+        counts = not self._sums_are_due(token)
+        if counts and not line.settled:
             line.ready = self._ready
         if line.read != self._read:
             line.read, line.digest = self._read, self._digest
@@ -68,10 +70,13 @@ class Holder(Round):
             self._compare()
         for number, ready in self._ready_of.items():
             other = token.lines[number - 1]
-            if not other.settled:
+            if counts and not other.settled:
                 other.ready = max(other.ready, ready)
         asked = len(token.ranges)
-        lacking = self._frozen or self._ask(token)  # the open round of a frozen ring is dropped
+        # The open round of a frozen ring is dropped.
+        lacking = self._frozen or (
+            line.ready < self._sums_of(token) if self.adding else self._ask(token)
+        )
         changed |= len(token.ranges) > asked
         if token.state == wire.TokenState.CLOSING and not lacking and not self._held_back():
             if not line.complete:
@@ -79,7 +84,7 @@ class Holder(Round):
                 self._complete = True
                 changed = True
             if all(token.lines[k - 1].complete for k in self._view.order):
-                token.commit()
+                token.commit(self.phase.adding)
                 self._committed(token)
                 changed = True
         self._publish_need()
@@ -112,16 +117,72 @@ class Holder(Round):
         self._offer = None
         line.ready = 0
         if offer.unit is not None:
-            line.marks |= wire.Mark.SKIPPED
             line.unit = offer.unit
+        if offer.skip:
+            line.marks |= wire.Mark.SKIPPED
             return True
-        fragments = self.phase.fragments_in(self.round)
         line.samples = offer.samples
         line.marks |= wire.Mark.CONTRIBUTED
+        if self.adding:
+            return True  # it goes out once the list is closed (`_feed`)
+        fragments = self.phase.fragments_in(self.round)
         token.sent += fragments
         self._own_sent = fragments
         self._send_fragments(offer.samples, ((0, fragments),), repair=False)
         return True
+
+    # ---- where a switch adds
+
+    def _close(self, token: TokenState) -> None:
+        """No gradient may join any more; from now on `ready` counts sums."""
+        token.state = wire.TokenState.CLOSING
+        if self.adding:
+            for line in token.lines:
+                line.ready = 0
+
+    def _sums_of(self, token: TokenState) -> int:
+        """How many sums the closed list comes to."""
+        contributed = any(line.contributed for line in token.lines)
+        return self.phase.fragments_in(self.round) if contributed else 0
+
+    def _feed(self, token: TokenState, line: Line) -> bool:
+        """Send the switch what it has room for, and again what somebody lacks the sum of; whether anything changed.
+
+        Since this member sent them everybody has had its turn and sent the same: a sum that has not come is lost, or
+        a contribution to it is, or the switch has forgotten all. So everybody sends it again. The switch takes what it
+        has not, and answers who has sent what it has added already with the sum. Who has contributed nothing sends
+        empty fragments, which only ask.
+        """
+        if not self._sums_are_due(token) or self._frozen:
+            return False
+        before, total, settled = self._sent_to, self._sums_of(token), token.settled
+        room = wire.max_ranges(len(token.lines))
+        missing = self._receiver.missing(self.round, self._view.number, 0, total, room)
+        here = missing[0][0] if missing else total
+        lacks = [(f, min(c, before - f)) for f, c in missing if f < before]
+        others = [(k, f, c) for k, f, c in token.ranges if k != self.number]
+        token.ranges = (others + [(self.number, f, min(c, 0xFFFF)) for f, c in lacks])[:room]
+        self._sent_to = max(before, min(total, settled + 2 * wire.QUANTUM, before + wire.QUANTUM))
+        if line.contributed:
+            lacks += [(max(f, settled), min(f + c, before) - max(f, settled)) for _, f, c in others]
+        again = joined(lacks)
+        if again:
+            self._send_fragments(line.samples, again, repair=True)
+        if line.contributed and self._sent_to > before:
+            self._send_fragments(line.samples, ((before, self._sent_to - before),), repair=False)
+        changed = bool(again) or self._sent_to > before or line.ready != here
+        line.ready = here
+        token.settled = min(token.lines[k - 1].ready for k in self._view.order)
+        self._watch_switch(token.settled, total)
+        return changed
+
+    def _watch_switch(self, settled: int, total: int) -> None:
+        """The lead: a switch that makes no sums is found out."""
+        moves = settled > self._settled or settled == total
+        self._settled = settled
+        self._still = 0 if moves else self._still + 1
+        if self._still == _STILL_TURNS and self.number == self._view.lead:
+            self._emit(NotAdded(self.round))
 
     def _bank_free(self, token: TokenState) -> bool:
         return all(token.lines[k - 1].read >= self.round - 2 for k in self._view.order)
@@ -132,7 +193,9 @@ class Holder(Round):
         if self._others:
             self._sending += 1
             view, generation = self._view.number, self.phase.generation
-            self._emit(SendFragments(view, generation, self.round, samples, ranges, repair))
+            self._emit(
+                SendFragments(view, generation, self.round, samples, ranges, repair, self.adding)
+            )
 
     def _ask(self, token: TokenState) -> bool:
         """Write what this member lacks into the token; whether it lacks anything."""
@@ -175,3 +238,14 @@ class Holder(Round):
         self.token = token
         self._last_sent = token if self._others else None
         self._last_sent_at = self._handed_at = now
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """(first, count) ranges in order, without overlaps and empty ones."""
+    out: list[tuple[int, int]] = []
+    for first, count in sorted(ranges):
+        if count > 0 and out and first <= sum(out[-1]):
+            out[-1] = (out[-1][0], max(sum(out[-1]), first + count) - out[-1][0])
+        elif count > 0:
+            out.append((first, count))
+    return tuple(out)

@@ -136,7 +136,8 @@ class Host:
             return self._next_ring.kernel if self._next_ring is not None else None
         state = self.ring.kernel
         if self._next_ring is not None:
-            state = replace(state, round_high=self._next_ring.round, bounce=False)
+            coming = self._next_ring
+            state = replace(state, round_high=coming.round, bounce=False, sums_next=coming.adding)
         return state
 
     # ---- rings

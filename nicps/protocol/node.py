@@ -131,11 +131,13 @@ class Node(Membership):
 
     # ---- the trainer's (or the hand-out's) side of the ring
 
-    def offer(self, now: float, round_: int, samples: int, unit: int | None = None) -> list[Action]:
+    def offer(
+        self, now: float, round_: int, samples: int, unit: int | None = None, skip: bool = False
+    ) -> list[Action]:
         """A contribution is ready (`Ring.offer`)."""
         ring = self._ring_of(round_)
         if ring is not None:
-            ring.offer(now, round_, samples, unit)
+            ring.offer(now, round_, samples, unit, skip)
         return self._take(now)
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:

@@ -95,7 +95,8 @@ class Phase:
 
     `rounds` is how many there are (0: until the next decision). Every contribution of a round has `fragments`
     fragments, the last round's `last_fragments`. `shares[k-1]` is member k's part of the batch in samples, 0 for who
-    only receives. `quorum` is in samples (R13). `unit` is the log2 of the accumulators' lowest bit.
+    only receives. `quorum` is in samples (R13). `unit` is the log2 of the accumulators' lowest bit. `adding`: a switch
+    makes the sums.
     """
 
     number: int
@@ -110,6 +111,7 @@ class Phase:
     quorum: int = 0
     unit: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    adding: bool = False
 
     def among(self, live: Collection[int], number: int) -> Phase:
         """The phase as it goes on in the next view: only the shares of who is left, and the quorum in proportion."""
@@ -157,6 +159,7 @@ class Phase:
                 "shares": self.shares,
                 "quorum": self.quorum,
                 "unit": self.unit,
+                "adding": self.adding,
                 "settings": dict(self.settings),
             },
             separators=(",", ":"),
@@ -173,9 +176,11 @@ class Phase:
         try:
             values = json.loads(tail)
             settings, shares = values.pop("settings"), tuple(values.pop("shares"))
+            adding = values.pop("adding")
             kind = wire.PhaseKind(decision.phase)
             numbers = [*values.values(), *shares]
-            if not all(type(number) is int for number in numbers) or not isinstance(settings, dict):
+            whole = all(type(number) is int for number in numbers)
+            if not whole or not isinstance(settings, dict) or not isinstance(adding, bool):
                 raise ValueError("a value of the wrong type")
             phase = cls(
                 decision.number,
@@ -183,6 +188,7 @@ class Phase:
                 kind,
                 shares=shares,
                 settings=settings,
+                adding=adding,
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -208,6 +214,8 @@ class Phase:
         fits = all(0 <= n < 1 << 31 for n in numbers) and all(0 <= n < limit for n in sizes)
         if not fits or not -100 <= self.unit <= 100:
             raise WireError(f"decision {self.number}: a number is out of range")
+        if self.adding and not self.width:
+            raise WireError(f"decision {self.number}: no switch adds raw bytes")
         if not self.fragments or not self.last_fragments or not self.first_round:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")
 

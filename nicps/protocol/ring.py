@@ -25,11 +25,13 @@ class Ring(Holder):
 
     # ---- what the agent and the node tell it
 
-    def offer(self, now: float, round_: int, samples: int, unit: int | None = None) -> None:
-        """A gradient of `round_` is ready; `unit` asks for a larger one instead of sending it."""
+    def offer(
+        self, now: float, round_: int, samples: int, unit: int | None = None, skip: bool = False
+    ) -> None:
+        """A gradient of `round_` is ready (`Offer`)."""
         if round_ != self.round or self._line().settled:
             return
-        self._offer = self._held = Offer(samples, unit)
+        self._offer = self._held = Offer(samples, unit, skip)
         self._passes = False
         self._ready = samples
         self._act_or_want(now)

@@ -22,10 +22,14 @@ from nicps.protocol.view import View
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A gradient that waits for the token. `unit` is not None if it does not fit and asks for a larger one."""
+    """A gradient that waits for the token.
+
+    `unit` is what it asks for in the next round, if it does. `skip`: it does not fit the open round's, and is left out.
+    """
 
     samples: int
     unit: int | None = None
+    skip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class KernelState:
     sent_seen: int
     own_sent: int
     bounce: bool
+    sums: bool = False
+    sums_next: bool = False
 
 
 class Round:
@@ -94,6 +100,10 @@ class Round:
         self.turns = 0  # times that this member had the token
         self._view = view
         self._others = len(view.live) > 1
+        self.adding = phase.adding and self._others
+        self._sent_to = 0  # fragments, from the first on, that this member has sent to the switch
+        self._settled = 0  # sums that all had at this member's last turn
+        self._still = 0  # turns without another one
         self._receiver = receiver
         self._timings = timings
         self._patience = patience
@@ -168,12 +178,12 @@ class Round:
         """log2 of the unit of the open round, or of the next one, which follows from the closed list."""
         if round_ <= self.round or self.token is None:
             return self.unit
-        return max(self.unit, *(line.unit for line in self.token.lines))
+        return self.token.next_unit(self.phase.adding)
 
     def settle(self) -> None:
         """The survivors of a view all have the open round: it is committed (R18)."""
         assert self.token is not None and self._complete
-        self.token.commit()
+        self.token.commit(self.phase.adding)
         self._committed(self.token)
 
     # ---- what the token tells
@@ -196,7 +206,7 @@ class Round:
         self.unit = token.unit
         self._offer = self._held = None
         self._passes = False
-        self._own_sent = 0
+        self._own_sent = self._sent_to = self._settled = self._still = 0
         self._ready = 0
         self._ready_of = {}
         self._complete = False
@@ -233,7 +243,7 @@ class Round:
     def _publish_need(self) -> None:
         """Tell the trainer how many samples are still enough (R13)."""
         token = self.token
-        if token is None or self._line().settled:
+        if token is None or self._line().settled or self._sums_are_due(token):
             return
         others = sum(
             max(line.ready, self._ready_of.get(number, 0))
@@ -244,6 +254,10 @@ class Round:
         if token.counted and need != self._need:
             self._need = need
             self._emit(Need(self.round, need))
+
+    def _sums_are_due(self, token: TokenState) -> bool:
+        """The list is closed, and the switch adds what is in it; `ready` counts sums now."""
+        return self.adding and token.state == wire.TokenState.CLOSING
 
     # ---- for the XDP program
 
@@ -268,6 +282,8 @@ class Round:
             sent_seen=token.sent if token is not None else 0,
             own_sent=self._own_sent,
             bounce=quiet and not self._frozen,
+            sums=self.adding,
+            sums_next=self.adding,
         )
 
 

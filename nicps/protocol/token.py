@@ -14,6 +14,7 @@ from nicps.protocol.phase import Phase
 _CONTRIBUTED = int(wire.Mark.CONTRIBUTED)
 _COMPLETE = int(wire.Mark.COMPLETE)
 _SETTLED = int(wire.Mark.CONTRIBUTED | wire.Mark.SKIPPED)
+_NO_UNIT = -128  # nobody asks for one
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class Line:
     digest: int = 0
     read: int = 0
     marks: int = 0
-    unit: int = -128
+    unit: int = _NO_UNIT
 
     @property
     def contributed(self) -> bool:
@@ -46,7 +47,10 @@ class Line:
 
 @dataclass(slots=True)
 class TokenState:
-    """Everything that a token frame says. `lines[k-1]` is member k's; `ranges` are (sender, first, count)."""
+    """Everything that a token frame says.
+
+    `lines[k-1]` is member k's; `ranges` are (sender, first, count), of sums (who lacks them, first, count).
+    """
 
     generation: int
     hop: int
@@ -58,6 +62,7 @@ class TokenState:
     state: int = wire.TokenState.OPEN
     idle: int = 0
     sent: int = 0
+    settled: int = 0
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
 
     @classmethod
@@ -95,6 +100,7 @@ class TokenState:
             state=body.state,
             idle=body.idle,
             sent=body.sent,
+            settled=body.settled,
             ranges=[(r.sender, r.first, r.count) for r in ranges if isinstance(r, wire.Range)],
         )
 
@@ -124,6 +130,8 @@ class TokenState:
             sent=self.sent,
             unit=self.unit,
             unit_before=self.unit_before,
+            listed=self.listed,
+            settled=self.settled,
         )
         return wire.pack(header, body, entries, ranges)
 
@@ -137,6 +145,13 @@ class TokenState:
         """Samples of the gradients in the open round's list."""
         return sum(line.samples for line in self.lines)
 
+    @property
+    def listed(self) -> int:
+        """The closed list, for who follows the token without its entries: a bit a member."""
+        if self.state != wire.TokenState.CLOSING:
+            return 0
+        return sum(1 << k for k, line in enumerate(self.lines) if line.contributed)
+
     def quorum_reached(self, phase: Phase) -> bool:
         """R13: enough has been counted, or nobody is left who could contribute.
 
@@ -145,17 +160,26 @@ class TokenState:
         lines = [line for line, share in zip(self.lines, phase.shares, strict=True) if share]
         return bool(lines) and (self.counted >= phase.quorum or all(line.settled for line in lines))
 
-    def commit(self) -> None:
+    def next_unit(self, adding: bool) -> int:
+        """log2 of the next round's unit: the largest that anybody asks for, or that it was before.
+
+        Where a switch adds, all lanes are multiples of it: it follows the gradients down too.
+        """
+        wanted = max(line.unit for line in self.lines)
+        if wanted == _NO_UNIT:
+            return self.unit
+        return wanted if adding else max(self.unit, wanted)
+
+    def commit(self, adding: bool) -> None:
         """Close the open round for good and open the next one."""
         for line in self.lines:
             line.samples_before, line.samples = line.samples, 0
             line.ready = 0
             line.marks = 0
-        self.unit_before = self.unit
-        self.unit = max(self.unit, *(line.unit for line in self.lines))
+        self.unit_before, self.unit = self.unit, self.next_unit(adding)
         for line in self.lines:
-            line.unit = -128
+            line.unit = _NO_UNIT
         self.round += 1
         self.state = wire.TokenState.OPEN
-        self.sent = 0
+        self.sent = self.settled = 0
         self.ranges = []

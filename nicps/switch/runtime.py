@@ -35,6 +35,9 @@ _TOKEN = {
     "view": "NicpsIngress.token.token_view",
     "position": "NicpsIngress.token.token_position",
     "owner": "NicpsIngress.token.token_owner",
+    "round": "NicpsIngress.token.token_round",
+    "listed": "NicpsIngress.token.token_listed",
+    "settled": "NicpsIngress.token.token_settled",
 }
 _MACS = "NicpsIngress.forwarding.learnt_macs"
 _PORTS = "NicpsIngress.forwarding.learnt_ports"
@@ -234,12 +237,15 @@ class Switch:
             }
 
     def registers(self) -> dict[str, int]:
-        """The newest token that passed: its view, position (generation << 32 | hop) and owner."""
+        """Of the newest token that passed: view, position (generation << 32 | hop), owner, round, listed, settled."""
         with _told():
-            return {
-                name: int(self._standard.bm_register_read(_CONTEXT, register, 0)) & (1 << 64) - 1
+            read = {
+                name: self._standard.bm_register_read_all(_CONTEXT, register)
                 for name, register in _TOKEN.items()
             }
+        return {
+            name: int.from_bytes(b"".join(_word(w) for w in words)) for name, words in read.items()
+        }
 
     def forget_token(self) -> None:
         """The next token is taken whatever its view is: a new network begins."""
@@ -270,6 +276,10 @@ def _told() -> Iterator[None]:
         raise NetworkProblem(f"the switch refuses: {codes._VALUES_TO_NAMES[error.code]}") from None
     except OSError as error:
         raise NetworkProblem(f"the switch does not answer: {error}") from None
+
+
+def _word(value: int) -> bytes:
+    return (value & 0xFFFFFFFF).to_bytes(4, "big")
 
 
 def _module(name: str) -> Any:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A flooded frame does not go back to where it came from.
+// A flooded frame does not go back to where it came from; a sum does.
 
 control NicpsEgress(inout headers_t headers, inout metadata_t meta,
                     inout standard_metadata_t standard) {
     apply {
-        if (standard.egress_port == standard.ingress_port) {
+        if (standard.egress_port == standard.ingress_port && !meta.sum) {
             mark_to_drop(standard);
         }
     }

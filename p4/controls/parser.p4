@@ -28,6 +28,14 @@ parser NicpsParser(packet_in packet, out headers_t headers, inout metadata_t met
 
     state fragment {
         packet.extract(headers.fragment);
+        transition select(headers.nicps.flags & NICPS_FLAG_ADD) {
+            NICPS_FLAG_ADD: payload;
+            default: accept;
+        }
+    }
+
+    state payload {
+        packet.extract(headers.payload);
         transition accept;
     }
 

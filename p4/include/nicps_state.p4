@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the switch keeps of a frame while it handles it, and why frames are
-// refused. nicps/switch/p4 reads sizes and names from the text of this file.
+// refused. nicps/switch reads sizes and names from the text of this file.
 #ifndef NICPS_STATE_P4
 #define NICPS_STATE_P4
 
@@ -10,6 +10,11 @@ typedef bit<48> mac_t;
 #define NICPS_FLOOD 1          /* multicast group: all ports */
 #define NICPS_FLOOD_AND_TELL 2 /* all ports, and the controller's */
 #define NICPS_MAC_SLOTS 4096   /* of the learnt MAC addresses */
+
+// Sums that the switch has room for: two quanta, a power of two.
+#ifndef NICPS_SLOTS
+#define NICPS_SLOTS 512
+#endif
 
 // What became of a frame; the numbers are places in the counter `frames`.
 #define NICPS_COUNT_SWITCHED 0  /* not ours, or of another network */
@@ -24,7 +29,15 @@ typedef bit<48> mac_t;
 #define NICPS_COUNT_STALE 9     /* token not newer than the last one seen */
 #define NICPS_COUNT_HOLDER 10   /* R10: fragment of somebody who has not got the token */
 #define NICPS_COUNT_MALFORMED 11 /* fields that cannot be */
-#define NICPS_COUNTERS 12
+#define NICPS_COUNT_ADDED 12    /* fragment added to its sum, which still lacks some */
+#define NICPS_COUNT_SUMMED 13   /* fragment that its sum lacked: the sum went to all */
+#define NICPS_COUNT_ANSWERED 14 /* the sum, once more, to a member that lacks it */
+#define NICPS_COUNT_DUPLICATE 15 /* fragment that is in its sum already */
+#define NICPS_COUNT_UNLISTED 16 /* fragment of a member that is not in the round's list */
+#define NICPS_COUNT_ROUND 17    /* of another round than the token's, or before its list is closed */
+#define NICPS_COUNT_SHIFT 18    /* another shift than the round's, which is 0 */
+#define NICPS_COUNT_WINDOW 19   /* a sum that all have, or that there is no room for yet */
+#define NICPS_COUNTERS 20
 
 header ethernet_t {
     mac_t destination;
@@ -32,18 +45,41 @@ header ethernet_t {
     bit<16> ethertype;
 }
 
+header payload_t {
+    wide_t a;
+    wide_t b;
+    wide_t c;
+    wide_t d;
+    wide_t e;
+    rest_t f;
+}
+
 struct headers_t {
     ethernet_t ethernet;
     nicps_header_t nicps;
     nicps_token_t token;
     nicps_fragment_t fragment;
+    payload_t payload;
     nicps_view_t view;
 }
 
+// The newest token, as far as fragments hang on it.
+struct token_state_t {
+    bit<32> view;
+    bit<64> position;     /* generation << 32 | hop */
+    bit<16> owner;
+    bit<32> round;
+    bit<64> listed;       /* of the closed list; bit k - 1 is member k; 0 while it is open */
+    bit<32> settled;      /* sums that all have */
+}
+
 struct metadata_t {
-    bool ours;          /* of the network that this switch serves */
+    bool ours;            /* of the network that this switch serves */
     bool refused;
-    bit<32> reason;     /* of the counter `frames` */
+    bit<32> reason;       /* of the counter `frames` */
+    bool adding;          /* a fragment that this switch adds */
+    bool sum;             /* the frame goes out as a sum: to all, or to who asked */
+    bool asked;
 }
 
 #endif  // NICPS_STATE_P4

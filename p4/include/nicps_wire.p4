@@ -15,7 +15,7 @@ const bit<16> NICPS_QUANTUM = 256;              /* fragments that a holder sends
 const bit<48> NICPS_SWITCH = 2673237782643;     /* MAC address of a switch that adds */
 const bit<16> NICPS_HEADER_BYTES = 32;          /* header */
 const bit<16> NICPS_FRAGMENT_HEADER_BYTES = 48; /* header and fragment */
-const bit<16> NICPS_TOKEN_HEADER_BYTES = 60;    /* header and token */
+const bit<16> NICPS_TOKEN_HEADER_BYTES = 72;    /* header and token */
 const bit<8> NICPS_MAX_SHIFT_0 = 0;             /* shift of raw bytes */
 const bit<8> NICPS_MAX_SHIFT_8 = 50;            /* largest shift, lanes of 8 bits */
 const bit<8> NICPS_MAX_SHIFT_16 = 42;           /* largest shift, lanes of 16 bits */
@@ -111,7 +111,9 @@ header nicps_token_t {
     int<8> unit;        /* log2 of the accumulators' unit, open round */
     int<8> unit_before; /* the same, of the round committed last */
     bit<16> stripe;     /* 0; room for several tokens */
+    bit<64> listed;     /* closing: whose gradients are in; bit k - 1 is member k */
     bit<32> settled;    /* where a switch adds: sums from the first on that all have */
+    bit<32> reserved;   /* 0 */
 }
 
 // One member's line in the token; the k-th is that of member k.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a switch in ring mode must do with a frame, written down a second time: from docs/switch.md, not from the P4."""
+"""What a switch must do with a frame, written down a second time: from docs/switch.md, not from the P4."""
 
 from __future__ import annotations
 
@@ -8,16 +8,31 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 OURS = 0x88B5
 VERSION, TOKEN, FRAGMENT, VIEW, LAST_TYPE = 1, 6, 7, 3, 13
-REPEAT = 1
+REPEAT, ADD = 1, 32
 INSTALL = 3
-HEADER, FRAGMENT_HEADER, TOKEN_HEADER, VIEW_HEADER = 32, 16, 28, 40
+HEADER, FRAGMENT_HEADER, TOKEN_HEADER, VIEW_HEADER = 32, 16, 40, 40
 ENTRY, RANGE = 20, 8
+PAYLOAD = 1440
+SLOTS = 512
+SWITCH = bytes.fromhex("026e69637073")
+WIDTHS = (32, 16, 8)
 
 
 @dataclass
-class RingSwitch:
+class Sum:
+    """A fragment's sum in its slot, and who is in it."""
+
+    tag: tuple[int, int, int]  # view, round, index
+    seen: int
+    payload: bytes
+
+
+@dataclass
+class ModelSwitch:
     """A switch that serves one network; members are (number, MAC address, port)."""
 
     network: int
@@ -29,6 +44,10 @@ class RingSwitch:
     view: int = 0
     position: int = 0
     owner: int = 0
+    round: int = 0
+    listed: int = 0
+    settled: int = 0
+    sums: dict[int, Sum] = field(default_factory=dict)
 
     def take(self, port: int, frame: bytes) -> dict[int, bytes]:
         """A frame comes in; what goes out, by port."""
@@ -39,6 +58,9 @@ class RingSwitch:
         self.counters[reason] += 1
         if not passes:
             return {}
+        if reason in ("summed", "answered"):
+            out = self._sum_frame(frame)
+            return dict.fromkeys(self.ports if reason == "summed" else (port,), out)
         if not destination[0] & 1 and destination in self.learnt:
             to = {self.learnt[destination]}
         else:
@@ -82,12 +104,60 @@ class RingSwitch:
             return "truncated", False
         if view != self.view:
             return "view", False
-        return ("fragment", True) if sender == self.owner else ("holder", False)
+        if sender != self.owner:
+            return "holder", False
+        return self._add(sender, length, ours) if flags & ADD else ("fragment", True)
+
+    def _add(self, sender: int, length: int, ours: bytes) -> tuple[str, bool]:
+        whole = HEADER + FRAGMENT_HEADER + PAYLOAD
+        index, fragments, _, width, shift, _ = struct.unpack_from(">IIHBBI", ours, HEADER)
+        (round_,) = struct.unpack_from(">I", ours, 12)
+        if len(ours) < whole or length != whole:
+            return "truncated", False
+        if width not in WIDTHS or index >= fragments:
+            return "malformed", False
+        if round_ != self.round or not self.listed:
+            return "round", False
+        if shift:
+            return "shift", False
+        if not self.settled <= index < self.settled + SLOTS:
+            return "window", False
+        tag, bit = (self.view, round_, index), 1 << sender - 1
+        found = self.sums.get(index % SLOTS)
+        seen = found.seen if found is not None and found.tag == tag else 0
+        if seen == self.listed:
+            return "answered", True
+        if not bit & self.listed:
+            return "unlisted", False
+        if bit & seen:
+            return "duplicate", False
+        payload = ours[whole - PAYLOAD : whole]
+        if seen and found is not None:
+            kind = f">i{width // 8}"
+            payload = (
+                (np.frombuffer(found.payload, kind) + np.frombuffer(payload, kind))
+                .astype(kind)
+                .tobytes()
+            )
+        self.sums[index % SLOTS] = Sum(tag, seen | bit, payload)
+        return ("summed", True) if seen | bit == self.listed else ("added", False)
+
+    def _sum_frame(self, frame: bytes) -> bytes:
+        """The frame that completed or asked for a sum, with the sum in it: of sender 0, without a tag."""
+        index = int.from_bytes(frame[14 + HEADER : 14 + HEADER + 4], "big")
+        out = bytearray(frame)
+        out[6:12] = SWITCH
+        out[14 + 16 : 14 + 18] = bytes(2)
+        out[14 + 24 : 14 + 32] = bytes(8)
+        start = 14 + HEADER + FRAGMENT_HEADER
+        out[start : start + PAYLOAD] = self.sums[index % SLOTS].payload
+        return bytes(out)
 
     def _token(self, view: int, flags: int, length: int, ours: bytes) -> tuple[str, bool]:
         if len(ours) < HEADER + TOKEN_HEADER:
             return "truncated", False
         position, owner, _, members, _, ranges = struct.unpack_from(">QHBBHH", ours, HEADER)
+        listed, settled = struct.unpack_from(">QI", ours, HEADER + 24)
         if length != HEADER + TOKEN_HEADER + ENTRY * members + RANGE * ranges:
             return "malformed", False
         if not 0 < owner <= members:
@@ -97,8 +167,20 @@ class RingSwitch:
         if view == self.view and position <= self.position:
             return ("token", True) if flags & REPEAT else ("stale", False)
         self.view, self.position, self.owner = view, position, owner
+        self.round, self.listed, self.settled = (
+            struct.unpack_from(">I", ours, 12)[0],
+            listed,
+            settled,
+        )
         return "token", True
 
     def registers(self) -> Mapping[str, int]:
         """As `nicps switch p4 registers` has them."""
-        return {"view": self.view, "position": self.position, "owner": self.owner}
+        return {
+            "view": self.view,
+            "position": self.position,
+            "owner": self.owner,
+            "round": self.round,
+            "listed": self.listed,
+            "settled": self.settled,
+        }

@@ -19,7 +19,7 @@ from nicps.lab.namespaces import switch_name
 from nicps.switch import Switch
 from nicps.switch.runtime import Member
 from tests.p4.bmv2 import CONTROLLER, Bmv2, Wires, bench
-from tests.p4.model import RingSwitch
+from tests.p4.model import ModelSwitch
 from tests.vectors import encode
 
 PORTS = (1, 2, 3)
@@ -40,15 +40,15 @@ class Rig:
         self.bmv2, self.wires = bmv2, wires
         self._marks = 0
 
-    def begin(self, switch: Switch, macs: Sequence[bytes]) -> RingSwitch:
+    def begin(self, switch: Switch, macs: Sequence[bytes]) -> ModelSwitch:
         """Member k is at port k, as far as there are ports; nothing has passed yet."""
         members = {k: Member(k, mac, k) for k, mac in enumerate(macs, 1) if k in PORTS and any(mac)}
         switch.setup(NETWORK, PORTS, CONTROLLER)
         switch.record(members)
         recorded = frozenset((m.number, m.mac, m.port) for m in members.values())
-        return RingSwitch(NETWORK, PORTS, CONTROLLER, recorded)
+        return ModelSwitch(NETWORK, PORTS, CONTROLLER, recorded)
 
-    def exchange(self, model: RingSwitch, port: int, frame: bytes) -> None:
+    def exchange(self, model: ModelSwitch, port: int, frame: bytes) -> None:
         """One frame, and behind it one that is flooded: when that has come everywhere, all else has.
 
         Asserts that what came out at each port is what the model says.
@@ -73,7 +73,7 @@ class Rig:
             heard |= self.wires.heard()
         assert heard == expected, (port, frame.hex())
 
-    def agree(self, switch: Switch, model: RingSwitch) -> None:
+    def agree(self, switch: Switch, model: ModelSwitch) -> None:
         """At the end: the same counters, the same token."""
         assert {k: v for k, v in switch.counters().items() if v} == dict(model.counters)
         assert switch.registers() == model.registers()
@@ -145,13 +145,22 @@ def frames(draw: st.DrawFn) -> tuple[int, bytes]:
                     "hop": draw(st.integers(0, 6)),
                     "owner": draw(numbers),
                     "members": members,
+                    "listed": draw(st.sampled_from([0, 0b111, 0b111, 0b101, 0b011])),
+                    "settled": draw(st.sampled_from([0, 0, 0, 2, 600])),
                 },
             ),
             *([("entry", {})] * (3 if draw(st.integers(0, 9)) else members)),
         ]
         header["flags"] = draw(st.sampled_from([0, 0, 0, 1, 2, 4]))
     elif kind == "fragment":
-        fields = {"index": draw(st.integers(0, 3)), "fragments": 4, "lanes": 360, "width": 32}
+        fields = {
+            "index": draw(st.sampled_from([0, 0, 0, 1, 2, 3, 512])),
+            "fragments": draw(st.sampled_from([4, 1000, 1000])),
+            "width": draw(st.sampled_from([32, 32, 32, 16, 8, 0, 33])),
+            "shift": draw(st.sampled_from([0, 0, 0, 0, 0, 3])),
+        }
+        header |= {"flags": draw(st.sampled_from([encode.ADD, encode.ADD, 0, encode.ADD | 8]))}
+        header |= {"round": draw(st.sampled_from([7, 7, 7, 7, 8]))}
         body = [("fragment", fields)]
     elif kind == "view":
         body = [("view", {"step": draw(st.integers(0, 4)), "number": 4})]
@@ -160,7 +169,10 @@ def frames(draw: st.DrawFn) -> tuple[int, bytes]:
         if kind == "odd":
             header["type"] = draw(st.integers(0, 255))
             header["version"] = draw(st.sampled_from([1, 1, 0, 2]))
-    tail = bytes(1440) if kind == "fragment" else b""
+    tail = b""
+    if kind == "fragment":
+        piece = draw(st.binary(min_size=8, max_size=24))
+        tail = (piece * (1440 // len(piece) + 1))[:1440]
     if not draw(st.integers(0, 9)):
         header["length"] = draw(st.integers(0, 1500))
     data = encode.frame(header, *body, tail=tail)

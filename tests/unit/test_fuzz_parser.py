@@ -242,8 +242,9 @@ def test_what_is_taken_apart_fits_together(data: st.DataObject) -> None:
     again = wire.pack(found.header, found.body, *found.items, tail=found.tail)
     assert again == frame[: found.header.length]
     if isinstance(found.body, wire.Token) and found.header.round < 1 << 31:
-        plain = wire.Frame(found.header, replace(found.body, stripe=0), found.items)
         state = TokenState.of(found)
+        body = replace(found.body, stripe=0, listed=state.listed, reserved=0)
+        plain = wire.Frame(found.header, body, found.items)
         assert state.pack(found.header) == wire.pack(plain.header, plain.body, *plain.items)
     if isinstance(found.body, wire.View | wire.Vote):
         successor = refused(lambda: Successor.of(found))

@@ -65,6 +65,7 @@ class Agent:
         message = {"op": "phase", "kind": kind, "first_round": first, "number": self._numbers}
         message |= {
             "unit": -30,
+            "adding": False,
             "view": VIEW,
             "live": [1, 2, 3],
             "lead": 1,

@@ -110,9 +110,9 @@ def test_bodies_and_items_keep_their_alignment_behind_each_other() -> None:
 def test_numbers_that_others_rely_on() -> None:
     assert wire.HEADER_BYTES == 32
     assert wire.FRAGMENT_HEADER_BYTES == 48
-    assert wire.TOKEN_HEADER_BYTES == 60
+    assert wire.TOKEN_HEADER_BYTES == 72
     assert wire.FRAGMENT_HEADER_BYTES + wire.PAYLOAD_BYTES <= wire.MAX_FRAME_BYTES
-    assert wire.max_ranges(64) == 20
+    assert wire.max_ranges(64) == 18
     assert wire.ETHERTYPE == encode.ETHERTYPE
 
 

@@ -74,7 +74,7 @@ def test_dump_lines(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.500000  02:00:00:00:00:02  TOKEN" in token
     assert "generation=4 hop=100 owner=3 state=CLOSING members=2 idle=0 ranges=1 sent=12" in token
     assert "[1 marks=CONTRIBUTED|COMPLETE]  [2 ready=17]  [1 first=3 count=2 sender=1]" in token
-    assert "MALFORMED  length 104 does not fit a frame of 66 bytes" in cut
+    assert "MALFORMED  length 120 does not fit a frame of 66 bytes" in cut
     assert "index=1 fragments=2 lanes=360 width=32 shift=26 samples=32" in fragment
     assert 'phase=TRAIN  "{"rounds":3}"' in decision
     assert '"\\x1b[2Jbad�"' in fail

@@ -20,7 +20,7 @@ LAYOUTS = {
     "tag:Q",
     "fragment": "index:I fragments:I lanes:H width:B shift:B samples:I",
     "token": "generation:I hop:I owner:H state:B members:B idle:H ranges:H sent:I unit:b "
-    "unit_before:b stripe:H settled:I",
+    "unit_before:b stripe:H listed:Q settled:I reserved:I",
     "entry": "samples_before:I samples:I ready:I digest:I read:H marks:B unit:b",
     "range": "first:I count:H sender:H",
     "call": "nonce:Q view:I ballot:I",

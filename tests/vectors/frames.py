@@ -162,7 +162,9 @@ FRAMES = (
                     "unit": 127,
                     "unit_before": -128,
                     "stripe": U16,
+                    "listed": U64,
                     "settled": U32,
+                    "reserved": U32,
                 },
             ),
             (
@@ -180,12 +182,12 @@ FRAMES = (
         ),
     ),
     Vector(
-        "token, 64 members and the 20 ranges that still fit: 1500 bytes",
+        "token, 64 members and the 18 ranges that still fit: 1496 bytes",
         HEADER,
         (
-            ("token", _token(members=64, ranges=20)),
+            ("token", _token(members=64, ranges=18)),
             *(("entry", {"ready": k}) for k in range(64)),
-            *(("range", {"first": 10 * k, "count": k + 1, "sender": 2}) for k in range(20)),
+            *(("range", {"first": 10 * k, "count": k + 1, "sender": 2}) for k in range(18)),
         ),
     ),
     Vector("token without members", HEADER, (("token", _token(members=0)),)),

@@ -119,7 +119,7 @@ class Batch:
 
     def _token(self, rng: np.random.Generator, header: dict[str, Any]) -> bytes:
         members = self.config["members"]
-        most = min(4, (1500 - 60 - 20 * members) // 8)
+        most = min(4, (1500 - 72 - 20 * members) // 8)
         ranges = int(rng.integers(most + 1)) if rng.random() < 0.2 else 0
         fields = {
             "generation": GENERATION,

@@ -75,6 +75,7 @@ WRONG: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
         ("ranges", (1, 3)),
         ("sent", (1, 2, 3)),
         ("stripe", (1,)),
+        ("listed", (1,)),
         ("settled", (1,)),
     ),
     "ack": (("number", (7,)),),

@@ -54,8 +54,8 @@ def malformed() -> Scenario:
             header={"length": length},
         )
     for say, cut, reason in (
-        ("cut in its body", 32 + 27, "truncated"),
-        ("cut in its entries", 32 + 28 + 59, "malformed"),
+        ("cut in its body", 32 + 39, "truncated"),
+        ("cut in its entries", 32 + 40 + 59, "malformed"),
     ):
         data, _ = s.frame(
             [("token", {"generation": 4, "hop": 1, "owner": 1, "members": 3}), *[("entry", {})] * 3]

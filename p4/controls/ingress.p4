@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ring mode: the switch lets through what the hosts would take, and they add.
+// What becomes of a frame. In ring mode the switch lets through what the hosts
+// would take, and they add; fragments with the flag ADD it adds itself.
 
 control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      inout standard_metadata_t standard) {
     Members() members;
     Token() token;
+    Adding() adding;
     Forwarding() forwarding;
     Verdict() verdict;
 
@@ -30,10 +32,14 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
 
     apply {
         bool known;
+        token_state_t newest;
         bit<32> arrived = standard.packet_length - 14;
 
         meta.ours = false;
         meta.refused = false;
+        meta.adding = false;
+        meta.sum = false;
+        meta.asked = false;
         meta.reason = NICPS_COUNT_SWITCHED;
         if (headers.ethernet.isValid() && headers.ethernet.ethertype == NICPS_ETHERTYPE) {
             meta.refused = true;
@@ -64,11 +70,24 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                     meta.refused = true;
                     meta.reason = NICPS_COUNT_TRUNCATED;
                 } else {
-                    token.apply(headers, meta);
+                    token.apply(headers, meta, newest);
+                    if (headers.fragment.isValid() && !meta.refused &&
+                        (headers.nicps.flags & NICPS_FLAG_ADD) != 0) {
+                        meta.adding = true;
+                        adding.apply(headers, meta, newest);
+                    }
                 }
             }
         }
-        forwarding.apply(headers, meta, standard);
+        if (meta.adding && !meta.sum) {
+            /* Dealt with: it goes no further. */
+        } else if (!meta.sum) {
+            forwarding.apply(headers, meta, standard);
+        } else if (meta.asked) {
+            standard.egress_spec = standard.ingress_port;
+        } else {
+            standard.mcast_grp = NICPS_FLOOD;
+        }
         verdict.apply(meta, standard);
     }
 }
