@@ -14,6 +14,7 @@ from nicps.protocol.actions import (
     Action,
     Failed,
     Joiner,
+    PhaseAgreed,
     Prepare,
     Ready,
     Send,
@@ -282,8 +283,7 @@ class Node(Membership):
                 if self._installation is not None:
                     self._installation.told.add(header.sender)
             elif body.complete & _ENDED:
-                self._stand_by(ended=True)
-                self._actions.append(Struck("the job has ended"))
+                self._learn_of_the_end()
             else:
                 self._succession.on_vote(now, header.sender, frame)
         elif isinstance(body, wire.Leave):
@@ -311,6 +311,16 @@ class Node(Membership):
                 name = self.members[header.sender - 1].name
                 self._actions.append(Failed(f"{name}: {frame.tail.decode(errors='replace')}"))
 
+    def _learn_of_the_end(self) -> None:
+        """A member has stood by after the end. The lead that has decided it knows how the job has ended."""
+        stop, ballot = self._balloted, self._ballot
+        if self.leads and stop is not None and stop.kind is wire.PhaseKind.STOP:
+            answers = dict(ballot.answers) if ballot is not None else {}
+            self._actions.append(PhaseAgreed(stop, answers))
+        else:
+            self._actions.append(Struck("the job has ended"))
+        self._stand_by(ended=True)
+
     def _on_frame_standing_by(self, source: bytes, frame: wire.Frame) -> None:
         """Late repeats of the end; and who has missed it and would go on."""
         body = frame.body
@@ -330,7 +340,7 @@ class Node(Membership):
             self._ready = True
             if not self.changing:
                 self._actions.append(Ready(self.view))
-                if self.ring is not None:
+                if self.ring is not None and self.ring.token is None:  # no phase begun meanwhile
                     self.ring.create(now)
         waiting = self._waiting
         if waiting is not None and self._reached(waiting) and not self.changing:

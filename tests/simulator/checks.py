@@ -14,7 +14,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
-from nicps.protocol import Committed, Differs, Installed, NodeState, Phase
+from nicps.protocol import Committed, Differs, Installed, NodeState, Phase, View
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host, Program
@@ -41,6 +41,7 @@ class Checks:
         self.views: dict[tuple[Branch, int], tuple[Any, ...]] = {}
         self.lives: dict[bytes, dict[int, int]] = {}  # a view's seed -> number -> life of the host
         self.owners: dict[tuple[Branch, int, int, int], int] = {}  # view, generation, hop -> host
+        self.newest: View | None = None  # of all that have been in force anywhere
         self.tampered = False  # a test has changed somebody's weights
         self.steps = 0
 
@@ -94,6 +95,8 @@ class Checks:
             there = ((k, macs.get(view.members[k - 1].mac)) for k in view.live)
             self.lives[view.seed] = {k: h.life for k, h in there if h is not None and not h.dead}
         self.lives[view.seed][view.number_of(host.mac)] = host.life
+        if self.newest is None or view.number >= self.newest.number:
+            self.newest = view
         what = (view.members, view.live, view.lead, view.seed, host.node.open_round)
         if self.views.setdefault((branch, view.number), what) != what:
             before = self.views[branch, view.number]
@@ -116,7 +119,8 @@ class Checks:
                 f"{host.node.name}, as {what}"
             )
         number = host.node.number
-        others = [k for k in commit.counted if k != number]
+        added = phase.adding and len(host.node.view.live) > 1  # by the switch: our own, too
+        others = [k for k in commit.counted if added or k != number]
         sums = [got for (v, r), got in host.kernel.sums.items() if r == commit.round]
         for index in range(phase.fragments_in(commit.round)):
             expected = sum(self.value(k, commit.round, index) for k in others)

@@ -133,6 +133,24 @@ class Faults:
         kind = self.random.choice(LOST)
         self.lan.lose[kind] = self.lan.lose.get(kind, 0) + self.random.randint(1, 4)
 
+    def of_switch(self, time: float, kind: str, random: random.Random) -> None:
+        """A switch that adds "forget"s all that it knows, or "stop"s adding, perhaps for good."""
+        switch = self.lan.switch
+
+        def strike() -> None:
+            self.lan.note(f"SWITCH {kind}")
+            if kind == "forget":
+                switch.forget()
+            else:
+                switch.adds = False
+                if random.random() < 0.5:
+                    back = self.lan.now + random.random()
+                    self.lan.trouble(back)
+                    self.lan.at(back, lambda: setattr(switch, "adds", True))
+
+        self.lan.trouble(time)
+        self.lan.at(time, strike)
+
     # ---- whom, and when
 
     def lead(self, otherwise: Host) -> Host:

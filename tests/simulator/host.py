@@ -21,6 +21,7 @@ from nicps.protocol import (
     Joiner,
     Node,
     NodeState,
+    NotAdded,
     Phase,
     PhaseAgreed,
     Prepare,
@@ -104,6 +105,7 @@ class Host:
         )
         self.program: Program | None = None
         self.starting = False
+        self.storing = False  # the end of what starts one is on its way to the disk
         self.course: Course | None = None
         self.finishing = False
         self.leaving = False  # its training program has died
@@ -309,11 +311,9 @@ class Host:
             for first, count in action.ranges:
                 for index in range(first, first + count):
                     self._tx_free += FRAGMENT_S
-                    lan.fragment(
-                        self,
-                        (action.view, self.keys.get(action.view), number, action.round, index),
-                        self._tx_free,
-                    )
+                    key = self.keys.get(action.view)
+                    send = lan.feed if action.add else lan.fragment
+                    send(self, (action.view, key, number, action.round, index), self._tx_free)
             self.later(
                 self._tx_free - now, lambda a=action: self.do(self.node.sent(self.clock(), a))
             )
@@ -355,6 +355,10 @@ class Host:
                 self.course.alarm(f"no half of the members agrees on the weights: {action.round}")
         elif isinstance(action, Cut):
             self.note(f"NO MAJORITY, {sorted(action.missing)} are silent")
+        elif isinstance(action, NotAdded):
+            self.note(f"NOT ADDED, round {action.round}")
+            if self.course is not None:
+                self.course.not_added()
         elif isinstance(action, Failed):
             self.note(f"FAILED {action.reason}")
             if self.node.leads:
@@ -512,7 +516,7 @@ class Host:
         """The training program may still be starting."""
         if self.program is not None:
             then()
-        elif self.starting:
+        elif self.starting or self.storing:
             epoch = self._epoch
             self.later(0.002, lambda: self._when_program(then) if epoch == self._epoch else None)
         else:
@@ -614,8 +618,10 @@ class Host:
         if mine and not last:
             self.later(1e-4, lambda: self.do(node.offer(self.clock(), round_ + 1, 1)))
         view = node.view.number
+        self.storing = last
 
         def stored() -> None:
+            self.storing = False
             self.do(node.read(self.clock(), round_))
             if not last:
                 return

@@ -57,6 +57,8 @@ class Kernel:
             return
         if not state.round_low <= round_ <= state.round_high:
             return
+        if state.sums_next if round_ > state.round else state.sums:
+            return
         got = self.taken.setdefault((view, round_, sender), set())
         if index in got:
             return
@@ -69,6 +71,20 @@ class Kernel:
             mac = current.members[sender - 1].mac
             data = host.completion(round_, sender)
             host.wake(lambda: host.frame_up(mac, data))
+
+    def take_sum(self, view: int, round_: int, index: int, value: int) -> None:
+        """Keep a sum that the switch has made; it has no key."""
+        host, state = self.host, self.state
+        if state is None or view != host.node.view.number:
+            return
+        expected = state.sums_next if round_ > state.round else state.sums
+        if not expected or not state.round_low <= round_ <= state.round_high:
+            return
+        got = self.taken.setdefault((view, round_, 0), set())
+        if index not in got:
+            got.add(index)
+            self.heard = host.clock()
+            self.sums.setdefault((view, round_), {})[index] = value
 
     def take_token(self, frame: wire.Frame) -> bool:
         """Whether it goes up to the agent."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from nicps import wire
 from nicps.protocol import Action, Timings
 from nicps.protocol.course import Plan
+from tests.simulator.switch import QUANTUM, Switch
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -53,6 +54,16 @@ def frames_read_once() -> Iterator[None]:
         yield
     finally:
         wire.unpack = unpack
+
+
+@contextlib.contextmanager
+def short_turns() -> Iterator[None]:
+    """Small gradients go to a switch in many windows."""
+    quantum, wire.QUANTUM = wire.QUANTUM, QUANTUM
+    try:
+        yield
+    finally:
+        wire.QUANTUM = quantum
 
 
 def kind_of(frame: bytes) -> int:
@@ -99,6 +110,7 @@ class Lan:
         self.lose: dict[int, int] = {}  # how many frames of a kind are to be lost next
         self.groups: list[frozenset[int]] = []  # of host indices, while the LAN is cut
         self.trace: deque[str] = deque(maxlen=_TRACED)
+        self.switch = Switch()  # where the plan has it that one adds
         self.checks = Checks(self)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -120,7 +132,7 @@ class Lan:
     def run(self, until: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Run until the condition holds; False if it does not within `limit_s` of virtual time, or nothing happens."""
         queue, pop, step = self._queue, heapq.heappop, self.checks.step
-        with frames_read_once():
+        with frames_read_once(), short_turns():
             while not until():
                 if not queue:
                     return False
@@ -155,7 +167,36 @@ class Lan:
                 self.lose[kind] -= 1
                 self.note(f"LOST {wire.FrameType(frame[1]).name} of {sender.node.name}")
                 return
+        if self.plan.adding and frame[1] == wire.FrameType.TOKEN:
+            passing = wire.unpack(frame)
+            self._to_switch(sender, when, lambda: self.switch.follow(passing.header, passing.body))
         self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame, key))
+
+    def feed(self, sender: Host, fragment: Fragment, when: float) -> None:
+        """One fragment for the switch, which sends what comes of it to all, or to who has asked."""
+        life = sender.life
+        view, _, number, round_, index = fragment
+
+        def take() -> None:
+            if sender.life != life and when > sender.killed_at:
+                return
+            value = self.checks.value(number, round_, index)
+            out = self.switch.add(view, round_, number, index, value)
+            if out is not None:
+                self._deliver(
+                    None,
+                    self.now,
+                    lambda host: host.kernel.take_sum(view, round_, index, out[0]),
+                    only=sender if out[1] else None,
+                )
+
+        self._to_switch(sender, when, take)
+
+    def _to_switch(self, sender: Host, when: float, take: Callable[[], None]) -> None:
+        """On the same wire in the same order; the switch is where the first host is when the LAN is cut."""
+        lost = self.conditions.loss and self.random.random() < self.conditions.loss
+        if not lost and self.connected(sender.index, 0):
+            self.at(when + HOP_S / 2, take)
 
     def fragment(self, sender: Host, fragment: Fragment, when: float) -> None:
         """One fragment of a contribution; if its sender dies before its turn it never goes out."""
@@ -176,12 +217,22 @@ class Lan:
         self.groups = list(groups)
         self.note(f"CUT {[sorted(g) for g in groups]}" if groups else "HEALED")
 
-    def _deliver(self, sender: Host, when: float, take: Callable[[Host], None]) -> None:
+    def _deliver(
+        self,
+        sender: Host | None,
+        when: float,
+        take: Callable[[Host], None],
+        only: Host | None = None,
+    ) -> None:
+        """`sender` None: the switch, from where the first host is; `only`: to that host."""
         conditions, rng = self.conditions, self.random
+        at = sender.index if sender is not None else 0
         if conditions.loss and rng.random() < conditions.loss:
             return
         for host in self.hosts:
-            if host is sender or host.dead or not self.connected(sender.index, host.index):
+            if host is sender or host.dead or not self.connected(at, host.index):
+                continue
+            if only is not None and host is not only:
                 continue
             if conditions.loss and rng.random() < conditions.loss:
                 continue
@@ -193,7 +244,7 @@ class Lan:
                 elif conditions.late and rng.random() < conditions.late:
                     arrival += rng.random() * conditions.late_s
                 else:  # a LAN keeps the order between two hosts
-                    pair = (sender.index, host.index)
+                    pair = (sender.index if sender is not None else -1, host.index)
                     arrival = max(arrival, self._arrival.get(pair, 0.0) + 1e-9)
                     self._arrival[pair] = arrival
                 life = host.life

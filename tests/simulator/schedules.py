@@ -59,6 +59,8 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
             late=rng.choice((0.0, 0.01)),
         )
     admit = rng.random() < 0.2
+    more = random.Random(~seed)  # what has come later leaves older schedules as they were
+    adding = more.random() < 0.4
     lan = Lan(
         hosts,
         conditions,
@@ -70,6 +72,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
             quorum=rng.choice((0.6, 0.9, 1.0)),
             alarm_below=rng.choice((0.0, 0.0, 0.0, 0.5)),
             admit=admit,
+            adding=adding,
         ),
         rounds=rng.randint(10, 30),
         fragments=rng.choice((1, 4, 12)),
@@ -92,6 +95,11 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         else:
             name = rng.choice(list(MOMENTS))
             faults.at_moment(name, rng.choice((1, 2, 3, 10)), rng.choice(AT_A_MOMENT))
+    if adding and more.random() < 0.5:
+        for _ in range(more.randint(1, 3)):
+            faults.of_switch(
+                FORMED_S + more.random() * lasts, more.choice(("forget", "forget", "stop")), more
+            )
     lan.hosts[0].submit()
     lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
     return lan
@@ -176,11 +184,15 @@ def places(lan: Lan) -> str:
 def stuck(lan: Lan) -> str:
     """Why nobody may go on, or an empty text if somebody should."""
     members = [h for h in lan.hosts if member(h)]
-    if not members:
-        if not any(h.program and not h.program.blank for h in lan.hosts):
-            return "the starter was lost before anybody had the job"
+    if not members and not any(h.program and not h.program.blank for h in lan.hosts):
+        return "the starter was lost before anybody had the job"
+    newest = (
+        lan.checks.newest
+    )  # perhaps in force only where it has been forgotten: it binds the others
+    if members and lan.timings.alone:
+        newest = max(members, key=lambda h: (h.node.view.number, h.node.view.ballot)).node.view
+    if newest is None:
         return ""
-    newest = max(members, key=lambda h: (h.node.view.number, h.node.view.ballot)).node.view
     able = [k for k in newest.live if _able(lan, newest, k)]
     if not newest.agreed(able, alone=lan.timings.alone):
         return f"of view {newest.number} with {sorted(newest.live)} only {able} are left"
