@@ -83,16 +83,17 @@ def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
         sums = {number: own for number, own in saved.items() if "total" in own}
         first = next(iter(sums.values()))
         counted, unit = first["counted"].tolist(), int(first["unit"])
+        switched = int(first["members"])
         for number, own in sums.items():
             assert own["counted"].tolist() == counted, (round_, number)
-            assert int(own["unit"]) == unit, (round_, number)
+            assert (int(own["unit"]), int(own["members"])) == (unit, switched), (round_, number)
             assert int(own["n"]) == sum(samples for _, samples in counted)
         total = np.zeros(len(first["total"]), np.int64)
         for number, samples in counted:
             own = saved[number]
             assert int(own["samples"]) == samples, (round_, number)
             member = members.setdefault((number, str(own.get("life", ""))), Member(width))
-            whole, left = member.quantise(own["vector"], unit, int(own["members"]))
+            whole, left = member.quantise(own["vector"], unit, switched)
             total += whole
             member.residual = left
             gradients += 1

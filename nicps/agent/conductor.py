@@ -199,7 +199,9 @@ class Conductor:
             job.save(saved)
 
     def tell(self, event: str, **values: Any) -> None:
-        """To the submitter and whoever else watches."""
+        """To the submitter and whoever else watches; a warning goes to the log too."""
+        if event == "warning":
+            self.agent.log(values["message"])
         self.agent.tell(event, self.job_id, **values)
 
     # ---- the end

@@ -145,10 +145,11 @@ class Ended:
 
 @dataclass
 class Network:
-    """A lab with an agent on every host."""
+    """A lab with an agent on every host; all of them are given `arguments`."""
 
     hosts: int
     loss: float = 0.0
+    arguments: Sequence[str] = ()
     agents: dict[str, AgentProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -200,7 +201,7 @@ class Network:
         """The agent's."""
         runs, work = (str(self.place(host, what)) for what in ("runs", "work"))
         command = [*NICPS, "join", "--iface", "eth1", "--name", host, "--user", self.user]
-        return [*command, "--runs", runs, "--work", work]
+        return [*command, "--runs", runs, "--work", work, *self.arguments]
 
     def run(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host."""

@@ -4,9 +4,9 @@ that dies.
 
     python -P recording_trainer.py FOLDER
 
-FOLDER/ROUND.offer.npz: number, life, samples, vector. FOLDER/ROUND.sum.npz: number, life, counted, n, unit, total,
-digest. A `life` ends where the rounding error of what was counted is forgotten: with the process, or when it takes
-another member's state.
+FOLDER/ROUND.offer.npz: number, life, samples, vector. FOLDER/ROUND.sum.npz: number, life, counted, n, unit, members,
+total, digest. A `life` ends where the rounding error of what was counted is forgotten: with the process, or when it
+takes another member's state.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Recording(Session):
                 counted=np.array(sorted(commit.counted.items()), np.int64).reshape(-1, 2),
                 n=commit.samples,
                 unit=commit.unit,
+                members=commit.members,
                 total=total,
                 digest=digest,
             )

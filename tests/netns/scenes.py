@@ -72,7 +72,6 @@ class Stage(Network):
 
     keyed: bool = False
     rate_bps: int | None = None
-    arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +105,7 @@ class Stage(Network):
         return self.folder / "records" / host
 
     def command_line(self, host: str) -> list[str]:
-        command = [*super().command_line(host), *self.arguments]
+        command = super().command_line(host)
         command += ["--trainer", f"{sys.executable} -P {RECORDING} {self.records(host)}"]
         return [*command, "--key", str(self.key)] if self.keyed else command
 

@@ -38,15 +38,17 @@ class Bmv2:
     Args:
         netns: the namespace's name.
         ports: interface by port number.
+        config: p4c's JSON; ours, if it is not named.
     """
 
-    def __init__(self, netns: str, ports: Mapping[int, str]) -> None:
+    def __init__(self, netns: str, ports: Mapping[int, str], config: Path | None = None) -> None:
         self.netns, self.ports = netns, dict(ports)
+        self.config = config or program.compiled()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        arguments = [str(program.compiled()), "--thrift-port", str(THRIFT)]
+        arguments = [str(self.config), "--thrift-port", str(THRIFT)]
         for number, iface in self.ports.items():
             arguments += ["-i", f"{number}@{iface}"]
         self.process = subprocess.Popen(
@@ -164,7 +166,7 @@ def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
 
 
 @contextlib.contextmanager
-def in_place_of_the_bridge(network: Network) -> Iterator[Bmv2]:
+def in_place_of_the_bridge(network: Network, config: Path | None = None) -> Iterator[Bmv2]:
     """Make the network's lab, with a `simple_switch` where its bridge was; host k is at port k."""
     network.lab.up()
     name = network.lab.switch_netns
@@ -179,7 +181,7 @@ def in_place_of_the_bridge(network: Network) -> Iterator[Bmv2]:
     for host in network.lab.hosts:
         offloads = "ethtool -K eth1 tx off rx off tso off gso off gro off"
         run(f"ip netns exec {host.netns} {offloads}")
-    with Bmv2(name, ports) as bmv2:
+    with Bmv2(name, ports, config) as bmv2:
         yield bmv2
 
 
@@ -188,7 +190,8 @@ def controller(bmv2: Bmv2, log: Path, *arguments: str) -> Iterator[subprocess.Po
     """`nicps switch p4 run` beside the switch, until the end."""
     hosts = ",".join(str(port) for port in bmv2.ports if port != CONTROLLER)
     command = ["ip", "netns", "exec", bmv2.netns, *NICPS, "switch", "p4", "run", "--iface", "cpu"]
-    command += ["--ports", hosts, "--controller", str(CONTROLLER), *arguments]
+    command += ["--ports", hosts, "--controller", str(CONTROLLER)]
+    command += ["--config", str(bmv2.config), *arguments]
     with log.open("ab") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts with `--mode switch` train through a real `simple_switch` that adds; what becomes of it when that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nicps import wire
+from nicps.lab import links
+from nicps.switch import program
+from tests import reference
+from tests.netns.labs import until
+from tests.netns.members import Run, tiny_job
+from tests.netns.scenes import Drill, Stage
+from tests.netns.wires import run
+from tests.p4.bmv2 import CONTROLLER, controller, in_place_of_the_bridge
+
+#: A gradient of 11 fragments (i32), in the middle of which a fault can strike.
+LONG = """
+def model():
+    return nn.Sequential(nn.Linear(16, 160), nn.ReLU(), nn.Linear(160, 8), nn.ReLU(), nn.Linear(8, 4))
+"""
+FRAGMENTS = 11
+
+
+class Rig:
+    """Three hosts at a switch that has a controller, and a job that trains on them until it is told to end."""
+
+    def __init__(self, config: Path | None = None, *arguments: str, keyed: bool = False) -> None:
+        self.stage = Stage(3, arguments=("--mode", "switch", *arguments), keyed=keyed)
+        self.drill = Drill(self.stage, LONG, {"lane": "i32"})
+        self.log = self.stage.folder / "controller.log"
+        self._config = config
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Rig:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.stage.close)
+            stack.callback(self.drill.close)
+            self.bmv2 = stack.enter_context(in_place_of_the_bridge(self.stage, self._config))
+            stack.enter_context(controller(self.bmv2, self.log))
+            self.stage.ready()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def counters(self) -> dict[str, int]:
+        """The switch's."""
+        with self.bmv2.connect() as switch:
+            return switch.counters()
+
+    def goes_on(self) -> None:
+        """All three train, with sums from the switch, and all sums so far were exact."""
+        before = self.counters()["summed"]
+        self.drill.goes_on(*self.stage.names, timeout_s=40.0)
+        assert self.drill.exact() > 0
+        assert self.counters()["summed"] >= before + 2 * FRAGMENTS
+
+    def inside(self, command: str) -> None:
+        """`ip ...` where the switch is."""
+        run(f"ip netns exec {self.bmv2.netns} ip {command}")
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def rig(made: Rig) -> Rig:
+    """With all three in training."""
+    made.drill.ready()
+    return made
+
+
+def train(rig: Rig, **settings: object) -> Run:
+    rig.drill.close()
+    rig.stage.ready()
+    return rig.stage.train(tiny_job(rig.stage.folder), save_gradients=True, **settings)
+
+
+def warnings(done: Run) -> list[str]:
+    return [str(event["message"]) for event in done.events if event.get("event") == "warning"]
+
+
+@pytest.mark.parametrize("lane", ["i32", "i16", "i8"])
+def test_a_job_is_trained(made: Rig, lane: str) -> None:
+    """All sums come from the switch, and are what the gradients come to."""
+    before = made.counters()
+    done = train(made, lane=lane)
+    counters = {name: count - before[name] for name, count in made.counters().items()}
+    assert done.result["weights_identical"] is True
+    rounds = done.gradients()
+    assert reference.check(int(lane[1:]), rounds) >= 9
+    counted = [saved for saved in rounds.values() if len(saved[1]["counted"])]
+    assert counters["summed"] >= len(counted) and counters["added"] >= 2 * len(counted)
+    assert all(int(saved[1]["members"]) == 3 for saved in rounds.values())
+    assert not warnings(done)
+
+
+def test_the_step_follows_the_gradients(made: Rig) -> None:
+    """The first round only finds out how large gradients are; then hardly a lane is too large."""
+    done = train(made, lane="i16", rounds=20)
+    rows = done.training("h1")
+    assert rows[0]["counted"] == {} and all(len(row["counted"]) == 3 for row in rows[1:])
+    units = [int(saved[1]["unit"]) for _, saved in sorted(done.gradients().items())]
+    assert units[0] == -40 and units[1] > -40 and min(units[1:]) < max(units[1:])
+    lanes = 16 * 8 + 8 + 8 * 4 + 4
+    assert rows[-1]["saturated"] < len(rows) * lanes / 100
+
+
+def test_the_switch_is_killed_in_mid_round(rig: Rig) -> None:
+    """Members, token and sums are gone; the controller sets it up anew, and the round is run again."""
+    before = rig.log.read_text().count("set up anew")
+    rig.bmv2.stop()
+    time.sleep(0.3)
+    rig.bmv2.start()
+    until(lambda: rig.log.read_text().count("set up anew") > before, "the controller", 20.0)
+    rig.goes_on()
+
+
+def test_only_the_registers_are_lost(rig: Rig) -> None:
+    """Sums that some have got and others have not are made again, out of the same gradients: nobody leaves."""
+    view = rig.drill.status("h1")["view"]
+    with rig.bmv2.connect() as switch:
+        members = switch.members()
+        ports = sorted(member.port for member in members.values())
+        for _ in range(20):
+            switch.setup(wire.network_id("nicps"), ports, CONTROLLER)
+            switch.record(members)
+            time.sleep(0.05)
+    rig.goes_on()
+    assert rig.drill.status("h1")["view"] == view
+
+
+def test_a_port_is_lost(rig: Rig) -> None:
+    """The others go on without the host behind it; it comes back with its port."""
+    with rig.bmv2.connect() as switch:
+        devices = switch._standard
+        devices.bm_dev_mgr_remove_port(3)
+        try:
+            rig.drill.goes_on("h1", "h2")
+        finally:
+            devices.bm_dev_mgr_add_port(links.port_name(3), 3, "")
+    rig.goes_on()
+
+
+def test_an_interface_of_the_switch_goes_down(rig: Rig) -> None:
+    """BMv2 then stands still as a whole: so do the hosts, until it goes on."""
+    rig.inside(f"link set {links.port_name(3)} down")
+    try:
+        rig.drill.until(
+            lambda: "cannot be heard" in rig.drill.status("h1")["trouble"], "h1 is alone"
+        )
+    finally:
+        rig.inside(f"link set {links.port_name(3)} up")
+    rig.goes_on()
+
+
+def test_a_bridge_in_place_of_the_switch(made: Rig) -> None:
+    """Killed, and what is there in its place does not add: the hosts find out, say so, and add themselves."""
+    made.drill.close()
+    made.drill.begin()
+    try:
+        made.bmv2.stop()
+        made.inside(f"link add {links.BRIDGE} type bridge mcast_snooping 0 forward_delay 0")
+        made.inside(f"link set {links.BRIDGE} up")
+        for number in (1, 2, 3):
+            made.inside(f"link set {links.port_name(number)} master {links.BRIDGE}")
+        made.drill.goes_on(*made.stage.names, timeout_s=40.0)
+        assert made.drill.exact() > 0
+        lead = made.drill.lead()
+        assert "the switch does not add" in made.stage.log(lead)
+    finally:
+        made.inside(f"link del {links.BRIDGE}")
+        made.bmv2.start()
+        made.drill.close()
+
+
+def test_out_of_window(tmp_path: Path) -> None:
+    """A switch with room for 4 sums: what it has no room for it refuses, and gets again."""
+    small = tmp_path / "small.json"
+    source = program.folder() / "nicps.p4"
+    command = ["p4c-bm2-ss", "--std", "p4-16", "-DNICPS_SLOTS=4", "-o", str(small), str(source)]
+    subprocess.run(command, check=True, capture_output=True, cwd=source.parent.parent)
+    with Rig(small) as rig:
+        rig.drill.begin()
+        rig.goes_on()
+        assert rig.counters()["window"] > 0
+
+
+def test_with_a_key() -> None:
+    """Hosts that have one believe the switch only if they are told to; what they send is signed."""
+    with Rig(None, "--trust-switch", keyed=True) as rig:
+        rig.drill.begin()
+        rig.goes_on()
