@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BMv2 does with every frame what the model says: on the sequences of tests/vectors/, and on random ones."""
+"""BMv2 does with every frame what the model says: on the sequences of tests/vectors/, and on random ones.
+
+And what it adds is what hosts add, by the XDP program (`tests.sums`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,11 @@ from hypothesis import strategies as st
 from nicps.lab.namespaces import switch_name
 from nicps.switch import Switch
 from nicps.switch.runtime import Member
+from tests import sums
 from tests.p4.bmv2 import CONTROLLER, Bmv2, Wires, bench
-from tests.p4.model import ModelSwitch
+from tests.p4.model import FRAGMENT, ModelSwitch
 from tests.vectors import encode
+from tests.xdp.target import XdpTarget
 
 PORTS = (1, 2, 3)
 NETWORK = 0x0A0B0C0D
@@ -48,10 +53,10 @@ class Rig:
         recorded = frozenset((m.number, m.mac, m.port) for m in members.values())
         return ModelSwitch(NETWORK, PORTS, CONTROLLER, recorded)
 
-    def exchange(self, model: ModelSwitch, port: int, frame: bytes) -> None:
+    def exchange(self, model: ModelSwitch, port: int, frame: bytes) -> dict[int, list[bytes]]:
         """One frame, and behind it one that is flooded: when that has come everywhere, all else has.
 
-        Asserts that what came out at each port is what the model says.
+        What came out at each port; asserts that it is what the model says.
         """
         frame = frame.ljust(60, b"\0")
         self._marks += 1
@@ -68,10 +73,12 @@ class Rig:
             assert time.monotonic() < deadline, (port, frame.hex(), heard)
             for to, more in self.wires.heard().items():
                 heard.setdefault(to, []).extend(more)
-        while CONTROLLER in expected and CONTROLLER not in heard:
+        unmarked = {CONTROLLER, port} & expected.keys()  # the mark does not come there
+        while unmarked - heard.keys():
             assert time.monotonic() < deadline, (port, frame.hex())
             heard |= self.wires.heard()
         assert heard == expected, (port, frame.hex())
+        return {to: [out for out in outs if out != mark] for to, outs in heard.items()}
 
     def agree(self, switch: Switch, model: ModelSwitch) -> None:
         """At the end: the same counters, the same token."""
@@ -193,3 +200,49 @@ def test_random_sequences(rig: Rig, switch: Switch, sequence: list[tuple[int, by
     for port, frame in sequence:
         rig.exchange(model, port, frame)
     rig.agree(switch, model)
+
+
+# ---- the same sums as hosts make
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[XdpTarget]:
+    target = XdpTarget(sums.FRAGMENTS)
+    yield target
+    target.close()
+
+
+def sums_agree(rig: Rig, switch: Switch, program: XdpTarget, steps: Sequence[sums.Step]) -> int:
+    """Through BMv2, its model, the XDP program and its model."""
+    rig.begin(switch, sums.MACS)
+    model = sums.model_switch(CONTROLLER)
+
+    def begin(config: Mapping[str, Any]) -> XdpTarget:
+        program.begin(config, sums.MACS)
+        return program
+
+    def exchange(port: int, frame: bytes) -> list[bytes]:
+        heard = rig.exchange(model, port, frame).get(sums.HEARS, [])
+        return [out for out in heard if out[15] == FRAGMENT]
+
+    whole = sums.sums_agree(steps, begin, model, exchange)
+    rig.agree(switch, model)
+    return whole
+
+
+@pytest.mark.parametrize("width", [32, 16, 8])
+def test_all_send(rig: Rig, switch: Switch, program: XdpTarget, width: int) -> None:
+    assert sums_agree(rig, switch, program, sums.all_send(width)) == sums.FRAGMENTS
+
+
+@settings(
+    max_examples=1000,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=sums.sequences())
+def test_random_sums(
+    rig: Rig, switch: Switch, program: XdpTarget, steps: Sequence[sums.Step]
+) -> None:
+    sums_agree(rig, switch, program, steps)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps join --mode switch` where no switch adds, and where not all hosts are told so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nicps.errors import JobFailed
+from tests import reference
+from tests.netns.members import Network, tiny_job
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    made = Network(3, arguments=("--mode", "switch"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.close()
+
+
+def test_no_switch_adds(network: Network) -> None:
+    """The hosts find out in the first round with a gradient, say so, and train on by themselves."""
+    run = network.train(tiny_job(network.folder), save_gradients=True)
+    assert run.result["weights_identical"] is True
+    said = [event["message"] for event in run.events if event["event"] == "warning"]
+    assert [text for text in said if "the switch does not add" in text] == said
+    assert len(said) == 1 and said[0] in network.log("h1")
+    rounds = run.gradients()
+    assert reference.check(16, rounds) == 9
+    members = [int(saved[1]["members"]) for _, saved in sorted(rounds.items())]
+    assert members[0] == 3 and set(members[1:]) == {0}
+
+
+def test_a_host_that_believes_no_switch(network: Network) -> None:
+    """The job ends with one line that says what to do."""
+    network.leave("h3")
+    network.arguments = ()
+    network.join("h3")
+    network.answered("h3")
+    with pytest.raises(JobFailed, match="with --mode switch there too"):
+        network.train(tiny_job(network.folder))
+    network.all_stand_by()
