@@ -147,7 +147,8 @@ class Loop:
         total = session.sum(commit, self._total)
         summed = self._clock()
         if self._settings.save_gradients:
-            save_gradients(self._workdir / "out", commit, model.vector, total, own)
+            out = self._workdir / "out"
+            save_gradients(out, session.number, commit, model.vector, total, own)
         training.unit = commit.unit
         training.step(total, commit.samples)
         session.applied(commit, training.digest())

@@ -82,6 +82,7 @@ class Metrics:
 
 def save_gradients(
     out: Path,
+    number: int,
     commit: Commit,
     vector: npt.NDArray[np.float32],
     total: npt.NDArray[np.float32],
@@ -89,7 +90,7 @@ def save_gradients(
 ) -> None:
     """Keep a round's vectors as out/gradients/ROUND.npz.
 
-    vector: what this member contributed, float32 (lanes,), the sum over `samples` samples (0:
+    number: this member's. vector: what it contributed, float32 (lanes,), the sum over `samples` samples (0:
     nothing). total: the sum that all members read, float32 (lanes,), over `n` samples, with
     accumulators whose lowest bit is 2**unit. members: of so many a switch adds the lanes, 0 if the hosts add. counted:
     rows (member number, samples).
@@ -99,6 +100,7 @@ def save_gradients(
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(
             path,
+            number=number,
             vector=vector,
             samples=samples,
             total=total,

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Mininet of hosts that each run `nicps join`, and one job on them: up, train, show, down.
 
-    .venv/bin/python vm-lab/mininet_lab.py --hosts 4 --switch bmv2            one BMv2 in ring mode
-    .venv/bin/python vm-lab/mininet_lab.py --hosts 4 --switch bmv2 --switches 2   two in line
-    .venv/bin/python vm-lab/mininet_lab.py --hosts 4 --switch plain           a Linux bridge
+    .venv/bin/python vm-lab/mininet_lab.py                   four hosts, one BMv2 in ring mode
+    .venv/bin/python vm-lab/mininet_lab.py --mode switch     the BMv2 adds
+    .venv/bin/python vm-lab/mininet_lab.py --switches 2      two in line
+    .venv/bin/python vm-lab/mininet_lab.py --switch plain    a Linux bridge
 
 h1 --+                +-- h3        every host and every switch is a namespace of its own; a BMv2
      s1 ------------- s2            has its controller, `nicps switch p4 run`, beside it
@@ -51,6 +52,9 @@ def main() -> int:
     parser.add_argument("job", nargs="?", type=Path, default=ROOT / "trainer" / "jobs" / "digits")
     parser.add_argument("--hosts", type=int, default=4, help="2 to 16 (%(default)s)")
     parser.add_argument("--switch", choices=("bmv2", "plain"), default="bmv2")
+    parser.add_argument(
+        "--mode", choices=("ring", "switch"), default="ring", help="who adds: hosts, or the switch"
+    )
     parser.add_argument("--switches", type=int, choices=(1, 2), default=1, help="in line")
     parser.add_argument("--data", type=Path, default=os.environ.get("NICPS_DATA"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -76,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         raise EnvironmentProblem(
             "there is no simple_switch: install the p4lang project's BMv2 (docs/switch.md)"
         )
+    if args.mode == "switch" and (args.switch != "bmv2" or args.switches != 1):
+        raise UsageProblem("--mode switch takes one BMv2 that all hosts are at")
     user = choose_user(RunSettings(args.job, LabSettings(), args.data))
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="nicps-mininet-"))
@@ -85,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         stack.callback(lab.down)
         lab.up()
         result = lab.train()
+        result |= lab.sums(result)
         for name, counters in lab.counters().items():
             told = ", ".join(f"{reason} {count}" for reason, count in counters.items() if count)
             print(f"{name}: {told}", file=sys.stderr)
@@ -157,7 +164,8 @@ class MininetLab:
         runs = self.args.runs.resolve() if host.name == "h1" else own / "runs"
         command = [*NICPS, "join", "--iface", str(host.defaultIntf().name), "--name", host.name]
         command += ["--runs", str(runs), "--work", str(own / "work"), "--user", self.user]
-        return [*command, *self.key]
+        trust = ["--trust-switch"] if self.key and self.args.mode == "switch" else []
+        return [*command, "--mode", self.args.mode, *self.key, *trust]
 
     def _switch(self, switch: Any, names: list[str]) -> None:
         """Start what switches there."""
@@ -223,6 +231,22 @@ class MininetLab:
             raise JobFailed(f"`nicps submit` ended with {process.returncode}")
         result: dict[str, Any] = json.loads(out)
         return result
+
+    def sums(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Once more by the XDP program, if the job has kept its gradients (--set save_gradients=true).
+
+        Raises:
+            JobFailed: a sum is not what hosts would have come to.
+        """
+        if not result["settings"].get("save_gradients"):
+            return {}
+        from nicps.bench import sums
+
+        places = {host.name: self.folder / host.name / "runs" for host in self.net.hosts}
+        places["h1"] = self.args.runs.resolve()
+        folders = [place / result["job_id"] / name for name, place in places.items()]
+        width = int(str(result["settings"]["lane"]).removeprefix("i"))
+        return {"sums_by_xdp": sums.compare(sums.read(folders), width)}
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Of every BMv2: frames by what became of them."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-BENCHMARKS = ("allreduce", "comeback", "flood", "handout", "idle", "kernel", "silence")
+BENCHMARKS = ("allreduce", "comeback", "flood", "handout", "idle", "kernel", "silence", "sums")
 
 
 def add_parser(subparsers: Any) -> None:

@@ -44,8 +44,13 @@ def namespaces() -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--switch", "plain"), ("--switch", "bmv2", "--key"), ("--switch", "bmv2", "--switches", "2")],
-    ids=["plain", "bmv2", "two-in-line"],
+    [
+        ("--switch", "plain"),
+        ("--switch", "bmv2", "--key"),
+        ("--switch", "bmv2", "--switches", "2"),
+        ("--switch", "bmv2", "--mode", "switch", "--key"),
+    ],
+    ids=["plain", "bmv2", "two-in-line", "adding"],
 )
 def test_a_job_is_trained(checkout: Path, open_path: Path, arguments: tuple[str, ...]) -> None:
     before = namespaces()
@@ -57,6 +62,7 @@ def test_a_job_is_trained(checkout: Path, open_path: Path, arguments: tuple[str,
     if "bmv2" in arguments:
         assert switches and all("fragment" in line for line in switches), done.stderr
         assert not any("stranger" in line for line in switches), done.stderr
+        assert ("--mode" in arguments) == any("summed" in line for line in switches), done.stderr
     assert namespaces() <= before
 
 

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps bench sums`: a run's saved gradients once more, through the XDP program as on a plain LAN.
+
+A switch that adds, and hosts that add, must come to the same. So the gradients that a run has kept (`save_gradients`)
+are made into fragments again, given to the XDP program by BPF_PROG_TEST_RUN, and its sums compared with those that the
+run has trained on, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from nicps import wire
+from nicps.dataplane import bpf, loader
+from nicps.dataplane.lanes import F32, U8, LaneFormat, Quantiser, Summer
+from nicps.dataplane.maps import Maps
+from nicps.errors import JobFailed, UsageProblem
+from nicps.protocol.phase import fragments_per_block, lanes_per_fragment
+
+_NETWORK, _VIEW, _ROUND = 1, 1, 1
+_MAC = bytes.fromhex("020000000001")
+
+DESCRIPTION = """\
+Sum a run's saved gradients with the XDP program, as hosts on a plain LAN do, and compare with what the run has trained
+on. Each FOLDER is one host's part of the run, with its gradients in it: DIR/JOB/HOST."""
+
+#: What a member has saved of a round.
+Saved = Mapping[str, Any]
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps bench sums`."""
+    parser = subparsers.add_parser(
+        "sums", help="a run's sums, by the XDP program", description=DESCRIPTION
+    )
+    parser.add_argument("folder", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--lane", choices=("i32", "i16", "i8"), default="i16")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, and say so."""
+    found = compare(read(args.folder), int(args.lane[1:]))
+    if args.json:
+        print(orjson.dumps(found).decode())
+    else:
+        print(
+            f"{found['rounds']} rounds, {found['gradients']} gradients: the XDP program's sums are those of the run"
+        )
+    return 0
+
+
+def read(folders: Sequence[Path]) -> dict[int, dict[int, Saved]]:
+    """What the members of a run have saved, by round and member number.
+
+    Raises:
+        UsageProblem: there is nothing, or it cannot be read.
+    """
+    rounds: dict[int, dict[int, Saved]] = {}
+    for folder in folders:
+        paths = sorted((folder / "gradients").glob("*.npz"))
+        if not paths:
+            raise UsageProblem(
+                f"{folder} has no gradients: run the job with --set save_gradients=true"
+            )
+        for path in paths:
+            try:
+                with np.load(path) as saved:
+                    values = dict(saved)
+                rounds.setdefault(int(path.stem), {})[int(values["number"])] = values
+            except (OSError, ValueError, KeyError) as error:
+                raise UsageProblem(f"{path} cannot be read: {error}") from None
+    return rounds
+
+
+def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, int]:
+    """Sum every round again; how many rounds and gradients there were.
+
+    Raises:
+        JobFailed: a sum differs, or a gradient that was counted is missing.
+        NotRoot, KernelHeadersMissing, BpfLoadError: as `loader.load`.
+    """
+    quantisers: dict[int, Quantiser] = {}
+    gradients = 0
+    with _kernel() as (program, maps):
+        for round_, members in sorted(rounds.items()):
+            first = next(iter(members.values()))
+            counted, unit = first["counted"][:, 0].tolist(), int(first["unit"])
+            format = LaneFormat(len(first["total"]), width, int(first["members"]))
+            if set(counted) - members.keys():
+                raise JobFailed(f"round {round_}: not all the gradients that were counted are here")
+            maps.allocate(-(-format.fragments // fragments_per_block(width)))
+            for number in counted:
+                quantiser = quantisers.setdefault(number, Quantiser(replace(format, members=0)))
+                quantiser.format = format
+                lanes, shifts = _fragments(quantiser, members[number]["vector"], unit)
+                for index in range(format.fragments):
+                    frame = _frame(format, number, index, lanes[index], int(shifts[index]))
+                    bpf.prog_test_run(program, frame)
+                quantiser.keep()
+            gradients += len(counted)
+            if maps.count(_ROUND, _VIEW, 0) != len(counted) * format.fragments:
+                raise JobFailed(f"round {round_}: fragments were refused: {maps.counters()}")
+            total = np.zeros(format.lanes, np.float32)
+            if counted:
+                _sum(format, maps, unit, total)
+            for number, saved in members.items():
+                if not np.array_equal(saved["total"].view(np.uint32), total.view(np.uint32)):
+                    raise JobFailed(f"round {round_}: member {number} has trained on another sum")
+    return {"rounds": len(rounds), "gradients": gradients}
+
+
+@contextmanager
+def _kernel() -> Iterator[tuple[int, Maps]]:
+    """The XDP program, on no interface, at a host that only listens to 64 members."""
+    loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
+    try:
+        maps = Maps(loaded.maps)
+        macs = [_MAC] * wire.MAX_MEMBERS
+        maps.enter_view(_VIEW, wire.MAX_MEMBERS, macs, 1)
+        config = maps.config
+        config["network"], config["enabled"] = _NETWORK, 1
+        config["round"] = config["round_low"] = config["round_high"] = _ROUND
+        yield loaded.programs["nicps_xdp"], maps
+        maps.close()
+    finally:
+        loaded.close()
+
+
+def _fragments(quantiser: Quantiser, vector: F32, unit: int) -> tuple[U8, U8]:
+    """uint8 (fragments, 1440) and the shifts, uint8 (fragments,)."""
+    format = quantiser.format
+    lanes = np.zeros((format.fragments, wire.PAYLOAD_BYTES), np.uint8)
+    shifts = np.zeros(format.fragments, np.uint8)
+    done = 0
+    while done < format.fragments:
+        done += quantiser.batch(vector, done, unit, lanes, shifts)
+    return lanes, shifts
+
+
+def _frame(format: LaneFormat, number: int, index: int, lanes: U8, shift: int) -> bytes:
+    header = wire.Header(network=_NETWORK, view=_VIEW, round=_ROUND, sender=number)
+    per = lanes_per_fragment(format.width)
+    body = wire.Fragment(index, format.fragments, per, format.width, shift, 1)
+    return wire.ethernet(_MAC, wire.pack(header, body, tail=lanes.tobytes()))
+
+
+def _sum(format: LaneFormat, maps: Maps, unit: int, out: F32) -> None:
+    summer, done = Summer(format), 0
+    while done < format.fragments:
+        done += summer.batch(done, maps.accumulators[_ROUND & 1], None, unit, out)
