@@ -6,7 +6,17 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-BENCHMARKS = ("allreduce", "comeback", "flood", "handout", "idle", "kernel", "silence", "sums")
+BENCHMARKS = (
+    "allreduce",
+    "comeback",
+    "flood",
+    "handout",
+    "idle",
+    "kernel",
+    "silence",
+    "sums",
+    "switch",
+)
 
 
 def add_parser(subparsers: Any) -> None:

@@ -14,80 +14,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from nicps.errors import NetworkProblem
-from nicps.lab import links, namespaces
-from nicps.switch import Switch, program
+from nicps.lab import namespaces
+from nicps.lab.bmv2 import CONTROLLER, Bmv2
 from tests.netns.labs import ROOT, until
-from tests.netns.members import NICPS, Network
+from tests.netns.members import NICPS
 from tests.netns.wires import run
 
-CONTROLLER = 64
-THRIFT = 9090
-_READY_S = 20.0
 _ETH_P_ALL = 3
-
-
-class Bmv2:
-    """The process, in a namespace that has its interfaces. Use as a context manager.
-
-    Args:
-        netns: the namespace's name.
-        ports: interface by port number.
-        config: p4c's JSON; ours, if it is not named.
-    """
-
-    def __init__(self, netns: str, ports: Mapping[int, str], config: Path | None = None) -> None:
-        self.netns, self.ports = netns, dict(ports)
-        self.config = config or program.compiled()
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
-
-    def start(self) -> None:
-        """Start it, and wait until it listens."""
-        arguments = [str(self.config), "--thrift-port", str(THRIFT)]
-        for number, iface in self.ports.items():
-            arguments += ["-i", f"{number}@{iface}"]
-        self.process = subprocess.Popen(
-            ["ip", "netns", "exec", self.netns, "simple_switch", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
-        until(self._listens, "simple_switch", _READY_S)
-
-    def _listens(self) -> bool:
-        assert self.process.poll() is None, self.said()
-        try:
-            self.connect().close()
-        except NetworkProblem:
-            return False
-        return True
-
-    def stop(self) -> None:
-        """kill -9: what it knew is gone."""
-        self.process.kill()
-        self.process.wait(10.0)
-
-    def said(self) -> str:
-        """What it has printed."""
-        self._log.seek(0)
-        return self._log.read()
-
-    def connect(self) -> Switch:
-        """A connection to its run-time API."""
-        return namespaces.inside(self.netns, lambda: Switch.connect("127.0.0.1", THRIFT))
-
-    def __enter__(self) -> Bmv2:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._log.close()
 
 
 class Wires:
@@ -163,26 +100,6 @@ def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
                 wires.close()
     finally:
         namespaces.remove([name])
-
-
-@contextlib.contextmanager
-def in_place_of_the_bridge(network: Network, config: Path | None = None) -> Iterator[Bmv2]:
-    """Make the network's lab, with a `simple_switch` where its bridge was; host k is at port k."""
-    network.lab.up()
-    name = network.lab.switch_netns
-    inside = f"ip netns exec {name} "
-    run(inside + f"ip link del {links.BRIDGE}")
-    run(inside + "ip link add near-cpu type veth peer name cpu")
-    ports = {int(host.name[1:]): links.port_name(int(host.name[1:])) for host in network.lab.hosts}
-    ports[CONTROLLER] = "near-cpu"
-    for end in (*ports.values(), "cpu"):
-        run(inside + f"ip link set {end} up")
-        run(inside + f"ethtool -K {end} tx off rx off tso off gso off gro off")
-    for host in network.lab.hosts:
-        offloads = "ethtool -K eth1 tx off rx off tso off gso off gro off"
-        run(f"ip netns exec {host.netns} {offloads}")
-    with Bmv2(name, ports, config) as bmv2:
-        yield bmv2
 
 
 @contextlib.contextmanager

@@ -13,13 +13,14 @@ import pytest
 
 from nicps import wire
 from nicps.lab import links
+from nicps.lab.bmv2 import CONTROLLER, in_place_of_the_bridge
 from nicps.switch import program
 from tests import reference
 from tests.netns.labs import until
 from tests.netns.members import Run, tiny_job
 from tests.netns.scenes import Drill, Stage
 from tests.netns.wires import run
-from tests.p4.bmv2 import CONTROLLER, controller, in_place_of_the_bridge
+from tests.p4.bmv2 import controller
 
 #: A gradient of 11 fragments (i32), in the middle of which a fault can strike.
 LONG = """
@@ -43,7 +44,7 @@ class Rig:
         with contextlib.ExitStack() as stack:
             stack.callback(self.stage.close)
             stack.callback(self.drill.close)
-            self.bmv2 = stack.enter_context(in_place_of_the_bridge(self.stage, self._config))
+            self.bmv2 = stack.enter_context(in_place_of_the_bridge(self.stage.lab, self._config))
             stack.enter_context(controller(self.bmv2, self.log))
             self.stage.ready()
             self._stack = stack.pop_all()

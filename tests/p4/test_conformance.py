@@ -18,11 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nicps.lab.bmv2 import CONTROLLER, Bmv2
 from nicps.lab.namespaces import switch_name
 from nicps.switch import Switch
 from nicps.switch.runtime import Member
 from tests import sums
-from tests.p4.bmv2 import CONTROLLER, Bmv2, Wires, bench
+from tests.p4.bmv2 import Wires, bench
 from tests.p4.model import FRAGMENT, ModelSwitch
 from tests.vectors import encode
 from tests.xdp.target import XdpTarget

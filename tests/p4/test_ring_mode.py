@@ -12,12 +12,13 @@ import pytest
 from nicps import wire
 from nicps.auth import ControlKey, NetworkKey
 from nicps.errors import NetworkProblem
+from nicps.lab.bmv2 import CONTROLLER, Bmv2
 from nicps.lab.namespaces import switch_name
 from nicps.protocol.phase import Member as Listed
 from nicps.protocol.view import Successor
 from nicps.switch import Recorder, Switch
 from nicps.switch.runtime import Member
-from tests.p4.bmv2 import CONTROLLER, Bmv2, Wires, bench
+from tests.p4.bmv2 import Wires, bench
 
 NETWORK = wire.network_id("nicps")
 BROADCAST = b"\xff" * 6

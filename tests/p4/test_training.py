@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from nicps.lab.bmv2 import Bmv2, in_place_of_the_bridge
 from nicps.switch.runtime import Member
 from tests import reference
 from tests.netns.labs import until
 from tests.netns.members import Network, tiny_job
-from tests.p4.bmv2 import Bmv2, controller, in_place_of_the_bridge
+from tests.p4.bmv2 import controller
 
 #: Some seconds of training, with every gradient kept.
 LONG = """
@@ -25,7 +26,7 @@ settings = Settings(batch=64, rounds=60, quorum=1.0, test_every=1000, lane="i32"
 def made() -> Iterator[tuple[Network, Bmv2, Path]]:
     network = Network(3)
     try:
-        with in_place_of_the_bridge(network) as bmv2:
+        with in_place_of_the_bridge(network.lab) as bmv2:
             log = network.folder / "controller.log"
             with controller(bmv2, log):
                 network.ready()

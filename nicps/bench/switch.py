@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps bench switch`: how many fragments a second a BMv2 adds, and whether any is lost.
+
+Hosts in a lab take turns: who has the token sends a quantum of full fragments from its TX ring, and hands the token on
+through the switch; the XDP program of each takes the sums. There is no agent and no training: this is the switch, and
+what hosts need for it. All sums must have come to all hosts in the end, without one having been asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import select
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import orjson
+
+from nicps import wire
+from nicps.bench.watch import until
+from nicps.dataplane import DataPlane
+from nicps.dataplane.lanes import U8
+from nicps.errors import JobFailed, NetworkProblem, UsageProblem
+from nicps.lab import Lab, LabSettings, links, namespaces
+from nicps.lab.bmv2 import CONTROLLER, Bmv2, in_place_of_the_bridge
+from nicps.protocol.phase import fragments_per_block, lanes_per_fragment
+from nicps.switch.runtime import Member
+
+_NETWORK, _VIEW = wire.network_id("nicps"), 1
+_TOKEN_S = 5.0
+_DONE_S = 10.0
+
+DESCRIPTION = """\
+Fragments a second that a BMv2 adds (adding mode), from hosts that take turns, to all of which it sends the sums. Needs
+root and simple_switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement."""
+
+    hosts: int
+    lane: str
+    fragments: int
+    seconds: float
+    fragments_per_s: float
+    sums: int
+    lost: int
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The arguments of `nicps bench switch`."""
+    parser = subparsers.add_parser(
+        "switch", help="fragments a second that a P4 switch adds", description=DESCRIPTION
+    )
+    parser.add_argument("--hosts", type=int, default=4, help="2 to 16 (%(default)s)")
+    parser.add_argument("--lane", choices=("i32", "i16", "i8"), default="i32")
+    parser.add_argument("--windows", type=int, default=100, help="of each host (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    if not 2 <= args.hosts <= 16 or args.windows < 1 or args.repeat < 1:
+        raise UsageProblem("--hosts takes 2 to 16, --windows and --repeat 1 and more")
+    rows = []
+    with contextlib.ExitStack() as stack:
+        lab = Lab(LabSettings("bench-switch", args.hosts))
+        stack.callback(lab.close)
+        bmv2 = stack.enter_context(in_place_of_the_bridge(lab))
+        members = [Turns(lab, number, stack) for number in range(1, args.hosts + 1)]
+        width = int(args.lane[1:])
+        for round_ in range(1, args.repeat + 1):
+            begin(bmv2, members, width, args.windows * wire.QUANTUM, round_)
+            seconds = take_turns(members, width, args.windows, round_)
+            row = count(members, args.lane, args.windows * wire.QUANTUM, seconds, round_)
+            print(
+                f"{row.hosts} hosts, {row.lane}: {row.fragments:,} fragments in {row.seconds:.2f} s,"
+                f" {row.fragments_per_s:,.0f} a second, {row.sums:,} sums to each, {row.lost} lost"
+            )
+            rows.append(row)
+        with bmv2.connect() as switch:
+            counters = {name: n for name, n in switch.counters().items() if n}
+    print(f"switch: {counters}", file=sys.stderr)
+    if args.json:
+        print(orjson.dumps({"rows": [asdict(row) for row in rows], "switch": counters}).decode())
+    return 0
+
+
+class Turns:
+    """One host: its data plane, and its part in the turns."""
+
+    def __init__(self, lab: Lab, number: int, stack: contextlib.ExitStack) -> None:
+        self.number = number
+        netns = lab.hosts[number - 1].netns
+        self.plane = namespaces.inside(netns, lambda: DataPlane(links.HOST_INTERFACE, _NETWORK))
+        stack.callback(self.plane.close)
+        self._poll = select.poll()
+        self._poll.register(self.plane.rx_fileno(), select.POLLIN)
+
+    def enter(self, macs: list[bytes], width: int, fragments: int, round_: int) -> None:
+        """Take sums of that round, and nothing else."""
+        plane, config = self.plane, self.plane.config
+        blocks = -(-fragments // fragments_per_block(width))
+        if plane.blocks != blocks:
+            plane.allocate(blocks)
+        plane.enter_view(_VIEW, self.number, macs, self.number % len(macs) + 1)
+        config["round"] = config["round_low"] = config["round_high"] = round_
+        config["sums"] = config["enabled"] = 1
+
+    def send(self, rows: U8, payload: U8) -> None:
+        """So many fragments, as fast as the ring takes them."""
+        tx, done = self.plane.tx, 0
+        while done < len(rows):
+            if tx.free() <= 0:
+                tx.flush()
+                continue
+            room = min(tx.free(), len(rows) - done)
+            done += tx.push(rows[done : done + room], payload[done : done + room])
+            tx.flush()
+        until(lambda: None if tx.unsent() else True, "the ring is empty", _TOKEN_S, 0.0001)
+
+    def wait(self, round_: int, hop: int) -> None:
+        """Until the token of that round and hop is here.
+
+        Raises:
+            NetworkProblem: it does not come.
+        """
+        deadline = time.monotonic() + _TOKEN_S
+        while time.monotonic() < deadline:
+            self._poll.poll(100)
+            for _, data in self.plane.receive():
+                body = wire.unpack(data).body
+                if isinstance(body, wire.Token) and (body.generation, body.hop) >= (round_, hop):
+                    return
+        raise NetworkProblem(f"the token did not come to host {self.number}")
+
+
+def begin(bmv2: Bmv2, members: list[Turns], width: int, fragments: int, round_: int) -> None:
+    """The switch knows its members and nothing else, the hosts wait for sums."""
+    macs = [member.plane.mac for member in members]
+    with bmv2.connect() as switch:
+        switch.setup(_NETWORK, [member.number for member in members], CONTROLLER)
+        switch.record({m.number: Member(m.number, m.plane.mac, m.number) for m in members})
+    for member in members:
+        member.enter(macs, width, fragments, round_)
+
+
+def take_turns(members: list[Turns], width: int, windows: int, round_: int) -> float:
+    """All windows of all; seconds from the first fragment to the last sum."""
+    quantum, n = wire.QUANTUM, len(members)
+    lanes = np.random.default_rng(1).integers(0, 256, (quantum, wire.PAYLOAD_BYTES), np.uint8)
+    total = windows * quantum
+    templates = {m.number: _rows(m.number, width, total, round_) for m in members}
+    hop = 1
+    members[-1].plane.send(_token(n, 1, hop, 0, n, round_))
+    members[0].wait(round_, hop)
+    begun = time.monotonic()
+    for window in range(windows):
+        for place, member in enumerate(members):
+            rows = templates[member.number]
+            index = np.arange(window * quantum, (window + 1) * quantum, dtype=">u4")
+            rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + 4] = index.view(np.uint8).reshape(-1, 4)
+            member.send(rows, lanes)
+            hop += 1
+            settled = quantum * (window if place == n - 1 else max(0, window - 1))
+            after = members[(place + 1) % n]
+            member.plane.send(_token(member.number, after.number, hop, settled, n, round_))
+            after.wait(round_, hop)
+    return time.monotonic() - begun
+
+
+def _rows(number: int, width: int, fragments: int, round_: int) -> U8:
+    """Headers of a quantum of fragments, uint8 (quantum, 48)."""
+    header = wire.Header(
+        flags=wire.Flag.ADD, network=_NETWORK, view=_VIEW, round=round_, sender=number
+    )
+    body = wire.Fragment(0, fragments, lanes_per_fragment(width), width, 0, 1)
+    frame = wire.pack(header, body, tail=bytes(wire.PAYLOAD_BYTES))[: wire.FRAGMENT_HEADER_BYTES]
+    return np.tile(np.frombuffer(frame, np.uint8), (wire.QUANTUM, 1)).copy()
+
+
+def _token(number: int, owner: int, hop: int, settled: int, members: int, round_: int) -> bytes:
+    header = wire.Header(network=_NETWORK, view=_VIEW, round=round_, sender=number)
+    body = wire.Token(
+        generation=round_,
+        hop=hop,
+        owner=owner,
+        state=wire.TokenState.CLOSING,
+        members=members,
+        idle=0,
+        ranges=0,
+        sent=0,
+        unit=0,
+        unit_before=0,
+        listed=(1 << members) - 1,
+        settled=settled,
+    )
+    entry = wire.Entry(samples=1, marks=wire.Mark.CONTRIBUTED)
+    return wire.pack(header, body, [entry] * members, [])
+
+
+def count(members: list[Turns], lane: str, total: int, seconds: float, round_: int) -> Row:
+    """What came of it.
+
+    Raises:
+        JobFailed: not every sum has come to every host.
+    """
+
+    def lacking() -> int:
+        return sum(total - member.plane.count(round_, _VIEW, 0) for member in members)
+
+    deadline = time.monotonic() + _DONE_S
+    while (lost := lacking()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sent = total * len(members)
+    if lost:
+        raise JobFailed(f"{lost} of {sent} sums did not come")
+    return Row(len(members), lane, sent, seconds, sent / seconds, total, lost)
