@@ -19,12 +19,12 @@ import numpy as np
 import orjson
 
 from nicps import wire
+from nicps.bench.bmv2 import CONTROLLER, Bmv2, in_place_of_the_bridge
 from nicps.bench.watch import until
 from nicps.dataplane import DataPlane
 from nicps.dataplane.lanes import U8
 from nicps.errors import JobFailed, NetworkProblem, UsageProblem
 from nicps.lab import Lab, LabSettings, links, namespaces
-from nicps.lab.bmv2 import CONTROLLER, Bmv2, in_place_of_the_bridge
 from nicps.protocol.phase import fragments_per_block, lanes_per_fragment
 from nicps.switch.runtime import Member
 

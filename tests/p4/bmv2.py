@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from nicps.bench.bmv2 import CONTROLLER, Bmv2
 from nicps.lab import namespaces
-from nicps.lab.bmv2 import CONTROLLER, Bmv2
 from tests.netns.labs import ROOT, until
 from tests.netns.members import NICPS
 from tests.netns.wires import run

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nicps import wire
+from nicps.bench.bmv2 import CONTROLLER, in_place_of_the_bridge
 from nicps.lab import links
-from nicps.lab.bmv2 import CONTROLLER, in_place_of_the_bridge
 from nicps.switch import program
 from tests import reference
 from tests.netns.labs import until

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nicps.lab.bmv2 import CONTROLLER, Bmv2
+from nicps.bench.bmv2 import CONTROLLER, Bmv2
 from nicps.lab.namespaces import switch_name
 from nicps.switch import Switch
 from nicps.switch.runtime import Member

@@ -11,8 +11,8 @@ import pytest
 
 from nicps import wire
 from nicps.auth import ControlKey, NetworkKey
+from nicps.bench.bmv2 import CONTROLLER, Bmv2
 from nicps.errors import NetworkProblem
-from nicps.lab.bmv2 import CONTROLLER, Bmv2
 from nicps.lab.namespaces import switch_name
 from nicps.protocol.phase import Member as Listed
 from nicps.protocol.view import Successor

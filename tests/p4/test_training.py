@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nicps.lab.bmv2 import Bmv2, in_place_of_the_bridge
+from nicps.bench.bmv2 import Bmv2, in_place_of_the_bridge
 from nicps.switch.runtime import Member
 from tests import reference
 from tests.netns.labs import until
