@@ -68,9 +68,10 @@ def loss(model, batch):
 
 @dataclass
 class Stage(Network):
-    """A lab whose training programs write down all that they offer and sum."""
+    """A lab whose training programs write down all that they offer and sum. Hosts in `away` have no agent yet."""
 
     keyed: bool = False
+    away: set[str] = field(default_factory=set)
     rate_bps: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +82,10 @@ class Stage(Network):
         if self.keyed:
             assert nicps("key", "new", str(self.key)).returncode == 0
         self.clear()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in super().names if name not in self.away]
 
     def ready(self) -> None:
         with contextlib.suppress(AssertionError, KeyError):
@@ -94,7 +99,7 @@ class Stage(Network):
 
     def clear(self) -> None:
         """Forget what was written down."""
-        for host in self.names:
+        for host in super().names:
             place = self.records(host)
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True, exist_ok=True)
@@ -235,7 +240,7 @@ class Drill:
         def all_there() -> bool:
             found = [stage.status(host) for host in stage.names]
             return all(
-                s is not None and s["phase"] == "train" and len(s["members"]) == stage.hosts
+                s is not None and s["phase"] == "train" and len(s["members"]) == len(stage.names)
                 for s in found
             )
 
