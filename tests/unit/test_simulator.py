@@ -195,6 +195,15 @@ def test_two_starters_at_once_make_one_network() -> None:
 # ---- the simulator can find what is wrong
 
 
+def test_a_token_with_two_holders_is_found_at_once() -> None:
+    lan, _ = job()
+    first, second = lan.hosts[1:3]
+    assert lan.run(lambda: first.node.ring is not None and first.node.ring.holding, limit_s=5.0)
+    second.node.ring = first.node.ring
+    with pytest.raises(Violation, match="is held by two"):
+        lan.run(lambda: not first.node.ring.holding)
+
+
 def found() -> bool:
     """First where it is worst: cut off just after it has committed, before anybody else knows."""
     worst, faults = job()
