@@ -226,6 +226,15 @@ def test_what_the_documents_point_at_is_there() -> None:
     assert missing == []
 
 
+def test_the_files_of_tests_that_documents_name_are_there() -> None:
+    pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+    found = {
+        path for page in pages for path in re.findall(r"\btests/[\w/]+\.py\b", page.read_text())
+    }
+    assert len(found) > 20
+    assert [path for path in sorted(found) if not (ROOT / path).is_file()] == []
+
+
 def test_the_tests_that_the_faults_name_are_there() -> None:
     found = named_tests()
     assert len(found) > 30
