@@ -68,9 +68,10 @@ def loss(model, batch):
 
 @dataclass
 class Stage(Network):
-    """A lab whose training programs write down all that they offer and sum."""
+    """A lab whose training programs write down all that they offer and sum. Hosts in `away` have no agent yet."""
 
     keyed: bool = False
+    away: set[str] = field(default_factory=set)
     rate_bps: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +82,10 @@ class Stage(Network):
         if self.keyed:
             assert nicps("key", "new", str(self.key)).returncode == 0
         self.clear()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in super().names if name not in self.away]
 
     def ready(self) -> None:
         with contextlib.suppress(AssertionError, KeyError):
@@ -94,7 +99,7 @@ class Stage(Network):
 
     def clear(self) -> None:
         """Forget what was written down."""
-        for host in self.names:
+        for host in super().names:
             place = self.records(host)
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True, exist_ok=True)
@@ -200,6 +205,25 @@ class Drill:
         """The host with that number."""
         return next(host for host in self.stage.names if self.number(host) == number)
 
+    def damage(self, host: str, what: str) -> set[int]:
+        """Let the training program's weights, buffers or optimizer there change behind its back.
+
+        It is found, and the host takes the state again; returns the rounds after which it differed.
+        """
+        said = {name: len(self.stage.log(name)) for name in self.stage.names}
+        (self.place / f"{what}.{host}").touch()
+        self.until(self.damaged_rounds, "a round after which the host differs")
+        words = f"the weights of {host} differ from the others'"
+        self.until(
+            lambda: any(words in self.stage.log(name)[at:] for name, at in said.items()),
+            "it is found",
+        )
+        self.all_train(90.0)
+        astray = self.damaged_rounds()
+        self.exact(host)
+        self.forgive()
+        return astray
+
     # ---- what must come of it
 
     def last(self, host: str) -> int:
@@ -235,7 +259,7 @@ class Drill:
         def all_there() -> bool:
             found = [stage.status(host) for host in stage.names]
             return all(
-                s is not None and s["phase"] == "train" and len(s["members"]) == stage.hosts
+                s is not None and s["phase"] == "train" and len(s["members"]) == len(stage.names)
                 for s in found
             )
 
@@ -339,11 +363,13 @@ class Drill:
         timeout_s: float = 60.0,
         astray: Sequence[str] = (),
         apart: Sequence[str] = (),
+        forgotten: bool = False,
     ) -> Run:
         """Let the job end; these (default: all) must have taken part to the end.
 
         Args:
             astray: hosts whose memory was damaged.
+            forgotten: who found the damage may have been killed since; the result knows nothing then (docs/open.md).
             apart: hosts that have trained apart from the others for a while, and say so in their records.
         """
         stage = self.stage
@@ -353,10 +379,12 @@ class Drill:
         result = self.until(lambda: self._result(lead), "the job's end", timeout_s)
         run = Run(result, [], {name: stage.path(name, "runs") for name in stage.names})
         assert set(run.members) == members and run.members[0] == lead
-        assert result["weights_identical"] is (not apart)
+        assert result["weights_identical"] is (not apart) or (forgotten and astray)
         hashes: dict[int, set[str]] = {}
         for host in run.members:
-            for row in run.metrics(host) if host not in (*astray, *apart) else ():
+            for row in run.metrics(host) if host not in apart else ():
+                if host in astray and row["round"] <= self.forgiven:
+                    continue
                 hashes.setdefault(row["round"], set()).add(row["weights_sha256"])
         assert all(len(of) == 1 for of in hashes.values())
         self.exact()

@@ -34,21 +34,8 @@ def drill(made: Drill) -> Drill:
 def test_damage(drill: Drill, who: str, what: str) -> None:
     """A weight, BatchNorm's statistics, or the optimizer's momentum changes behind the training program's back."""
     host = drill.lead() if who == "the lead" else who
-    said = {name: len(drill.stage.log(name)) for name in drill.stage.names}
-    (drill.place / f"{what}.{host}").touch()
-    drill.until(lambda: drill.damaged_rounds(), "a round after which the host differs")
-    drill.until(
-        lambda: any(
-            f"the weights of {host} differ from the others'" in drill.stage.log(name)[said[name] :]
-            for name in drill.stage.names
-        ),
-        "it is found",
-    )
-    drill.all_train(60.0)
-    astray = drill.damaged_rounds()
+    astray = drill.damage(host, what)
     assert len(astray) <= 4  # it was struck off at once
-    drill.exact(host)
-    drill.forgive()
     drill.goes_on(*drill.stage.names, rounds=5)
     drill.exact()  # from here on all have the same again
 

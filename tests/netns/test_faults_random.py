@@ -23,6 +23,7 @@ class Chaos:
         self.drill = drill
         self.lab = drill.stage.lab
         self.dice = dice
+        self.astray: set[str] = set()
 
     def killed(self, host: str) -> None:
         self.lab.kill(host, self.dice.choice(["agent", "both"]))  # type: ignore[arg-type]
@@ -58,6 +59,12 @@ class Chaos:
         time.sleep(self.dice.uniform(0.2, 3.0))
         self.lab.clear()
 
+    def damaged(self, host: str) -> None:
+        """All must be there: where two are left and differ, nobody can say who is right."""
+        self.drill.all_train(90.0)
+        self.drill.damage(host, self.dice.choice(["weights", "buffers", "optimizer"]))
+        self.astray.add(host)
+
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
@@ -72,7 +79,7 @@ def test_five_minutes() -> None:
         drill.begin()
         chaos = Chaos(drill, dice)
         faults = [chaos.killed, chaos.lost_its_program, chaos.paused, chaos.unplugged, chaos.cut]
-        faults += [chaos.frames, chaos.noise]
+        faults += [chaos.frames, chaos.noise, chaos.damaged]
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             for host in dice.sample(stage.names, dice.choice([1, 1, 2])):
@@ -81,7 +88,7 @@ def test_five_minutes() -> None:
                 fault(host)
             drill.all_train(90.0)
             drill.exact()
-        drill.end()
+        drill.end(astray=sorted(chaos.astray), forgotten=True)
     finally:
         drill.close()
         stage.close()

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from nicps.lab.processes import Running
 from tests.netns.labs import until
-from tests.netns.members import Ended, Network, tiny_job
+from tests.netns.members import Ended, Network, Run, tiny_job
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,15 @@ def test_the_starter_while_training(three: Network, open_path: Path, how: str) -
 
 
 def test_too_few_are_left(three: Network, open_path: Path) -> None:
-    """R22: with less than half of the members the model is saved, and the job stops with an exit code of its own."""
+    """R22: with less than half of the members the model is saved, the job stops with an exit code of its own, and the
+    hook is told why. `nicps resume` goes on from there.
+    """
+    told, hook = open_path / "told", open_path / "hook"
+    hook.write_text(f'#!/bin/sh\nprintf "%s|" "$#" "$1" >{told}.part && mv {told}.part {told}\n')
+    hook.chmod(0o755)
+    three.leave("h1")
+    three.join("h1", "--alarm-hook", f'{hook} "$1"')
+    three.ready()
     child = under_way(three, open_path, rounds=100_000)
     status = three.status("h1")
     assert status is not None
@@ -199,9 +209,37 @@ def test_too_few_are_left(three: Network, open_path: Path) -> None:
         until(lambda gone=gone: left(three, "h1") >= gone or three.stands_by("h1"), f"{gone} left")
     text = three.finish(child).error(6)
     assert re.fullmatch(r"h\d, h\d left: 1 of 3 members remain", text), text
+    until(told.exists, "the hook has run")
+    assert told.read_text() == f"1|{text}|"
     kept = three.place("h1", "runs") / status["job"] / "checkpoint" / "checkpoint.npz"
     assert kept.stat().st_size
     three.all_stand_by("h1")
+    three.leave("h1")  # the next test wants no hook
+    three.ready()
+    goes_on_from(three, kept)
+
+
+def goes_on_from(network: Network, checkpoint: Path) -> None:
+    """`nicps resume` of the newest run on h1 trains three rounds more, beginning with the weights that were saved."""
+    with np.load(checkpoint) as saved:
+        trained = json.loads(saved["state.json"])["progress"]["round"]
+        weights = [saved[name] for name in saved.files if name.startswith("model/")]
+    runs = str(network.place("h1", "runs"))
+    settings = [f"rounds={trained + 3}", "quorum=1.0", "save_gradients=true"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    done = network.command("h1", "resume", "--runs", runs, "--wait", "--json", *arguments)
+    result = ends_well(done, set(network.names), rounds=3)
+    run = Run(result, [], {host: network.place(host, "runs") for host in network.names})
+    for host in network.names:
+        rounds = [row["trained_rounds"] for row in run.training(host)]
+        assert rounds == [trained + 1, trained + 2, trained + 3]
+    vector = np.concatenate([array.ravel() for array in weights])
+    for _, members in sorted(run.gradients().items()):
+        vector = vector - np.float32(0.1) * members[1]["total"] / members[1]["n"]
+    model = torch.load(run.of("h1").parent / "model.pt", weights_only=True)
+    final = torch.cat([tensor.ravel() for tensor in model.values()]).numpy()
+    assert np.allclose(vector, final, rtol=0, atol=1e-5)
+    assert not np.allclose(np.concatenate([array.ravel() for array in weights]), final, atol=1e-4)
 
 
 def left(network: Network, host: str) -> set[str]:

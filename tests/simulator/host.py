@@ -282,7 +282,7 @@ class Host:
     def do(self, actions: list[Action]) -> None:
         if self.dead:
             return
-        self.stepped = True
+        self.stepped = self.lan.checks.moved = True
         for at, action in enumerate(actions, 1):
             self._do(action)
             if self.lan.moments:

@@ -162,29 +162,44 @@ def test_only_the_commands_and_benchmarks_import_the_commands() -> None:
     assert [i for i in cli if not i.where.startswith(allowed)] == []
 
 
-# ---- pointers in the documents: `path:name`
+# ---- pointers in the documents: `path:name`, and of a test that is to be run `path::name[parameter]`
+
+
+@cache
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
 
 
 def pointers() -> list[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    for page in ("rules.md", "protocol.md", "architecture.md"):
-        text = (ROOT / "docs" / page).read_text()
-        found |= set(re.findall(r"`([\w./-]+\.(?:py|c|h)):([\w.]+)`", text))
+    for name in ("rules.md", "protocol.md", "architecture.md", "faults.md"):
+        found |= set(re.findall(r"`([\w./-]+\.(?:py|c|h)):([\w.]+)`", page(name)))
     return sorted(found)
+
+
+def named_tests() -> list[tuple[str, str, str]]:
+    """Path, function and parameter, if there is one."""
+    form = re.compile(r"`([\w./-]+\.py)::(\w+)(?:\[([^]]+)\])?`")
+    return sorted(set(form.findall(page("faults.md"))))
 
 
 def has(path: Path, name: str) -> bool:
     """Whether the file defines that: `Class.method`, a function, or a name that is assigned."""
-    text = path.read_text()
     if path.suffix != ".py":
-        return re.search(rf"\b{name}\b", text) is not None
-    body: list[ast.stmt] = ast.parse(text).body
+        return re.search(rf"\b{name}\b", path.read_text()) is not None
+    return find(path, name) is not None
+
+
+def find(path: Path, name: str) -> ast.stmt | None:
+    """Where the Python file defines that."""
+    body: list[ast.stmt] = ast.parse(path.read_text()).body
+    node: ast.stmt | None = None
     for part in name.split("."):
         node = next((n for n in body if part in _defines(n)), None)
         if node is None:
-            return False
+            return None
         body = getattr(node, "body", [])
-    return True
+    return node
 
 
 def _defines(node: ast.stmt) -> set[str]:
@@ -197,8 +212,50 @@ def _defines(node: ast.stmt) -> set[str]:
     return set()
 
 
+def takes(test: ast.stmt, parameter: str) -> bool:
+    """Whether a test is parametrized with that text."""
+    decorators = getattr(test, "decorator_list", [])
+    inside = [node for decorator in decorators for node in ast.walk(decorator)]
+    return any(isinstance(node, ast.Constant) and node.value == parameter for node in inside)
+
+
 def test_what_the_documents_point_at_is_there() -> None:
     found = pointers()
     assert len(found) > 50
     missing = [(p, n) for p, n in found if not (ROOT / p).is_file() or not has(ROOT / p, n)]
     assert missing == []
+
+
+def test_the_files_of_tests_that_documents_name_are_there() -> None:
+    pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+    found = {
+        path for page in pages for path in re.findall(r"\btests/[\w/]+\.py\b", page.read_text())
+    }
+    assert len(found) > 20
+    assert [path for path in sorted(found) if not (ROOT / path).is_file()] == []
+
+
+def test_the_tests_that_the_faults_name_are_there() -> None:
+    found = named_tests()
+    assert len(found) > 30
+    for path, name, parameter in found:
+        assert (ROOT / path).is_file(), path
+        test = find(ROOT / path, name)
+        assert test is not None, f"{path}::{name}"
+        assert not parameter or takes(test, parameter), f"{path}::{name}[{parameter}]"
+
+
+def test_every_test_among_the_faults_is_named_as_pytest_wants_it() -> None:
+    """By its path from the root on, so that it can be run as it stands there."""
+    spans = re.findall(r"`([^`\n]*\btest_\w[^`\n]*)`", page("faults.md"))
+    assert len(spans) > 30
+    form = re.compile(r"tests/\w+/test_\w+\.py(::test_\w+(\[[^]]+\])?)?")
+    assert [span for span in spans if not form.fullmatch(span)] == []
+
+
+def test_every_row_of_faults_names_its_test() -> None:
+    """Where a table has a column for it."""
+    for table in re.findall(r"(?:^\|.*\n)+", page("faults.md"), re.MULTILINE):
+        head, _, *rows = table.splitlines()
+        if head.endswith("| test |"):
+            assert [row for row in rows if "::test_" not in row.split("|")[-2]] == []

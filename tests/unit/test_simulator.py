@@ -63,10 +63,10 @@ def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
 # ---- one fault, on purpose
 
 
-def job(hosts: int = 5, **settings: object) -> tuple[Lan, Faults]:
-    """A job without any fault as yet."""
+def job(hosts: int = 5, late: int = 0, **settings: object) -> tuple[Lan, Faults]:
+    """A job without any fault as yet; `late` hosts more are not switched on."""
     plan = Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
-    lan = Lan(hosts, seed=7, plan=plan, rounds=12, fragments=4)
+    lan = Lan(hosts, seed=7, plan=plan, rounds=12, fragments=4, late=late)
     for name, value in settings.items():
         setattr(lan, name, value)
     lan.hosts[0].submit()
@@ -134,11 +134,28 @@ def test_too_few_members_raise_the_alarm() -> None:
     assert outcome.why == "h4 left: 4 of 5 members remain"
 
 
-def test_a_new_host_is_admitted() -> None:
-    lan = schedules.lan_of(next(s for s in range(100) if schedules.lan_of(s).plan.admit))
-    late = [host for host in lan.hosts if host.dead]
-    assert late
-    schedules.finish(lan)
+@pytest.mark.parametrize("admit", [True, False])
+def test_a_new_host_is_admitted(admit: bool) -> None:
+    """R20: hosts that come during training get a number and the state, and count; if the job's `admit` says so."""
+    plan = Plan("job", batch=50, width=16, alarm_below=0.0, admit=admit)
+    lan, _ = job(late=2, plan=plan, rounds=100, compute_s=0.05)
+    for at, host in enumerate(lan.hosts[5:]):
+        lan.at(1.0 + at, host.restart)
+    assert schedules.finish(lan).what == "done"
+    view = lan.hosts[0].node.view
+    assert [view.number_of(host.mac) for host in lan.hosts[:5]] == [1, 2, 3, 4, 5]
+    assert [view.number_of(host.mac) for host in lan.hosts[5:]] == ([6, 7] if admit else [0, 0])
+    commits = lan.checks.commits.values()
+    counted = [dict(what[0]) for what in commits if what[2] == wire.PhaseKind.TRAIN]
+    assert len(counted) == 100
+    for number in (6, 7) if admit else ():
+        rounds = [at for at, samples in enumerate(counted) if samples.get(number)]
+        assert len(rounds) > 30 and rounds[0] > 10, "from the middle of the training on"
+    assert set().union(*counted) == set(range(1, 8 if admit else 6))
+    assert all(sum(samples.values()) == 50 for samples in counted)
+    took_part = lan.hosts if admit else lan.hosts[:5]
+    assert {host.result for host in took_part} == {lan.hosts[0].result}
+    assert all(host.result is None for host in lan.hosts if host not in took_part)
 
 
 def test_a_slow_round_is_not_a_silent_host() -> None:
@@ -176,6 +193,15 @@ def test_two_starters_at_once_make_one_network() -> None:
 
 
 # ---- the simulator can find what is wrong
+
+
+def test_a_token_with_two_holders_is_found_at_once() -> None:
+    lan, _ = job()
+    first, second = lan.hosts[1:3]
+    assert lan.run(lambda: first.node.ring is not None and first.node.ring.holding, limit_s=5.0)
+    second.node.ring = first.node.ring
+    with pytest.raises(Violation, match="is held by two"):
+        lan.run(lambda: not first.node.ring.holding)
 
 
 def found() -> bool:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that was not there at the start comes in the middle of the training (R20, docs/faults.md)."""
+
+from __future__ import annotations
+
+from tests.netns.scenes import Drill, Stage
+
+
+def test_a_new_host_is_admitted() -> None:
+    """It gets a number, the files and a committed round's state, and is counted from then on."""
+    stage = Stage(4, keyed=True, away={"h4"})
+    drill = Drill(stage, settings={"admit": True})
+    try:
+        stage.up()
+        drill.begin()
+        assert drill.counted("h1") == {1, 2, 3}
+        stage.away.clear()
+        stage.join("h4")
+        drill.all_train(60.0)
+        assert drill.number("h4") == 4
+        drill.goes_on(*stage.names, rounds=20)
+        assert drill.exact() > 20
+        run = drill.end()
+        assert run.members[3] == "h4" and set(run.members[:3]) == {"h1", "h2", "h3"}
+        trained = {host: [row["round"] for row in run.training(host)] for host in run.members}
+        assert min(trained["h4"]) > min(trained["h1"]) + 3 and len(trained["h4"]) > 20
+        assert trained["h1"][-20:] == trained["h4"][-20:]
+    finally:
+        drill.close()
+        stage.close()
