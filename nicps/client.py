@@ -69,7 +69,7 @@ class Commit:
     """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12).
 
     `seconds_waited` is what passed from this member's offer to the commit, its own sending left out. `members`: of so
-    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds.
+    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds. `added`: it has.
     """
 
     round: int
@@ -78,6 +78,7 @@ class Commit:
     unit: int
     seconds_waited: float = 0.0
     members: int = 0
+    added: bool = False
 
 
 class Session:
@@ -270,7 +271,8 @@ class Session:
                 waited = message["seconds_waited"] if self._offered == round_ else 0.0
                 members = self._quantiser.format.members if self._quantiser is not None else 0
                 total = sum(counted.values())
-                return Commit(round_, total, counted, message["unit"], waited, members)
+                unit, added = message["unit"], message["added"]
+                return Commit(round_, total, counted, unit, waited, members, added)
 
     @property
     def saturated(self) -> int:
@@ -287,8 +289,11 @@ class Session:
         assert quantiser is not None and format is not None
         if out is None:
             out = np.empty(format.lanes, np.float32)
-        own = self._own(commit.round)
-        self._read().total(commit.round, commit.counted, commit.unit, own, out)
+        own, sums = self._own(commit.round), self._read()
+        if sums.ready_made != commit.added:  # the view has changed with the commit
+            sums.forget()
+            sums.ready_made = commit.added
+        sums.total(commit.round, commit.counted, commit.unit, own, out)
         if self.number in commit.counted:
             quantiser.keep()
         return out

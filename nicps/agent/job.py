@@ -159,7 +159,7 @@ class LocalJob:
             self.handout.committed(phase, commit)
             return
         others = len(set(commit.counted) - {agent.node.number})
-        if phase.adding and len(agent.node.view.live) > 1:
+        if commit.added:
             others = int(bool(commit.counted))  # a sum each, from the switch
         self.finish.expected += others * phase.fragments_in(commit.round)
         # A change of the view may have settled the round: the kernel has counted it in the view before.
@@ -181,6 +181,7 @@ class LocalJob:
                 "counted": dict(commit.counted),
                 "unit": commit.unit,
                 "next_unit": commit.next_unit,
+                "added": commit.added,
                 "seconds_waited": max(0.0, agent.now - self._offered_at - self._sending_s),
             }
         )

@@ -150,13 +150,15 @@ class Closed:
 class Committed:
     """Everybody has everything: weights may change.
 
-    `counted` maps member numbers to samples; members whose gradient is not in the sum are missing from it.
+    `counted` maps member numbers to samples; members whose gradient is not in the sum are missing from it. `added`: a
+    switch has made the sums, in which this member's own gradient is, too.
     """
 
     round: int
     counted: Mapping[int, int]
     unit: int
     next_unit: int
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,7 @@ class Checks:
                 f"{host.node.name}, as {what}"
             )
         number = host.node.number
-        added = phase.adding and len(host.node.view.live) > 1  # by the switch: our own, too
-        others = [k for k in commit.counted if added or k != number]
+        others = [k for k in commit.counted if commit.added or k != number]
         sums = [got for (v, r), got in host.kernel.sums.items() if r == commit.round]
         for index in range(phase.fragments_in(commit.round)):
             expected = sum(self.value(k, commit.round, index) for k in others)

@@ -81,7 +81,13 @@ class Agent:
         self.channel.send({"op": "view", "view": number, "live": live, "lead": lead, "round": 7})
 
     def commit(self, round_: int, counted: dict[int, int], unit: int = -30) -> None:
-        message = {"op": "committed", "round": round_, "counted": counted, "unit": unit}
+        message = {
+            "op": "committed",
+            "round": round_,
+            "counted": counted,
+            "unit": unit,
+            "added": False,
+        }
         self.channel.send(message | {"next_unit": unit, "seconds_waited": 0.0})
 
     def enter(self, kind: str, first: int, **more: Any) -> None:
