@@ -32,6 +32,12 @@ class Segment:
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def ports(self) -> int:
+        """How many are plugged in."""
+        with self._lock:
+            return len(self._ports)
+
     def device(self, mac: str) -> tuple[str, ...]:
         """QEMU's options for a virtio-net interface at this segment.
 
@@ -77,7 +83,7 @@ class Segment:
     def _carry(self, port: socket.socket) -> None:
         """Everything that comes in at a port, until it is unplugged."""
         with contextlib.suppress(OSError), port.makefile("rb") as frames:
-            while length := frames.read(_LENGTH.size):
+            while len(length := frames.read(_LENGTH.size)) == _LENGTH.size:
                 frame = length + frames.read(*_LENGTH.unpack(length))
                 with self._lock:
                     self.frames += 1

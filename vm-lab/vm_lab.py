@@ -46,7 +46,7 @@ from nicps.errors import (  # noqa: E402
 from nicps.lab import LabSettings  # noqa: E402
 from nicps.lab.jobs import RunSettings, choose_user  # noqa: E402
 from nicps.lab.links import mac_of  # noqa: E402
-from nicps.lab.shield import orderly  # noqa: E402
+from nicps.lab.shield import orderly, shielded  # noqa: E402
 
 NICPS = [sys.executable, "-P", "-m", "nicps"]
 #: How long a member may say nothing, by accelerator: TCG runs some twenty times slower.
@@ -54,6 +54,7 @@ SILENCE_S = {"kvm": 0.3, "tcg": 3.0}
 #: udev gives the only interface a name after its slot.
 NAME_ETH0 = "ip link set $(ls /sys/bus/virtio/drivers/virtio_net/virtio*/net) name eth0 up"
 MOST = 8
+ERROR = "nicps: error: "
 END_S = 30.0  # from the last word of a guest to its end
 
 
@@ -102,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         raise NotRoot("a guest sees this machine's files as root: run it as root")
     args.runs.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with contextlib.ExitStack() as stack:
+    stack = contextlib.ExitStack()
+    try:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nicps-vms-")))
         kernels = [Kernel(deb, folder / f"kernel{n}") for n, deb in enumerate(args.kernel)]
         accelerator = choose(kernels[0], args.accel)
@@ -117,8 +119,8 @@ def run(args: argparse.Namespace) -> int:
                 share=(args.runs,) if number == 1 else (),
                 devices=segment.device(mac_of(number)),
             )
-            kernel = kernels[(number - 1) % len(kernels)]
-            stack.enter_context(lab.boot(kernel, hardware))
+            with shielded():
+                stack.enter_context(lab.boot(kernels[(number - 1) % len(kernels)], hardware))
         lab.await_agents()
         up_s = time.monotonic() - begun
         result = lab.train()
@@ -130,6 +132,9 @@ def run(args: argparse.Namespace) -> int:
             "frames": segment.frames,
             "up_seconds": round(up_s, 1),
         }
+    finally:
+        with shielded():  # Ctrl-C twice must leave nothing either
+            stack.close()
     result["all_seconds"] = round(time.monotonic() - begun, 1)
     print(json.dumps(result), flush=True)
     if not result["weights_identical"]:
@@ -145,6 +150,8 @@ class VmLab:
         self.user = choose_user(RunSettings(args.job, LabSettings(), args.data))
         self.guests: list[Guest] = []
         self._said: queue.Queue[tuple[Guest, str, str | None]] = queue.Queue()  # None: no more
+        self._words: dict[Guest, str] = {}  # its error, else its last line
+        self._open: dict[Guest, int] = {}  # streams
 
     def boot(self, kernel: Kernel, hardware: Hardware) -> Guest:
         """A guest that joins, and submits the job if it is h1 and told to (a line)."""
@@ -161,6 +168,7 @@ class VmLab:
             command += shlex.join(join)
         guest = Guest(kernel, hardware, command)
         self.guests.append(guest)
+        self._words[guest], self._open[guest] = "it said nothing", 2
         for stream in ("stdout", "stderr"):
             threading.Thread(target=self._listen, args=(guest, stream), daemon=True).start()
         return guest
@@ -219,7 +227,6 @@ class VmLab:
             JobFailed: one has ended, with that guest's exit code.
             EnvironmentProblem: it takes too long.
         """
-        last = dict.fromkeys(self.guests, "it said nothing")
         while True:
             try:
                 left_s = max(0.0, self.deadline - time.monotonic())
@@ -229,11 +236,15 @@ class VmLab:
                     f"after {self.args.timeout:g} s still not: {what}"
                 ) from None
             if line is None:
-                words = last[guest].removeprefix("nicps: error: ")
-                raise GuestEnded(f"{guest.name} has ended: {words}", guest.wait(END_S))
+                self._open[guest] -= 1
+                if not self._open[guest]:
+                    said = self._words[guest].removeprefix(ERROR)
+                    raise GuestEnded(f"{guest.name} has ended: {said}", guest.wait(END_S))
+                continue
             if line and not line.startswith("{"):
-                last[guest] = line
                 print(f"{guest.name}: {line}", file=sys.stderr, flush=True)
+                if line.startswith(ERROR) or not self._words[guest].startswith(ERROR):
+                    self._words[guest] = line
             yield guest, stream, line
 
 
