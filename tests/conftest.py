@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,8 +67,12 @@ def missing_for_p4() -> str | None:
 
 @functools.cache
 def missing_for_vm() -> str | None:
-    """QEMU, and virtme-ng to start it."""
-    absent = [name for name in ("qemu-system-x86_64", "vng") if shutil.which(name) is None]
+    """Root, QEMU, and virtme-ng to start it."""
+    if os.geteuid() != 0:
+        return "needs root"
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    names = ("qemu-system-x86_64", "vng")
+    absent = [name for name in names if shutil.which(name, path=places) is None]
     return f"needs {' and '.join(absent)}" if absent else None
 
 

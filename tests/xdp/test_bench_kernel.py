@@ -21,7 +21,6 @@ def test_rows(checkout: Path) -> None:
         cwd=checkout,
         capture_output=True,
         text=True,
-        timeout=120,
         check=True,
     )
     result = json.loads(done.stdout.splitlines()[-1])

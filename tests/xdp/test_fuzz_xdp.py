@@ -4,10 +4,13 @@
 The model (tests/model.py) decides which frames are valid. It is asked for every frame: verdict, counter, frame out and
 sign of life must be the same, and after each batch all that the maps hold, what lies behind the accumulators and slots
 in use included. A failing batch names its number: `batch_of(seed, number)` makes it again.
+
+NICPS_FUZZ_FRAMES is how many frames the short run takes, where it is to be more or fewer (a slow guest).
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +29,7 @@ from tests.xdp.mutations import Mutator
 from tests.xdp.target import XdpTarget
 
 BATCH = 250
+FRAMES = int(os.environ.get("NICPS_FUZZ_FRAMES", "100000"))
 BLOCKS = 6  # allocated in a bank; those that a batch does not use are watched
 NETWORK, VIEW, GENERATION = 0x0A0B0C0D, 3, 4
 TRAIN = 0x1122334455667788
@@ -180,14 +184,15 @@ def fuzz(program: XdpTarget, seed: int, frames: int) -> None:
     reasons: Counter[str] = Counter()
     for number in range(frames // BATCH):
         reasons += run_batch(program, Batch(seed, number), f"seed {seed}, batch {number}")
-    assert reasons.total() == frames
-    rare = {name for name in ("", *layout().counters) if reasons[name] < frames // 10_000} - NEVER
+    assert reasons.total() == frames // BATCH * BATCH > 0
+    least = frames // 100_000 * 10  # fewer frames may miss the rarest
+    rare = {name for name in ("", *layout().counters) if reasons[name] < least} - NEVER
     assert not rare, f"hardly reached: {rare} of {dict(reasons)}"
     assert not NEVER & set(reasons), reasons
 
 
-def test_a_hundred_thousand(program: XdpTarget) -> None:
-    fuzz(program, 1, 100_000)
+def test_mutated_frames(program: XdpTarget) -> None:
+    fuzz(program, 1, FRAMES)
 
 
 @pytest.mark.long
