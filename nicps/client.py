@@ -30,6 +30,7 @@ from nicps.errors import JobFailed, NetworkProblem
 
 DEFAULT_SOCKET = "@nicps"
 _SATURATED = 16  # times too large is a matter of the residual; more than that, of the step
+_LEAST_UNIT = -100
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
 
 
@@ -231,7 +232,8 @@ class Session:
         skip = largest > format.largest(self._unit) * (_SATURATED if self._phase.adding else 1)
         unit = None
         if largest and (skip or self._phase.adding):
-            unit = format.unit_for(largest) + 1  # one bit of room: the next one may be larger still
+            # One bit of room: the next one may be larger still.
+            unit = max(format.unit_for(largest) + 1, _LEAST_UNIT)
         offer = {"op": "offer", "round": round_, "samples": samples, "unit": unit, "skip": skip}
         if skip:
             self._channel.send(offer)
@@ -309,10 +311,12 @@ class Session:
     def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
         """Contribute with one sample, wait for everybody, and read the sum.
 
-        If the members change meanwhile, the round is run again with who is left.
+        If the members change meanwhile, the round is run again with who is left. Where a switch adds, numbers that
+        are too large for the round's step are cut off (`saturated`).
 
         Raises:
             JobAborted: the job was stopped, or something else than this round comes next.
+            JobFailed: the round was committed without this vector, which needs a larger unit; the next one has it.
         """
         out = np.empty_like(vector) if out is None else out
         self.contribute(round_, vector, 1)
@@ -323,6 +327,10 @@ class Session:
             self.contribute(round_, vector, 1)
         out = self.sum(commit, out)
         self.applied(commit)
+        if self.number not in commit.counted:
+            raise JobFailed(
+                f"round {round_} was committed without this vector: its numbers are too large"
+            )
         return out
 
     # ---- a test round, the lead's decisions, and messages

@@ -262,12 +262,17 @@ class Agent:
         try:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
                 self.end_job("another job has begun")
+            job = self.job or self.begin_job(str(phase.settings["job"]))
             if phase.adding and not self.settings.adding:
-                raise JobFailed(
+                reason = (
                     "the network's switch is to add, which this host has not been told to believe: "
                     "run `nicps join` with --mode switch there too"
                 )
-            job = self.job or self.begin_job(str(phase.settings["job"]))
+                if self.node.number not in self.node.learners:
+                    raise JobFailed(reason)
+                self.node.busy = True  # who has come to the others' job leaves them to it
+                self.views.depart(reason)
+                return
             job.prepare(phase)
         except (OSError, NicpsError, LookupError, TypeError, ValueError) as error:
             self.act(

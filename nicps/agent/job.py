@@ -53,6 +53,7 @@ class LocalJob:
         self.train_rounds = 0
         self.digest = ""  # of what was handed out, once it is all here
         self.finishing = False  # the end has been decided
+        self.adding = agent.settings.adding  # as the last training phase had it
         self._phase: Phase | None = None
         self._source: ArenaSource | StreamSource | None = None
         self._blocks = 0
@@ -71,6 +72,8 @@ class LocalJob:
 
     def prepare(self, phase: Phase) -> None:
         """A decision's turn has come; `agent.prepared` is called once this host is ready for it."""
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.adding = phase.adding
         if phase.kind is wire.PhaseKind.HANDOUT:
             self._phase = phase
             self.handout.prepare(phase)

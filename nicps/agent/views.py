@@ -86,7 +86,7 @@ class Views:
             if job is None or not able:
                 plan = Plan("", 1, 8)
             else:
-                plan = Plan.of(job.id, job.settings, agent.settings.adding)
+                plan = Plan.of(job.id, job.settings, agent.settings.adding and job.adding)
         except (NicpsError, ValueError, KeyError, TypeError) as error:
             able, plan = False, Plan("", 1, 8)
             agent.warn(f"the job cannot be led from here: {error}")

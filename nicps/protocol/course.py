@@ -127,6 +127,7 @@ class Course:
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
         self.adding = plan.adding  # as long as the switch does it
+        self._added = False  # in the training phase decided last
         self._host = host
         self._begun = found is not None
         self._able = found is None or found.able
@@ -309,6 +310,10 @@ class Course:
         if not self.fragments:
             return  # `program_ready` comes here again
         full = (host.view.live - host.learners) | counted
+        adding = self.adding and len(host.view.live) > 1
+        if self._added and not adding:
+            self.unit = plan.unit  # a switch's is as coarse as the gradients are large
+        self._added = adding
         quorum = math.ceil(plan.quorum * plan.batch - 1e-9)
         host.decide(
             Phase(
@@ -323,7 +328,7 @@ class Course:
                 quorum=quorum,
                 unit=self.unit,
                 settings=host.check(),
-                adding=self.adding,
+                adding=adding,
             )
         )
 

@@ -39,7 +39,7 @@ class Holder(Round):
         assert token is not None
         self.holding, self.parked = True, False
         self._want_at = None
-        while self._duties(token):
+        while self._duties(now, token):
             token.idle = 0
             if self._others:
                 self._hand_to(now, self._view.next_after(self.number))
@@ -50,14 +50,14 @@ class Holder(Round):
         else:
             self._hand_to(now, self._view.next_after(self.number))
 
-    def _duties(self, token: TokenState) -> bool:
+    def _duties(self, now: float, token: TokenState) -> bool:
         """One pass over what this member can do with the token; whether anything changed."""
         line = token.lines[self.number - 1]
-        changed = self._feed(token, line) if self.adding else self._repair(token)
+        changed = self._feed(now, token, line) if self.adding else self._repair(token)
         if token.state == wire.TokenState.OPEN and not self._frozen:
             changed |= self._contribute(token, line)
             if token.quorum_reached(self.phase):
-                self._close(token)
+                self._close(now, token)
                 changed = True
                 if not line.settled:
                     self._close_without_us()
@@ -74,9 +74,7 @@ class Holder(Round):
                 other.ready = max(other.ready, ready)
         asked = len(token.ranges)
         # The open round of a frozen ring is dropped.
-        lacking = self._frozen or (
-            line.ready < self._sums_of(token) if self.adding else self._ask(token)
-        )
+        lacking = self._frozen or (self._awaits(token) if self.adding else self._ask(token))
         changed |= len(token.ranges) > asked
         if token.state == wire.TokenState.CLOSING and not lacking and not self._held_back():
             if not line.complete:
@@ -133,9 +131,10 @@ class Holder(Round):
 
     # ---- where a switch adds
 
-    def _close(self, token: TokenState) -> None:
+    def _close(self, now: float, token: TokenState) -> None:
         """No gradient may join any more; from now on `ready` counts sums."""
         token.state = wire.TokenState.CLOSING
+        self._moved_at = now
         if self.adding:
             for line in token.lines:
                 line.ready = 0
@@ -145,7 +144,14 @@ class Holder(Round):
         contributed = any(line.contributed for line in token.lines)
         return self.phase.fragments_in(self.round) if contributed else 0
 
-    def _feed(self, token: TokenState, line: Line) -> bool:
+    def _awaits(self, token: TokenState) -> bool:
+        """Whether this member lacks sums; or the lead, as long as anybody does: until then it may decide otherwise."""
+        have = (
+            token.settled if self.number == self._view.lead else token.lines[self.number - 1].ready
+        )
+        return have < self._sums_of(token)
+
+    def _feed(self, now: float, token: TokenState, line: Line) -> bool:
         """Send the switch what it has room for, and again what somebody lacks the sum of; whether anything changed.
 
         Since this member sent them everybody has had its turn and sent the same: a sum that has not come is lost, or
@@ -173,15 +179,18 @@ class Holder(Round):
         changed = bool(again) or self._sent_to > before or line.ready != here
         line.ready = here
         token.settled = min(token.lines[k - 1].ready for k in self._view.order)
-        self._watch_switch(token.settled, total)
+        self._watch_switch(now, token.settled, total)
         return changed
 
-    def _watch_switch(self, settled: int, total: int) -> None:
+    def _watch_switch(self, now: float, settled: int, total: int) -> None:
         """The lead: a switch that makes no sums is found out."""
-        moves = settled > self._settled or settled == total
+        self._still += 1
+        if settled > self._settled or settled == total:
+            self._still, self._moved_at = 0, now
         self._settled = settled
-        self._still = 0 if moves else self._still + 1
-        if self._still == _STILL_TURNS and self.number == self._view.lead:
+        late = self._still >= _STILL_TURNS and now >= self._moved_at + self._timings.sums_s
+        if late and self.number == self._view.lead:
+            self._still = 0
             self._emit(NotAdded(self.round))
 
     def _bank_free(self, token: TokenState) -> bool:

@@ -205,6 +205,12 @@ class Node(Membership):
             self._on_member_frame(now, source, frame)
             if leads:  # only now: what is malformed is no sign of life
                 self._heard = now
+        elif isinstance(body, wire.Fragment) and not header.sender:
+            if self.ring is not None and (header.view, header.round) == (
+                self.view.number,
+                self.ring.round,
+            ):
+                self.ring.on_completion(now)  # the last of a switch's sums
         elif isinstance(body, wire.View) and header.view < self.view.number:
             self._tell(self.view.number_of(source), body.nonce)
         return self._take(now)

@@ -35,7 +35,7 @@ class Timings:
     where answers have been slow (`Patience`), up to `silence_most_s`; so everybody gives a sign of life three times
     in `silence_s`. A proposer waits `vote_s` for promises, and `grace_s` for the suspect's own. Without a majority
     for `cut_s` the user is told. The lead calls standby hosts every `call_back_s` (R20). The job's end waits
-    `stop_s` for who does not answer.
+    `stop_s` for who does not answer. A switch that adds may make no sum for `sums_s` (and some turns).
 
     `alone`: one of two hosts goes on without the other, whichever it is. Cut apart, both do; healed, the one with
     the lower view, ballot or MAC address takes the other's state.
@@ -53,6 +53,7 @@ class Timings:
     cut_s: float = 2.0
     call_back_s: float = 0.5
     stop_s: float = 3.0
+    sums_s: float = 0.5
     alone: bool = False
 
     @property

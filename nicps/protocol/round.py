@@ -104,6 +104,7 @@ class Round:
         self._sent_to = 0  # fragments, from the first on, that this member has sent to the switch
         self._settled = 0  # sums that all had at this member's last turn
         self._still = 0  # turns without another one
+        self._moved_at = now  # when there was one
         self._receiver = receiver
         self._timings = timings
         self._patience = patience

@@ -39,6 +39,7 @@ _TOKEN = {
     "listed": "NicpsIngress.token.token_listed",
     "settled": "NicpsIngress.token.token_settled",
 }
+_SLOTS = ("NicpsIngress.adding.slot_tag", "NicpsIngress.adding.slot_seen")
 _MACS = "NicpsIngress.forwarding.learnt_macs"
 _PORTS = "NicpsIngress.forwarding.learnt_ports"
 
@@ -248,13 +249,13 @@ class Switch:
         }
 
     def forget_token(self) -> None:
-        """The next token is taken whatever its view is: a new network begins."""
+        """A new network begins: the next token is taken whatever its view is, and no sum is whole any more."""
         with _told():
-            for register in _TOKEN.values():
+            for register in (*_TOKEN.values(), *_SLOTS):
                 self._standard.bm_register_reset(_CONTEXT, register)
 
     def reset(self) -> None:
-        """Forget token, members and what was counted; the program and its ports stay."""
+        """Forget token, sums, members and what was counted; the program and its ports stay."""
         self.forget_token()
         self.record({})
         with _told():

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nicps import wire
@@ -181,10 +182,31 @@ def test_a_bridge_in_place_of_the_switch(made: Rig) -> None:
         assert made.drill.exact() > 0
         lead = made.drill.lead()
         assert "the switch does not add" in made.stage.log(lead)
+        last = max(made.stage.records(lead).glob("*.sum.npz"), key=lambda path: int(path.stem[:-4]))
+        with np.load(last) as saved:
+            assert int(saved["members"]) == 0 and int(saved["unit"]) == -40, "the job's own"
     finally:
         made.inside(f"link del {links.BRIDGE}")
         made.bmv2.start()
         made.drill.close()
+
+
+def test_a_host_that_comes_back_and_believes_no_switch(rig: Rig) -> None:
+    """It leaves the others to their job, and says what it would take."""
+    stage = rig.stage
+    assert stage.leave("h3") == 0
+    try:
+        rig.drill.goes_on("h1", "h2")
+        stage.arguments = ()
+        stage.join("h3")
+        until(lambda: "with --mode switch there too" in stage.log("h3"), "h3 says so", 40.0)
+        rig.drill.goes_on("h1", "h2")
+        assert stage.leave("h3") == 0
+    finally:
+        stage.arguments = ("--mode", "switch")
+    stage.join("h3")
+    rig.drill.all_train(timeout_s=60.0)
+    rig.goes_on()
 
 
 def test_out_of_window(tmp_path: Path) -> None:

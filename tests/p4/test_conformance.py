@@ -236,6 +236,28 @@ def test_all_send(rig: Rig, switch: Switch, program: XdpTarget, width: int) -> N
     assert sums_agree(rig, switch, program, sums.all_send(width)) == sums.FRAGMENTS
 
 
+@pytest.mark.parametrize("forget", ["forget_token", "reset"])
+def test_a_new_network_gets_no_old_sums(rig: Rig, switch: Switch, forget: str) -> None:
+    """Its views and rounds have the same numbers again."""
+    for first in (1, 100):
+        members = {k: Member(k, sums.MACS[k - 1], k) for k in sums.SENDERS}
+        if first == 1:
+            rig.begin(switch, sums.MACS)
+        getattr(switch, forget)()
+        switch.record(members)
+        for step in sums.all_send()[: sums.FRAGMENTS]:
+            for hop, sender in enumerate(sums.SENDERS, 1):
+                rig.wires.exchange(1, sums.token(sender, hop), wait_s=0.02)
+                payload = struct.pack(">i", first * sender) * 360
+                frame = step.frame[:6] + sums.MACS[sender - 1] + step.frame[12:30]
+                frame += struct.pack(">H", sender) + step.frame[32:62] + payload
+                out = rig.wires.exchange(sender, frame, wait_s=0.05)
+            whole = [f for f in out[sums.HEARS] if f[15] == FRAGMENT]
+            assert [struct.unpack_from(">i", f, 62)[0] for f in whole] == [6 * first]
+            getattr(switch, forget)()
+            switch.record(members)
+
+
 @settings(
     max_examples=1000,
     deadline=None,

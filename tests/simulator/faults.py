@@ -134,13 +134,18 @@ class Faults:
         self.lan.lose[kind] = self.lan.lose.get(kind, 0) + self.random.randint(1, 4)
 
     def of_switch(self, time: float, kind: str, random: random.Random) -> None:
-        """A switch that adds "forget"s all that it knows, or "stop"s adding, perhaps for good."""
+        """A switch that adds "forget"s all it knows, or "stop"s adding, perhaps for good; a host is "deaf" to it."""
         switch = self.lan.switch
 
         def strike() -> None:
             self.lan.note(f"SWITCH {kind}")
             if kind == "forget":
                 switch.forget()
+            elif kind == "deaf":
+                self.lan.deaf = random.choice(self.lan.hosts)
+                back = self.lan.now + random.random()
+                self.lan.trouble(back)
+                self.lan.at(back, lambda: setattr(self.lan, "deaf", None))
             else:
                 switch.adds = False
                 if random.random() < 0.5:

@@ -111,6 +111,7 @@ class Lan:
         self.groups: list[frozenset[int]] = []  # of host indices, while the LAN is cut
         self.trace: deque[str] = deque(maxlen=_TRACED)
         self.switch = Switch()  # where the plan has it that one adds
+        self.deaf: Host | None = None  # gets none of its sums
         self.checks = Checks(self)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -232,7 +233,7 @@ class Lan:
         for host in self.hosts:
             if host is sender or host.dead or not self.connected(at, host.index):
                 continue
-            if only is not None and host is not only:
+            if (only is not None and host is not only) or (sender is None and host is self.deaf):
                 continue
             if conditions.loss and rng.random() < conditions.loss:
                 continue

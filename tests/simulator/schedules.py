@@ -98,7 +98,9 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
     if adding and more.random() < 0.5:
         for _ in range(more.randint(1, 3)):
             faults.of_switch(
-                FORMED_S + more.random() * lasts, more.choice(("forget", "forget", "stop")), more
+                FORMED_S + more.random() * lasts,
+                more.choice(("forget", "forget", "stop", "deaf")),
+                more,
             )
     lan.hosts[0].submit()
     lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
