@@ -13,7 +13,6 @@ import pytest
 from nicps.bench.kernel import kernel
 from nicps.errors import NicpsError
 
-
 Costs = dict[tuple[str, bool, str], float]
 
 
