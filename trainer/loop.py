@@ -131,7 +131,7 @@ class Loop:
     def _train_round(self, round_: int) -> bool:
         """One round; False when the phase is over."""
         session, model, training = self._session, self._model, self._training
-        start = self._clock()
+        start, clipped = self._clock(), self._clipped
         samples, loss_sum = self._compute(round_)
         offered = self._clock()
         contribute, own = 0.0, 0
@@ -142,6 +142,7 @@ class Loop:
         commit = session.wait_commit(round_, self._total)
         if commit is None:
             model.restore()
+            self._clipped = clipped  # that gradient is nobody's
             return False
         committed = self._clock()
         total = session.sum(commit, self._total)
