@@ -101,13 +101,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"{args.job} holds no job.py (docs/jobs.md says what a job is)")
     if os.geteuid() != 0:
         raise NotRoot("a guest sees this machine's files as root: run it as root")
-    args.runs.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     stack = contextlib.ExitStack()
     try:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nicps-vms-")))
         kernels = [Kernel(deb, folder / f"kernel{n}") for n, deb in enumerate(args.kernel)]
         accelerator = choose(kernels[0], args.accel)
+        args.runs.mkdir(parents=True, exist_ok=True)
         segment = stack.enter_context(Segment(folder / "segment"))
         lab = VmLab(args, begun + args.timeout)
         for number in range(1, count + 1):
