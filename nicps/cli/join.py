@@ -154,7 +154,11 @@ def run(args: argparse.Namespace) -> int:
         alarm_hook=args.alarm_hook,
         destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
         adding=args.mode == "switch",
-        timings=Timings(silence_s=args.silence, alone=args.go_on_alone),
+        timings=Timings(
+            silence_s=args.silence,
+            silence_most_s=max(args.silence, Timings().silence_most_s),
+            alone=args.go_on_alone,
+        ),
         **({"name": args.name} if args.name else {}),
     )
     with Agent(settings) as agent:
