@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Literal
 
 from nicps.errors import EnvironmentProblem, UsageProblem
@@ -154,12 +153,7 @@ class Guest:
     def __enter__(self) -> Guest:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 

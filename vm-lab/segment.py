@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 from pathlib import Path
-from types import TracebackType
 
 _LENGTH = struct.Struct("!I")
 
@@ -64,12 +63,7 @@ class Segment:
     def __enter__(self) -> Segment:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _accept(self) -> None:
