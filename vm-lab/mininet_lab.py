@@ -25,22 +25,36 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from nicps.errors import EnvironmentProblem, JobFailed, NicpsError, UsageProblem  # noqa: E402
+from nicps.bench.watch import until  # noqa: E402
+from nicps.errors import (  # noqa: E402
+    EnvironmentProblem,
+    JobFailed,
+    NetworkProblem,
+    NicpsError,
+    UsageProblem,
+)
 from nicps.lab import LabSettings, enter, links, namespaces, port  # noqa: E402
-from nicps.lab.jobs import RunSettings, choose_user  # noqa: E402
+from nicps.lab.jobs import (  # noqa: E402
+    RunSettings,
+    choose_user,
+    environment,
+    nicps_command,
+    submission,
+)
 
-NICPS = [sys.executable, "-m", "nicps"]
+NICPS = nicps_command()
+ENVIRONMENT = environment()
 OFFLOADS = ("tx", "rx", "tso", "gso", "gro")
 CONTROLLER = 64
-READY_S = 60.0
+READY_S, POLL_S = 60.0, 0.2
 T = TypeVar("T")
 
 
@@ -82,12 +96,13 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.mode == "switch" and (args.switch != "bmv2" or args.switches != 1):
         raise UsageProblem("--mode switch takes one BMv2 that all hosts are at")
-    user = choose_user(RunSettings(args.job, LabSettings(), args.data))
+    job = RunSettings(args.job, LabSettings(), args.data, tuple(args.set))
+    user = choose_user(job)
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="nicps-mininet-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
-        lab = MininetLab(args, folder, user)
+        lab = MininetLab(args, job, folder, user)
         stack.callback(lab.down)
         lab.up()
         result = lab.train()
@@ -101,11 +116,40 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Program:
+    """One that runs on a node, and the file that holds what it says."""
+
+    what: str
+    process: subprocess.Popen[Any]
+    log: Path
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Wait for it.
+
+        Raises:
+            EnvironmentProblem: it has ended, or takes too long; with the last that it said.
+        """
+
+        def look() -> bool | None:
+            if self.process.poll() is not None:
+                raise EnvironmentProblem(f"{self.what} has ended: {self._last_words()}")
+            return ready() or None
+
+        try:
+            until(look, f"{self.what} is ready", READY_S, POLL_S)
+        except NetworkProblem as error:
+            raise EnvironmentProblem(f"{error}; it said: {self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        return self.log.read_text(errors="replace").strip()[-300:]
+
+
 class MininetLab:
     """The network, what runs in it, and how it ends."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, user: str) -> None:
-        self.args, self.folder, self.user = args, folder, user
+    def __init__(self, args: argparse.Namespace, job: RunSettings, folder: Path, user: str) -> None:
+        self.args, self.job, self.folder, self.user = args, job, folder, user
         self.key: list[str] = []
         self.net: Any = None
         self.processes: list[subprocess.Popen[Any]] = []
@@ -132,7 +176,9 @@ class MininetLab:
 
         if self.args.key:
             key = self.folder / "key"
-            subprocess.run([*NICPS, "key", "new", str(key)], check=True, capture_output=True)
+            subprocess.run(
+                [*NICPS, "key", "new", str(key)], check=True, capture_output=True, env=ENVIRONMENT
+            )
             self.key = ["--key", str(key)]
         self.net = net = Mininet(controller=None, autoSetMacs=True)
         switches = [
@@ -153,10 +199,9 @@ class MininetLab:
                 self._switch(switch, names)
         for host in net.hosts:
             quieten(host, [str(host.defaultIntf().name)])
-        for host in net.hosts:
-            self._start(host, self._join(host), host.name)
-        for host in net.hosts:
-            self._answers(host)
+        agents = [self._start(h, self._join(h), f"{h.name}'s agent") for h in net.hosts]
+        for host, agent in zip(net.hosts, agents, strict=True):
+            agent.until(lambda host=host: succeeds(host, *NICPS, "status"))
 
     def _join(self, host: Any) -> list[str]:
         own = self.folder / host.name
@@ -186,31 +231,23 @@ class MininetLab:
         command = ["simple_switch", str(program.compiled()), "--thrift-port", "9090"]
         for number, name in ports.items():
             command += ["-i", f"{number}@{name}"]
-        self._start(switch, command, f"{switch.name}.bmv2")
-        until(lambda: not done(switch, *NICPS, "switch", "p4", "connect"), f"{switch.name} answers")
+        bmv2 = self._start(switch, command, f"{switch.name}'s BMv2")
+        bmv2.until(lambda: succeeds(switch, *NICPS, "switch", "p4", "connect"))
         command = [*NICPS, "switch", "p4", "run", "--iface", "cpu"]
         command += ["--controller", str(CONTROLLER), *self.key]
         command += ["--ports", ",".join(str(number) for number in ports if number != CONTROLLER)]
-        log = self._start(switch, command, f"{switch.name}.controller")
-        until(lambda: "recording" in log.read_text(), f"{switch.name}'s controller")
+        controller = self._start(switch, command, f"{switch.name}'s controller")
+        controller.until(lambda: "recording" in controller.log.read_text())
 
-    def _start(self, node: Any, command: Sequence[str], name: str) -> Path:
-        """Start a program on a node; the file that holds what it says."""
-        log = self.folder / f"{name}.log"
+    def _start(self, node: Any, command: Sequence[str], what: str) -> Program:
+        """Start a program on a node."""
+        log = self.folder / f"{what}.log"
         with log.open("wb") as file:
             process = node.popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=str(ROOT)
+                list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=ENVIRONMENT
             )
         self.processes.append(process)
-        return log
-
-    def _answers(self, host: Any) -> None:
-        log = self.folder / f"{host.name}.log"
-
-        def there() -> bool:
-            return not done(host, *NICPS, "status")
-
-        until(there, lambda: f"{host.name}'s agent: {log.read_text().strip()[-300:]}")
+        return Program(what, process, log)
 
     def train(self) -> dict[str, Any]:
         """Submit the job on h1; its result.
@@ -218,13 +255,10 @@ class MininetLab:
         Raises:
             JobFailed: it has failed, and why.
         """
-        command = [*NICPS, "submit", str(self.args.job.resolve()), "--wait", "--json"]
-        if self.args.data:
-            command += ["--data", str(Path(self.args.data).resolve())]
-        for pair in self.args.set:
-            command += ["--set", pair]
         host = self.net.get("h1")
-        process = host.popen(command, stdin=subprocess.DEVNULL, stderr=None, cwd=str(ROOT))
+        process = host.popen(
+            submission(self.job), stdin=subprocess.DEVNULL, stderr=None, env=ENVIRONMENT
+        )
         self.processes.append(process)
         out, _ = process.communicate()
         if process.returncode:
@@ -254,7 +288,9 @@ class MininetLab:
             return {}
         found = {}
         for switch in self.net.switches:
-            out, _, _ = switch.pexec([*NICPS, "switch", "p4", "counters", "--json"], cwd=str(ROOT))
+            out, _, _ = switch.pexec(
+                [*NICPS, "switch", "p4", "counters", "--json"], env=ENVIRONMENT
+            )
             found[switch.name] = json.loads(out)
         return found
 
@@ -302,10 +338,10 @@ def quieten(node: Any, names: Sequence[str]) -> None:
         execute(node, f"ethtool -K {name} " + " ".join(f"{what} off" for what in OFFLOADS))
 
 
-def done(node: Any, *command: str) -> int:
-    """Run a command on a node; its exit code."""
-    _, _, code = node.pexec(list(command), cwd=str(ROOT))
-    return int(code)
+def succeeds(node: Any, *command: str) -> bool:
+    """Run a command on a node."""
+    _, _, code = node.pexec(list(command), env=ENVIRONMENT)
+    return not code
 
 
 def execute(node: Any, command: str) -> None:
@@ -313,16 +349,6 @@ def execute(node: Any, command: str) -> None:
     _, said, code = node.pexec(command.split())
     if code:
         raise EnvironmentProblem(f"{node.name}: {command}: {said.strip()}")
-
-
-def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
-    """Poll until the condition holds."""
-    deadline = time.monotonic() + READY_S
-    while not condition():
-        if time.monotonic() > deadline:
-            text = what if isinstance(what, str) else what()
-            raise EnvironmentProblem(f"in {READY_S:g} s not: {text}")
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

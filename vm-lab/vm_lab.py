@@ -44,11 +44,10 @@ from nicps.errors import (  # noqa: E402
     UsageProblem,
 )
 from nicps.lab import LabSettings  # noqa: E402
-from nicps.lab.jobs import RunSettings, choose_user  # noqa: E402
+from nicps.lab.jobs import RunSettings, choose_user, nicps_command, submission  # noqa: E402
 from nicps.lab.links import mac_of  # noqa: E402
 from nicps.lab.shield import orderly, shielded  # noqa: E402
 
-NICPS = [sys.executable, "-P", "-m", "nicps"]
 #: How long a member may say nothing, by accelerator: TCG runs some twenty times slower.
 SILENCE_S = {"kvm": 0.3, "tcg": 3.0}
 #: udev gives the only interface a name after its slot.
@@ -147,7 +146,8 @@ class VmLab:
 
     def __init__(self, args: argparse.Namespace, deadline: float) -> None:
         self.args, self.deadline = args, deadline
-        self.user = choose_user(RunSettings(args.job, LabSettings(), args.data))
+        self.job = RunSettings(args.job, LabSettings(), args.data, tuple(args.set))
+        self.user = choose_user(self.job)
         self.guests: list[Guest] = []
         self._said: queue.Queue[tuple[Guest, str, str | None]] = queue.Queue()  # None: no more
         self._words: dict[Guest, str] = {}  # its error, else its last line
@@ -157,13 +157,13 @@ class VmLab:
         """A guest that joins, and submits the job if it is h1 and told to (a line)."""
         _say(f"{hardware.name}: Linux {kernel.version}, {hardware.accelerator.upper()}")
         silence_s = self.args.silence or SILENCE_S[hardware.accelerator]
-        join = [*NICPS, "join", "--iface", "eth0", "--user", self.user, "--silence", f"{silence_s}"]
-        join += ["--name", hardware.name]
+        join = nicps_command("join", "--iface", "eth0", "--name", hardware.name)
+        join += ["--user", self.user, "--silence", f"{silence_s}"]
         command = f"export PYTHONPATH={shlex.quote(str(ROOT))}; {NAME_ETH0} && "
         if not self.guests:
             join += ["--runs", str(self.args.runs.resolve())]
             command += f"{{ ({shlex.join(join)}; kill $$) & }} && read go && "
-            command += shlex.join(self._submit())
+            command += shlex.join(submission(self.job))
         else:
             command += shlex.join(join)
         guest = Guest(kernel, hardware, command)
@@ -172,14 +172,6 @@ class VmLab:
         for stream in ("stdout", "stderr"):
             threading.Thread(target=self._listen, args=(guest, stream), daemon=True).start()
         return guest
-
-    def _submit(self) -> list[str]:
-        command = [*NICPS, "submit", str(self.args.job.resolve()), "--wait", "--json"]
-        if self.args.data:
-            command += ["--data", str(Path(self.args.data).resolve())]
-        for pair in self.args.set:
-            command += ["--set", pair]
-        return command
 
     def _listen(self, guest: Guest, stream: str) -> None:
         with getattr(guest.process, stream) as lines:

@@ -184,7 +184,7 @@ def _barrier(paths: list[str]) -> str | None:
             user=entry.pw_uid,
             group=entry.pw_gid,
             extra_groups=[],
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -197,7 +197,7 @@ def _barrier(paths: list[str]) -> str | None:
     return f"cannot {said}"
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, and a checkout's packages are found from any folder."""
     environment = dict(os.environ)
     root = Path(nicps.__file__).resolve().parent.parent
@@ -207,9 +207,19 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _nicps(*arguments: str) -> list[str]:
-    # -P: a folder that happens to be current must not give a root process its modules.
+def nicps_command(*arguments: str) -> list[str]:
+    """`nicps ARGUMENTS` by this interpreter; a folder that happens to be current gives it no modules."""
     return [sys.executable, "-P", "-m", "nicps", *arguments]
+
+
+def submission(settings: RunSettings) -> list[str]:
+    """The command that submits the job, waits, and prints its result as the last line."""
+    command = nicps_command("submit", str(settings.job.resolve()), "--wait", "--json")
+    if settings.data is not None:
+        command += ["--data", str(settings.data.resolve())]
+    for setting in settings.settings:
+        command += ["--set", setting]
+    return command
 
 
 def _start_agent(lab: Lab, host: Host, user: str, folders: _Folders) -> _Agent:
@@ -219,7 +229,7 @@ def _start_agent(lab: Lab, host: Host, user: str, folders: _Folders) -> _Agent:
     folder = folders.runs if host.number == 1 else own / "runs"
     folder.mkdir(exist_ok=True)
     log = own / "agent.log"
-    command = _nicps("join", "--iface", HOST_INTERFACE, "--name", host.name)
+    command = nicps_command("join", "--iface", HOST_INTERFACE, "--name", host.name)
     command += ["--runs", str(folder), "--work", str(folders.scratch), "--user", user]
     with log.open("wb") as file:
         process = lab.run(
@@ -228,7 +238,7 @@ def _start_agent(lab: Lab, host: Host, user: str, folders: _Folders) -> _Agent:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=environment(),
         )
     return _Agent(host, process, log)
 
@@ -270,13 +280,12 @@ def _answers(host: Host) -> bool:
 
 
 def _submit(lab: Lab, settings: RunSettings) -> Outcome:
-    command = _nicps("submit", str(settings.job.resolve()), "--wait", "--json")
-    if settings.data is not None:
-        command += ["--data", str(settings.data.resolve())]
-    for setting in settings.settings:
-        command += ["--set", setting]
     process = lab.run(
-        "h1", command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=_environment()
+        "h1",
+        submission(settings),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment(),
     )
     text = process.communicate()[0].decode(errors="replace")
     code = process.returncode
