@@ -17,7 +17,8 @@ from nicps import wire
 from nicps.protocol import Committed, Differs, Installed, NodeState, Phase, View
 
 if TYPE_CHECKING:
-    from tests.simulator.host import Host, Program
+    from tests.simulator.host import Host
+    from tests.simulator.job import Program
     from tests.simulator.lan import Lan
 
 
@@ -140,7 +141,7 @@ class Checks:
 
     def same_model(self, host: Host, phase: Phase) -> None:
         """A host prepares for training: with the lead's weights."""
-        program = host.program
+        program = host.job.program
         assert program is not None
         ours, leads = program.weights, str(phase.settings["model"])
         if ours != leads and not tainted(ours) and not tainted(leads):

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from nicps import wire
 from nicps.protocol import Action, Committed, Installed, NodeState, Prepare, Send, SendFragments
@@ -75,7 +75,7 @@ class Faults:
     """What can be done to a LAN; how long it lasts comes from `random`."""
 
     lan: Lan
-    random: random.Random
+    random: Random
 
     def _for_a_while(self, end: Callable[[], None]) -> None:
         until = self.lan.now + self.random.random() * self.random.choice(LASTS_S)
@@ -98,7 +98,7 @@ class Faults:
 
     def kill_program(self, host: Host) -> None:
         """kill -9 of the training program alone."""
-        if not host.dead and not host.paused and host.program is not None:
+        if not host.dead and not host.paused and host.job.program is not None:
             host.kill_program()
 
     def renew(self, host: Host) -> None:
@@ -133,7 +133,7 @@ class Faults:
         kind = self.random.choice(LOST)
         self.lan.lose[kind] = self.lan.lose.get(kind, 0) + self.random.randint(1, 4)
 
-    def of_switch(self, time: float, kind: str, random: random.Random) -> None:
+    def of_switch(self, time: float, kind: str, rng: Random) -> None:
         """A switch that adds "forget"s all it knows, or "stop"s adding, perhaps for good; a host is "deaf" to it."""
         switch = self.lan.switch
 
@@ -142,14 +142,14 @@ class Faults:
             if kind == "forget":
                 switch.forget()
             elif kind == "deaf":
-                self.lan.deaf = random.choice(self.lan.hosts)
-                back = self.lan.now + random.random()
+                self.lan.deaf = rng.choice(self.lan.hosts)
+                back = self.lan.now + rng.random()
                 self.lan.trouble(back)
                 self.lan.at(back, lambda: setattr(self.lan, "deaf", None))
             else:
                 switch.adds = False
-                if random.random() < 0.5:
-                    back = self.lan.now + random.random()
+                if rng.random() < 0.5:
+                    back = self.lan.now + rng.random()
                     self.lan.trouble(back)
                     self.lan.at(back, lambda: setattr(switch, "adds", True))
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from nicps.protocol import (
     Installed,
     Joiner,
     Node,
-    NodeState,
     NotAdded,
     Phase,
     PhaseAgreed,
@@ -31,50 +29,16 @@ from nicps.protocol import (
     Struck,
     View,
 )
-from nicps.protocol.course import Course, Found
+from nicps.protocol.course import Course
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
+from tests.simulator.job import WINDOW, Job
 from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
 
-WINDOW = 10  # fragments in a hand-out's round
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
-
-
-class Program:
-    """A training program: its weights are a hash over all sums that it has applied.
-
-    `blank`: it has no state yet, and waits for one. Weights that begin with "T" have been tampered with.
-    """
-
-    def __init__(self, *, blank: bool) -> None:
-        self.blank = blank
-        self.weights = "w0"
-        self.trained = 0
-        self.last = 0  # round applied last, of any kind
-        self.kind = wire.PhaseKind.HANDOUT  # of that round
-
-    @property
-    def digest(self) -> int:
-        """As it goes into the token."""
-        return int(hashlib.blake2b(self.weights.encode(), digest_size=4).hexdigest(), 16) | 1
-
-    def load(self, settings: Mapping[str, Any]) -> None:
-        """Take over the lead's state."""
-        self.blank = False
-        self.weights, self.trained = str(settings["model"]), int(settings["trained"])
-        self.last, self.kind = int(settings["last"]), wire.PhaseKind(settings["kind"])
-
-    def apply(self, round_: int, kind: wire.PhaseKind, total: int) -> None:
-        """A committed sum."""
-        self.last, self.kind = round_, kind
-        if kind is wire.PhaseKind.TRAIN:
-            self.trained += 1
-            text = f"{self.weights} {round_} {total}"
-            taint = "T" if self.weights.startswith("T") else ""
-            self.weights = taint + hashlib.sha1(text.encode()).hexdigest()[:12]
 
 
 class Host:
@@ -101,21 +65,14 @@ class Host:
             self,
             lambda: lan.random.getrandbits(63) + 1,
             lan.timings,
-            lambda job: self.stage(),
+            lambda job: self.job.stage,
         )
-        self.program: Program | None = None
-        self.starting = False
-        self.storing = False  # the end of what starts one is on its way to the disk
         self.course: Course | None = None
-        self.finishing = False
-        self.leaving = False  # its training program has died
-        self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
+        self.job = Job(self)
         self.keys: dict[int, bytes] = {}  # view -> its seed: this one's and the one's before
         self._streams: dict[str, int] = {}
         self._tx_free = 0.0
         self._timer: float | None = None
-        self._epoch = 0  # what the training program does ends when it is given something else
-        self._phase: Phase | None = None  # that the agent has prepared last
 
     def clock(self) -> float:
         """This host's own steady clock."""
@@ -158,12 +115,8 @@ class Host:
     def kill_program(self) -> None:
         """kill -9 of the training program: the agent leaves, and starts another."""
         self.note("PROGRAM KILLED")
-        self.program = self.course = None
-        self._epoch += 1
-        self.leaving = self.node.state is NodeState.MEMBER
-        if not self.starting:
-            self.starting = True
-            self.later(0.05, lambda: self._program_started(blank=True))
+        self.course = None
+        self.job.lose_program()
         self.do(self.node.leave(self.clock(), "the training program was killed"))
 
     def renew(self) -> None:
@@ -172,10 +125,11 @@ class Host:
 
     def tamper(self) -> None:
         """Somebody changes the weights in the training program's memory."""
-        if self.program is not None and not self.program.blank:
+        program = self.job.program
+        if program is not None and not program.blank:
             self.note("TAMPERED WITH")
             self.lan.checks.tampered = True
-            self.program.weights = "T" + self.program.weights
+            program.weights = "T" + program.weights
 
     def submit(self) -> None:
         """The user starts a job here."""
@@ -325,24 +279,24 @@ class Host:
             if self.course is not None:
                 self.course.ready(action.view, phase)
         elif isinstance(action, Prepare):
-            self._prepare(action.phase)
+            self.job.prepare(action.phase)
         elif isinstance(action, PhaseAgreed):
             answers = {k: json.loads(v) if v else {} for k, v in action.answers.items()}
             self.note(f"AGREED {action.phase.kind.name} {action.phase.number}")
             if action.phase.kind is wire.PhaseKind.STOP:
-                self._stopped(action.phase)
+                self.stopped(action.phase)
             elif self.course is not None:
                 self.course.agreed(action.phase, answers)
         elif isinstance(action, Committed):
-            self._committed(action)
+            self.job.committed(action)
         elif isinstance(action, Answered):
             if self.course is not None:
                 self.course.answered(action)
         elif isinstance(action, Struck):
             self.note(f"STRUCK {action.reason}")
             self.course = None
-            self.leaving = False
-            self._epoch += 1
+            self.job.leaving = False
+            self.job.interrupt()
             if action.reason == "the job has ended":
                 self._over(action.reason, ok=True)
         elif isinstance(action, Differs):
@@ -369,10 +323,10 @@ class Host:
         self.note(f"JOB OVER {why}")
         self.job_over = why or "well"
         self.lan.over(self, why, ok)
-        self.program = self.course = None
-        self._epoch += 1
+        self.course = None
+        self.job.end()
 
-    def _stopped(self, phase: Phase) -> None:
+    def stopped(self, phase: Phase) -> None:
         self._over(str(phase.settings["message"]), ok=bool(phase.settings["ok"]))
 
     def _installed(self, action: Installed) -> None:
@@ -386,24 +340,18 @@ class Host:
         self.kernel.alive = self.clock()
         self.lan.checks.installed(self, action)
         if action.phase is not None:
-            self._phase = action.phase
-        if view.lead == node.number and not self.leaving:
+            self.job.phase = action.phase
+        if view.lead == node.number and not self.job.leaving:
             if self.course is None:
-                program = self.program
-                found = Found(
-                    able=(program is not None or self.starting)
-                    and node.number not in node.learners,
-                    trained=program is not None and program.last > 0,
-                    finishing=self.finishing,
-                )
-                self.course = Course(self.lan.plan, self, found)
+                program = self.job.program
+                self.course = Course(self.lan.plan, self, self.job.found)
                 self.course.fragments = self.lan.fragments if program is not None else 0
                 if program is not None and program.last:
-                    self._decide_later()
+                    self.job.decide_later()
         else:
             self.course = None
-        if action.again and action.phase is not None and self.program is not None:
-            self._begin(action.phase, node.open_round)
+        if action.again and action.phase is not None and self.job.program is not None:
+            self.job.begin(action.phase, node.open_round)
 
     # ---- Steered
 
@@ -454,8 +402,8 @@ class Host:
         return rounds, WINDOW, size - (rounds - 1) * WINDOW
 
     def check(self) -> Mapping[str, str]:
-        assert self.program is not None
-        program = self.program
+        program = self.job.program
+        assert program is not None
         return {
             "model": program.weights,
             "trained": program.trained,
@@ -468,176 +416,3 @@ class Host:
 
     def tell(self, event: str, **values: Any) -> None:
         self.note(f"event {event}")
-
-    # ---- the job here
-
-    def stage(self) -> wire.Stage:
-        if self.program is not None:
-            return wire.Stage.WAITING
-        return wire.Stage.FILES if self.starting else wire.Stage.NOTHING
-
-    def _prepare(self, phase: Phase) -> None:
-        if self.leaving and phase.kind is not wire.PhaseKind.STOP:
-            return
-        self.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
-        self._phase = phase
-        self._epoch += 1
-        epoch, rng = self._epoch, self.lan.random
-        node = self.node
-
-        def prepared(answer: bytes = b"") -> None:
-            if epoch == self._epoch:
-                self.do(node.prepared(self.clock(), phase.number, answer))
-
-        if phase.kind is wire.PhaseKind.HANDOUT:
-            mine = phase.settings["source"] == node.number
-
-            def ready() -> None:
-                prepared()
-                if mine and epoch == self._epoch:
-                    self.do(node.offer(self.clock(), phase.first_round, 1))
-
-            self.later(rng.random() * 0.002, ready)
-        elif phase.kind is wire.PhaseKind.FINISH:
-            self.finishing = True
-            if self.program is not None and node.number not in node.learners:
-                self.result = self.program.trained, self.program.weights
-            self.later(0.002, lambda: prepared(self.lan.records))
-        elif phase.kind is wire.PhaseKind.STOP:
-            self.later(0.0, prepared)
-            if not node.leads:
-                self.later(0.0001, lambda: self._stopped(phase))
-        elif phase.shares[node.number - 1]:
-            self._when_program(lambda: self._enter(phase, epoch, prepared))
-        else:
-            self.later(1e-4, prepared)  # it only receives
-
-    def _when_program(self, then: Callable[[], None]) -> None:
-        """The training program may still be starting."""
-        if self.program is not None:
-            then()
-        elif self.starting or self.storing:
-            epoch = self._epoch
-            self.later(0.002, lambda: self._when_program(then) if epoch == self._epoch else None)
-        else:
-            self.do(self.node.fail(self.clock(), "no training program here"))
-
-    def _enter(self, phase: Phase, epoch: int, prepared: Callable[[], None]) -> None:
-        program, node = self.program, self.node
-        assert program is not None
-        if epoch != self._epoch:
-            return
-        if phase.shares[node.number - 1] and node.number in node.learners:
-            program.load(phase.settings)  # what the hand-out brought
-
-        def entered() -> None:  # once it has applied what was committed before
-            if phase.shares[node.number - 1] and epoch == self._epoch:
-                self.lan.checks.same_model(self, phase)
-            if epoch == self._epoch:
-                prepared()
-                self._compute(phase, phase.first_round)
-
-        self.later(2e-4 + self.lan.random.random() * 0.001, entered)
-
-    def _begin(self, phase: Phase, round_: int) -> None:
-        """Back in this phase, in the middle of it."""
-        self._epoch += 1
-        if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
-            self._compute(phase, round_)
-
-    def _compute(self, phase: Phase, round_: int) -> None:
-        share = phase.shares[self.node.number - 1]
-        if not share or (phase.rounds and round_ > phase.last_round):
-            return
-        epoch = self._epoch
-        seconds = self.lan.compute_s * (0.5 + self.lan.random.random())
-
-        def offer() -> None:
-            if epoch == self._epoch:
-                self.do(self.node.offer(self.clock(), round_, share))
-
-        self.later(seconds, offer)
-
-    def _committed(self, commit: Committed) -> None:
-        node, phase = self.node, self._phase
-        self.note(f"COMMITS {commit.round} {dict(commit.counted)}")
-        in_force = node.ring.phase if node.ring is not None else phase
-        assert in_force is not None
-        self.lan.checks.committed(self, commit, in_force)
-        if in_force.kind is wire.PhaseKind.HANDOUT:
-            self._window(in_force, commit.round)
-            return
-        counted_here = bool(in_force.shares[node.number - 1])
-        if not counted_here or self.program is None or self.program.blank:
-            self.do_soon(lambda: self.do(node.read(self.clock(), commit.round)))
-            return
-        kind = in_force.kind
-        total = self.lan.checks.totals(commit)
-        epoch = self._epoch
-
-        def apply() -> None:
-            program = self.program
-            if program is None or program.last >= commit.round:
-                return
-            program.apply(commit.round, kind, total)
-            self.lan.checks.applied(self, commit.round, program)
-            self.do(node.read(self.clock(), commit.round, program.digest))
-            if node.leads:
-                self._decide_later()
-            if epoch == self._epoch and kind is wire.PhaseKind.TRAIN:
-                self._compute(in_force, commit.round + 1)
-
-        self.later(1e-4, apply)
-
-    def do_soon(self, event: Callable[[], None]) -> None:
-        self.later(1e-5, event)
-
-    def _decide_later(self) -> None:
-        """The lead's training program looks at the round that it has applied last (R14)."""
-        program = self.program
-        assert program is not None
-        lan = self.lan
-        if program.kind is wire.PhaseKind.TRAIN:
-            done = program.trained >= lan.rounds
-            what = "test" if done or program.trained % lan.test_every == 0 else "continue"
-        else:
-            what = "end" if program.trained >= lan.rounds else "continue"
-        round_ = program.last
-
-        def say() -> None:
-            if self.course is not None and self.node.leads and self.program is program:
-                self.note(f"DECIDES {what} after {round_}")
-                self.course.decided(round_, what)
-
-        self.later(2e-4, say)
-
-    def _window(self, phase: Phase, round_: int) -> None:
-        node = self.node
-        last = round_ == phase.last_round
-        mine = phase.settings["source"] == node.number
-        if mine and not last:
-            self.later(1e-4, lambda: self.do(node.offer(self.clock(), round_ + 1, 1)))
-        view = node.view.number
-        self.storing = last
-
-        def stored() -> None:
-            self.storing = False
-            self.do(node.read(self.clock(), round_))
-            if not last:
-                return
-            purpose = phase.settings["purpose"]
-            if purpose in ("job", "files") and self.program is None and not self.starting:
-                self.starting = True
-                self.later(0.05, lambda: self._program_started(blank=purpose == "files"))
-            if self.course is not None and self.node.view.number >= view:
-                self.course.handed_out(phase)
-
-        self.later(3e-4, stored)
-
-    def _program_started(self, *, blank: bool) -> None:
-        self.starting = False
-        if self.job_over:
-            return
-        self.program = Program(blank=blank)
-        if self.course is not None:
-            self.course.program_ready(self.lan.fragments)

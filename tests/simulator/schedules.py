@@ -142,7 +142,7 @@ def _over(lan: Lan) -> bool:
 
 def _ended_well(lan: Lan) -> None:
     """All who have saved have the same model, after all the rounds."""
-    results = {host.result for host in lan.hosts if host.result is not None}
+    results = {host.job.result for host in lan.hosts if host.job.result is not None}
     good = {result for result in results if not result[1].startswith("T")}
     if not results or min(trained for trained, _ in results) < lan.rounds:
         lan.checks.fail(f"the job ended too early: {results}")
@@ -186,7 +186,7 @@ def places(lan: Lan) -> str:
 def stuck(lan: Lan) -> str:
     """Why nobody may go on, or an empty text if somebody should."""
     members = [h for h in lan.hosts if member(h)]
-    if not members and not any(h.program and not h.program.blank for h in lan.hosts):
+    if not members and not any(h.job.program and not h.job.program.blank for h in lan.hosts):
         return "the starter was lost before anybody had the job"
     newest = (
         lan.checks.newest

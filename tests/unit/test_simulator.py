@@ -80,7 +80,7 @@ def test_without_faults_everybody_counts_in_every_round() -> None:
     counted = [dict(what[0]) for what in lan.checks.commits.values() if what[2] == 2]
     assert len(counted) == 12
     assert all(samples == dict.fromkeys(range(1, 6), 10) for samples in counted)
-    assert {host.result for host in lan.hosts} == {lan.hosts[0].result}
+    assert {host.job.result for host in lan.hosts} == {lan.hosts[0].job.result}
     assert lan.hosts[0].node.view.number == 1
 
 
@@ -108,7 +108,7 @@ def test_who_was_tampered_with_is_struck_off_and_takes_the_state_again(host: int
     faults.at_time(0.8, "tamper", lan.hosts[host])
     assert schedules.finish(lan).what == "done"
     assert any("STRUCK" in line and f"h{host + 1} " in line for line in lan.trace)
-    assert len({h.result for h in lan.hosts if h.result}) == 1
+    assert len({h.job.result for h in lan.hosts if h.job.result}) == 1
 
 
 def test_64_hosts_of_which_two_die() -> None:
@@ -154,8 +154,8 @@ def test_a_new_host_is_admitted(admit: bool) -> None:
     assert set().union(*counted) == set(range(1, 8 if admit else 6))
     assert all(sum(samples.values()) == 50 for samples in counted)
     took_part = lan.hosts if admit else lan.hosts[:5]
-    assert {host.result for host in took_part} == {lan.hosts[0].result}
-    assert all(host.result is None for host in lan.hosts if host not in took_part)
+    assert {host.job.result for host in took_part} == {lan.hosts[0].job.result}
+    assert all(host.job.result is None for host in lan.hosts if host not in took_part)
 
 
 def test_a_slow_round_is_not_a_silent_host() -> None:
@@ -176,8 +176,8 @@ def test_the_lead_decides_before_the_next_round_is_committed() -> None:
     plan = Plan("job", batch=50, width=16, quorum=0.2, alarm_below=0.0)
     lan, _ = job(conditions=Conditions(loss=0.1), plan=plan)
     assert schedules.finish(lan).what == "done"
-    assert lan.hosts[0].result is not None
-    assert lan.hosts[0].result[0] == lan.rounds
+    assert lan.hosts[0].job.result is not None
+    assert lan.hosts[0].job.result[0] == lan.rounds
 
 
 def test_two_starters_at_once_make_one_network() -> None:

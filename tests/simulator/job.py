@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job at a simulated host: its training program, and what the agent does about the two."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nicps import wire
+from nicps.protocol import Committed, NodeState, Phase
+from nicps.protocol.course import Found
+
+if TYPE_CHECKING:
+    from tests.simulator.host import Host
+
+WINDOW = 10  # fragments in a hand-out's round
+
+
+class Program:
+    """A training program: its weights are a hash over all sums that it has applied.
+
+    `blank`: it has no state yet, and waits for one. Weights that begin with "T" have been tampered with.
+    """
+
+    def __init__(self, *, blank: bool) -> None:
+        self.blank = blank
+        self.weights = "w0"
+        self.trained = 0
+        self.last = 0  # round applied last, of any kind
+        self.kind = wire.PhaseKind.HANDOUT  # of that round
+
+    @property
+    def digest(self) -> int:
+        """As it goes into the token."""
+        return int(hashlib.blake2b(self.weights.encode(), digest_size=4).hexdigest(), 16) | 1
+
+    def load(self, settings: Mapping[str, Any]) -> None:
+        """Take over the lead's state."""
+        self.blank = False
+        self.weights, self.trained = str(settings["model"]), int(settings["trained"])
+        self.last, self.kind = int(settings["last"]), wire.PhaseKind(settings["kind"])
+
+    def apply(self, round_: int, kind: wire.PhaseKind, total: int) -> None:
+        """A committed sum."""
+        self.last, self.kind = round_, kind
+        if kind is wire.PhaseKind.TRAIN:
+            self.trained += 1
+            text = f"{self.weights} {round_} {total}"
+            taint = "T" if self.weights.startswith("T") else ""
+            self.weights = taint + hashlib.sha1(text.encode()).hexdigest()[:12]
+
+
+class Job:
+    """What nicps/agent/job.py is at a real host."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.lan = host, host.lan
+        self.program: Program | None = None
+        self.starting = False
+        self.storing = False  # the end of what starts one is on its way to the disk
+        self.finishing = False
+        self.leaving = False  # its training program has died
+        self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
+        self.phase: Phase | None = None  # that the agent has prepared last
+        self._epoch = 0
+
+    def interrupt(self) -> None:
+        """What the training program is doing ends: it is given something else."""
+        self._epoch += 1
+
+    def end(self) -> None:
+        """The job is over here."""
+        self.program = None
+        self.interrupt()
+
+    def lose_program(self) -> None:
+        """The training program has died: another is started."""
+        self.end()
+        self.leaving = self.host.node.state is NodeState.MEMBER
+        if not self.starting:
+            self.starting = True
+            self.host.later(0.05, lambda: self._program_started(blank=True))
+
+    @property
+    def found(self) -> Found:
+        """What a host that takes over as the lead has."""
+        program, node = self.program, self.host.node
+        return Found(
+            able=(program is not None or self.starting) and node.number not in node.learners,
+            trained=program is not None and program.last > 0,
+            finishing=self.finishing,
+        )
+
+    @property
+    def stage(self) -> wire.Stage:
+        """How much of the job is here."""
+        if self.program is not None:
+            return wire.Stage.WAITING
+        return wire.Stage.FILES if self.starting else wire.Stage.NOTHING
+
+    def prepare(self, phase: Phase) -> None:
+        """A decision: get ready for it (R6)."""
+        if self.leaving and phase.kind is not wire.PhaseKind.STOP:
+            return
+        self.host.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
+        self.phase = phase
+        self._epoch += 1
+        epoch, rng = self._epoch, self.lan.random
+        node = self.host.node
+
+        def prepared(answer: bytes = b"") -> None:
+            if epoch == self._epoch:
+                self.host.do(node.prepared(self.host.clock(), phase.number, answer))
+
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            mine = phase.settings["source"] == node.number
+
+            def ready() -> None:
+                prepared()
+                if mine and epoch == self._epoch:
+                    self.host.do(node.offer(self.host.clock(), phase.first_round, 1))
+
+            self.host.later(rng.random() * 0.002, ready)
+        elif phase.kind is wire.PhaseKind.FINISH:
+            self.finishing = True
+            if self.program is not None and node.number not in node.learners:
+                self.result = self.program.trained, self.program.weights
+            self.host.later(0.002, lambda: prepared(self.lan.records))
+        elif phase.kind is wire.PhaseKind.STOP:
+            self.host.later(0.0, prepared)
+            if not node.leads:
+                self.host.later(0.0001, lambda: self.host.stopped(phase))
+        elif phase.shares[node.number - 1]:
+            self._when_program(lambda: self._enter(phase, epoch, prepared))
+        else:
+            self.host.later(1e-4, prepared)  # it only receives
+
+    def _when_program(self, then: Callable[[], None]) -> None:
+        """The training program may still be starting."""
+        if self.program is not None:
+            then()
+        elif self.starting or self.storing:
+            epoch = self._epoch
+            self.host.later(
+                0.002, lambda: self._when_program(then) if epoch == self._epoch else None
+            )
+        else:
+            self.host.do(self.host.node.fail(self.host.clock(), "no training program here"))
+
+    def _enter(self, phase: Phase, epoch: int, prepared: Callable[[], None]) -> None:
+        program, node = self.program, self.host.node
+        assert program is not None
+        if epoch != self._epoch:
+            return
+        if phase.shares[node.number - 1] and node.number in node.learners:
+            program.load(phase.settings)  # what the hand-out brought
+
+        def entered() -> None:  # once it has applied what was committed before
+            if phase.shares[node.number - 1] and epoch == self._epoch:
+                self.lan.checks.same_model(self.host, phase)
+            if epoch == self._epoch:
+                prepared()
+                self._compute(phase, phase.first_round)
+
+        self.host.later(2e-4 + self.lan.random.random() * 0.001, entered)
+
+    def begin(self, phase: Phase, round_: int) -> None:
+        """Back in this phase, in the middle of it."""
+        self._epoch += 1
+        if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+            self._compute(phase, round_)
+
+    def _compute(self, phase: Phase, round_: int) -> None:
+        share = phase.shares[self.host.node.number - 1]
+        if not share or (phase.rounds and round_ > phase.last_round):
+            return
+        epoch = self._epoch
+        seconds = self.lan.compute_s * (0.5 + self.lan.random.random())
+
+        def offer() -> None:
+            if epoch == self._epoch:
+                self.host.do(self.host.node.offer(self.host.clock(), round_, share))
+
+        self.host.later(seconds, offer)
+
+    def committed(self, commit: Committed) -> None:
+        """A round is complete: its sum is applied, or stored (R12)."""
+        node, phase = self.host.node, self.phase
+        self.host.note(f"COMMITS {commit.round} {dict(commit.counted)}")
+        in_force = node.ring.phase if node.ring is not None else phase
+        assert in_force is not None
+        self.lan.checks.committed(self.host, commit, in_force)
+        if in_force.kind is wire.PhaseKind.HANDOUT:
+            self._window(in_force, commit.round)
+            return
+        counted_here = bool(in_force.shares[node.number - 1])
+        if not counted_here or self.program is None or self.program.blank:
+            self.host.later(1e-5, lambda: self.host.do(node.read(self.host.clock(), commit.round)))
+            return
+        kind = in_force.kind
+        total = self.lan.checks.totals(commit)
+        epoch = self._epoch
+
+        def apply() -> None:
+            program = self.program
+            if program is None or program.last >= commit.round:
+                return
+            program.apply(commit.round, kind, total)
+            self.lan.checks.applied(self.host, commit.round, program)
+            self.host.do(node.read(self.host.clock(), commit.round, program.digest))
+            if node.leads:
+                self.decide_later()
+            if epoch == self._epoch and kind is wire.PhaseKind.TRAIN:
+                self._compute(in_force, commit.round + 1)
+
+        self.host.later(1e-4, apply)
+
+    def decide_later(self) -> None:
+        """The lead's training program looks at the round that it has applied last (R14)."""
+        program = self.program
+        assert program is not None
+        lan = self.lan
+        if program.kind is wire.PhaseKind.TRAIN:
+            done = program.trained >= lan.rounds
+            what = "test" if done or program.trained % lan.test_every == 0 else "continue"
+        else:
+            what = "end" if program.trained >= lan.rounds else "continue"
+        round_ = program.last
+
+        def say() -> None:
+            if self.host.course is not None and self.host.node.leads and self.program is program:
+                self.host.note(f"DECIDES {what} after {round_}")
+                self.host.course.decided(round_, what)
+
+        self.host.later(2e-4, say)
+
+    def _window(self, phase: Phase, round_: int) -> None:
+        node = self.host.node
+        last = round_ == phase.last_round
+        mine = phase.settings["source"] == node.number
+        if mine and not last:
+            self.host.later(
+                1e-4, lambda: self.host.do(node.offer(self.host.clock(), round_ + 1, 1))
+            )
+        view = node.view.number
+        self.storing = last
+
+        def stored() -> None:
+            self.storing = False
+            self.host.do(node.read(self.host.clock(), round_))
+            if not last:
+                return
+            purpose = phase.settings["purpose"]
+            if purpose in ("job", "files") and self.program is None and not self.starting:
+                self.starting = True
+                self.host.later(0.05, lambda: self._program_started(blank=purpose == "files"))
+            if self.host.course is not None and self.host.node.view.number >= view:
+                self.host.course.handed_out(phase)
+
+        self.host.later(3e-4, stored)
+
+    def _program_started(self, *, blank: bool) -> None:
+        self.starting = False
+        if self.host.job_over:
+            return
+        self.program = Program(blank=blank)
+        if self.host.course is not None:
+            self.host.course.program_ready(self.lan.fragments)
