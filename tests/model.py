@@ -291,6 +291,9 @@ class XdpModel:
         fresh_number = is_sum or not config.keyed or header.sequence > before
         bank, tag = header.round & 1, header.view << 32 | header.round
         bit = 2**64 - 1 if is_sum else 1 << header.sender - 1
+        for number in (header.sender, 0):  # counts are opened first, for a duplicate too
+            if self.progress.get((bank, number), (0, 0))[0] != tag:
+                self.progress[bank, number] = tag, 0
         slot = self.slots.setdefault((bank, fragment.index), Slot())
         fresh = slot.tag != tag
         if not fresh and slot.seen & bit:
@@ -320,7 +323,6 @@ class XdpModel:
             place += shifted
 
     def _count(self, bank: int, sender: int, tag: int) -> int:
-        old, count = self.progress.get((bank, sender), (0, 0))
-        count = count + 1 if old == tag else 1
-        self.progress[bank, sender] = tag, count
-        return count
+        _, count = self.progress[bank, sender]
+        self.progress[bank, sender] = tag, count + 1
+        return count + 1
