@@ -72,6 +72,7 @@ class Agent:
         sweep(settings.work)
         self.now = time.monotonic()
         self.job: LocalJob | None = None
+        self._declined = ""  # the job that this host has left to the others
         self.submission: Submission | None = None
         self.conductor: Conductor | None = None
         self._turns_before = 0
@@ -270,7 +271,8 @@ class Agent:
                 )
                 if self.node.number not in self.node.learners:
                     raise JobFailed(reason)
-                self.node.busy = True  # who has come to the others' job leaves them to it
+                self._declined = job.id  # who has come to the others' job leaves them to it
+                self.end_job(reason)
                 self.views.depart(reason)
                 return
             job.prepare(phase)
@@ -305,8 +307,10 @@ class Agent:
 
     # ---- the job here
 
-    def _stage(self, job_id: str) -> wire.Stage:
-        """How much of a job is here, for the lead that calls (R20)."""
+    def _stage(self, job_id: str) -> wire.Stage | None:
+        """How much of a job is here, for the lead that calls (R20); None: it is not for this host."""
+        if job_id == self._declined:
+            return None
         if self.job is None or self.job.id != job_id:
             return wire.Stage.NOTHING
         return self.job.stage

@@ -127,7 +127,7 @@ class Course:
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
         self.adding = plan.adding  # as long as the switch does it
-        self._added = False  # in the training phase decided last
+        self._added = plan.adding  # in the training phase decided last
         self._host = host
         self._begun = found is not None
         self._able = found is None or found.able

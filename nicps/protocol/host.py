@@ -57,7 +57,7 @@ class Host:
         receiver: Receiver,
         nonce: Callable[[], int],
         timings: Timings | None = None,
-        stage: Callable[[str], wire.Stage] = lambda job: wire.Stage.NOTHING,
+        stage: Callable[[str], wire.Stage | None] = lambda job: wire.Stage.NOTHING,
     ) -> None:
         self.mac = mac
         self.name = safe_name(name, mac)

@@ -37,7 +37,7 @@ class Membership(Deciding):
             if not self._formation.on_call(source):
                 return
             self.state = NodeState.STANDBY
-            stage = wire.Stage.NOTHING
+            stage: wire.Stage | None = wire.Stage.NOTHING
         elif (self.state is NodeState.STANDBY and not self.busy) or (
             call.view == self.view.number and self.number in self.learners
         ):
@@ -46,7 +46,8 @@ class Membership(Deciding):
             stage = wire.Stage.NOTHING  # it will tell us that we have been struck off (R19)
         else:
             return
-        self._formation.answer(call.nonce, self._fresh, self.view.number, stage)
+        if stage is not None:
+            self._formation.answer(call.nonce, self._fresh, self.view.number, stage)
 
     def _on_answer(self, now: float, source: bytes, frame: wire.Frame) -> None:
         answer = frame.body

@@ -36,7 +36,7 @@ class Node(Membership):
     Args:
         receiver: what has arrived (the kernel's maps).
         nonce: fresh random 64-bit numbers, never 0.
-        stage: how much this host has of a job, by the job's name (R20).
+        stage: how much this host has of a job, by the job's name (R20); None if it wants no part in it.
 
     Attributes: `busy`, about to start a network of its own: answers no calls. `calls`, at the lead: the job's name
     while it calls standby hosts back.

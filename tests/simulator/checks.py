@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.protocol import Committed, Differs, Installed, NodeState, Phase, View
+from tests.simulator.job import SWITCH_UNITS
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -38,6 +39,7 @@ class Checks:
     def __init__(self, lan: Lan) -> None:
         self.lan = lan
         self.commits: dict[tuple[Branch, int], tuple[Any, ...]] = {}  # round -> what was counted
+        self.units: dict[tuple[Branch, int, int], int] = {}  # round, member -> of its gradient
         self.weights: dict[tuple[Branch, int], str] = {}  # round -> weights after it
         self.views: dict[tuple[Branch, int], tuple[Any, ...]] = {}
         self.lives: dict[bytes, dict[int, int]] = {}  # a view's seed -> number -> life of the host
@@ -105,6 +107,16 @@ class Checks:
 
     # ---- rounds
 
+    def unit_of(self, phase: Phase) -> None:
+        """Where hosts add they begin with a unit of theirs: a switch's is as coarse as the gradients are large."""
+        if not phase.adding and phase.unit >= SWITCH_UNITS[0]:
+            self.fail(f"phase {phase.number} begins with a switch's unit, {phase.unit}")
+
+    def offered(self, host: Host, phase: Phase, round_: int, unit: int) -> None:
+        """A gradient is ready, in multiples of 2 to the `unit`."""
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.units[self.branch(host), round_, host.node.number] = unit
+
     def totals(self, commit: Committed) -> int:
         """The whole sum, as far as it goes into the weights."""
         text = repr((commit.round, sorted(commit.counted.items())))
@@ -119,6 +131,12 @@ class Checks:
                 f"round {commit.round} was committed as {self.commits[key]} and, at "
                 f"{host.node.name}, as {what}"
             )
+        for k in commit.counted:
+            unit = self.units.get((self.branch(host), commit.round, k), commit.unit)
+            if phase.kind is wire.PhaseKind.TRAIN and unit != commit.unit:
+                self.fail(
+                    f"round {commit.round}: member {k} has gradients of unit {unit}, not {commit.unit}"
+                )
         number = host.node.number
         others = [k for k in commit.counted if commit.added or k != number]
         sums = [got for (v, r), got in host.kernel.sums.items() if r == commit.round]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
@@ -49,6 +50,7 @@ class Host:
         self.mac = bytes([2, 0, 0, 0, 0, index + 1])
         self.life = 0  # raised by every restart
         self.dead = self.paused = False
+        self.believes = True  # a switch that adds
         self.job_over = ""
         self.killed_at = 0.0
         self.stepped = True  # the agent has run since the kernel's view of it was made
@@ -96,6 +98,7 @@ class Host:
         """`nicps join` again; nothing of before is known."""
         self.note("RESTARTED")
         self.dead = False
+        self.believes = not self.lan.plan.adding or self.lan.more.random() < 0.9
         self._boot()
 
     def pause(self) -> None:
@@ -344,7 +347,9 @@ class Host:
         if view.lead == node.number and not self.job.leaving:
             if self.course is None:
                 program = self.job.program
-                self.course = Course(self.lan.plan, self, self.job.found)
+                adding = self.lan.plan.adding and self.job.adding
+                plan = replace(self.lan.plan, adding=adding)
+                self.course = Course(plan, self, self.job.found)
                 self.course.fragments = self.lan.fragments if program is not None else 0
                 if program is not None and program.last:
                     self.job.decide_later()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.simulator.host import Host
 
 WINDOW = 10  # fragments in a hand-out's round
+SWITCH_UNITS = 0, 5  # far above those that hosts use where they add
 
 
 class Program:
@@ -63,6 +64,9 @@ class Job:
         self.leaving = False  # its training program has died
         self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
         self.phase: Phase | None = None  # that the agent has prepared last
+        self.adding = host.believes  # as the last training phase had it
+        self.unit = 0  # log2, of the next gradient
+        self.declined = False  # this host wants no part in it
         self._epoch = 0
 
     def interrupt(self) -> None:
@@ -93,8 +97,10 @@ class Job:
         )
 
     @property
-    def stage(self) -> wire.Stage:
-        """How much of the job is here."""
+    def stage(self) -> wire.Stage | None:
+        """How much of the job is here; None: this host wants no part in it."""
+        if self.declined:
+            return None
         if self.program is not None:
             return wire.Stage.WAITING
         return wire.Stage.FILES if self.starting else wire.Stage.NOTHING
@@ -104,8 +110,14 @@ class Job:
         if self.leaving and phase.kind is not wire.PhaseKind.STOP:
             return
         self.host.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
+        if phase.adding and not self.host.believes:
+            self._decline()
+            return
         self.phase = phase
         self._epoch += 1
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.adding, self.unit = phase.adding, phase.unit
+            self.lan.checks.unit_of(phase)
         epoch, rng = self._epoch, self.lan.random
         node = self.host.node
 
@@ -135,6 +147,16 @@ class Job:
             self._when_program(lambda: self._enter(phase, epoch, prepared))
         else:
             self.host.later(1e-4, prepared)  # it only receives
+
+    def _decline(self) -> None:
+        """The switch is to add, which this host has not been told to believe."""
+        node, reason = self.host.node, "this host has not been told to believe the switch"
+        if node.number not in node.learners:
+            self.host.do(node.fail(self.host.clock(), reason))
+            return
+        self.declined = True
+        self.end()
+        self.host.do(node.leave(self.host.clock(), reason))
 
     def _when_program(self, then: Callable[[], None]) -> None:
         """The training program may still be starting."""
@@ -168,6 +190,7 @@ class Job:
     def begin(self, phase: Phase, round_: int) -> None:
         """Back in this phase, in the middle of it."""
         self._epoch += 1
+        self.adding, self.unit = phase.adding, phase.unit
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self._compute(phase, round_)
 
@@ -180,9 +203,21 @@ class Job:
 
         def offer() -> None:
             if epoch == self._epoch:
-                self.host.do(self.host.node.offer(self.host.clock(), round_, share))
+                unit, skip = self._unit(phase)
+                self.lan.checks.offered(self.host, phase, round_, self.unit)
+                self.host.do(self.host.node.offer(self.host.clock(), round_, share, unit, skip))
 
         self.host.later(seconds, offer)
+
+    def _unit(self, phase: Phase) -> tuple[int | None, bool]:
+        """The unit that the next gradient will want, if that is told; whether this one is too large for its own."""
+        rng = self.lan.more
+        if phase.kind is not wire.PhaseKind.TRAIN:
+            return None, False
+        if phase.adding:
+            wanted = rng.randrange(*SWITCH_UNITS)
+            return wanted, wanted > self.unit + 4 or rng.random() < 0.02
+        return (self.unit + 1, True) if rng.random() < 0.02 else (None, False)
 
     def committed(self, commit: Committed) -> None:
         """A round is complete: its sum is applied, or stored (R12)."""
@@ -199,6 +234,10 @@ class Job:
             self.host.later(1e-5, lambda: self.host.do(node.read(self.host.clock(), commit.round)))
             return
         kind = in_force.kind
+        if kind is wire.PhaseKind.TRAIN:
+            self.unit = commit.next_unit
+            if self.host.course is not None:
+                self.host.course.unit = commit.next_unit
         total = self.lan.checks.totals(commit)
         epoch = self._epoch
 

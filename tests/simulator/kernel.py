@@ -85,6 +85,9 @@ class Kernel:
             got.add(index)
             self.heard = host.clock()
             self.sums.setdefault((view, round_), {})[index] = value
+            if len(got) == host.lan.checks.fragments(host, view, round_):
+                data = host.completion(round_, 0)
+                host.wake(lambda: host.frame_up(wire.SWITCH, data))
 
     def take_token(self, frame: wire.Frame) -> bool:
         """Whether it goes up to the agent."""

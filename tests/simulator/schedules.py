@@ -59,7 +59,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
             late=rng.choice((0.0, 0.01)),
         )
     admit = rng.random() < 0.2
-    more = random.Random(~seed)  # what has come later leaves older schedules as they were
+    more = random.Random(~seed)  # as `Lan.more`
     adding = more.random() < 0.4
     lan = Lan(
         hosts,
@@ -158,6 +158,7 @@ def _may_stop(lan: Lan) -> bool:
         or (lan.checks.tampered and "agrees on the weights" in why)
         or ("nobody is left who" in why)
         or ("the training program was killed" in why)
+        or ("told to believe the switch" in why)
     )
 
 
