@@ -239,7 +239,7 @@ class Membership(Deciding):
         self.ring = None
         phase = None
         if ring is not None and carried is not None and successor.follows:
-            phase = ring.phase.among(view.live, successor.phase)
+            phase = ring.phase.among(view.live, successor.phase, successor.unit)
             self.ring = self._new_ring(phase, now, carried)
         self.phase = phase
         self._actions.append(Installed(view, number, phase, bool(again)))

@@ -114,8 +114,8 @@ class Phase:
     settings: Mapping[str, Any] = field(default_factory=dict)
     adding: bool = False
 
-    def among(self, live: Collection[int], number: int) -> Phase:
-        """The phase as it goes on in the next view: only the shares of who is left, and the quorum in proportion."""
+    def among(self, live: Collection[int], number: int, unit: int) -> Phase:
+        """The phase as it goes on in the next view: who is left, a quorum in proportion, the open round's unit."""
         shares = tuple(s if k in live else 0 for k, s in enumerate(self.shares, 1))
         total, left = sum(self.shares), sum(shares)
         return replace(
@@ -124,6 +124,7 @@ class Phase:
             generation=1,
             shares=shares,
             quorum=-(-self.quorum * left // total) if total else 0,
+            unit=unit,
         )
 
     def fragments_in(self, round_: int) -> int:
