@@ -296,7 +296,7 @@ class Agent:
         phase = self.node.ring.phase if self.node.ring is not None else None
         if self.conductor is not None and phase is not None:
             if phase.kind is wire.PhaseKind.TRAIN:
-                self.conductor.committed(commit)
+                self.conductor.course.committed(commit.next_unit, phase.adding)
         self.job.committed(commit)
 
     def _failed(self, reason: str) -> None:

@@ -16,7 +16,7 @@ from nicps.agent.process import python
 from nicps.agent.result import summarise
 from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import NicpsError
-from nicps.protocol import Committed, Joiner, Phase, View
+from nicps.protocol import Joiner, Phase, View
 from nicps.protocol.course import Course, Found, Plan
 
 if TYPE_CHECKING:
@@ -75,10 +75,6 @@ class Conductor:
         if what == "end":
             self.training_s = self.agent.now - self._mark
         self.course.decided(round_, what)
-
-    def committed(self, commit: Committed) -> None:
-        """A training round counts; the next phase begins with its unit."""
-        self.course.unit = commit.next_unit
 
     def agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> None:
         """Everybody has acknowledged a decision."""

@@ -127,7 +127,7 @@ class Course:
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
         self.adding = plan.adding  # as long as the switch does it
-        self._added = plan.adding  # in the training phase decided last
+        self._coarse = False  # that is a switch's: as coarse as the gradients are large
         self._host = host
         self._begun = found is not None
         self._able = found is None or found.able
@@ -256,6 +256,10 @@ class Course:
         else:
             self._resume()
 
+    def committed(self, unit: int, adding: bool) -> None:
+        """A training round counts, in a phase in which a switch was to add or not; `unit` is the next one's."""
+        self.unit, self._coarse = unit, adding
+
     def saved(self) -> None:
         """The model is safe: stop (R22)."""
         if self._alarm is not None and not self.stopping:
@@ -311,9 +315,8 @@ class Course:
             return  # `program_ready` comes here again
         full = (host.view.live - host.learners) | counted
         adding = self.adding and len(host.view.live) > 1
-        if self._added and not adding:
-            self.unit = plan.unit  # a switch's is as coarse as the gradients are large
-        self._added = adding
+        if self._coarse and not adding:
+            self.unit, self._coarse = plan.unit, False
         quorum = math.ceil(plan.quorum * plan.batch - 1e-9)
         host.decide(
             Phase(

@@ -237,7 +237,7 @@ class Job:
         if kind is wire.PhaseKind.TRAIN:
             self.unit = commit.next_unit
             if self.host.course is not None:
-                self.host.course.unit = commit.next_unit
+                self.host.course.committed(commit.next_unit, in_force.adding)
         total = self.lan.checks.totals(commit)
         epoch = self._epoch
 
