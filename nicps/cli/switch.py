@@ -166,7 +166,7 @@ def _run(args: argparse.Namespace) -> int:
     ended: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: ended.append(got))
-    packets = PacketSocket(interface, wire.ETHERTYPE)
+    packets = PacketSocket(interface, wire.ETHERTYPE, all_destinations=True)
     recorder: Recorder | None = None
     gone = False
     try:
@@ -175,10 +175,12 @@ def _run(args: argparse.Namespace) -> int:
                 with _switch(args) as switch:
                     _set_up(args, switch)
                     if recorder is None:
-                        recorder = Recorder(switch, wire.network_id(args.network), key)
+                        network = wire.network_id(args.network)
+                        recorder = Recorder(switch, network, interface.mac, key)
+                        recorder.ask(time.monotonic())
                         _say(f"recording the members of {args.network}")
                     else:
-                        recorder.again(switch)
+                        recorder.again(time.monotonic(), switch)
                         _say("the switch is there again, and set up anew")
                     gone = False
                     while not ended:
@@ -197,13 +199,17 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _record(packets: PacketSocket, recorder: Recorder) -> None:
-    """Wait a little for lists of members, and record them."""
-    select.select([packets], [], [], _LOOK_S)
-    for source, frame in packets.receive():
-        news = recorder.on_frame(source, frame)
-        if news is not None:
-            said = ", ".join(f"{name} at port {m.port}" for name, m in news.items())
-            _say(f"view {recorder.view}: {said}")
+    """Wait a little for lists of members, find out whether they are in force, and record them."""
+    select.select([packets], [], [], recorder.wait(time.monotonic(), _LOOK_S))
+    now = time.monotonic()
+    for frame in packets.receive_whole():
+        recorder.on_frame(now, frame)
+    question = recorder.question(now)
+    if question is not None:
+        packets.send(question)
+    news = recorder.news(now)
+    if news is not None:
+        _say(news)
 
 
 def _say(text: str) -> None:

@@ -40,8 +40,6 @@ _TOKEN = {
     "settled": "NicpsIngress.token.token_settled",
 }
 _SLOTS = ("NicpsIngress.adding.slot_tag", "NicpsIngress.adding.slot_seen")
-_MACS = "NicpsIngress.forwarding.learnt_macs"
-_PORTS = "NicpsIngress.forwarding.learnt_ports"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +159,22 @@ class Switch:
         numbers = program.numbers()
         with _told():
             self._standard.bm_reset_state()
-            self._multicast_group(numbers["FLOOD"], ports)
-            told = [*ports, *([] if controller is None else [controller])]
-            self._multicast_group(numbers["FLOOD_AND_TELL"], told)
+            flood, tell = dict.fromkeys(ports, 0), {}
+            if controller is not None:
+                tell = {controller: numbers["TELL"]}
+            self._multicast_group(numbers["FLOOD"], flood)
+            self._multicast_group(numbers["FLOOD_AND_TELL"], flood | tell)
             self._add(_NETWORKS, "NicpsIngress.serve", network.to_bytes(4, "big"))
             self._simple.set_all_egress_queue_depths(_DEEP)
 
-    def _multicast_group(self, number: int, ports: Sequence[int]) -> None:
-        wanted = "".join("1" if port in ports else "0" for port in range(max(ports), -1, -1))
+    def _multicast_group(self, number: int, ports: Mapping[int, int]) -> None:
+        """A group of these ports, each with its replication number."""
         group = self._multicast.bm_mc_mgrp_create(_CONTEXT, number)
-        node = self._multicast.bm_mc_node_create(_CONTEXT, number, wanted, "")
-        self._multicast.bm_mc_node_associate(_CONTEXT, group, node)
+        for replication in set(ports.values()):
+            among = {port for port, its in ports.items() if its == replication}
+            wanted = "".join("1" if port in among else "0" for port in range(max(among), -1, -1))
+            node = self._multicast.bm_mc_node_create(_CONTEXT, replication, wanted, "")
+            self._multicast.bm_mc_node_associate(_CONTEXT, group, node)
 
     # ---- members (R4)
 
@@ -221,13 +224,6 @@ class Switch:
         self._standard.bm_mt_add_entry(_CONTEXT, table, params, action, [], options)
 
     # ---- what it has seen
-
-    def learnt(self) -> dict[bytes, int]:
-        """The port at which each MAC address was heard last."""
-        with _told():
-            macs = self._standard.bm_register_read_all(_CONTEXT, _MACS)
-            ports = self._standard.bm_register_read_all(_CONTEXT, _PORTS)
-        return {mac.to_bytes(6, "big"): port for mac, port in zip(macs, ports, strict=True) if mac}
 
     def counters(self) -> dict[str, int]:
         """Frames by what became of them."""
