@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -111,7 +111,7 @@ def _print(args: argparse.Namespace, values: Mapping[str, Any]) -> int:
 def _connect(args: argparse.Namespace) -> int:
     with _switch(args) as switch:
         info = switch.info()
-    values: dict[str, Any] = {"program": "nicps" if info.ours else "another"}
+    values: dict[str, Any] = {"program": info.runs.value}
     for port in info.ports:
         values[f"port {port.number}"] = f"{port.iface} {'up' if port.up else 'down'}"
     return _print(args, values)
@@ -119,11 +119,30 @@ def _connect(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> int:
     with _switch(args) as switch:
-        return _print(args, _set_up(args, switch))
+        done = _prepare(args, switch)
+        switch.setup(done.network, done.ports, args.controller)
+    loaded = "loaded" if done.loaded else "there already"
+    return _print(
+        args,
+        {
+            "program": loaded,
+            "network": args.network,
+            "ports": done.ports,
+            "controller": args.controller,
+        },
+    )
 
 
-def _set_up(args: argparse.Namespace, switch: Any) -> dict[str, Any]:
-    """Load the program, for the network and ports that are named; what was done."""
+class _Prepared(NamedTuple):
+    """A switch that runs the program; it may have to be set up for this network and these ports."""
+
+    network: int
+    ports: list[int]
+    loaded: bool
+
+
+def _prepare(args: argparse.Namespace, switch: Any) -> _Prepared:
+    """See to it that the program runs, and that the ports are there."""
     from nicps.switch import program
 
     path = args.config or program.compiled()
@@ -139,14 +158,17 @@ def _set_up(args: argparse.Namespace, switch: Any) -> dict[str, Any]:
             f"the switch has no port {', '.join(map(str, sorted(missing))) or 'at all'}: it has"
             f" {', '.join(map(str, sorted(there))) or 'none'} (`simple_switch -i N@IFACE`)"
         )
-    loaded = switch.load(config)
-    switch.setup(wire.network_id(args.network), ports, args.controller)
-    return {
-        "program": "loaded" if loaded else "there already",
-        "network": args.network,
-        "ports": ports,
-        "controller": args.controller,
-    }
+    return _Prepared(wire.network_id(args.network), ports, switch.load(config))
+
+
+def _set_up(args: argparse.Namespace, switch: Any) -> bool:
+    """Set the switch up, unless it serves this network on these ports: then hosts may be training. Whether it did."""
+    done = _prepare(args, switch)
+    what = (done.network, done.ports, args.controller)
+    if not done.loaded and switch.serves(*what):
+        return False
+    switch.setup(*what)
+    return True
 
 
 def _port_list(text: str) -> list[int]:
@@ -173,15 +195,16 @@ def _run(args: argparse.Namespace) -> int:
         while not ended:
             try:
                 with _switch(args) as switch:
-                    _set_up(args, switch)
+                    anew = _set_up(args, switch)
                     if recorder is None:
                         network = wire.network_id(args.network)
                         recorder = Recorder(switch, network, interface.mac, key)
                         recorder.ask(time.monotonic())
-                        _say(f"recording the members of {args.network}")
+                        there = "" if anew else ", whom the switch serves already"
+                        _say(f"recording the members of {args.network}{there}")
                     else:
                         recorder.again(time.monotonic(), switch)
-                        _say("the switch is there again, and set up anew")
+                        _say(f"the switch is there again{', and set up anew' if anew else ''}")
                     gone = False
                     while not ended:
                         _record(packets, recorder)

@@ -81,6 +81,8 @@ class Recorder:
         self._answers: dict[tuple[int, bytes], dict[int, int]] = {}  # list -> member -> port
         self._late_at: float | None = None  # who has not answered by then is named
         self._news = False
+        self._unheard: str | None = None  # why no host will ever answer, to be said
+        self._tagged = False
         self.view = 0
         self.refused = 0
 
@@ -138,6 +140,11 @@ class Recorder:
             return
         if unpacked.header.network != self._network or successor is None:
             return
+        if self._key is None and unpacked.header.tag and not self._tagged:
+            self._tagged = True
+            self._unheard = (
+                "these hosts have a key, and answer nobody without it: name it with --key"
+            )
         its = _List(body.number, body.ballot, successor)
         if body.nonce == self._nonce:
             self._on_answer(now, port, source, its)
@@ -180,6 +187,9 @@ class Recorder:
 
     def news(self, now: float) -> str | None:
         """What is recorded, for the user, once all have answered or some have not in time."""
+        if self._unheard is not None:
+            hint, self._unheard = self._unheard, None
+            return hint
         late = self._late_at is not None and now >= self._late_at
         missing = self.missing
         if self._list is None or not ((self._news and not missing) or (missing and late)):

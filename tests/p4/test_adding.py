@@ -46,7 +46,8 @@ class Rig:
             stack.callback(self.stage.close)
             stack.callback(self.drill.close)
             self.bmv2 = stack.enter_context(in_place_of_the_bridge(self.stage.lab, self._config))
-            stack.enter_context(controller(self.bmv2, self.log))
+            key = ("--key", str(self.stage.key)) if self.stage.keyed else ()
+            stack.enter_context(controller(self.bmv2, self.log, *key))
             self.stage.ready()
             self._stack = stack.pop_all()
         return self
