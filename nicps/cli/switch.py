@@ -246,6 +246,7 @@ def _members(args: argparse.Namespace) -> int:
     with _switch(args) as switch:
         if wanted:
             switch.record({member.number: member for member in wanted})
+            switch.forget_token()  # of another network, which had higher numbers
         found = switch.members()
     values = {f"{m.number}": f"{wire.mac_text(m.mac)} at port {m.port}" for m in found.values()}
     return _print(args, values)
