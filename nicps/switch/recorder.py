@@ -21,6 +21,7 @@ from nicps.switch.runtime import Member, Switch
 
 _ASKS_S = 2.0  # after a list that is not known to be in force
 _FIRST_S, _MOST_S = 0.03, 0.3  # between questions
+_FRESH_S = 1.0  # so long an answer counts
 _LATE_S = 0.5  # members answer at once
 _PORTS = 512
 
@@ -76,8 +77,8 @@ class Recorder:
         self._asks_until = self._asks_at = 0.0
         self._interval = _FIRST_S
         self._asked_at = -_FIRST_S
-        self._nonce = nonce()  # of the last question
-        self._settled = True  # it has brought its list, or was never asked
+        self._nonce = nonce()
+        self._nonce_until = 0.0  # until then it may bring a list; later, only who is missing yet
         self._answers: dict[tuple[int, bytes], dict[int, int]] = {}  # list -> member -> port
         self._late_at: float | None = None  # who has not answered by then is named
         self._news = False
@@ -98,6 +99,8 @@ class Recorder:
     def ask(self, now: float) -> None:
         """Find out what is in force."""
         self._asks_at = max(now, self._asked_at + _FIRST_S)
+        if now >= self._nonce_until:
+            self._renew(now)
         self._asks_until = now + _ASKS_S
         self._interval = _FIRST_S
 
@@ -107,12 +110,16 @@ class Recorder:
             return None
         self._asked_at, self._asks_at = now, now + self._interval
         self._interval = min(self._interval * 1.5, _MOST_S)
-        self._nonce, self._settled = self._fresh(), False
-        self._answers = {}
+        if now >= self._nonce_until > 0.0:
+            self._renew(now)
         header = wire.Header(network=self._network, view=0, round=0, sender=0, sequence=0)
         body = wire.View(0, self._nonce, 0, 0, 0, 0, 0, 0, wire.ViewStep.ASK)
         frame = wire.pack(header, body, [], [])
         return frame if self._key is None else self._key.sign(frame, self._mac)
+
+    def _renew(self, now: float) -> None:
+        self._nonce, self._nonce_until = self._fresh(), now + _FRESH_S
+        self._answers = {}
 
     def wait(self, now: float, most_s: float) -> float:
         """Seconds until the next question, at most so many."""
@@ -160,7 +167,7 @@ class Recorder:
             if number not in self._answered:
                 self._answered.add(number)
                 self._record(self._members | {number: Member(number, source, port)})
-        elif not self._settled:
+        elif now < self._nonce_until:
             heard = self._answers.setdefault(its.name, {})
             heard.setdefault(number, port)
             if its.successor.view(its.number, its.ballot).agreed(heard):
@@ -170,7 +177,7 @@ class Recorder:
         """This list is in force. Who has not answered yet, and was a member, stays where it was."""
         macs = {m.number: m.mac for m in its.successor.members if m.number in its.successor.live}
         before, self.view = self.view, its.number
-        self._list, self._settled, self._answered = its, True, set(ports)
+        self._list, self._nonce_until, self._answered = its, 0.0, set(ports)
         self._late_at = now + _LATE_S
         stay = {k: m for k, m in self._members.items() if macs.get(k) == m.mac}
         self._record(stay | {k: Member(k, macs[k], port) for k, port in ports.items()})
