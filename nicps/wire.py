@@ -140,6 +140,7 @@ class ViewStep(IntEnum):
     PROPOSE = 1  # R17: somebody has left; promise to follow
     ACCEPT = 2  # R18: this list, if a majority agrees
     INSTALL = 3  # R3, R18: it is in force
+    ASK = 4  # R4: a switch's controller asks which one is in force
 
 
 class Stage(IntEnum):
@@ -260,14 +261,14 @@ class View:
     """A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises."""
 
     live: Annotated[int, _u64("propose: whom the proposer hears; bit k - 1 is member k")]
-    nonce: Annotated[int, _u64("install: the fresh one of whom it is for")]
+    nonce: Annotated[int, _u64("install: the fresh one of whom it is for; ask: one of who asks")]
     number: Annotated[int, _u32("of the view")]
     base: Annotated[int, _u32("of the view that it follows; 0 if none")]
     ballot: Annotated[int, _u32("with the sender's MAC: orders proposals")]
-    addressee: Annotated[int, _u16("install: member that it is for")]
+    addressee: Annotated[int, _u16("install: member that it is for; 0: who has asked")]
     members: Annotated[int, _u8("entries of the list")]
     values: Annotated[int, _u8("1: the value follows; 0: none yet")]
-    step: Annotated[int, _u8("1 propose, 2 accept, 3 install")]
+    step: Annotated[int, _u8("1 propose, 2 accept, 3 install, 4 ask")]
     reserved: Annotated[int, _u8("0")] = 0
     reserved2: Annotated[int, _u16("0")] = 0
     reserved3: Annotated[int, _u32("0")] = 0

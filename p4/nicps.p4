@@ -18,7 +18,8 @@
 #include "controls/ingress.p4"
 #include "controls/egress.p4"
 #include "controls/deparser.p4"
-#include "controls/checksums.p4"
+#include "controls/verify_checksum.p4"
+#include "controls/compute_checksum.p4"
 
 V1Switch(NicpsParser(), NicpsVerifyChecksum(), NicpsIngress(), NicpsEgress(),
          NicpsComputeChecksum(), NicpsDeparser()) main;

@@ -84,6 +84,7 @@ enum nicps_step {
 	NICPS_STEP_PROPOSE = 1, /* R17: somebody has left; promise to follow */
 	NICPS_STEP_ACCEPT = 2,  /* R18: this list, if a majority agrees */
 	NICPS_STEP_INSTALL = 3, /* R3, R18: it is in force */
+	NICPS_STEP_ASK = 4,     /* R4: a switch's controller asks which one is in force */
 };
 
 /* How far a host is that answers a call. */
@@ -186,14 +187,14 @@ _Static_assert(sizeof(struct nicps_answer) == 24, "struct nicps_answer has a hol
 /* A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises. */
 struct nicps_view {
 	__be64 live;      /* propose: whom the proposer hears; bit k - 1 is member k */
-	__be64 nonce;     /* install: the fresh one of whom it is for */
+	__be64 nonce;     /* install: the fresh one of whom it is for; ask: one of who asks */
 	__be32 number;    /* of the view */
 	__be32 base;      /* of the view that it follows; 0 if none */
 	__be32 ballot;    /* with the sender's MAC: orders proposals */
-	__be16 addressee; /* install: member that it is for */
+	__be16 addressee; /* install: member that it is for; 0: who has asked */
 	__u8 members;     /* entries of the list */
 	__u8 values;      /* 1: the value follows; 0: none yet */
-	__u8 step;        /* 1 propose, 2 accept, 3 install */
+	__u8 step;        /* 1 propose, 2 accept, 3 install, 4 ask */
 	__u8 reserved;    /* 0 */
 	__be16 reserved2; /* 0 */
 	__be32 reserved3; /* 0 */

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -111,7 +111,7 @@ def _print(args: argparse.Namespace, values: Mapping[str, Any]) -> int:
 def _connect(args: argparse.Namespace) -> int:
     with _switch(args) as switch:
         info = switch.info()
-    values: dict[str, Any] = {"program": "nicps" if info.ours else "another"}
+    values: dict[str, Any] = {"program": info.runs.value}
     for port in info.ports:
         values[f"port {port.number}"] = f"{port.iface} {'up' if port.up else 'down'}"
     return _print(args, values)
@@ -119,11 +119,30 @@ def _connect(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> int:
     with _switch(args) as switch:
-        return _print(args, _set_up(args, switch))
+        done = _prepare(args, switch)
+        switch.setup(done.network, done.ports, args.controller)
+    loaded = "loaded" if done.loaded else "there already"
+    return _print(
+        args,
+        {
+            "program": loaded,
+            "network": args.network,
+            "ports": done.ports,
+            "controller": args.controller,
+        },
+    )
 
 
-def _set_up(args: argparse.Namespace, switch: Any) -> dict[str, Any]:
-    """Load the program, for the network and ports that are named; what was done."""
+class _Prepared(NamedTuple):
+    """A switch that runs the program; it may have to be set up for this network and these ports."""
+
+    network: int
+    ports: list[int]
+    loaded: bool
+
+
+def _prepare(args: argparse.Namespace, switch: Any) -> _Prepared:
+    """See to it that the program runs, and that the ports are there."""
     from nicps.switch import program
 
     path = args.config or program.compiled()
@@ -139,14 +158,17 @@ def _set_up(args: argparse.Namespace, switch: Any) -> dict[str, Any]:
             f"the switch has no port {', '.join(map(str, sorted(missing))) or 'at all'}: it has"
             f" {', '.join(map(str, sorted(there))) or 'none'} (`simple_switch -i N@IFACE`)"
         )
-    loaded = switch.load(config)
-    switch.setup(wire.network_id(args.network), ports, args.controller)
-    return {
-        "program": "loaded" if loaded else "there already",
-        "network": args.network,
-        "ports": ports,
-        "controller": args.controller,
-    }
+    return _Prepared(wire.network_id(args.network), ports, switch.load(config))
+
+
+def _set_up(args: argparse.Namespace, switch: Any) -> bool:
+    """Set the switch up, unless it serves this network on these ports: then hosts may be training. Whether it did."""
+    done = _prepare(args, switch)
+    what = (done.network, done.ports, args.controller)
+    if not done.loaded and switch.serves(*what):
+        return False
+    switch.setup(*what)
+    return True
 
 
 def _port_list(text: str) -> list[int]:
@@ -166,20 +188,23 @@ def _run(args: argparse.Namespace) -> int:
     ended: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: ended.append(got))
-    packets = PacketSocket(interface, wire.ETHERTYPE)
+    packets = PacketSocket(interface, wire.ETHERTYPE, all_destinations=True)
     recorder: Recorder | None = None
     gone = False
     try:
         while not ended:
             try:
                 with _switch(args) as switch:
-                    _set_up(args, switch)
+                    anew = _set_up(args, switch)
                     if recorder is None:
-                        recorder = Recorder(switch, wire.network_id(args.network), key)
-                        _say(f"recording the members of {args.network}")
+                        network = wire.network_id(args.network)
+                        recorder = Recorder(switch, network, interface.mac, key)
+                        recorder.ask(time.monotonic())
+                        there = "" if anew else ", whom the switch serves already"
+                        _say(f"recording the members of {args.network}{there}")
                     else:
-                        recorder.again(switch)
-                        _say("the switch is there again, and set up anew")
+                        recorder.again(time.monotonic(), switch)
+                        _say(f"the switch is there again{', and set up anew' if anew else ''}")
                     gone = False
                     while not ended:
                         _record(packets, recorder)
@@ -197,13 +222,17 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _record(packets: PacketSocket, recorder: Recorder) -> None:
-    """Wait a little for lists of members, and record them."""
-    select.select([packets], [], [], _LOOK_S)
-    for source, frame in packets.receive():
-        news = recorder.on_frame(source, frame)
-        if news is not None:
-            said = ", ".join(f"{name} at port {m.port}" for name, m in news.items())
-            _say(f"view {recorder.view}: {said}")
+    """Wait a little for lists of members, find out whether they are in force, and record them."""
+    select.select([packets], [], [], recorder.wait(time.monotonic(), _LOOK_S))
+    now = time.monotonic()
+    for frame in packets.receive_whole():
+        recorder.on_frame(now, frame)
+    question = recorder.question(now)
+    if question is not None:
+        packets.send(question)
+    news = recorder.news(now)
+    if news is not None:
+        _say(news)
 
 
 def _say(text: str) -> None:
@@ -217,6 +246,7 @@ def _members(args: argparse.Namespace) -> int:
     with _switch(args) as switch:
         if wanted:
             switch.record({member.number: member for member in wanted})
+            switch.forget_token()  # of another network, which had higher numbers
         found = switch.members()
     values = {f"{m.number}": f"{wire.mac_text(m.mac)} at port {m.port}" for m in found.values()}
     return _print(args, values)

@@ -13,7 +13,8 @@ from nicps.errors import InterfaceDown, InterfaceMissing
 from nicps.wire import BROADCAST, ETHERNET_BYTES, GROUP
 
 _SOL_PACKET = 263
-_PACKET_ADD_MEMBERSHIP, _PACKET_MR_MULTICAST = 1, 0
+_PACKET_ADD_MEMBERSHIP = 1
+_PACKET_MR_MULTICAST, _PACKET_MR_PROMISC = 0, 1
 _PACKET_IGNORE_OUTGOING = 23
 _SO_RCVBUFFORCE = 33
 _RECEIVE_BYTES = 4 << 20
@@ -25,10 +26,18 @@ class PacketSocket:
 
     They go to `destination`: to all, or to a multicast group. Those to all are heard in any case, and those to the
     usual group, so that hosts of one network need not say the same.
+
+    Args:
+        all_destinations: hear what is for others too: a switch's controller.
     """
 
     def __init__(
-        self, interface: Interface, ethertype: int, destination: bytes = BROADCAST
+        self,
+        interface: Interface,
+        ethertype: int,
+        destination: bytes = BROADCAST,
+        *,
+        all_destinations: bool = False,
     ) -> None:
         self._name = interface.name
         self._head = destination + interface.mac + struct.pack(">H", ethertype)
@@ -38,8 +47,11 @@ class PacketSocket:
             self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BYTES)
-            for group in {GROUP, destination} - {BROADCAST}:  # or the interface's filter drops them
-                request = struct.pack("=iHH8s", interface.index, _PACKET_MR_MULTICAST, 6, group)
+            wanted = [(_PACKET_MR_MULTICAST, group) for group in {GROUP, destination} - {BROADCAST}]
+            if all_destinations:
+                wanted.append((_PACKET_MR_PROMISC, b""))
+            for kind, group in wanted:  # or the interface's filter drops them
+                request = struct.pack("=iHH8s", interface.index, kind, len(group), group)
                 self._socket.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, request)
             self._socket.bind((interface.name, ethertype))
             self._socket.setblocking(False)
@@ -57,12 +69,15 @@ class PacketSocket:
         Raises:
             InterfaceDown: the interface has gone down.
         """
-        frames: list[tuple[bytes, bytes]] = []
+        return [(data[6:12], data[ETHERNET_BYTES:]) for data in self.receive_whole(limit)]
+
+    def receive_whole(self, limit: int = 512) -> list[bytes]:
+        """The same, each with its Ethernet header."""
+        frames: list[bytes] = []
         receive = self._socket.recv
         try:
             while len(frames) < limit:
-                data = receive(_LONGEST)
-                frames.append((data[6:12], data[ETHERNET_BYTES:]))
+                frames.append(receive(_LONGEST))
         except BlockingIOError:
             pass
         except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list that is in force is told to every member (R3, R18), and to who is no longer in it (R19)."""
+"""A list that is in force is told to every member (R3, R18), to who is no longer in it (R19), and to a switch (R4)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from nicps import wire
 from nicps.protocol.actions import Action, Send
 from nicps.protocol.phase import Timings
 from nicps.protocol.view import Successor, View, mask
+
+_ANSWERS, _ANSWER_S = 8, 0.1  # so many in a row to who asks, then one each 0.1 s
 
 
 class Installation:
@@ -43,6 +45,7 @@ class Installation:
         self._struck = 3  # times that who is not in is told so
         self._next_send = 0.0
         self._interval = timings.decision_s
+        self._answered = 0.0  # when the answers given so far are paid off
         self.heard: dict[int, float] = {}
 
     @property
@@ -78,8 +81,15 @@ class Installation:
         late = (k for k in sorted(self.missing) if now > self.heard.get(k, now) + patience_s)
         return next(late, 0)
 
+    def answer(self, now: float, nonce: int) -> None:
+        """A switch's controller asks what is in force. Anybody can send its question again, so answers are few."""
+        if self._answered > now + (_ANSWERS - 1) * _ANSWER_S:
+            return
+        self._answered = max(self._answered, now) + _ANSWER_S
+        self.tell(0, nonce)
+
     def tell(self, number: int, nonce: int) -> None:
-        """One frame, for one host."""
+        """One frame, for one host; number 0 is who has asked."""
         items = self._successor.items()
         body = wire.View(
             live=mask(self.view.live),

@@ -180,6 +180,11 @@ class Membership(Deciding):
         self._install(now, number, successor, installation)
         self._say_installed()
 
+    def _on_ask(self, now: float, nonce: int) -> None:
+        """R4: a switch records whom its members themselves say to be in, to a nonce of its controller's."""
+        if self.state is NodeState.MEMBER and self._installation is not None:
+            self._installation.answer(now, nonce)
+
     def _install(
         self, now: float, number: int, successor: Successor, installation: Installation
     ) -> None:

@@ -196,6 +196,8 @@ class Node(Membership):
             self._on_answer(now, source, frame)
         elif isinstance(body, wire.View) and body.step == wire.ViewStep.INSTALL:
             self._on_install(now, source, frame)
+        elif isinstance(body, wire.View) and body.step == wire.ViewStep.ASK:
+            self._on_ask(now, body.nonce)
         elif (
             header.view == self.view.number
             and header.sender in self.view.live

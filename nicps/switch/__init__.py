@@ -2,6 +2,6 @@
 """P4 switches that run our program (docs/switch.md): set up, told of the members, and looked at."""
 
 from nicps.switch.recorder import Recorder
-from nicps.switch.runtime import Info, Port, Switch
+from nicps.switch.runtime import Info, Port, Program, Switch
 
-__all__ = ["Info", "Port", "Recorder", "Switch"]
+__all__ = ["Info", "Port", "Program", "Recorder", "Switch"]

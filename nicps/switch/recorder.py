@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the controller does while hosts come and go: it records in the switch whom they have agreed on (R3, R4, R19).
 
-The switch sends it the lists that are put in force. With the network's key it believes none but a member's. A switch
-that has been started again gets from `again` what it has forgotten.
+The switch sends it the lists that are put in force. A list alone proves nothing, for anybody can send yesterday's
+again. So the controller asks, with a fresh nonce, and every member answers with the list that is in force at it; once
+the members that have answered with the same list are a majority of it, it is in force. With the network's key, none
+but members can answer. The switch also tells at which port an answer has come in: that is where this member is.
 """
 
 from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from nicps import wire
 from nicps.auth import NetworkKey
@@ -13,62 +19,198 @@ from nicps.errors import WireError
 from nicps.protocol.view import Successor
 from nicps.switch.runtime import Member, Switch
 
+_ASKS_S = 2.0  # after a list that is not known to be in force
+_FIRST_S, _MOST_S = 0.03, 0.3  # between questions
+_FRESH_S = 1.0  # so long an answer counts
+_LATE_S = 0.5  # members answer at once
+_PORTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    """A list, as one frame has it."""
+
+    number: int
+    ballot: int
+    successor: Successor
+
+    @property
+    def name(self) -> tuple[int, bytes]:
+        """The seed is random: no other list has both."""
+        return self.number, self.successor.seed
+
+
+def _nonce() -> int:
+    return secrets.randbits(64) or 1
+
 
 class Recorder:
-    """One network at one switch.
+    """One network at one switch. Who is recorded there already stays so until a list is known to be in force.
 
     Args:
         network: the hash of its name.
+        mac: the controller's own address, from which it asks.
         key: of the network, if it has one.
+        nonce: random 64-bit numbers, never 0.
 
     Attributes: `view`, the number of the list that is recorded; `refused` counts frames that no member has made.
+
+    Raises (every method that is given a frame, or a switch): NetworkProblem, the switch has gone.
     """
 
-    def __init__(self, switch: Switch, network: int, key: NetworkKey | None) -> None:
+    def __init__(
+        self,
+        switch: Switch,
+        network: int,
+        mac: bytes,
+        key: NetworkKey | None,
+        nonce: Callable[[], int] = _nonce,
+    ) -> None:
         self._switch = switch
         self._network = network
+        self._mac = mac
         self._key = key
-        self._seed = b""
-        self._members: dict[int, Member] = {}
+        self._fresh = nonce
+        self._list: _List | None = None
+        self._members: dict[int, Member] = switch.members()
+        self._answered: set[int] = set()  # with the list that is recorded
+        self._asks_until = self._asks_at = 0.0
+        self._interval = _FIRST_S
+        self._asked_at = -_FIRST_S
+        self._nonce = nonce()
+        self._nonce_until = 0.0  # until then it may bring a list; later, only who is missing yet
+        self._answers: dict[tuple[int, bytes], dict[int, int]] = {}  # list -> member -> port
+        self._late_at: float | None = None  # who has not answered by then is named
+        self._news = False
+        self._unheard: str | None = None  # why no host will ever answer, to be said
+        self._tagged = False
         self.view = 0
         self.refused = 0
 
-    def on_frame(self, source: bytes, data: bytes) -> dict[str, Member] | None:
-        """A frame that the switch has sent up; who is recorded now, by name, if that is news.
+    @property
+    def missing(self) -> list[str]:
+        """Members that are in, and have not answered: nobody knows at which port they are."""
+        if self._list is None:
+            return []
+        successor = self._list.successor
+        late = successor.live - self._answered
+        return [member.name for member in successor.members if member.number in late]
 
-        Raises:
-            NetworkProblem: the switch has gone.
-        """
+    def ask(self, now: float) -> None:
+        """Find out what is in force."""
+        self._asks_at = max(now, self._asked_at + _FIRST_S)
+        if now >= self._nonce_until:
+            self._renew(now)
+        self._asks_until = now + _ASKS_S
+        self._interval = _FIRST_S
+
+    def question(self, now: float) -> bytes | None:
+        """The next question, if one is due; to be sent to all."""
+        if now < self._asks_at or (now >= self._asks_until and not self.missing):
+            return None
+        self._asked_at, self._asks_at = now, now + self._interval
+        self._interval = min(self._interval * 1.5, _MOST_S)
+        if now >= self._nonce_until > 0.0:
+            self._renew(now)
+        header = wire.Header(network=self._network, view=0, round=0, sender=0, sequence=0)
+        body = wire.View(0, self._nonce, 0, 0, 0, 0, 0, 0, wire.ViewStep.ASK)
+        frame = wire.pack(header, body, [], [])
+        return frame if self._key is None else self._key.sign(frame, self._mac)
+
+    def _renew(self, now: float) -> None:
+        self._nonce, self._nonce_until = self._fresh(), now + _FRESH_S
+        self._answers = {}
+
+    def wait(self, now: float, most_s: float) -> float:
+        """Seconds until the next question, at most so many."""
+        if now >= self._asks_until and not self.missing:
+            return most_s
+        return min(max(self._asks_at - now, 0.0), most_s)
+
+    def on_frame(self, now: float, frame: bytes) -> None:
+        """A frame that the switch has sent up: the port that it came in at in place of its destination."""
+        port, source = int.from_bytes(frame[:6], "big"), frame[6:12]
+        data = frame[wire.ETHERNET_BYTES :]
+        if port >= _PORTS:  # not the switch's copy: somebody knows our address
+            return
         if self._key is not None and not self._key.verify(data, source):
             self.refused += 1
-            return None
+            return
         try:
-            frame = wire.unpack(data)
-            body = frame.body
+            unpacked = wire.unpack(data)
+            body = unpacked.body
             if not isinstance(body, wire.View) or body.step != wire.ViewStep.INSTALL:
-                return None
-            successor = Successor.of(frame)
+                return
+            successor = Successor.of(unpacked)
         except WireError:
             self.refused += 1
-            return None
-        if frame.header.network != self._network or successor is None:
-            return None
-        if successor.seed == self._seed or (body.base and body.number <= self.view):
-            return None
-        ports = self._switch.learnt()
-        live = [m for m in successor.members if m.number in successor.live and m.mac in ports]
-        if not body.base:  # a network begins, with numbers of its own
-            self._switch.forget_token()
-        self._members = {m.number: Member(m.number, m.mac, ports[m.mac]) for m in live}
+            return
+        if unpacked.header.network != self._network or successor is None:
+            return
+        if self._key is None and unpacked.header.tag and not self._tagged:
+            self._tagged = True
+            self._unheard = (
+                "these hosts have a key, and answer nobody without it: name it with --key"
+            )
+        its = _List(body.number, body.ballot, successor)
+        if body.nonce == self._nonce:
+            self._on_answer(now, port, source, its)
+        elif self._list is None or its.name != self._list.name:
+            self.ask(now)
+
+    def _on_answer(self, now: float, port: int, source: bytes, its: _List) -> None:
+        live = its.successor.live
+        number = next((m.number for m in its.successor.members if m.mac == source), 0)
+        if number not in live:
+            return
+        if self._list is not None and its.name == self._list.name:
+            if number not in self._answered:
+                self._answered.add(number)
+                self._record(self._members | {number: Member(number, source, port)})
+        elif now < self._nonce_until:
+            heard = self._answers.setdefault(its.name, {})
+            heard.setdefault(number, port)
+            if its.successor.view(its.number, its.ballot).agreed(heard):
+                self._take_over(now, its, heard)
+
+    def _take_over(self, now: float, its: _List, ports: dict[int, int]) -> None:
+        """This list is in force. Who has not answered yet, and was a member, stays where it was."""
+        macs = {m.number: m.mac for m in its.successor.members if m.number in its.successor.live}
+        before, self.view = self.view, its.number
+        self._list, self._nonce_until, self._answered = its, 0.0, set(ports)
+        self._late_at = now + _LATE_S
+        stay = {k: m for k, m in self._members.items() if macs.get(k) == m.mac}
+        self._record(stay | {k: Member(k, macs[k], port) for k, port in ports.items()})
+        token = self._switch.registers()["view"]
+        if token > its.number or (token == its.number and before >= its.number):
+            self._switch.forget_token()  # of another network, with numbers of its own
+
+    def _record(self, members: dict[int, Member]) -> None:
+        self._members = dict(sorted(members.items()))
         self._switch.record(self._members)
-        self.view, self._seed = body.number, successor.seed
-        return {m.name: self._members[m.number] for m in live}
+        self._news = True
+        if self._list is not None and not self.missing:
+            self._asks_until = 0.0
 
-    def again(self, switch: Switch) -> None:
-        """Go on with this connection, to a switch that knows no members any more.
+    def news(self, now: float) -> str | None:
+        """What is recorded, for the user, once all have answered or some have not in time."""
+        if self._unheard is not None:
+            hint, self._unheard = self._unheard, None
+            return hint
+        late = self._late_at is not None and now >= self._late_at
+        missing = self.missing
+        if self._list is None or not ((self._news and not missing) or (missing and late)):
+            return None
+        self._news, self._late_at = False, None
+        names = {m.number: m.name for m in self._list.successor.members}
+        said = [f"{names[k]} at port {m.port}" for k, m in self._members.items()]
+        said += [
+            f"no answer from {name}, whose frames may be refused until then" for name in missing
+        ]
+        return f"view {self.view}: {', '.join(said)}"
 
-        Raises:
-            NetworkProblem: the switch has gone again.
-        """
+    def again(self, now: float, switch: Switch) -> None:
+        """Go on with this connection, to a switch that may know no members any more."""
         self._switch = switch
         switch.record(self._members)
+        self.ask(now)

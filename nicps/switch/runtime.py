@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Self
 
 from nicps.errors import EnvironmentProblem, NetworkProblem
@@ -40,8 +42,6 @@ _TOKEN = {
     "settled": "NicpsIngress.token.token_settled",
 }
 _SLOTS = ("NicpsIngress.adding.slot_tag", "NicpsIngress.adding.slot_seen")
-_MACS = "NicpsIngress.forwarding.learnt_macs"
-_PORTS = "NicpsIngress.forwarding.learnt_ports"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,20 @@ class Port:
     up: bool
 
 
+class Program(Enum):
+    """What a switch runs."""
+
+    OURS = "nicps"
+    OTHER_NICPS = "nicps, but not as compiled here: an older one, or with other settings"
+    ANOTHER = "another"
+
+
 @dataclass(frozen=True, slots=True)
 class Info:
     """What a switch says of itself."""
 
     ports: tuple[Port, ...]
-    ours: bool  # it runs our program
+    runs: Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +130,17 @@ class Switch:
     # ---- what it is, and what it runs
 
     def info(self) -> Info:
-        """Its ports, and whether it runs our program."""
+        """Its ports, and what it runs."""
         with _told():
             ports = tuple(
                 Port(found.port_num, found.iface_name, bool(found.is_up))
                 for found in self._standard.bm_dev_mgr_show_ports()
             )
-            return Info(tuple(sorted(ports, key=lambda port: port.number)), self._is_ours())
-
-    def _is_ours(self) -> bool:
-        return f'"{_FRAMES}"' in self._standard.bm_get_config()
+            config = self._standard.bm_get_config().strip()
+        runs = Program.OTHER_NICPS if f'"{_FRAMES}"' in config else Program.ANOTHER
+        if config == program.compiled().read_text().strip():
+            runs = Program.OURS
+        return Info(tuple(sorted(ports, key=lambda port: port.number)), runs)
 
     def load(self, config: str) -> bool:
         """Run this program (p4c's JSON) if it is not running already; whether it had to be loaded.
@@ -152,26 +161,45 @@ class Switch:
                 ) from None
             return True
 
+    def serves(self, network: int, ports: Sequence[int], controller: int | None) -> bool:
+        """Whether it is set up for just that already, as `setup` does it."""
+        with _told():
+            entries = self._standard.bm_mt_get_entries(_CONTEXT, _NETWORKS)
+            groups = json.loads(self._multicast.bm_mc_get_entries(_CONTEXT))
+        served = [entry.match_key[0].exact.key for entry in entries]
+        nodes = {node["handle"]: node for node in groups["l1_handles"]}
+        members = {node["handle"]: node["ports"] for node in groups["l2_handles"]}
+        found = {
+            group["id"]: {
+                port: nodes[handle]["rid"]
+                for handle in group["l1_handles"]
+                for port in members[nodes[handle]["l2_handle"]]
+            }
+            for group in groups["mgrps"]
+        }
+        return served == [network.to_bytes(4, "big")] and found == _groups(ports, controller)
+
     def setup(self, network: int, ports: Sequence[int], controller: int | None) -> None:
         """Serve this network on these ports, and forget all else.
 
         Args:
             controller: the port that gets the lists of members too.
         """
-        numbers = program.numbers()
         with _told():
             self._standard.bm_reset_state()
-            self._multicast_group(numbers["FLOOD"], ports)
-            told = [*ports, *([] if controller is None else [controller])]
-            self._multicast_group(numbers["FLOOD_AND_TELL"], told)
+            for number, group in _groups(ports, controller).items():
+                self._multicast_group(number, group)
             self._add(_NETWORKS, "NicpsIngress.serve", network.to_bytes(4, "big"))
             self._simple.set_all_egress_queue_depths(_DEEP)
 
-    def _multicast_group(self, number: int, ports: Sequence[int]) -> None:
-        wanted = "".join("1" if port in ports else "0" for port in range(max(ports), -1, -1))
+    def _multicast_group(self, number: int, ports: Mapping[int, int]) -> None:
+        """A group of these ports, each with its replication number."""
         group = self._multicast.bm_mc_mgrp_create(_CONTEXT, number)
-        node = self._multicast.bm_mc_node_create(_CONTEXT, number, wanted, "")
-        self._multicast.bm_mc_node_associate(_CONTEXT, group, node)
+        for replication in set(ports.values()):
+            among = {port for port, its in ports.items() if its == replication}
+            wanted = "".join("1" if port in among else "0" for port in range(max(among), -1, -1))
+            node = self._multicast.bm_mc_node_create(_CONTEXT, replication, wanted, "")
+            self._multicast.bm_mc_node_associate(_CONTEXT, group, node)
 
     # ---- members (R4)
 
@@ -222,13 +250,6 @@ class Switch:
 
     # ---- what it has seen
 
-    def learnt(self) -> dict[bytes, int]:
-        """The port at which each MAC address was heard last."""
-        with _told():
-            macs = self._standard.bm_register_read_all(_CONTEXT, _MACS)
-            ports = self._standard.bm_register_read_all(_CONTEXT, _PORTS)
-        return {mac.to_bytes(6, "big"): port for mac, port in zip(macs, ports, strict=True) if mac}
-
     def counters(self) -> dict[str, int]:
         """Frames by what became of them."""
         with _told():
@@ -260,6 +281,14 @@ class Switch:
         self.record({})
         with _told():
             self._standard.bm_counter_reset_all(_CONTEXT, _FRAMES)
+
+
+def _groups(ports: Sequence[int], controller: int | None) -> dict[int, dict[int, int]]:
+    """Multicast groups by number: the ports of each, with their replication numbers."""
+    numbers = program.numbers()
+    flood = dict.fromkeys(ports, 0)
+    tell = {} if controller is None else {controller: numbers["TELL"]}
+    return {numbers["FLOOD"]: flood, numbers["FLOOD_AND_TELL"]: flood | tell}
 
 
 @contextlib.contextmanager

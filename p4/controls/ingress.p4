@@ -37,7 +37,6 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
 
         meta.ours = false;
         meta.refused = false;
-        meta.adding = false;
         meta.sum = false;
         meta.asked = false;
         meta.reason = NICPS_COUNT_SWITCHED;
@@ -73,14 +72,13 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                     token.apply(headers, meta, newest);
                     if (headers.fragment.isValid() && !meta.refused &&
                         (headers.nicps.flags & NICPS_FLAG_ADD) != 0) {
-                        meta.adding = true;
                         adding.apply(headers, meta, newest);
                     }
                 }
             }
         }
-        if (meta.adding && !meta.sum) {
-            /* Dealt with: it goes no further. */
+        if (meta.refused) {
+            /* It goes no further, and nothing is learnt from it. */
         } else if (!meta.sum) {
             forwarding.apply(headers, meta, standard);
         } else if (meta.asked) {

@@ -9,6 +9,7 @@ typedef bit<48> mac_t;
 
 #define NICPS_FLOOD 1          /* multicast group: all ports */
 #define NICPS_FLOOD_AND_TELL 2 /* all ports, and the controller's */
+#define NICPS_TELL 3           /* replication number of the controller's copy */
 #define NICPS_MAC_SLOTS 4096   /* of the learnt MAC addresses */
 
 // Sums that the switch has room for: two quanta, a power of two.
@@ -77,7 +78,6 @@ struct metadata_t {
     bool ours;            /* of the network that this switch serves */
     bool refused;
     bit<32> reason;       /* of the counter `frames` */
-    bool adding;          /* a fragment that this switch adds */
     bool sum;             /* the frame goes out as a sum: to all, or to who asked */
     bool asked;
 }

@@ -64,6 +64,7 @@ const bit<8> NICPS_PHASE_STOP = 5;    /* back to standby, after the end or becau
 const bit<8> NICPS_STEP_PROPOSE = 1; /* R17: somebody has left; promise to follow */
 const bit<8> NICPS_STEP_ACCEPT = 2;  /* R18: this list, if a majority agrees */
 const bit<8> NICPS_STEP_INSTALL = 3; /* R3, R18: it is in force */
+const bit<8> NICPS_STEP_ASK = 4;     /* R4: a switch's controller asks which one is in force */
 
 // How far a host is that answers a call.
 const bit<8> NICPS_STAGE_NOTHING = 0; /* it has nothing of the job */
@@ -154,14 +155,14 @@ header nicps_answer_t {
 // A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises.
 header nicps_view_t {
     bit<64> live;      /* propose: whom the proposer hears; bit k - 1 is member k */
-    bit<64> nonce;     /* install: the fresh one of whom it is for */
+    bit<64> nonce;     /* install: the fresh one of whom it is for; ask: one of who asks */
     bit<32> number;    /* of the view */
     bit<32> base;      /* of the view that it follows; 0 if none */
     bit<32> ballot;    /* with the sender's MAC: orders proposals */
-    bit<16> addressee; /* install: member that it is for */
+    bit<16> addressee; /* install: member that it is for; 0: who has asked */
     bit<8> members;    /* entries of the list */
     bit<8> values;     /* 1: the value follows; 0: none yet */
-    bit<8> step;       /* 1 propose, 2 accept, 3 install */
+    bit<8> step;       /* 1 propose, 2 accept, 3 install, 4 ask */
     bit<8> reserved;   /* 0 */
     bit<16> reserved2; /* 0 */
     bit<32> reserved3; /* 0 */

@@ -102,20 +102,46 @@ def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
         namespaces.remove([name])
 
 
-@contextlib.contextmanager
-def controller(bmv2: Bmv2, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`nicps switch p4 run` beside the switch, until the end."""
-    hosts = ",".join(str(port) for port in bmv2.ports if port != CONTROLLER)
-    command = ["ip", "netns", "exec", bmv2.netns, *NICPS, "switch", "p4", "run", "--iface", "cpu"]
-    command += ["--ports", hosts, "--controller", str(CONTROLLER)]
-    command += ["--config", str(bmv2.config), *arguments]
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+class Controller:
+    """`nicps switch p4 run` beside the switch."""
+
+    def __init__(self, bmv2: Bmv2, log: Path, *arguments: str) -> None:
+        hosts = ",".join(str(port) for port in bmv2.ports if port != CONTROLLER)
+        command = ["ip", "netns", "exec", bmv2.netns, *NICPS, "switch", "p4", "run"]
+        command += ["--iface", "cpu", "--ports", hosts, "--controller", str(CONTROLLER)]
+        self._command = [*command, "--config", str(bmv2.config), *arguments]
+        self.log = log
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it records."""
+        before = self.log.read_text() if self.log.exists() else ""
+        with self.log.open("ab") as file:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+        until(
+            lambda: "recording the members" in self.log.read_text()[len(before) :],
+            "the controller",
+            20.0,
         )
+
+    def kill(self) -> None:
+        """kill -9"""
+        self._process.kill()
+        self._process.wait(10.0)
+
+    def end(self) -> None:
+        """As a service manager does it."""
+        self._process.terminate()
+        assert self._process.wait(10.0) == 0, self.log.read_text()
+
+
+@contextlib.contextmanager
+def controller(bmv2: Bmv2, log: Path, *arguments: str) -> Iterator[Controller]:
+    """One that ends with the block."""
+    running = Controller(bmv2, log, *arguments)
     try:
-        until(lambda: "recording the members" in log.read_text(), "the controller", 20.0)
-        yield process
+        yield running
     finally:
-        process.terminate()
-        assert process.wait(10.0) == 0, log.read_text()
+        running.end()

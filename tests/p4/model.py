@@ -52,8 +52,6 @@ class ModelSwitch:
     def take(self, port: int, frame: bytes) -> dict[int, bytes]:
         """A frame comes in; what goes out, by port."""
         destination, source = frame[:6], frame[6:12]
-        if not source[0] & 1:
-            self.learnt[source] = port
         reason, passes = self._verdict(port, frame)
         self.counters[reason] += 1
         if not passes:
@@ -61,12 +59,15 @@ class ModelSwitch:
         if reason in ("summed", "answered"):
             out = self._sum_frame(frame)
             return dict.fromkeys(self.ports if reason == "summed" else (port,), out)
+        if not source[0] & 1:
+            self.learnt[source] = port
         if not destination[0] & 1 and destination in self.learnt:
             to = {self.learnt[destination]}
         else:
             to = {*self.ports}
             if self._is_list(frame):
-                to.add(self.controller)
+                told = {self.controller: port.to_bytes(6, "big") + frame[6:]}
+                return dict.fromkeys(to - {port}, frame) | told
         return dict.fromkeys(to - {port}, frame)
 
     def _is_list(self, frame: bytes) -> bool:

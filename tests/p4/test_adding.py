@@ -46,7 +46,8 @@ class Rig:
             stack.callback(self.stage.close)
             stack.callback(self.drill.close)
             self.bmv2 = stack.enter_context(in_place_of_the_bridge(self.stage.lab, self._config))
-            stack.enter_context(controller(self.bmv2, self.log))
+            key = ("--key", str(self.stage.key)) if self.stage.keyed else ()
+            stack.enter_context(controller(self.bmv2, self.log, *key))
             self.stage.ready()
             self._stack = stack.pop_all()
         return self
@@ -154,6 +155,25 @@ def test_a_port_is_lost(rig: Rig) -> None:
         finally:
             devices.bm_dev_mgr_add_port(links.port_name(3), 3, "")
     rig.goes_on()
+
+
+def test_two_hosts_change_ports(rig: Rig) -> None:
+    """Plugged in elsewhere they are strangers, until the hosts have agreed on a new view."""
+
+    def plug(ports: dict[int, int]) -> None:
+        with rig.bmv2.connect() as switch:
+            devices = switch._standard
+            for port in ports:
+                devices.bm_dev_mgr_remove_port(port)
+            for port, host in ports.items():
+                devices.bm_dev_mgr_add_port(links.port_name(host), port, "")
+
+    for ports in ({2: 3, 3: 2}, {2: 2, 3: 3}):
+        plug(ports)
+        rig.goes_on()
+        with rig.bmv2.connect() as switch:
+            found = {m.mac[-1]: m.port for m in switch.members().values()}
+        assert found == {1: 1} | {host: port for port, host in ports.items()}
 
 
 def test_an_interface_of_the_switch_goes_down(rig: Rig) -> None:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +19,11 @@ from nicps.errors import NetworkProblem
 from nicps.lab.namespaces import switch_name
 from nicps.protocol.phase import Member as Listed
 from nicps.protocol.view import Successor
-from nicps.switch import Recorder, Switch
+from nicps.switch import Program, Recorder, Switch, program
 from nicps.switch.runtime import Member
+from tests.netns.labs import ROOT
+from tests.netns.members import NICPS
+from tests.p4 import bmv2 as processes
 from tests.p4.bmv2 import Wires, bench
 
 NETWORK = wire.network_id("nicps")
@@ -58,14 +64,21 @@ def want(sender: int) -> bytes:
 
 
 def install(
-    view: int, live: tuple[int, ...] = HOSTS, base: int = 0, key: ControlKey | None = None
+    view: int,
+    live: tuple[int, ...] = HOSTS,
+    base: int = 0,
+    key: ControlKey | None = None,
+    source: int = 1,
+    nonce: int = 9,
+    seed: int = 0,
 ) -> bytes:
+    """The list of that view, as that member tells it to another, or to who has asked with that nonce."""
     members = tuple(Listed(k, mac(k), f"h{k}") for k in HOSTS)
-    successor = Successor(members, frozenset(live), live[0], 0, 0, 0, 0, bytes([view]) * 16)
+    successor = Successor(members, frozenset(live), live[0], 0, 0, 0, 0, bytes([seed]) * 16)
     values, entries = successor.items()
     body = wire.View(
         live=sum(1 << k - 1 for k in live),
-        nonce=9,
+        nonce=nonce,
         number=view,
         base=base,
         ballot=1,
@@ -75,7 +88,7 @@ def install(
         step=wire.ViewStep.INSTALL,
     )
     data = wire.pack(header(0, 0), body, values, entries)
-    return ethernet(mac(1), key.sign(data, mac(1)) if key is not None else data)
+    return ethernet(mac(source), key.sign(data, mac(source)) if key is not None else data)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +125,9 @@ def test_what_is_not_ours_is_switched(switch: Switch, wires: Wires) -> None:
     arp = ethernet(mac(3), b"who has".ljust(46), kind=0x0806)
     assert wires.exchange(3, arp) == {1: [arp], 2: [arp]}
     assert counted(switch) == {"switched": 4}
-    assert switch.learnt() == {mac(1): 1, mac(2): 2, mac(3): 3}
+    for k in HOSTS:
+        ping = ethernet(mac(9), b"to whom it concerns".ljust(46), to=mac(k), kind=0x0800)
+        assert wires.exchange(k % 3 + 1, ping) == {k: [ping]}
 
 
 def test_another_network_is_switched(switch: Switch, wires: Wires) -> None:
@@ -173,6 +188,16 @@ def test_strangers(switch: Switch, wires: Wires) -> None:
     assert switch.registers()["owner"] == 2
 
 
+def test_nothing_is_learnt_from_what_is_refused(switch: Switch, wires: Wires) -> None:
+    """A stranger's fragment in a member's name does not draw the member's frames to the stranger's port."""
+    heard = ethernet(mac(1), b"here I am".ljust(46), kind=0x0800)
+    ping = ethernet(mac(3), b"to you".ljust(46), to=mac(1), kind=0x0800)
+    wires.exchange(1, heard)
+    assert wires.exchange(2, fragment(1)) == {} == wires.exchange(2, token(1, 1, owner=1))
+    assert wires.exchange(3, ping) == {1: [ping]}
+    assert counted(switch) == {"switched": 2, "stranger": 2}
+
+
 def test_who_has_left_is_a_stranger(switch: Switch, wires: Wires) -> None:
     """R19"""
     wires.exchange(1, token(1, 1, owner=2))
@@ -229,37 +254,270 @@ def test_frames_that_cannot_be(switch: Switch, wires: Wires) -> None:
     assert switch.registers() == NOTHING
 
 
-def test_lists_reach_the_controller_which_records_them(switch: Switch, wires: Wires) -> None:
-    recorder = Recorder(switch, NETWORK, None)
-    switch.reset()
-    for k in HOSTS:
-        wires.exchange(k, ethernet(mac(k), wire.pack(header(0, 0), wire.Answer(1, 2, 0, 0))))
-    (listed,) = wires.exchange(1, install(1))[CONTROLLER]
-    news = recorder.on_frame(listed[6:12], listed[14:])
-    assert news is not None and sorted(news) == ["h1", "h2", "h3"]
-    assert switch.members() == {k: Member(k, mac(k), k) for k in HOSTS}
-    assert recorder.on_frame(listed[6:12], listed[14:]) is None  # to the next addressee
-    gone = install(2, live=(1, 3), base=1)
-    assert recorder.on_frame(mac(1), gone[14:]) is not None
-    assert sorted(switch.members()) == [1, 3] and recorder.view == 2
-    assert recorder.on_frame(mac(1), install(2, base=1)[14:]) is None  # an old one
+# ---- the commands
 
 
-def test_a_new_network_begins_with_its_own_numbers(switch: Switch, wires: Wires) -> None:
-    wires.exchange(1, token(1, 5, owner=1, view=40))
-    recorder = Recorder(switch, NETWORK, None)
-    recorder.on_frame(mac(1), install(1)[14:])
-    assert switch.registers() == NOTHING
+class Runs:
+    """A switch's run-time API, of which only this is asked."""
+
+    def __init__(self, config: str) -> None:
+        self._config = config
+
+    def bm_get_config(self) -> str:
+        return self._config
+
+    def bm_dev_mgr_show_ports(self) -> list[Any]:
+        return []
+
+
+def test_an_older_program_is_not_ours(switch: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has our counter, and may lack anything else."""
+    ours = program.compiled().read_text()
+    older = ours.replace("NicpsIngress.token.token_settled", "NicpsIngress.token.token_done")
+    for config, runs in (
+        (ours, Program.OURS),
+        (older, Program.OTHER_NICPS),
+        ("{}", Program.ANOTHER),
+    ):
+        monkeypatch.setattr(switch, "_standard", Runs(config))
+        assert switch.info().runs is runs
+
+
+def command(bmv2: Bmv2, *words: str) -> str:
+    """What `nicps switch p4 ...` prints beside the switch."""
+    argv = ["ip", "netns", "exec", bmv2.netns, *NICPS, "switch", "p4", *words]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout
+
+
+def as_json(bmv2: Bmv2, *words: str) -> Any:
+    return json.loads(command(bmv2, *words, "--json"))
+
+
+def test_every_command(made: tuple[Bmv2, Wires], tmp_path: Path) -> None:
+    """As a user gives them: a switch without a controller first, which then gets one."""
+    bmv2, wires = made
+    assert as_json(bmv2, "connect") == {"program": "nicps"} | {
+        f"port {number}": f"{iface} up" for number, iface in bmv2.ports.items()
+    }
+    assert command(bmv2, "connect").splitlines()[:2] == ["program  nicps", "port 1   near1 up"]
+    ports = ("--ports", "1,2,3", "--controller", str(CONTROLLER))
+    done = {"program": "there already", "network": "nicps", "ports": [*HOSTS], "controller": 64}
+    assert as_json(bmv2, "load", *ports) == done
+    assert "ports       [1, 2, 3]" in command(bmv2, "load", *ports)
+
+    by_hand = [f"{k}={wire.mac_text(mac(k))}@{k}" for k in HOSTS]
+    listed = {str(k): f"{wire.mac_text(mac(k))} at port {k}" for k in HOSTS}
+    assert command(bmv2, "members") == ""
+    assert as_json(bmv2, "members", *by_hand) == listed == as_json(bmv2, "members")
+    assert command(bmv2, "members").splitlines()[1] == "2  02:00:00:00:00:02 at port 2"
+    assert set(wires.exchange(1, token(1, 2, owner=2, view=40))) == {2, 3}
+    registers = {"view": 40, "generation": 4, "hop": 2, "owner": 2, "round": 7}
+    assert as_json(bmv2, "registers") == registers | {"listed": [], "settled": 0}
+    assert "owner       2" in command(bmv2, "registers")
+    assert as_json(bmv2, "counters")["token"] == 1
+    assert "token      1" in command(bmv2, "counters").splitlines()
+
+    assert wires.exchange(1, token(1, 1, owner=1, view=1)) == {}
+    command(bmv2, "members", *by_hand)  # the second network, whose views begin with 1 again
     assert set(wires.exchange(1, token(1, 1, owner=1, view=1))) == {2, 3}
 
+    assert command(bmv2, "reset") == ""
+    assert as_json(bmv2, "members") == {} and as_json(bmv2, "registers")["view"] == 0
+    assert not any(as_json(bmv2, "counters").values())
+    command(bmv2, "members", *by_hand)
+    with processes.controller(bmv2, tmp_path / "log") as running:
+        assert "whom the switch serves already" in running.log.read_text()
+        assert as_json(bmv2, "members") == listed
+    command(bmv2, "load", "--ports", "1,2")
+    with processes.controller(bmv2, tmp_path / "log") as running:
+        assert running.log.read_text().endswith("recording the members of nicps\n")
+        assert as_json(bmv2, "members") == {}
 
-def test_only_holders_of_the_key_are_believed(switch: Switch, wires: Wires) -> None:
-    ours, theirs = NetworkKey(b"k" * 32), NetworkKey(b"x" * 32)
-    recorder = Recorder(switch, NETWORK, ours)
-    for frame in (install(5), install(5, key=theirs), install(5)[:60]):
-        assert recorder.on_frame(mac(1), frame[14:]) is None
-    assert recorder.refused == 3 and recorder.view == 0
+
+# ---- the controller: what it records, and when
+
+CONTROLLERS = bytes.fromhex("020000000064")
+KEY = NetworkKey(b"k" * 32)
+
+
+class Controller:
+    """A `Recorder` at the controller's port, and hosts that answer its questions."""
+
+    def __init__(self, switch: Switch, wires: Wires, key: NetworkKey | None = KEY) -> None:
+        self._wires, self._key = wires, key
+        self.recorder = Recorder(switch, NETWORK, CONTROLLERS, key)
+        self.now = 100.0
+
+    def hears(self, port: int, frame: bytes) -> None:
+        """A host sends; the controller gets what the switch sends it of that."""
+        for told in self._wires.exchange(port, frame, wait_s=0.05).get(CONTROLLER, []):
+            self.recorder.on_frame(self.now, told)
+
+    def asks(self) -> int | None:
+        """Time passes; the nonce of its question, if it has one: every host gets that."""
+        self.now += 0.5
+        question = self.recorder.question(self.now)
+        if question is None:
+            return None
+        assert self._key is None or self._key.verify(question, CONTROLLERS)
+        heard = self._wires.exchange(CONTROLLER, ethernet(CONTROLLERS, question))
+        assert sorted(heard) == [*HOSTS]
+        body = wire.unpack(question).body
+        assert isinstance(body, wire.View) and body.step == wire.ViewStep.ASK
+        return body.nonce
+
+    def answered(
+        self,
+        view: int,
+        by: dict[int, int],
+        live: tuple[int, ...] = HOSTS,
+        base: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """It asks, and these members, each at its port, say that this view is in force."""
+        nonce = self.asks()
+        assert nonce is not None
+        for source, port in by.items():
+            self.hears(port, install(view, live, base, self._key, source, nonce, seed))
+
+
+@pytest.fixture
+def asking(switch: Switch, wires: Wires) -> Controller:
+    """Nobody is recorded yet."""
+    switch.reset()
+    return Controller(switch, wires)
+
+
+def recorded(switch: Switch) -> dict[int, int]:
+    """Ports by number."""
+    members = switch.members()
+    assert all(m.mac == mac(k) for k, m in members.items())
+    return {k: m.port for k, m in members.items()}
+
+
+def test_members_are_recorded_where_they_answer(asking: Controller, switch: Switch) -> None:
+    """The list first, then the question, then who says that it is in force there; more than half must."""
+    assert asking.asks() is None
+    asking.hears(1, install(1, key=KEY))
+    assert recorded(switch) == {}
+    asking.answered(1, {1: 1})
+    assert recorded(switch) == {}
+    asking.answered(1, {2: 2, 1: 1})
+    assert recorded(switch) == {1: 1, 2: 2} and asking.recorder.missing == ["h3"]
+    news = asking.recorder.news(asking.now + 1.0)
+    assert news is not None and news.startswith("view 1: h1 at port 1, h2 at port 2, no answer")
+    assert asking.recorder.news(asking.now + 2.0) is None
+    asking.answered(1, {3: 3})
+    assert recorded(switch) == {1: 1, 2: 2, 3: 3}
+    assert asking.recorder.news(asking.now) == "view 1: h1 at port 1, h2 at port 2, h3 at port 3"
+    assert asking.asks() is None
+    asking.hears(1, install(1, key=KEY))  # to the next addressee
+    assert asking.asks() is None
+
+
+def test_who_is_struck_off_is_recorded_no_more(asking: Controller, switch: Switch) -> None:
+    """R19; and it comes back with a later view, at another port if it was plugged in there."""
+    asking.hears(1, install(1, key=KEY))
+    asking.answered(1, {k: k for k in HOSTS})
+    asking.hears(1, install(2, (1, 2), base=1, key=KEY))
+    asking.answered(2, {1: 1, 2: 2}, (1, 2), base=1)
+    assert recorded(switch) == {1: 1, 2: 2}
+    asking.hears(2, install(3, (2, 3), base=2, key=KEY, source=2))
+    asking.answered(3, {3: 1, 2: 2}, (2, 3), base=2)
+    assert recorded(switch) == {2: 2, 3: 1} and asking.recorder.view == 3
+
+
+def test_yesterdays_lists_change_nothing(asking: Controller, switch: Switch, wires: Wires) -> None:
+    """A stranger that has kept frames of the same key: first lists, long ones, and answers to earlier questions."""
+    asking.hears(1, install(5, key=KEY))
+    old = asking.asks()
+    assert old is not None
+    kept = [install(5, HOSTS, 4, KEY, k, old) for k in HOSTS]
     for k in HOSTS:
-        wires.exchange(k, want(k))
-    assert recorder.on_frame(mac(1), install(5, live=(1, 2), key=ours)[14:]) is not None
-    assert sorted(switch.members()) == [1, 2]
+        asking.hears(k, kept[k - 1])
+    asking.hears(1, install(6, (1, 2), 5, KEY))
+    asking.answered(6, {1: 1, 2: 2}, (1, 2), base=5)
+    wires.exchange(1, token(1, 5, owner=1, view=6))
+    before = switch.registers()
+    for replayed in (*kept, install(1, key=KEY), install(1 << 30, HOSTS, 1 << 29, KEY)):
+        asking.hears(3, replayed)
+        assert asking.asks() is not None
+        for answer in kept:
+            asking.hears(3, answer)
+    assert recorded(switch) == {1: 1, 2: 2} and switch.registers() == before
+    asking.hears(1, install(7, HOSTS, 6, KEY))
+    asking.answered(7, {1: 1, 2: 2, 3: 3}, base=6)
+    assert recorded(switch) == {1: 1, 2: 2, 3: 3} and asking.recorder.view == 7
+
+
+def test_a_stranger_with_a_members_address_moves_nobody(
+    asking: Controller, switch: Switch, wires: Wires
+) -> None:
+    """What it sends in the member's name is refused or proves nothing, and what it sends on comes too late."""
+    asking.hears(1, install(1, key=KEY))
+    for frame in (want(1), fragment(1), ethernet(mac(1), b"hello".ljust(46), kind=0x0800)):
+        wires.exchange(3, frame)
+    nonce = asking.asks()
+    assert nonce is not None
+    answer = install(1, HOSTS, 0, KEY, 1, nonce)
+    asking.hears(3, install(1, HOSTS, 0, NetworkKey(b"x" * 32), 1, nonce))
+    asking.hears(1, answer)
+    asking.hears(3, answer)
+    asking.hears(2, install(1, HOSTS, 0, KEY, 2, nonce))
+    assert recorded(switch) == {1: 1, 2: 2} and asking.recorder.refused == 1
+    ours = bytearray(install(1, HOSTS, 0, KEY, 3, nonce))
+    ours[:6] = CONTROLLERS  # it knows the controller's own address
+    asking.hears(2, bytes(ours))
+    assert recorded(switch) == {1: 1, 2: 2}
+
+
+def test_a_new_network_begins_with_its_own_numbers(
+    asking: Controller, switch: Switch, wires: Wires
+) -> None:
+    """Of agents that have all been started anew: no older token stands in their way."""
+    for seed, view in enumerate((40, 1, 1)):
+        asking.hears(1, install(view, key=KEY, seed=seed))
+        asking.answered(view, {k: k for k in HOSTS}, seed=seed)
+        assert asking.recorder.view == view and recorded(switch) == {k: k for k in HOSTS}
+        assert set(wires.exchange(1, token(1, 9 - seed, owner=1, view=view))) == {2, 3}
+
+
+@pytest.mark.parametrize("number", [40, 0xFFFFFFFF])
+def test_old_tokens_are_forgotten(
+    asking: Controller, switch: Switch, wires: Wires, number: int
+) -> None:
+    """Of another network, or a stranger's at a member's own port."""
+    asking.hears(1, install(1, key=KEY))
+    asking.answered(1, {k: k for k in HOSTS})
+    wires.exchange(1, token(1, 5, owner=1, view=number))
+    asking.hears(1, install(2, HOSTS, 1, KEY))
+    asking.answered(2, {k: k for k in HOSTS}, base=1)
+    assert switch.registers() == NOTHING
+    assert set(wires.exchange(1, token(1, 1, owner=1, view=2))) == {2, 3}
+
+
+def test_a_controller_that_is_started_again(
+    asking: Controller, switch: Switch, wires: Wires
+) -> None:
+    """It finds members and token as they are, asks by itself, and leaves all as it is."""
+    asking.hears(1, install(1, key=KEY))
+    asking.answered(1, {k: k for k in HOSTS})
+    wires.exchange(1, token(1, 5, owner=1, view=1))
+    before = switch.registers()
+    again = Controller(switch, wires)
+    again.recorder.ask(again.now)
+    again.answered(1, {1: 1, 2: 2})
+    assert recorded(switch) == {k: k for k in HOSTS} and switch.registers() == before
+    assert again.recorder.missing == ["h3"]
+    again.answered(1, {3: 3})
+    assert recorded(switch) == {k: k for k in HOSTS} and not again.recorder.missing
+
+
+def test_without_a_key_members_answer_too(switch: Switch, wires: Wires) -> None:
+    switch.reset()
+    asking = Controller(switch, wires, None)
+    asking.hears(1, install(1))
+    asking.answered(1, {1: 1, 2: 2, 3: 3})
+    assert recorded(switch) == {1: 1, 2: 2, 3: 3}

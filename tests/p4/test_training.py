@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from nicps.switch.runtime import Member
 from tests import reference
 from tests.netns.labs import until
 from tests.netns.members import Network, tiny_job
-from tests.p4.bmv2 import controller
+from tests.p4.bmv2 import Controller, controller
 
 #: Some seconds of training, with every gradient kept.
 LONG = """
@@ -23,21 +22,23 @@ settings = Settings(batch=64, rounds=60, quorum=1.0, test_every=1000, lane="i32"
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[tuple[Network, Bmv2, Path]]:
-    network = Network(3)
+def made() -> Iterator[tuple[Network, Bmv2, Controller]]:
+    # They wait for a switch that takes half a second to be there again.
+    network = Network(3, arguments=("--silence", "3"))
     try:
-        with in_place_of_the_bridge(network.lab) as bmv2:
-            log = network.folder / "controller.log"
-            with controller(bmv2, log):
-                network.ready()
-                yield network, bmv2, log
+        with (
+            in_place_of_the_bridge(network.lab) as bmv2,
+            controller(bmv2, network.folder / "controller.log") as running,
+        ):
+            network.ready()
+            yield network, bmv2, running
     finally:
         network.close()
 
 
-def test_a_job_is_trained(made: tuple[Network, Bmv2, Path]) -> None:
+def test_a_job_is_trained(made: tuple[Network, Bmv2, Controller]) -> None:
     """Same weights on all hosts, exact sums, every fragment through the switch and none refused without reason."""
-    network, bmv2, log = made
+    network, bmv2, running = made
     run = network.train(tiny_job(network.folder), save_gradients=True)
     assert run.result["weights_identical"] is True
     assert set(run.members) == set(network.names)
@@ -52,19 +53,49 @@ def test_a_job_is_trained(made: tuple[Network, Bmv2, Path]) -> None:
     }
     assert counters["fragment"] > 0 and counters["token"] > 0
     assert counters["stranger"] == counters["malformed"] == counters["truncated"] == 0
-    assert "view 1: " in log.read_text()
+    assert "view 1: " in running.log.read_text()
 
 
-def test_the_switch_is_killed_in_mid_round(made: tuple[Network, Bmv2, Path]) -> None:
+def test_the_controller_is_killed_in_mid_job(made: tuple[Network, Bmv2, Controller]) -> None:
+    """Started again it finds the switch at work, and leaves it so: not one frame of a member's is refused."""
+    network, bmv2, running = made
+    channel = network.submit("h1", tiny_job(network.folder, LONG, "long"), save_gradients=True)
+    try:
+        network.in_training("h1", rounds=5)
+        status = network.status("h1")
+        with bmv2.connect() as switch:
+            counters, members = switch.counters(), switch.members()
+        running.kill()
+        said = len(running.log.read_text())
+        running.start()
+        until(lambda: "view " in running.log.read_text()[said:], "it has found the view", 20.0)
+        network.in_training("h1", rounds=5)
+        run = network.finished(channel)
+    finally:
+        channel.close()
+    assert status is not None and run.result["rounds"] == 60
+    said_since = running.log.read_text()[said:]
+    assert "whom the switch serves already" in said_since
+    assert f"view {status['view']}: " in said_since
+    assert all(f"h{k} at port {k}" in said_since for k in (1, 2, 3))
+    assert all(f"view {status['view'] + 1}" not in network.log(name) for name in network.names)
+    assert reference.check(32, run.gradients()) > 0
+    with bmv2.connect() as switch:
+        after = switch.counters()
+        assert switch.members() == members
+    assert after["fragment"] > counters["fragment"] and after["stranger"] == counters["stranger"]
+
+
+def test_the_switch_is_killed_in_mid_round(made: tuple[Network, Bmv2, Controller]) -> None:
     """Its registers and tables are gone; the controller sets it up anew, and the hosts go on."""
-    network, bmv2, log = made
+    network, bmv2, running = made
     channel = network.submit("h1", tiny_job(network.folder, LONG, "long"), save_gradients=True)
     try:
         network.in_training("h1", rounds=5)
         bmv2.stop()
         time.sleep(0.3)
         bmv2.start()
-        until(lambda: "set up anew" in log.read_text(), "the controller", 20.0)
+        until(lambda: "set up anew" in running.log.read_text(), "the controller", 20.0)
         run = network.finished(channel)
     finally:
         channel.close()

@@ -13,7 +13,7 @@ from tests.simulator.host import Host
 from tests.simulator.lan import Lan, kind_of
 
 LASTS_S = (0.05, 0.5, 3.0, 3.0)  # shorter than a time-out, longer, and long
-_PROPOSE, _ACCEPT, _INSTALL = (100 + step for step in wire.ViewStep)
+_PROPOSE, _ACCEPT, _INSTALL = (100 + step for step in wire.ViewStep if step != wire.ViewStep.ASK)
 
 Moment = Callable[[Host, Action], bool]
 
