@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,9 +12,7 @@ import pytest
 
 from tests.netns.members import tiny_job
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mininet") is None, reason="p4: needs Mininet"
-)
+pytestmark = pytest.mark.p4("simple_switch", "mininet")
 
 
 def lab(checkout: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
