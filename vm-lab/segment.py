@@ -79,9 +79,10 @@ class Segment:
         with contextlib.suppress(OSError), port.makefile("rb") as frames:
             while len(length := frames.read(_LENGTH.size)) == _LENGTH.size:
                 (size,) = _LENGTH.unpack(length)
-                frame = length + (body := frames.read(size))
+                body = frames.read(size)
                 if len(body) < size:
                     break  # its guest died: with half a frame the others' streams would be out of step
+                frame = length + body
                 with self._lock:
                     self.frames += 1
                     others = [(to, lock) for to, lock in self._ports.items() if to is not port]
