@@ -79,12 +79,13 @@ def missing_for_p4(*needs: str) -> str | None:
 
 @functools.cache
 def missing_for_vm() -> str | None:
-    """Root, QEMU, and virtme-ng to start it."""
+    """Root, QEMU, virtme-ng to start it, and what that needs: as vm-lab itself finds out."""
     if os.geteuid() != 0:
         return "needs root"
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    names = ("qemu-system-x86_64", "vng")
-    absent = [name for name in names if shutil.which(name, path=places) is None]
+    sys.path.insert(0, str(ROOT / "vm-lab"))
+    from machines import missing_packages
+
+    absent = missing_packages()
     return f"needs {' and '.join(absent)}" if absent else None
 
 

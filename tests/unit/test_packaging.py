@@ -185,6 +185,7 @@ def guarded(
     tests = tmp_path / "tests" / folder
     tests.mkdir(parents=True)
     shutil.copy(checkout / "tests/conftest.py", tmp_path / "tests")
+    shutil.copytree(checkout / "vm-lab", tmp_path / "vm-lab")
     (tests / "test_it.py").write_text(text)
     pytest_here = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs")
     return run(*pytest_here, cwd=tmp_path, PYTHONPATH=str(checkout), **environment)
