@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nicps import wire
 from nicps.cli import main
 from nicps.errors import EnvironmentProblem, NetworkProblem
 from nicps.switch import program
@@ -98,6 +99,12 @@ def test_the_reasons_are_those_of_the_program() -> None:
     reasons = program.reasons()
     assert len(set(reasons)) == program.numbers()["COUNTERS"]
     assert {"switched", "control", "token", "fragment", "stranger", "holder"} <= set(reasons)
+
+
+def test_a_switch_has_room_for_two_turns() -> None:
+    """One holder's sums, and those of the next, which not all have yet; a slot is the index's low bits."""
+    slots = program.numbers()["SLOTS"]
+    assert slots >= 2 * wire.QUANTUM and slots & (slots - 1) == 0
 
 
 def test_the_compiled_program_is_the_one_that_is_described() -> None:
