@@ -2,8 +2,9 @@
 """Markers that probe for what they need, and the fixtures that all tests share.
 
 A test in tests/unit, tests/xdp, tests/netns, tests/p4 or tests/vm gets its folder's marker by
-itself. With NICPS_NO_SKIPS=1 a skipped unit, xdp or netns test fails the run (`.ci/run` sets it for
-root).
+itself, unless it has it by hand: `@pytest.mark.p4("p4c-bm2-ss")` names what is needed in place of
+BMv2. With NICPS_NO_SKIPS=1 a skipped unit, xdp or netns test fails the run (`.ci/run` sets it for
+root), and a p4 test where both BMv2 and the compiler are installed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MUST_RUN = frozenset({"unit", "xdp", "netns"})
+BMV2, P4C = "simple_switch", "p4c-bm2-ss"
 CLONE_NEWNET = 0x40000000
 NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 
 #: Says what is missing, or None.
-Probe = Callable[[], str | None]
+Probe = Callable[..., str | None]
 
 
 @functools.cache
@@ -56,23 +58,34 @@ def missing_for_xdp() -> str | None:
     return missing_for_netns()
 
 
+def installed(name: str) -> bool:
+    """Whether there is a program or a Python module of that name."""
+    return shutil.which(name) is not None or importlib.util.find_spec(name) is not None
+
+
 @functools.cache
-def missing_for_p4() -> str | None:
-    """BMv2's simple switch with its Python modules, and the P4 compiler."""
-    absent = [name for name in ("simple_switch", "p4c-bm2-ss") if shutil.which(name) is None]
-    modules = ("thrift", "bm_runtime", "sswitch_runtime")
-    absent += [name for name in modules if importlib.util.find_spec(name) is None]
-    return f"needs {' and '.join(absent)}" if absent else missing_for_xdp()
+def missing_for_p4(*needs: str) -> str | None:
+    """The programs and modules that the marker names, or BMv2's simple switch; with that its Python modules."""
+    needs = needs or (BMV2,)
+    absent = [name for name in needs if not installed(name)]
+    if BMV2 in needs:
+        from nicps.switch.runtime import missing_modules
+
+        absent += missing_modules()
+    if absent:
+        return f"needs {' and '.join(absent)}"
+    return missing_for_xdp() if BMV2 in needs else None
 
 
 @functools.cache
 def missing_for_vm() -> str | None:
-    """Root, QEMU, and virtme-ng to start it."""
+    """Root, QEMU, virtme-ng to start it, and what that needs: as vm-lab itself finds out."""
     if os.geteuid() != 0:
         return "needs root"
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    names = ("qemu-system-x86_64", "vng")
-    absent = [name for name in names if shutil.which(name, path=places) is None]
+    sys.path.insert(0, str(ROOT / "vm-lab"))
+    from machines import missing_packages
+
+    absent = missing_packages()
     return f"needs {' and '.join(absent)}" if absent else None
 
 
@@ -85,20 +98,29 @@ PROBES: dict[str, Probe] = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its folder's marker."""
+    """Give each test its folder's marker, if it has none."""
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if folder in {"unit", *PROBES}:
+        if folder in {"unit", *PROBES} and item.get_closest_marker(folder) is None:
             item.add_marker(folder)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose marker's probe finds something missing."""
     for name, probe in PROBES.items():
-        if item.get_closest_marker(name) is not None:
-            missing = probe()
+        marker = item.get_closest_marker(name)
+        if marker is not None:
+            missing = probe(*marker.args)
             if missing is not None:
                 pytest.skip(f"{name}: {missing}")
+
+
+def must_run(item: pytest.Item) -> bool:
+    """Whether a skip of that test shows that this machine cannot be relied on."""
+    p4 = item.get_closest_marker("p4")
+    if p4 is not None:
+        return all(map(installed, (BMV2, P4C, *p4.args)))
+    return any(item.get_closest_marker(name) is not None for name in MUST_RUN)
 
 
 class SkipGuard:
@@ -110,11 +132,7 @@ class SkipGuard:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.must_run = {
-            item.nodeid
-            for item in items
-            if any(item.get_closest_marker(name) is not None for name in MUST_RUN)
-        }
+        self.must_run = {item.nodeid for item in items if must_run(item)}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:

@@ -72,7 +72,8 @@ def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
     Args:
         width: of a lane, in bits.
         rounds: what the members saved, by round and member number, all of one run and all its rounds. Of who died
-            in a round there may be the contribution only. A member's "life" ends where it forgets its rounding error.
+            in a round, and of a round that was not committed, there may be the contributions only. A member's "life"
+            ends where it forgets its rounding error.
 
     Raises:
         AssertionError: a total differs in any bit, or members disagree on what was counted.
@@ -81,6 +82,8 @@ def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
     gradients = 0
     for round_, saved in sorted(rounds.items()):
         sums = {number: own for number, own in saved.items() if "total" in own}
+        if not sums:
+            continue  # begun, and not committed
         first = next(iter(sums.values()))
         counted, unit = first["counted"].tolist(), int(first["unit"])
         switched = int(first["members"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ import torch
 from nicps.client import Commit, NonFinite, Phase, Session
 from trainer import weights
 from trainer.errors import JobError
-from trainer.metrics import Metrics, save_gradients
+from trainer.metrics import Metrics, save_gradients, sum_of
 from trainer.pace import Pace
 from trainer.records import Part, Place, Records
 from trainer.settings import State
@@ -81,6 +82,7 @@ class Loop:
         self._began: float | None = None  # on the clock, when State.seconds was 0
         self._saved_at: float | None = None  # on the clock, when the last checkpoint was due
         self._clipped = 0
+        self._life = uuid.uuid4().hex  # of what rounding leaves over
 
     def run(self) -> State:
         """Train until the lead ends the job; returns the final state.
@@ -147,9 +149,7 @@ class Loop:
         committed = self._clock()
         total = session.sum(commit, self._total)
         summed = self._clock()
-        if self._settings.save_gradients:
-            out = self._workdir / "out"
-            save_gradients(out, session.number, commit, model.vector, total, own)
+        self._save_gradients(round_, own, **sum_of(commit, total))
         training.unit = commit.unit
         training.step(total, commit.samples)
         session.applied(commit, training.digest())
@@ -225,6 +225,7 @@ class Loop:
         vector = model.finish(samples)
         if most is not None:
             self._clipped += model.clip(samples, most)
+        self._save_gradients(round_, samples)  # counted it may be even if this member dies
         try:
             self._session.contribute(round_, vector, samples)
         except NonFinite as error:
@@ -232,6 +233,12 @@ class Loop:
                 f"round {round_}: the gradient of {model.name_at(error.index)} is not finite "
                 f"({model.vector[error.index]}); a smaller learning rate may help"
             ) from None
+
+    def _save_gradients(self, round_: int, samples: int, **sums: Any) -> None:
+        """If the job says so; without `sums` the round is not committed yet."""
+        if self._settings.save_gradients:
+            out, values = self._workdir / "out", {"vector": self._model.vector, "samples": samples}
+            save_gradients(out, round_, self._life, self._session.number, **values, **sums)
 
     # ---- testing
 
@@ -301,6 +308,7 @@ class Loop:
             self._warn(str(problem))
         self._began = self._clock() - training.state.seconds
         self._session.loaded(phase.number, training.digest())
+        self._life = uuid.uuid4().hex
 
     def _checkpoint_if_due(self) -> None:
         """R22, the lead only: a state to go on from if all is lost."""

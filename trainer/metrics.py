@@ -80,37 +80,37 @@ class Metrics:
         return shares
 
 
-def save_gradients(
-    out: Path,
-    number: int,
-    commit: Commit,
-    vector: npt.NDArray[np.float32],
-    total: npt.NDArray[np.float32],
-    samples: int,
-) -> None:
-    """Keep a round's vectors as out/gradients/ROUND.npz.
+def save_gradients(out: Path, round_: int, life: str, number: int, **values: Any) -> None:
+    """Keep what this member knows of a round as out/gradients/ROUND.npz; all that was known of it is replaced.
 
-    number: this member's. vector: what it contributed, float32 (lanes,), the sum over `samples` samples (0:
-    nothing). total: the sum that all members read, float32 (lanes,), over `n` samples, with
-    accumulators whose lowest bit is 2**unit. members: of so many a switch adds the lanes, 0 if the hosts add. counted:
-    rows (member number, samples).
+    life: ends where the residual, what rounding left over of former gradients, is forgotten. number: this member's.
+    values: `vector`, what it contributes, float32 (lanes,), the sum over `samples` samples (0: nothing); after the
+    commit `sum_of` as well.
     """
-    path = out / "gradients" / f"{commit.round}.npz"
+    path = out / "gradients" / f"{round_}.npz"
+    part = path.with_suffix(".part")  # who is killed meanwhile leaves the former one
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(
-            path,
-            number=number,
-            vector=vector,
-            samples=samples,
-            total=total,
-            n=commit.samples,
-            unit=commit.unit,
-            members=commit.members,
-            counted=np.array(sorted(commit.counted.items()), np.int64).reshape(-1, 2),
-        )
+        with part.open("wb") as file:
+            np.savez(file, life=life, number=number, **values)
+        part.replace(path)
     except OSError as error:
         raise _unwritable(path, error) from None
+
+
+def sum_of(commit: Commit, total: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """What all members have of a round.
+
+    total: the sum that they read, float32 (lanes,), over `n` samples, with accumulators whose lowest bit is 2**unit.
+    members: of so many a switch adds the lanes, 0 if the hosts add. counted: rows (member number, samples).
+    """
+    return {
+        "total": total,
+        "n": commit.samples,
+        "unit": commit.unit,
+        "members": commit.members,
+        "counted": np.array(sorted(commit.counted.items()), np.int64).reshape(-1, 2),
+    }
 
 
 def _unwritable(path: Path, error: OSError) -> JobError:

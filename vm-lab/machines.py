@@ -27,12 +27,32 @@ ROOT = Path(__file__).resolve().parent.parent
 KVM_S = 20.0  # a guest that is not up by then hangs
 RELAY_S = 5.0  # for what it said last
 
+#: What guests need on this machine: the program, and the package that has it.
+PROGRAMS = {
+    "vng": "virtme-ng (pip install virtme-ng)",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "busybox": "busybox-static",
+    "depmod": "kmod",
+    "udevadm": "udev",
+}
+
 Accelerator = Literal["kvm", "tcg"]
 
 # virtme-ng mounts this machine's root without a cache, so PyTorch's import reads its 400 MB again and again (85 s
 # under TCG, 30 s with one): what programs are loaded from is mounted a second time.
 _FILES = "/run/nicps-files"
 _CACHED = "/usr", sys.prefix
+
+
+def _program(name: str) -> str | None:
+    # A virtual environment need not be active for its programs to be used.
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+def missing_packages() -> list[str]:
+    """What must be installed before a guest can be run."""
+    return [package for program, package in PROGRAMS.items() if _program(program) is None]
 
 
 class Kernel:
@@ -44,22 +64,9 @@ class Kernel:
     """
 
     def __init__(self, package: Path, folder: Path) -> None:
-        # A virtual environment need not be active for its programs to be used.
-        places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        self.vng = shutil.which("vng", path=os.pathsep.join(places))
-        missing = [
-            name
-            for name, there in (
-                ("virtme-ng (pip install virtme-ng)", self.vng),
-                ("qemu-system-x86", shutil.which("qemu-system-x86_64")),
-                ("busybox-static", shutil.which("busybox")),
-                ("kmod", shutil.which("depmod")),
-                ("udev", shutil.which("udevadm")),
-            )
-            if there is None
-        ]
-        if missing:
+        if missing := missing_packages():
             raise EnvironmentProblem(f"to run guests this machine lacks {', '.join(missing)}")
+        self.vng = _program("vng")
         self.folder = folder
         folder.mkdir(exist_ok=True)
         done = subprocess.run(

@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from nicps.bench import bmv2  # noqa: E402
 from nicps.bench.watch import until  # noqa: E402
 from nicps.errors import (  # noqa: E402
     EnvironmentProblem,
@@ -49,12 +49,11 @@ from nicps.lab.jobs import (  # noqa: E402
     nicps_command,
     submission,
 )
+from nicps.lab.shield import orderly, shielded  # noqa: E402
 
 NICPS = nicps_command()
 ENVIRONMENT = environment()
-OFFLOADS = ("tx", "rx", "tso", "gso", "gro")
-CONTROLLER = 64
-READY_S, POLL_S = 60.0, 0.2
+READY_S, POLL_S, END_S = 60.0, 0.2, 15.0
 T = TypeVar("T")
 
 
@@ -76,7 +75,8 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where results go")
     args = parser.parse_args()
     try:
-        return run(args)
+        with orderly():
+            return run(args)
     except NicpsError as error:
         print(f"nicps: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -90,17 +90,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"--hosts takes 2 to 16, not {args.hosts}")
     if os.geteuid() != 0:
         raise EnvironmentProblem("Mininet makes network namespaces: run it as root")
-    if args.switch == "bmv2" and shutil.which("simple_switch") is None:
-        raise EnvironmentProblem(
-            "there is no simple_switch: install the p4lang project's BMv2 (docs/switch.md)"
-        )
+    if args.switch == "bmv2":
+        bmv2.require()
     if args.mode == "switch" and (args.switch != "bmv2" or args.switches != 1):
         raise UsageProblem("--mode switch takes one BMv2 that all hosts are at")
     job = RunSettings(args.job, LabSettings(), args.data, tuple(args.set))
     user = choose_user(job)
-    with contextlib.ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="nicps-mininet-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack = contextlib.ExitStack()
+    try:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nicps-mininet-")))
         folder.chmod(0o755)
         lab = MininetLab(args, job, folder, user)
         stack.callback(lab.down)
@@ -110,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
         for name, counters in lab.counters().items():
             told = ", ".join(f"{reason} {count}" for reason, count in counters.items() if count)
             print(f"{name}: {told}", file=sys.stderr)
+    finally:
+        with shielded():  # Ctrl-C twice must leave nothing either
+            stack.close()
     print(json.dumps(result), flush=True)
     if not result["weights_identical"]:
         raise JobFailed("the hosts' weights differ: see metrics.jsonl of each host")
@@ -180,25 +181,26 @@ class MininetLab:
                 [*NICPS, "key", "new", str(key)], check=True, capture_output=True, env=ENVIRONMENT
             )
             self.key = ["--key", str(key)]
-        self.net = net = Mininet(controller=None, autoSetMacs=True)
-        switches = [
-            net.addSwitch(f"s{n}", cls=Namespace, inNamespace=True)
-            for n in range(1, self.args.switches + 1)
-        ]
-        for number in range(1, self.args.hosts + 1):
-            place = (number - 1) * len(switches) // self.args.hosts
-            net.addLink(net.addHost(f"h{number}"), switches[place])
-        if len(switches) == 2:
-            net.addLink(*switches)
-        net.start()
+        with shielded():  # a node that Mininet does not know yet is not taken down by it
+            self.net = net = Mininet(controller=None, autoSetMacs=True)
+            switches = [
+                net.addSwitch(f"s{n}", cls=Namespace, inNamespace=True)
+                for n in range(1, self.args.switches + 1)
+            ]
+            for number in range(1, self.args.hosts + 1):
+                place = (number - 1) * len(switches) // self.args.hosts
+                net.addLink(net.addHost(f"h{number}"), switches[place])
+            if len(switches) == 2:
+                net.addLink(*switches)
+            net.start()
         with port.pass_program() as program:
             for switch in switches:
                 names = [str(intf.name) for intf in switch.intfList() if intf.name != "lo"]
-                quieten(switch, names)
+                execute(switch, *(command for name in names for command in bmv2.quieten(name)))
                 inside(switch, lambda names=names: attach(names, program))
                 self._switch(switch, names)
         for host in net.hosts:
-            quieten(host, [str(host.defaultIntf().name)])
+            execute(host, *bmv2.quieten(str(host.defaultIntf().name)))
         agents = [self._start(h, self._join(h), f"{h.name}'s agent") for h in net.hosts]
         for host, agent in zip(net.hosts, agents, strict=True):
             agent.until(lambda host=host: succeeds(host, *NICPS, "status"))
@@ -218,24 +220,14 @@ class MininetLab:
         if self.args.switch == "plain":
             execute(switch, "ip link add br0 type bridge mcast_snooping 0 forward_delay 0")
             execute(switch, "ip link set br0 up")
-            for name in names:
-                execute(switch, f"ip link set {name} master br0")
+            execute(switch, *(f"ip link set {name} master br0" for name in names))
             return
-        from nicps.switch import program
-
-        execute(switch, "ip link add near-cpu type veth peer name cpu")
-        execute(switch, "ip link set near-cpu up")
-        execute(switch, "ip link set cpu up")
-        quieten(switch, ["near-cpu", "cpu"])
-        ports = {**dict(enumerate(names, 1)), CONTROLLER: "near-cpu"}
-        command = ["simple_switch", str(program.compiled()), "--thrift-port", "9090"]
-        for number, name in ports.items():
-            command += ["-i", f"{number}@{name}"]
-        bmv2 = self._start(switch, command, f"{switch.name}'s BMv2")
-        bmv2.until(lambda: succeeds(switch, *NICPS, "switch", "p4", "connect"))
-        command = [*NICPS, "switch", "p4", "run", "--iface", "cpu"]
-        command += ["--controller", str(CONTROLLER), *self.key]
-        command += ["--ports", ",".join(str(number) for number in ports if number != CONTROLLER)]
+        execute(switch, *bmv2.controller_cable())
+        ports = dict(enumerate(names, 1))
+        command = bmv2.switch_command({**ports, bmv2.CONTROLLER: bmv2.NEAR_CPU})
+        p4 = self._start(switch, command, f"{switch.name}'s BMv2")
+        p4.until(lambda: succeeds(switch, *NICPS, "switch", "p4", "connect"))
+        command = [*NICPS, *bmv2.controller_arguments(ports), *self.key]
         controller = self._start(switch, command, f"{switch.name}'s controller")
         controller.until(lambda: "recording" in controller.log.read_text())
 
@@ -243,11 +235,17 @@ class MininetLab:
         """Start a program on a node."""
         log = self.folder / f"{what}.log"
         with log.open("wb") as file:
-            process = node.popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=ENVIRONMENT
-            )
-        self.processes.append(process)
+            process = self._popen(node, command, stdout=file, stderr=file)
         return Program(what, process, log)
+
+    def _popen(self, node: Any, command: Sequence[str], **streams: Any) -> subprocess.Popen[Any]:
+        """What is started here is ended by `down`."""
+        with shielded():
+            process: subprocess.Popen[Any] = node.popen(
+                list(command), stdin=subprocess.DEVNULL, env=ENVIRONMENT, **streams
+            )
+            self.processes.append(process)
+        return process
 
     def train(self) -> dict[str, Any]:
         """Submit the job on h1; its result.
@@ -255,11 +253,7 @@ class MininetLab:
         Raises:
             JobFailed: it has failed, and why.
         """
-        host = self.net.get("h1")
-        process = host.popen(
-            submission(self.job), stdin=subprocess.DEVNULL, stderr=None, env=ENVIRONMENT
-        )
-        self.processes.append(process)
+        process = self._popen(self.net.get("h1"), submission(self.job), stderr=None)
         out, _ = process.communicate()
         if process.returncode:
             raise JobFailed(f"`nicps submit` ended with {process.returncode}")
@@ -296,16 +290,18 @@ class MininetLab:
 
     def down(self) -> None:
         """End all that was started, and take everything away."""
-        for process in reversed(self.processes):
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(15.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(5.0)
-        if self.net is not None:
-            self.net.stop()
+        try:
+            for process in reversed(self.processes):
+                process.terminate()
+            for process in self.processes:
+                try:
+                    process.wait(END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(END_S)
+        finally:
+            if self.net is not None:
+                self.net.stop()
 
 
 def inside(node: Any, work: Callable[[], T]) -> T:
@@ -331,24 +327,18 @@ def attach(names: Sequence[str], program: int) -> None:
             links.attach(ipr, links.index_of(ipr, name), program)
 
 
-def quieten(node: Any, names: Sequence[str]) -> None:
-    """Frames go through as they are: no offloads, and no chatter of IPv6."""
-    for name in names:
-        execute(node, f"ip link set {name} addrgenmode none")
-        execute(node, f"ethtool -K {name} " + " ".join(f"{what} off" for what in OFFLOADS))
-
-
 def succeeds(node: Any, *command: str) -> bool:
     """Run a command on a node."""
     _, _, code = node.pexec(list(command), env=ENVIRONMENT)
     return not code
 
 
-def execute(node: Any, command: str) -> None:
-    """Run a command on a node that must not fail."""
-    _, said, code = node.pexec(command.split())
-    if code:
-        raise EnvironmentProblem(f"{node.name}: {command}: {said.strip()}")
+def execute(node: Any, *commands: str) -> None:
+    """Run commands on a node that must not fail."""
+    for command in commands:
+        _, said, code = node.pexec(command.split())
+        if code:
+            raise EnvironmentProblem(f"{node.name}: {command}: {said.strip()}")
 
 
 if __name__ == "__main__":

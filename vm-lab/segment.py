@@ -78,7 +78,11 @@ class Segment:
         """Everything that comes in at a port, until it is unplugged."""
         with contextlib.suppress(OSError), port.makefile("rb") as frames:
             while len(length := frames.read(_LENGTH.size)) == _LENGTH.size:
-                frame = length + frames.read(*_LENGTH.unpack(length))
+                (size,) = _LENGTH.unpack(length)
+                body = frames.read(size)
+                if len(body) < size:
+                    break  # its guest died: with half a frame the others' streams would be out of step
+                frame = length + body
                 with self._lock:
                     self.frames += 1
                     others = [(to, lock) for to, lock in self._ports.items() if to is not port]

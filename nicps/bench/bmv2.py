@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `simple_switch` with our program, in place of a lab's bridge: host k is at its port k."""
+"""A `simple_switch` with our program, and in place of a lab's bridge: host k is at its port k.
+
+What starts one elsewhere (`vm-lab/mininet_lab.py`, the tests) takes its command lines from here.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,58 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nicps.errors import EnvironmentProblem, NetworkProblem
 from nicps.lab import links, namespaces
 from nicps.lab.lab import Lab
 from nicps.switch import Switch, program
+from nicps.switch.runtime import DEFAULT_PORT
 
-CONTROLLER = 64  # its port
-THRIFT = 9090
+#: The controller's port, the interface there, and the cable's other end.
+CONTROLLER, NEAR_CPU, CPU = 64, "near-cpu", "cpu"
 _READY_S = 20.0
 _POLL_S = 0.02
 _OFFLOADS = "tx off rx off tso off gso off gro off"
+
+
+def require() -> None:
+    """Look for the switch.
+
+    Raises:
+        EnvironmentProblem: there is no simple_switch.
+    """
+    if shutil.which("simple_switch") is None:
+        raise EnvironmentProblem(
+            "there is no simple_switch: install the p4lang project's BMv2 (docs/switch.md)"
+        )
+
+
+def switch_command(ports: Mapping[int, str], config: Path | None = None) -> list[str]:
+    """The switch on these interfaces, with our program or another (p4c's JSON)."""
+    command = ["simple_switch", str(config or program.compiled())]
+    command += ["--thrift-port", str(DEFAULT_PORT)]
+    return command + [word for port in ports.items() for word in ("-i", "{}@{}".format(*port))]
+
+
+def controller_arguments(ports: Iterable[int]) -> list[str]:
+    """Of `nicps`, for the controller beside the switch; CONTROLLER is not one of the hosts' ports."""
+    hosts = ",".join(str(port) for port in ports if port != CONTROLLER)
+    run = ["switch", "p4", "run", "--iface", CPU, "--controller", str(CONTROLLER)]
+    return [*run, "--ports", hosts]
+
+
+def quieten(iface: str) -> list[str]:
+    """Commands: frames go through as they are, without offloads, and IPv6 does not chatter."""
+    return [f"ip link set {iface} addrgenmode none", f"ethtool -K {iface} {_OFFLOADS}"]
+
+
+def controller_cable() -> list[str]:
+    """Commands that make the cable between switch and controller."""
+    add = f"ip link add {NEAR_CPU} type veth peer name {CPU}"
+    ends = [(*quieten(end), f"ip link set {end} up") for end in (NEAR_CPU, CPU)]
+    return [add, *ends[0], *ends[1]]
 
 
 class Bmv2:
@@ -43,25 +85,22 @@ class Bmv2:
         Raises:
             EnvironmentProblem: there is no simple_switch, or it does not start.
         """
-        if shutil.which("simple_switch") is None:
-            raise EnvironmentProblem(
-                "there is no simple_switch: install the p4lang project's BMv2 (docs/switch.md)"
-            )
-        arguments = [str(self.config), "--thrift-port", str(THRIFT)]
-        for number, iface in self.ports.items():
-            arguments += ["-i", f"{number}@{iface}"]
+        require()
         self.process = subprocess.Popen(
-            ["ip", "netns", "exec", self.netns, "simple_switch", *arguments],
+            ["ip", "netns", "exec", self.netns, *switch_command(self.ports, self.config)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
         deadline = time.monotonic() + _READY_S
-        while not self._listens():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise EnvironmentProblem(f"simple_switch does not start: {self.said()[-300:]}")
-            time.sleep(_POLL_S)
+        try:
+            while not self._listens():
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise EnvironmentProblem(f"simple_switch does not start: {self.said()[-300:]}")
+                time.sleep(_POLL_S)
+        except BaseException:
+            self.stop()
+            raise
 
     def _listens(self) -> bool:
         try:
@@ -82,10 +121,14 @@ class Bmv2:
 
     def connect(self) -> Switch:
         """A connection to its run-time API."""
-        return namespaces.inside(self.netns, lambda: Switch.connect("127.0.0.1", THRIFT))
+        return namespaces.inside(self.netns, lambda: Switch.connect("127.0.0.1", DEFAULT_PORT))
 
     def __enter__(self) -> Bmv2:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self._log.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,7 +138,7 @@ class Bmv2:
 
 @contextlib.contextmanager
 def in_place_of_the_bridge(lab: Lab, config: Path | None = None) -> Iterator[Bmv2]:
-    """Make the lab, with a `simple_switch` where its bridge was; its controller's port ends in `cpu`.
+    """Make the lab, with a `simple_switch` where its bridge was; its controller's port ends in CPU.
 
     Raises:
         EnvironmentProblem, LabProblem: as `Lab.up` and `Bmv2.start`.
@@ -103,21 +146,18 @@ def in_place_of_the_bridge(lab: Lab, config: Path | None = None) -> Iterator[Bmv
     lab.up()
     name = lab.switch_netns
     ports = {host.number: links.port_name(host.number) for host in lab.hosts}
-    ports[CONTROLLER] = "near-cpu"
-    _in(name, f"ip link del {links.BRIDGE}")
-    _in(name, "ip link add near-cpu type veth peer name cpu")
-    for end in (*ports.values(), "cpu"):
-        _in(name, f"ip link set {end} up")
-        _in(name, f"ethtool -K {end} {_OFFLOADS}")
+    _in(name, f"ip link del {links.BRIDGE}", *controller_cable())
+    for end in ports.values():
+        _in(name, *quieten(end), f"ip link set {end} up")
     for host in lab.hosts:
-        _in(host.netns, f"ethtool -K {links.HOST_INTERFACE} {_OFFLOADS}")
-    with Bmv2(name, ports, config) as bmv2:
+        _in(host.netns, *quieten(links.HOST_INTERFACE))
+    with Bmv2(name, {**ports, CONTROLLER: NEAR_CPU}, config) as bmv2:
         yield bmv2
 
 
-def _in(netns: str, command: str) -> None:
-    done = subprocess.run(
-        ["ip", "netns", "exec", netns, *command.split()], capture_output=True, text=True, timeout=30
-    )
-    if done.returncode:
-        raise EnvironmentProblem(f"{command}: {done.stderr.strip()}")
+def _in(netns: str, *commands: str) -> None:
+    for command in commands:
+        words = ["ip", "netns", "exec", netns, *command.split()]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+        if done.returncode:
+            raise EnvironmentProblem(f"{command}: {done.stderr.strip()}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ DESCRIPTION = """\
 Sum a run's saved gradients with the XDP program, as hosts on a plain LAN do, and compare with what the run has trained
 on. Each FOLDER is one host's part of the run, with its gradients in it: DIR/JOB/HOST."""
 
-#: What a member has saved of a round.
+#: What a member has saved of a round: its contribution, and the sum, unless it died before the commit.
 Saved = Mapping[str, Any]
 
 
@@ -89,51 +89,55 @@ def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, 
         JobFailed: a sum differs, or a gradient that was counted is missing.
         NotRoot, KernelHeadersMissing, BpfLoadError: as `loader.load`.
     """
-    quantisers: dict[int, Quantiser] = {}
-    gradients = 0
+    quantisers: dict[tuple[int, str], Quantiser] = {}
+    compared = gradients = 0
     with _kernel() as (program, maps):
         for round_, members in sorted(rounds.items()):
-            first = next(iter(members.values()))
+            sums = {number: saved for number, saved in members.items() if "total" in saved}
+            if not sums:
+                continue  # it was begun, and not committed
+            first = next(iter(sums.values()))
             counted, unit = first["counted"][:, 0].tolist(), int(first["unit"])
             format = LaneFormat(len(first["total"]), width, int(first["members"]))
             if set(counted) - members.keys():
                 raise JobFailed(f"round {round_}: not all the gradients that were counted are here")
             maps.allocate(-(-format.fragments // fragments_per_block(width)))
             for number in counted:
-                quantiser = quantisers.setdefault(number, Quantiser(replace(format, members=0)))
+                saved = members[number]
+                life = number, str(saved.get("life", ""))  # in which its residual is kept
+                quantiser = quantisers.setdefault(life, Quantiser(replace(format, members=0)))
                 quantiser.format = format
-                lanes, shifts = _fragments(quantiser, members[number]["vector"], unit)
+                lanes, shifts = _fragments(quantiser, saved["vector"], unit)
                 for index in range(format.fragments):
                     frame = _frame(format, number, index, lanes[index], int(shifts[index]))
                     bpf.prog_test_run(program, frame)
                 quantiser.keep()
-            gradients += len(counted)
+            compared, gradients = compared + 1, gradients + len(counted)
             if maps.count(_ROUND, _VIEW, 0) != len(counted) * format.fragments:
                 raise JobFailed(f"round {round_}: fragments were refused: {maps.counters()}")
             total = np.zeros(format.lanes, np.float32)
             if counted:
                 _sum(format, maps, unit, total)
-            for number, saved in members.items():
+            for number, saved in sums.items():
                 if not np.array_equal(saved["total"].view(np.uint32), total.view(np.uint32)):
                     raise JobFailed(f"round {round_}: member {number} has trained on another sum")
-    return {"rounds": len(rounds), "gradients": gradients}
+    return {"rounds": compared, "gradients": gradients}
 
 
 @contextmanager
 def _kernel() -> Iterator[tuple[int, Maps]]:
     """The XDP program, on no interface, at a host that only listens to 64 members."""
-    loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
-    try:
+    with ExitStack() as stack:
+        loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
+        stack.callback(loaded.close)
         maps = Maps(loaded.maps)
+        stack.callback(maps.close)
         macs = [_MAC] * wire.MAX_MEMBERS
         maps.enter_view(_VIEW, wire.MAX_MEMBERS, macs, 1)
         config = maps.config
         config["network"], config["enabled"] = _NETWORK, 1
         config["round"] = config["round_low"] = config["round_high"] = _ROUND
         yield loaded.programs["nicps_xdp"], maps
-        maps.close()
-    finally:
-        loaded.close()
 
 
 def _fragments(quantiser: Quantiser, vector: F32, unit: int) -> tuple[U8, U8]:

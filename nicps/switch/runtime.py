@@ -2,19 +2,23 @@
 """A running `simple_switch`, through its own run-time API (Thrift).
 
 Source: BMv2's thrift_src/standard.thrift, simple_pre_lag.thrift and targets/simple_switch/thrift/simple_switch.thrift.
-Thrift's and BMv2's Python modules come with BMv2 (the p4lang project's package p4lang-bmv2), so they are looked for
-only here, when a switch is spoken to.
+BMv2's Python modules come with BMv2 (the p4lang project's package p4lang-bmv2), Thrift's with it or from PyPI, so they
+are looked for only here, when a switch is spoken to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import logging
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, Self
 
 from nicps.errors import EnvironmentProblem, NetworkProblem
@@ -30,6 +34,7 @@ _SERVICES = {
     "simple_pre_lag": "bm_runtime.simple_pre_lag.SimplePreLAG",
     "simple_switch": "sswitch_runtime.SimpleSwitch",
 }
+_NEEDED = ("thrift", "bm_runtime", "sswitch_runtime")
 _NETWORKS = "NicpsIngress.networks"
 _MEMBERS = "NicpsIngress.members.members"
 _FRAMES = "NicpsIngress.verdict.frames"
@@ -312,11 +317,24 @@ def _word(value: int) -> bytes:
     return (value & 0xFFFFFFFF).to_bytes(4, "big")
 
 
+def missing_modules() -> tuple[str, ...]:
+    """The Python modules that a switch is spoken to with, and that cannot be imported.
+
+    A BMv2 with a prefix of its own has its modules in PREFIX/lib/python3.N, where this Python does not look: from here
+    on it does, after everywhere else.
+    """
+    if importlib.util.find_spec("bm_runtime") is None and (switch := shutil.which("simple_switch")):
+        library = Path(switch).resolve().parent.parent / "lib"
+        for kind in ("site-packages", "dist-packages"):
+            found = library.glob(f"python3*/{kind}/bm_runtime")
+            sys.path += [str(module.parent) for module in sorted(found)]
+    return tuple(name for name in _NEEDED if importlib.util.find_spec(name) is None)
+
+
 def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
+    if missing := missing_modules():
         raise EnvironmentProblem(
-            f"the Python module {name.partition('.')[0]} is missing: it comes with BMv2, the p4lang project's "
-            "package p4lang-bmv2 (docs/switch.md)"
-        ) from None
+            f"the Python module {missing[0]} is missing: it comes with BMv2, the p4lang project's "
+            "package p4lang-bmv2 (docs/switch.md); thrift is also on PyPI"
+        )
+    return importlib.import_module(name)

@@ -110,13 +110,16 @@ class Run:
         return facts
 
     def gradients(self) -> dict[int, dict[int, dict[str, Any]]]:
-        """What `save_gradients` kept, by round and member number."""
+        """What `save_gradients` kept of committed rounds, by round and member number."""
         rounds: dict[int, dict[int, dict[str, Any]]] = {}
         for number, host in enumerate(self.members, 1):
             for path in (self.of(host) / "gradients").glob("*.npz"):
                 with np.load(path) as saved:
                     rounds.setdefault(int(path.stem), {})[number] = dict(saved)
-        return rounds
+        done = (
+            round_ for round_, saved in rounds.items() if any("total" in s for s in saved.values())
+        )
+        return {round_: rounds[round_] for round_ in done}
 
 
 @dataclass

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every benchmark of the network runs, in tiny sizes, and finds what it says it looks for. No time is judged here."""
+"""Every benchmark of the network runs, in tiny sizes, and finds what it says it looks for. No time is judged here.
+
+`bench switch` is in tests/p4/test_benchmarks.py, `bench kernel` and `sums` are in tests/xdp.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, A
     finally:
         process.kill()
     assert process.returncode == 0, err
-    name = command.split()[0].replace("allreduce", "bench")
+    kind = command.split()[0]
+    name = {"allreduce": "bench", "switch": "bench-switch"}.get(kind, kind)
     left = [path.stem for path in state.LABS_DIR.glob(f"{name}-{process.pid}*.json")]
     assert left == [] and processes.find(f"{name}-{process.pid}") == []
     found = json.loads(out.splitlines()[-1])

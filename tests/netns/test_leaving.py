@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from nicps.bench import sums
 from nicps.lab.processes import Running
 from tests.netns.labs import until
 from tests.netns.members import Ended, Network, Run, tiny_job
@@ -38,9 +39,11 @@ def three(made: Network) -> Network:
     return made
 
 
-def under_way(network: Network, folder: Path, rounds: int = 150) -> subprocess.Popen[str]:
+def under_way(
+    network: Network, folder: Path, rounds: int = 150, *more: str
+) -> subprocess.Popen[str]:
     """`nicps submit --wait` of a job on h1, once it trains; a round takes 50 ms at least."""
-    settings = [f"rounds={rounds}", "microbatch_seconds=0.005"]
+    settings = [f"rounds={rounds}", "microbatch_seconds=0.005", *more]
     arguments = [word for setting in settings for word in ("--set", setting)]
     child = network.start("h1", "submit", str(tiny_job(folder)), "--wait", "--json", *arguments)
     network.in_training("h1")
@@ -250,11 +253,17 @@ def left(network: Network, host: str) -> set[str]:
 
 
 def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
-    """Its host leaves, and is back with another one."""
-    child = under_way(three, open_path, rounds=300)
+    """Its host leaves, and is back with another one; all sums can be made again from what was kept."""
+    child = under_way(three, open_path, 300, "save_gradients=true")
     (trainer,) = processes(three, "h2", "trainer run")
     os.kill(trainer.pid, signal.SIGKILL)
-    ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=300)
+    result = ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=300)
+    kept = [three.place(host, "runs") / result["job_id"] / host for host in three.names]
+    rounds = sums.read(kept)
+    found = sums.compare(rounds, 16)
+    assert found["rounds"] == 300 and found["gradients"] > 600
+    lives = {(n, str(own["life"])) for saved in rounds.values() for n, own in saved.items()}
+    assert len(lives) > 3
     three.all_stand_by()
     assert not any(processes(three, host, "trainer") for host in three.names)
 

@@ -18,7 +18,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from nicps.bench.bmv2 import CONTROLLER, Bmv2
+from nicps.bench.bmv2 import (
+    CONTROLLER,
+    CPU,
+    NEAR_CPU,
+    Bmv2,
+    controller_arguments,
+    controller_cable,
+    quieten,
+)
 from nicps.lab import namespaces
 from tests.netns.labs import ROOT, until
 from tests.netns.members import NICPS
@@ -41,7 +49,7 @@ class Wires:
         self._sockets = {
             number: namespaces.inside(netns, lambda n=number: dial(f"far{n}")) for number in numbers
         }
-        self._sockets[CONTROLLER] = namespaces.inside(netns, lambda: dial("cpu"))
+        self._sockets[CONTROLLER] = namespaces.inside(netns, lambda: dial(CPU))
 
     def send(self, port: int, frame: bytes) -> None:
         """A host sends."""
@@ -82,17 +90,16 @@ def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
     """A switch on veth pairs whose far ends are in the same namespace; all gone at the end."""
     namespaces.create([name])
     try:
-        inside = f"ip netns exec {name} "
-        run(inside + "ip link set lo up")
+        commands = ["ip link set lo up", *controller_cable()]
         pairs = {number: (f"near{number}", f"far{number}") for number in range(1, ports + 1)}
-        pairs[CONTROLLER] = ("near-cpu", "cpu")
         for near, far in pairs.values():
-            run(inside + f"ip link add {near} type veth peer name {far}")
+            commands.append(f"ip link add {near} type veth peer name {far}")
             for end in (near, far):
-                run(inside + f"ip link set {end} addrgenmode none")
-                run(inside + f"ip link set {end} up")
-                run(inside + f"ethtool -K {end} tx off rx off tso off gso off gro off")
-        with Bmv2(name, {number: near for number, (near, _) in pairs.items()}) as bmv2:
+                commands += [*quieten(end), f"ip link set {end} up"]
+        for command in commands:
+            run(f"ip netns exec {name} {command}")
+        hosts = {number: near for number, (near, _) in pairs.items()}
+        with Bmv2(name, {**hosts, CONTROLLER: NEAR_CPU}) as bmv2:
             wires = Wires(name, range(1, ports + 1))
             try:
                 yield bmv2, wires
@@ -106,9 +113,7 @@ class Controller:
     """`nicps switch p4 run` beside the switch."""
 
     def __init__(self, bmv2: Bmv2, log: Path, *arguments: str) -> None:
-        hosts = ",".join(str(port) for port in bmv2.ports if port != CONTROLLER)
-        command = ["ip", "netns", "exec", bmv2.netns, *NICPS, "switch", "p4", "run"]
-        command += ["--iface", "cpu", "--ports", hosts, "--controller", str(CONTROLLER)]
+        command = ["ip", "netns", "exec", bmv2.netns, *NICPS, *controller_arguments(bmv2.ports)]
         self._command = [*command, "--config", str(bmv2.config), *arguments]
         self.log = log
         self.start()

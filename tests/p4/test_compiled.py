@@ -8,7 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nicps.switch import program
+
+pytestmark = pytest.mark.p4("p4c-bm2-ss")
 
 
 def without_places(value: Any) -> Any:

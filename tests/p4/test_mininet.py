@@ -3,43 +3,90 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from tests.netns.labs import until
 from tests.netns.members import tiny_job
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mininet") is None, reason="p4: needs Mininet"
-)
+pytestmark = pytest.mark.p4("simple_switch", "mininet")
 
 
-def lab(checkout: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def start(checkout: Path, places: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+    """The lab; all that it starts is known by where temporary files go."""
     command = [sys.executable, checkout / "vm-lab" / "mininet_lab.py", *arguments]
-    return subprocess.run(
+    return subprocess.Popen(
         [str(word) for word in command],
-        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
-        check=False,
         cwd=checkout,
+        env={**os.environ, "TMPDIR": str(places)},
     )
 
 
-def namespaces() -> set[str]:
-    """Network namespaces that some process is in."""
-    places = Path("/proc").glob("[0-9]*/ns/net")
-    found = set()
-    for place in places:
+def lab(checkout: Path, places: Path, *arguments: str | Path) -> tuple[int, str, str]:
+    """The exit code, and what was said on stdout and stderr; nothing is left."""
+    process = start(checkout, places, *arguments)
+    try:
+        out, err = process.communicate(timeout=200)
+    finally:
+        process.terminate()
+        process.wait(60)
+        left = end_all(places)
+    assert not left and not list(places.iterdir())
+    return process.returncode, out, err
+
+
+def running(places: Path) -> dict[int, str]:
+    """Processes of a lab, shells and switches of its namespaces among them: their command lines."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
         try:
-            found.add(str(place.readlink()))
+            if f"TMPDIR={places}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                command = (place / "cmdline").read_bytes()
+                found[int(place.name)] = command.replace(b"\0", b" ").decode()
         except OSError:
             continue
     return found
+
+
+def end_all(places: Path) -> dict[int, str]:
+    """Kill what a lab has left, if it has."""
+    left = running(places)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def namespaces(pids: Iterable[int] | None = None) -> set[str]:
+    """Network namespaces that these processes are in, or any."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            if pids is None or int(place.parts[2]) in pids:
+                found.add(str(place.readlink()))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def places(open_path: Path) -> Path:
+    """Where temporary files go."""
+    path = open_path / "places"
+    path.mkdir()
+    return path
 
 
 @pytest.mark.parametrize(
@@ -48,30 +95,80 @@ def namespaces() -> set[str]:
         ("--switch", "plain"),
         ("--switch", "bmv2", "--key"),
         ("--switch", "bmv2", "--switches", "2"),
-        ("--switch", "bmv2", "--mode", "switch", "--key"),
+        (
+            *("--switch", "bmv2", "--mode", "switch", "--key"),
+            *("--set", "save_gradients=true", "--set", "lane=i32"),
+        ),
     ],
     ids=["plain", "bmv2", "two-in-line", "adding"],
 )
-def test_a_job_is_trained(checkout: Path, open_path: Path, arguments: tuple[str, ...]) -> None:
-    before = namespaces()
-    done = lab(checkout, tiny_job(open_path), "--hosts", "3", "--runs", open_path, *arguments)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_a_job_is_trained(
+    checkout: Path, open_path: Path, places: Path, arguments: tuple[str, ...]
+) -> None:
+    job, runs = tiny_job(open_path), open_path / "runs"
+    code, out, err = lab(checkout, places, job, "--hosts", "3", "--runs", runs, *arguments)
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
     assert result["weights_identical"] is True and result["hosts"] == 3
-    switches = [line for line in done.stderr.splitlines() if line.startswith("s")]
+    switches = [line for line in err.splitlines() if line.startswith("s")]
     if "bmv2" in arguments:
-        assert switches and all("fragment" in line for line in switches), done.stderr
-        assert not any("stranger" in line for line in switches), done.stderr
-        assert ("--mode" in arguments) == any("summed" in line for line in switches), done.stderr
-    assert namespaces() <= before
+        assert switches and all("fragment" in line for line in switches), err
+        assert not any("stranger" in line for line in switches), err
+        assert ("--mode" in arguments) == any("summed" in line for line in switches), err
+    if "--set" in arguments:
+        assert result["sums_by_xdp"]["gradients"] > 0
+        assert result["sums_by_xdp"]["rounds"] == result["rounds"]
 
 
-def test_what_is_wrong_is_said_in_one_line(checkout: Path, open_path: Path) -> None:
-    before = namespaces()
+@pytest.mark.long
+def test_the_digits_where_the_switch_adds(checkout: Path, open_path: Path, places: Path) -> None:
+    """As good as in any other lab, and every sum is the one that hosts come to."""
+    settings = ("--set", "lane=i32", "--set", "save_gradients=true")
+    command = ("--mode", "switch", "--runs", open_path / "runs", *settings)
+    code, out, err = lab(checkout, places, *command)
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
+    print(f"\n{json.dumps(result)}")
+    assert result["hosts"] == 4 and result["weights_identical"] is True
+    assert result["test_accuracy"] > 0.94
+    assert result["sums_by_xdp"]["gradients"] >= 4 * 300
+    assert "summed" in err
+
+
+def test_what_is_wrong_is_said_in_one_line(checkout: Path, open_path: Path, places: Path) -> None:
     broken = tiny_job(open_path, "\nraise ValueError('broken on purpose')\n", "broken")
-    done = lab(checkout, broken, "--hosts", "2", "--switch", "plain", "--runs", open_path)
-    assert done.returncode == 5
-    assert "broken on purpose" in done.stderr
-    assert namespaces() <= before
-    done = lab(checkout, "--hosts", "1")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    arguments = ("--hosts", "2", "--switch", "plain", "--runs", open_path / "runs")
+    code, _, err = lab(checkout, places, broken, *arguments)
+    assert code == 5
+    assert "broken on purpose" in err
+    code, _, err = lab(checkout, places, "--hosts", "1")
+    assert code == 2 and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["mininet:h1", " switch p4 ", " submit "])
+def test_ended_in_the_middle(
+    checkout: Path, open_path: Path, places: Path, moment: str, number: signal.Signals
+) -> None:
+    """While nodes are made, a switch starts, a job trains; and again while it is being taken down: nothing stays."""
+    job = tiny_job(open_path, "\nsettings = Settings(batch=64, rounds=10**6, quorum=1.0)\n")
+    process = start(checkout, places, job, "--hosts", "2", "--runs", open_path / "runs")
+
+    def there() -> bool:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        return any(moment in command for command in running(places).values())
+
+    try:
+        until(there, moment, 90.0)
+        inside = namespaces(running(places)) - namespaces({process.pid})
+        many = len(running(places))
+        process.send_signal(number)
+        until(lambda: process.poll() is not None or len(running(places)) < many, "it ends", 60.0)
+        process.send_signal(number)
+        assert process.wait(60) in (128 + number, -number)  # the second finds it almost ended
+        assert not namespaces() & inside
+    finally:
+        process.kill()
+        left = end_all(places)
+        process.communicate()
+    assert not left and not list(places.iterdir())

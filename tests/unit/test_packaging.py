@@ -172,12 +172,55 @@ def test_skips(n):
     [("unit", "", 0), ("unit", "1", 1), ("xdp", "1", 1), ("netns", "1", 1), ("vm", "1", 0)],
 )
 def test_no_skips(checkout: Path, tmp_path: Path, folder: str, guard: str, code: int) -> None:
+    done = guarded(checkout, tmp_path, folder, NICPS_NO_SKIPS=guard)
+    assert done.returncode == code, done.stdout
+    assert ("NICPS_NO_SKIPS: tests/" in done.stdout) == (code == 1)
+
+
+def guarded(
+    checkout: Path, tmp_path: Path, folder: str, text: str = SKIPPING, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A run of tests in that folder of another tree, with our conftest.py."""
     shutil.copy(checkout / "pyproject.toml", tmp_path)
     tests = tmp_path / "tests" / folder
     tests.mkdir(parents=True)
     shutil.copy(checkout / "tests/conftest.py", tmp_path / "tests")
-    (tests / "test_it.py").write_text(SKIPPING)
-    pytest_here = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q")
-    done = run(*pytest_here, cwd=tmp_path, NICPS_NO_SKIPS=guard, PYTHONPATH=str(checkout))
+    shutil.copytree(checkout / "vm-lab", tmp_path / "vm-lab")
+    (tests / "test_it.py").write_text(text)
+    pytest_here = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs")
+    return run(*pytest_here, cwd=tmp_path, PYTHONPATH=str(checkout), **environment)
+
+
+P4_PROGRAMS = ("simple_switch", "p4c-bm2-ss")
+P4 = """
+import pytest
+
+@pytest.mark.p4("p4c-bm2-ss")
+def test_compiler():
+    pass
+
+@pytest.mark.p4("simple_switch", "p4c-bm2-ss")
+def test_both():
+    pytest.skip("no reason")
+
+def test_switch():
+    pytest.skip("no reason")
+"""
+
+
+@pytest.mark.parametrize(
+    ("programs", "passed", "code"),
+    [((), 0, 0), (("p4c-bm2-ss",), 1, 0), (("simple_switch",), 0, 0), (P4_PROGRAMS, 1, 1)],
+)
+def test_who_needs_what_of_p4(
+    checkout: Path, tmp_path: Path, programs: tuple[str, ...], passed: int, code: int
+) -> None:
+    """The compiler's own test needs nothing else; where both are, a skip is an error."""
+    for name in programs:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    done = guarded(checkout, tmp_path, "p4", P4, PATH=str(tmp_path), NICPS_NO_SKIPS="1")
     assert done.returncode == code, done.stdout
-    assert ("NICPS_NO_SKIPS: tests/" in done.stdout) == (code == 1)
+    counted = f"{passed} passed, " if passed else ""
+    assert f"{counted}{3 - passed} skipped" in done.stdout
+    assert ("needs simple_switch and p4c-bm2-ss" in done.stdout) == (not programs)

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from nicps import wire
 from nicps.cli import main
 from nicps.errors import EnvironmentProblem, NetworkProblem
 from nicps.switch import program
-
-INSTALLED = all(importlib.util.find_spec(name) for name in ("thrift", "bm_runtime"))
+from nicps.switch.runtime import missing_modules
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -27,12 +30,36 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def test_no_switch(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """Without BMv2's modules that is what is missing; with them, the switch."""
     code = main(["switch", "p4", *words, "--thrift", "127.0.0.1:1"])
-    if INSTALLED:
+    if not missing_modules():
         assert code == NetworkProblem.exit_code
         assert "no switch listens on 127.0.0.1:1" in said(capsys)
     else:
         assert code == EnvironmentProblem.exit_code
         assert "comes with BMv2" in said(capsys)
+
+
+@pytest.mark.parametrize("kind", ["site-packages", "dist-packages"])
+def test_a_bmv2_with_a_prefix_of_its_own(kind: str, checkout: Path, tmp_path: Path) -> None:
+    """Its modules are found beside it, behind a link on PATH too; of two Pythons' folders both are looked into."""
+    for folder in ("opt/bin", "bin", f"opt/lib/python3.98/{kind}", "opt/lib/python3.99"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    switch = tmp_path / "opt/bin/simple_switch"
+    switch.write_text("#!/bin/sh\n")
+    switch.chmod(0o755)
+    (tmp_path / "bin/simple_switch").symlink_to(switch)
+    for name in ("thrift", "bm_runtime", "sswitch_runtime"):
+        module = tmp_path / f"opt/lib/python3.98/{kind}" / name / "__init__.py"
+        module.parent.mkdir()
+        module.write_text(f"PLACE = {name!r}\n")
+    text = (
+        "from nicps.switch import runtime\nassert not runtime.missing_modules()\n"
+        "assert runtime._module('sswitch_runtime').PLACE == 'sswitch_runtime'\n"
+    )
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(checkout)}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,6 +99,12 @@ def test_the_reasons_are_those_of_the_program() -> None:
     reasons = program.reasons()
     assert len(set(reasons)) == program.numbers()["COUNTERS"]
     assert {"switched", "control", "token", "fragment", "stranger", "holder"} <= set(reasons)
+
+
+def test_a_switch_has_room_for_two_turns() -> None:
+    """One holder's sums, and those of the next, which not all have yet; a slot is the index's low bits."""
+    slots = program.numbers()["SLOTS"]
+    assert slots >= 2 * wire.QUANTUM and slots & (slots - 1) == 0
 
 
 def test_the_compiled_program_is_the_one_that_is_described() -> None:

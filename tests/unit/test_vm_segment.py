@@ -105,3 +105,19 @@ def test_who_leaves_disturbs_nobody(segment: Segment) -> None:
     assert not segment.path.exists()
     first.close()
     last.close()
+
+
+@pytest.mark.parametrize("left", [2, 4, 9], ids=["in the length", "behind it", "in the frame"])
+def test_who_dies_within_a_frame(segment: Segment, left: int) -> None:
+    """Nothing of that frame goes to the others: they would take the next one for the rest of it."""
+    first, dying, last = plug(segment)
+    dying.sendall(framed(b"whole") + framed(b"cut off")[:left])
+    dying.close()
+    has(segment, 2)
+    first.sendall(framed(b"the next"))
+    expected, got = framed(b"whole") + framed(b"the next"), b""
+    while len(got) < len(expected):
+        got += last.recv(100)
+    assert got == expected and segment.frames == 2
+    first.close()
+    last.close()

@@ -79,6 +79,13 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_two_kernels() -> None:
+    """A matrix of one kernel shows nothing of another."""
+    versions = sorted({path.name.split("_")[0].removeprefix("linux-image-") for path in KERNELS})
+    print(f"\nkernels: {', '.join(versions)}")
+    assert len(versions) > 1, f"NICPS_KERNELS must hold two different kernels: {versions}"
+
+
 @pytest.mark.parametrize("kernel", EACH)
 def test_xdp(kernel: Path, places: Path) -> None:
     """All that a test run marks `xdp` passes there, mutated frames too, and nothing is skipped."""
@@ -93,7 +100,7 @@ def test_xdp(kernel: Path, places: Path) -> None:
 
 
 def test_two_train(places: Path, tmp_path: Path) -> None:
-    """A third of the digits job, a kernel each if there are two, in under ten minutes.
+    """A third of the digits job, a kernel each, in under ten minutes.
 
     (The whole of it takes under ten minutes as well, unless other programs want the processors too.)
     """

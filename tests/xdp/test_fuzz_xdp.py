@@ -37,6 +37,8 @@ SWITCH = "02:6e:69:63:70:73"
 #: What a test run on one processor cannot come to: two processors at once, a second's worth of control frames, and
 #: what only the egress program counts.
 NEVER = {"busy", "limited", "spent"}
+#: Fewer than ten in 10,000 frames, or none in all batches but a few: a short run may miss them.
+RARE = {"bounced", "disabled", "heard", "range"}
 PLACES = {32: 4, 16: 2, 8: 1, 0: 8}
 
 
@@ -185,8 +187,9 @@ def fuzz(program: XdpTarget, seed: int, frames: int) -> None:
     for number in range(frames // BATCH):
         reasons += run_batch(program, Batch(seed, number), f"seed {seed}, batch {number}")
     assert reasons.total() == frames // BATCH * BATCH > 0
-    least = frames // 100_000 * 10  # fewer frames may miss the rarest
-    rare = {name for name in ("", *layout().counters) if reasons[name] < least} - NEVER
+    least = max(1, frames // 100_000 * 10)
+    excused = NEVER | (RARE if frames < 100_000 else set())
+    rare = {name for name in ("", *layout().counters) if reasons[name] < least} - excused
     assert not rare, f"hardly reached: {rare} of {dict(reasons)}"
     assert not NEVER & set(reasons), reasons
 

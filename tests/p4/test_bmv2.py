@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch of the benchmarks and tests, when it cannot be started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nicps.bench.bmv2 import Bmv2
+from nicps.errors import EnvironmentProblem
+from nicps.lab import namespaces
+from tests.netns.labs import fresh_name
+
+
+@pytest.fixture
+def netns() -> Iterator[str]:
+    name = namespaces.switch_name(fresh_name())
+    namespaces.create([name])
+    yield name
+    namespaces.remove([name])
+
+
+@pytest.mark.parametrize("error", [EnvironmentProblem, KeyboardInterrupt])
+def test_what_fails_while_it_starts_leaves_no_process(
+    netns: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python module is missing, or the user has had enough."""
+    bmv2 = Bmv2(netns, {})
+
+    def fail() -> None:
+        assert bmv2.process.poll() is None
+        raise error("on purpose")
+
+    monkeypatch.setattr(bmv2, "connect", fail)
+    try:
+        with pytest.raises(error), bmv2:
+            pass
+        assert bmv2.process.returncode is not None
+    finally:
+        bmv2.process.kill()
+        bmv2.process.wait(10.0)
