@@ -280,12 +280,12 @@ class LocalJob:
     def offered(self, round_: int, samples: int, unit: int | None, skip: bool) -> None:
         """The program has a gradient."""
         agent = self.agent
-        self._offered_at = agent.now
+        self._offered_at, self._sending_s = agent.now, 0.0
         agent.act(agent.node.offer(agent.now, round_, samples, unit, skip))
 
     def sent(self, action: SendFragments, started: float, ended: float) -> None:
         """Fragments of this host's contribution are with the kernel."""
-        self._sending_s = ended - started + (self._sending_s if action.repair else 0.0)
+        self._sending_s += ended - started
         self.records.note("repair" if action.repair else "send", started, ended, action.round)
 
     def need(self, round_: int, samples: int) -> None:
