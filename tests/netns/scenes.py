@@ -26,6 +26,7 @@ from tests.netns.labs import ROOT, nicps, until
 from tests.netns.members import Network, Run, tiny_job
 
 RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
+SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
 
 #: BatchNorm has buffers, and momentum a state; it trains until there is a file.
 ENDLESS = """
@@ -73,6 +74,7 @@ class Stage(Network):
     keyed: bool = False
     away: set[str] = field(default_factory=set)
     rate_bps: int | None = None
+    program: Path = RECORDING
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,8 +113,18 @@ class Stage(Network):
 
     def command_line(self, host: str) -> list[str]:
         command = super().command_line(host)
-        command += ["--trainer", f"{sys.executable} -P {RECORDING} {self.records(host)}"]
+        command += ["--trainer", f"{sys.executable} -P {self.program} {self.records(host)}"]
         return [*command, "--key", str(self.key)] if self.keyed else command
+
+    def recorded(self) -> dict[int, dict[int, dict[str, Any]]]:
+        """That, by round and member number; of a round without a sum there are the offers only."""
+        rounds: dict[int, dict[int, dict[str, Any]]] = {}
+        for host in self.names:
+            for path in sorted(self.records(host).glob("[0-9]*.npz")):  # offers first
+                with np.load(path) as saved:
+                    of = rounds.setdefault(int(path.name.split(".")[0]), {})
+                    of.setdefault(int(saved["number"]), {}).update(saved)
+        return rounds
 
     def path(self, host: str, what: str) -> Path:
         """`place`, as the agent there sees it."""

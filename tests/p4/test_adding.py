@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from nicps.switch import program
 from tests import reference
 from tests.netns.labs import until
 from tests.netns.members import Run, tiny_job
-from tests.netns.scenes import Drill, Stage
+from tests.netns.scenes import SUMMING, Drill, Stage
 from tests.netns.wires import run
 from tests.p4.bmv2 import controller
 
@@ -30,12 +31,23 @@ def model():
 """
 FRAGMENTS = 11
 
+#: From the sixth round on the loss counts eight times as much.
+JUMPING = """
+calls = 0
+
+def loss(model, batch):
+    global calls
+    calls += model.training
+    mean = cross_entropy(model(batch["x"]), batch["y"].long())
+    return mean * (8.0 if calls > 50 else 1.0)
+"""
+
 
 class Rig:
     """Three hosts at a switch that has a controller, and a job that trains on them until it is told to end."""
 
-    def __init__(self, config: Path | None = None, *arguments: str, keyed: bool = False) -> None:
-        self.stage = Stage(3, arguments=("--mode", "switch", *arguments), keyed=keyed)
+    def __init__(self, config: Path | None = None, *arguments: str, **options: Any) -> None:
+        self.stage = Stage(3, arguments=("--mode", "switch", *arguments), **options)
         self.drill = Drill(self.stage, LONG, {"lane": "i32"})
         self.log = self.stage.folder / "controller.log"
         self._config = config
@@ -107,6 +119,20 @@ def test_a_job_is_trained(made: Rig, lane: str) -> None:
     assert counters["summed"] >= len(counted) and counters["added"] >= 2 * len(counted)
     assert all(int(saved[1]["members"]) == 3 for saved in rounds.values())
     assert not warnings(done)
+
+
+def test_gradients_that_jump(made: Rig) -> None:
+    """Eight times as large from one round to the next: what does not fit is cut off, counted, and sent later."""
+    made.drill.close()
+    made.stage.ready()
+    job = tiny_job(made.stage.folder, JUMPING, "jumping")
+    done = made.stage.train(job, save_gradients=True, lane="i16", rounds=10)
+    assert done.result["weights_identical"] is True
+    assert reference.check(16, done.gradients()) == 10 * 3
+    for host in done.members:
+        saturated = [row["saturated"] for row in done.training(host)]
+        assert saturated[4] == 0 < saturated[5], "the jump"
+        assert all(len(row["counted"]) == 3 for row in done.training(host)[1:]), "nobody is skipped"
 
 
 def test_the_step_follows_the_gradients(made: Rig) -> None:
@@ -226,3 +252,17 @@ def test_with_a_key() -> None:
     with Rig(None, "--trust-switch", keyed=True) as rig:
         rig.drill.begin()
         rig.goes_on()
+
+
+def test_all_reduce() -> None:
+    """The program of docs/jobs.md: the first round has no sum, and all know; then every round has one."""
+    with Rig(program=SUMMING) as rig:
+        before = rig.counters()
+        done = rig.stage.train(tiny_job(rig.stage.folder), batch=3, lane="i32")
+        assert [text for text in warnings(done) if "no report" not in text] == []
+        rounds = sorted(rig.stage.recorded().items())
+        first, others = rounds[0][1], dict(rounds[1:])
+        assert not any("total" in own for own in first.values())
+        assert len(others) == 10 and reference.check(32, others) == 30
+        assert all(own["members"] == 3 for of in others.values() for own in of.values())
+        assert rig.counters()["summed"] >= before["summed"] + 10 * 3  # 1,000 lanes, 360 a fragment

@@ -80,15 +80,24 @@ class Agent:
     def view(self, lead: int, live: tuple[int, ...], number: int = VIEW + 1) -> None:
         self.channel.send({"op": "view", "view": number, "live": live, "lead": lead, "round": 7})
 
-    def commit(self, round_: int, counted: dict[int, int], unit: int = -30) -> None:
+    def commit(
+        self,
+        round_: int,
+        counted: dict[int, int],
+        unit: int = -30,
+        *,
+        next_unit: int | None = None,
+        added: bool = False,
+    ) -> None:
         message = {
             "op": "committed",
             "round": round_,
             "counted": counted,
             "unit": unit,
-            "added": False,
+            "next_unit": unit if next_unit is None else next_unit,
+            "added": added,
         }
-        self.channel.send(message | {"next_unit": unit, "seconds_waited": 0.0})
+        self.channel.send(message | {"seconds_waited": 0.0})
 
     def enter(self, kind: str, first: int, **more: Any) -> None:
         """A phase that the session takes."""
