@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent notes of its own gradient while it goes out: how long that took."""
+"""What an agent notes of its own gradient while it goes out: how long that took, and what had to go again."""
 
 from __future__ import annotations
 
@@ -64,10 +64,11 @@ class Job(LocalJob):
     def sends(
         self, started: float, ended: float, first: int = 0, count: int = 256, again: bool = False
     ) -> None:
-        ranges = ((first, count),)
-        self.sent(SendFragments(1, 1, self._round, 4, ranges, again, True), started, ended)
+        self.sent(SendFragments(1, 1, ROUND, 4, ((first, count),), again, True), started, ended)
 
-    _round = ROUND
+    def repairs(self, round_: int, *counts: int, add: bool = True) -> None:
+        ranges = tuple((300 * k, count) for k, count in enumerate(counts))
+        self.sent(SendFragments(1, 1, round_, 4, ranges, True, add), 0.0, 0.0)
 
     def waited(self, now: float) -> float:
         """Commit, and what the program is told of its waiting."""
@@ -105,3 +106,20 @@ def test_each_gradient_has_its_own_time(job: Job) -> None:
     job.offers(10.0)
     job.sends(10.0, 11.0)
     assert job.waited(12.0) == pytest.approx(1.0)
+
+
+def test_sums_that_do_not_come_are_told_once(job: Job) -> None:
+    """One line an incident, which ends with the first round that needs nothing again; all fragments are counted."""
+    job.offers(1.0)
+    job.sends(1.0, 2.0)
+    assert not job.host.said and job.finish.asked_again == 0
+    for round_ in (7, 7, 8, 9, 11):
+        job.repairs(round_, 3, 4)
+    assert [text.split(":")[0] for text in job.host.said] == ["round 7", "round 11"]
+    assert "sums of the switch have not come" in job.host.said[0]
+    assert job.finish.asked_again == 5 * 7
+
+
+def test_repairs_among_hosts_are_everyday(job: Job) -> None:
+    job.repairs(ROUND, 3, add=False)
+    assert not job.host.said and job.finish.asked_again == 0
