@@ -24,12 +24,15 @@ from tests.netns.scenes import SUMMING, Drill, Stage
 from tests.netns.wires import run
 from tests.p4.bmv2 import controller
 
-#: A gradient of 11 fragments (i32), in the middle of which a fault can strike.
+#: A gradient of 12 fragments (i32), in the middle of which a fault can strike.
 LONG = """
 def model():
     return nn.Sequential(nn.Linear(16, 160), nn.ReLU(), nn.Linear(160, 8), nn.ReLU(), nn.Linear(8, 4))
 """
-FRAGMENTS = 11
+FRAGMENTS = 12
+
+#: What hosts say of it, once an incident.
+NOT_COME = "sums of the switch have not come: sending their fragments again"
 
 #: From the sixth round on the loss counts eight times as much.
 JUMPING = """
@@ -51,6 +54,7 @@ class Rig:
         self.drill = Drill(self.stage, LONG, {"lane": "i32"})
         self.log = self.stage.folder / "controller.log"
         self._config = config
+        self._said: dict[str, int] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Rig:
@@ -77,6 +81,42 @@ class Rig:
         self.drill.goes_on(*self.stage.names, timeout_s=40.0)
         assert self.drill.exact() > 0
         assert self.counters()["summed"] >= before + 2 * FRAGMENTS
+
+    def begun(self) -> tuple[int, list[int]]:
+        """The round in the switch, and the members whose gradients are in each of its sums (a bit each)."""
+        with self.bmv2.connect() as switch:
+            name = "NicpsIngress.adding.slot_seen"
+            seen = switch._standard.bm_register_read_all(0, name)[:FRAGMENTS]
+            return switch.registers()["round"], seen
+
+    @contextlib.contextmanager
+    def half_added(self, host: str, room: int = FRAGMENTS) -> Iterator[int]:
+        """In the middle of a round, which it gives: half of its sums are whole, the others lack that host.
+
+        Of a switch with `room` for fewer only these are looked at.
+        """
+        drill = self.drill
+        everybody = sum(1 << drill.number(name) - 1 for name in self.stage.names)
+        others = everybody & ~(1 << drill.number(host) - 1)
+        half = FRAGMENTS // 2
+        seen = ([everybody] * half + [others] * (FRAGMENTS - half))[:room]
+        with drill.half_sent(host) as round_:
+            until(lambda: self.begun() == (round_, seen), "half of the sums")
+            yield round_
+
+    def started_again(self) -> None:
+        """Kill the switch; it is set up anew by the controller when this is over."""
+        before = self.log.read_text().count("set up anew")
+        self.bmv2.stop()
+        self.bmv2.start()
+        until(lambda: self.log.read_text().count("set up anew") > before, "the controller", 20.0)
+
+    def said(self, host: str) -> str:
+        """What the agent there has said since this was asked last."""
+        before = self._said.get(host, 0)
+        text = self.stage.log(host)
+        self._said[host] = len(text)
+        return text[before:]
 
     def inside(self, command: str) -> None:
         """`ip ...` where the switch is."""
@@ -147,31 +187,65 @@ def test_the_step_follows_the_gradients(made: Rig) -> None:
 
 
 def test_the_switch_is_killed_in_mid_round(rig: Rig) -> None:
-    """Members, token and sums are gone; the controller sets it up anew, and the round is run again."""
-    before = rig.log.read_text().count("set up anew")
-    rig.bmv2.stop()
-    time.sleep(0.3)
-    rig.bmv2.start()
-    until(lambda: rig.log.read_text().count("set up anew") > before, "the controller", 20.0)
+    """Members, token and sums are gone; the controller sets it up anew, and the round is run again.
+
+    Whom the others have not heard of for too long is struck off meanwhile, and comes back.
+    """
+    rig.said("h1")
+    with rig.half_added("h2") as round_:
+        rig.started_again()
+    rig.drill.all_train(timeout_s=60.0)
     rig.goes_on()
+    assert NOT_COME in (said := rig.said("h1")) or "network nicps: view" in said
+    assert len(rig.drill.committed(round_)) >= 2, "a majority"
+
+
+def test_the_switch_is_killed_and_hosts_wait_for_it() -> None:
+    """All say that sums have not come, all send again, and the very round that was cut has everybody's gradient."""
+    with Rig(None, "--silence", "5") as rig:
+        rig.drill.begin()
+        with rig.half_added("h2") as round_:
+            rig.started_again()
+        rig.goes_on()
+        assert rig.drill.committed(round_) == set(rig.stage.names)
+        assert rig.drill.status("h1")["view"] == 1
+        for host in rig.stage.names:
+            assert f"round {round_}: {NOT_COME}" in rig.said(host), "it says so"
+        done = rig.drill.end()
+        again = {host: done.facts(host)["sums_asked_again"] for host in rig.stage.names}
+        assert min(again.values()) >= FRAGMENTS // 2
+        assert done.result["sums_asked_again"] == sum(again.values())
 
 
 def test_only_the_registers_are_lost(rig: Rig) -> None:
     """Sums that some have got and others have not are made again, out of the same gradients: nobody leaves."""
     view = rig.drill.status("h1")["view"]
+    for host in rig.stage.names:
+        rig.said(host)
     with rig.bmv2.connect() as switch:
         members = switch.members()
         ports = sorted(member.port for member in members.values())
-        for _ in range(20):
+
+        def forget() -> None:
             switch.setup(wire.network_id("nicps"), ports, CONTROLLER)
             switch.record(members)
+
+        with rig.half_added("h2") as round_:
+            forget()
+        for _ in range(20):
+            forget()
             time.sleep(0.05)
     rig.goes_on()
+    assert rig.drill.committed(round_) == set(rig.stage.names)
     assert rig.drill.status("h1")["view"] == view
+    for host in rig.stage.names:
+        assert f"round {round_}: {NOT_COME}" in rig.said(host)
 
 
 def test_a_port_is_lost(rig: Rig) -> None:
-    """The others go on without the host behind it; it comes back with its port."""
+    """The others go on without the host behind it, and say so; it comes back with its port."""
+    for host in rig.stage.names:
+        rig.said(host)
     with rig.bmv2.connect() as switch:
         devices = switch._standard
         devices.bm_dev_mgr_remove_port(3)
@@ -179,6 +253,8 @@ def test_a_port_is_lost(rig: Rig) -> None:
             rig.drill.goes_on("h1", "h2")
         finally:
             devices.bm_dev_mgr_add_port(links.port_name(3), 3, "")
+    assert all("not in it: h3" in rig.said(host) for host in ("h1", "h2"))
+    rig.drill.all_train(timeout_s=60.0)
     rig.goes_on()
 
 
@@ -236,15 +312,23 @@ def test_a_host_that_comes_back_and_believes_no_switch(rig: Rig) -> None:
 
 
 def test_out_of_window(tmp_path: Path) -> None:
-    """A switch with room for 4 sums: what it has no room for it refuses, and gets again."""
+    """A switch with room for 4 sums: what it has no room for it refuses, and gets again; also when it is killed."""
     small = tmp_path / "small.json"
     source = program.folder() / "nicps.p4"
     command = ["p4c-bm2-ss", "--std", "p4-16", "-DNICPS_SLOTS=4", "-o", str(small), str(source)]
     subprocess.run(command, check=True, capture_output=True, cwd=source.parent.parent)
-    with Rig(small) as rig:
+    with Rig(small, "--silence", "5") as rig:
         rig.drill.begin()
         rig.goes_on()
         assert rig.counters()["window"] > 0
+        for host in rig.stage.names:
+            assert rig.said(host).count(NOT_COME) == 1, "once, not in every round"
+        with rig.half_added("h2", room=4) as round_:
+            rig.started_again()
+        rig.goes_on()
+        assert rig.counters()["window"] > 0
+        assert rig.drill.committed(round_) == set(rig.stage.names)
+        assert rig.drill.end().result["sums_asked_again"] > 0
 
 
 def test_with_a_key() -> None:
