@@ -136,6 +136,21 @@ def rig(made: Rig) -> Rig:
     return made
 
 
+@pytest.fixture(scope="module")
+def made_patient() -> Iterator[Rig]:
+    with Rig(None, "--silence", "5") as rig:
+        yield rig
+
+
+@pytest.fixture
+def patient(made_patient: Rig) -> Rig:
+    """All three in training; they wait longer for each other than the switch needs to be started again."""
+    made_patient.drill.ready()
+    for host in made_patient.stage.names:
+        made_patient.said(host)
+    return made_patient
+
+
 def train(rig: Rig, **settings: object) -> Run:
     rig.drill.close()
     rig.stage.ready()
@@ -144,6 +159,14 @@ def train(rig: Rig, **settings: object) -> Run:
 
 def warnings(done: Run) -> list[str]:
     return [str(event["message"]) for event in done.events if event.get("event") == "warning"]
+
+
+def all_send_again(rig: Rig, round_: int, view: int) -> None:
+    """That round is everybody's, nobody has left, and all have said that its sums had not come."""
+    assert rig.drill.committed(round_) == set(rig.stage.names)
+    assert rig.drill.status("h1")["view"] == view
+    for host in rig.stage.names:
+        assert f"round {round_}: {NOT_COME}" in rig.said(host), host
 
 
 @pytest.mark.parametrize("lane", ["i32", "i16", "i8"])
@@ -200,29 +223,10 @@ def test_the_switch_is_killed_in_mid_round(rig: Rig) -> None:
     assert len(rig.drill.committed(round_)) >= 2, "a majority"
 
 
-def test_the_switch_is_killed_and_hosts_wait_for_it() -> None:
-    """All say that sums have not come, all send again, and the very round that was cut has everybody's gradient."""
-    with Rig(None, "--silence", "5") as rig:
-        rig.drill.begin()
-        with rig.half_added("h2") as round_:
-            rig.started_again()
-        rig.goes_on()
-        assert rig.drill.committed(round_) == set(rig.stage.names)
-        assert rig.drill.status("h1")["view"] == 1
-        for host in rig.stage.names:
-            assert f"round {round_}: {NOT_COME}" in rig.said(host), "it says so"
-        done = rig.drill.end()
-        again = {host: done.facts(host)["sums_asked_again"] for host in rig.stage.names}
-        assert min(again.values()) >= FRAGMENTS // 2
-        assert done.result["sums_asked_again"] == sum(again.values())
-
-
-def test_only_the_registers_are_lost(rig: Rig) -> None:
+def test_only_the_registers_are_lost(patient: Rig) -> None:
     """Sums that some have got and others have not are made again, out of the same gradients: nobody leaves."""
-    view = rig.drill.status("h1")["view"]
-    for host in rig.stage.names:
-        rig.said(host)
-    with rig.bmv2.connect() as switch:
+    view = patient.drill.status("h1")["view"]
+    with patient.bmv2.connect() as switch:
         members = switch.members()
         ports = sorted(member.port for member in members.values())
 
@@ -230,16 +234,26 @@ def test_only_the_registers_are_lost(rig: Rig) -> None:
             switch.setup(wire.network_id("nicps"), ports, CONTROLLER)
             switch.record(members)
 
-        with rig.half_added("h2") as round_:
+        with patient.half_added("h2") as round_:
             forget()
         for _ in range(20):
             forget()
             time.sleep(0.05)
-    rig.goes_on()
-    assert rig.drill.committed(round_) == set(rig.stage.names)
-    assert rig.drill.status("h1")["view"] == view
-    for host in rig.stage.names:
-        assert f"round {round_}: {NOT_COME}" in rig.said(host)
+    patient.goes_on()
+    all_send_again(patient, round_, view)
+
+
+def test_the_switch_is_killed_and_hosts_wait_for_it(patient: Rig) -> None:
+    """All send again, and the very round that was cut has everybody's gradient."""
+    view = patient.drill.status("h1")["view"]
+    with patient.half_added("h2") as round_:
+        patient.started_again()
+    patient.goes_on()
+    all_send_again(patient, round_, view)
+    done = patient.drill.end()
+    again = {host: done.facts(host)["sums_asked_again"] for host in patient.stage.names}
+    assert min(again.values()) >= FRAGMENTS // 2
+    assert done.result["sums_asked_again"] == sum(again.values())
 
 
 def test_a_port_is_lost(rig: Rig) -> None:
