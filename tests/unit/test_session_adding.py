@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from nicps.client import JobAborted, LeftOut
 from tests import reference
-from tests.unit.test_trainer_session import LANES, VIEW, Agent
+from tests.unit.test_trainer_session import LANES, VIEW, Agent, interrupt
 
 UNIT = -30
 LIMIT = 32767 >> 2  # of a lane, among three
@@ -132,6 +133,29 @@ def test_who_is_left_alone_adds_for_itself(agent: Agent) -> None:
     assert commit is not None and commit.members == 3
     whole, _ = reference.Member(16).quantise(vector, UNIT, 3)
     assert (agent.session.sum(commit) == (whole * 2.0**UNIT).astype(np.float32)).all()
+
+
+def test_a_round_that_the_switch_had_added_before(agent: Agent) -> None:
+    """The others have left, and the round is settled with what all of them have got."""
+    offered(agent, 7, gradient(1))
+    arrive(agent, 7, 5)
+    agent.view(2, (2,))
+    agent.commit(7, {1: 4, 2: 4, 3: 4}, UNIT, added=True)
+    commit = agent.session.wait_commit(7)
+    assert commit is not None
+    assert (agent.session.sum(commit) == np.float32(5 * 2.0**UNIT)).all()
+
+
+def test_ready_made_sums_are_read_early(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered(agent, 7, gradient(1))
+    arrive(agent, 7, 5)
+    out = np.empty(LANES, np.float32)
+    commit_it = partial(agent.commit, 7, {1: 4, 2: 4, 3: 4}, UNIT, added=True)
+    interrupt(agent, monkeypatch, out, commit_it)
+    commit = agent.session.wait_commit(7, out)
+    assert commit is not None
+    arrive(agent, 7, 99)  # read already
+    assert (agent.session.sum(commit, out) == np.float32(5 * 2.0**UNIT)).all()
 
 
 # ---- all_reduce
