@@ -29,7 +29,8 @@ from nicps.dataplane.sums import Sums
 from nicps.errors import JobFailed, NetworkProblem
 
 DEFAULT_SOCKET = "@nicps"
-_SATURATED = 16  # times too large is a matter of the residual; more than that, of the step
+_ROOM = 1  # bits: the next gradient may be larger still
+_SATURATED = 4  # bits too large is a matter of the residual; more than that, of the step
 _LEAST_UNIT = -100
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
 
@@ -40,6 +41,14 @@ class NonFinite(JobFailed):
     def __init__(self, index: int, value: float) -> None:
         super().__init__(f"the gradient is {value} at index {index}")
         self.index = index
+
+
+class LeftOut(JobFailed):
+    """A vector is in no sum: offer it again in round `next_round`."""
+
+    def __init__(self, message: str, next_round: int) -> None:
+        super().__init__(f"{message}: offer it again in round {next_round}")
+        self.next_round = next_round
 
 
 class JobAborted(JobFailed):
@@ -80,6 +89,7 @@ class Commit:
     seconds_waited: float = 0.0
     members: int = 0
     added: bool = False
+    left_out: bool = False
 
 
 class Session:
@@ -228,12 +238,13 @@ class Session:
         format = quantiser.format
         largest = self._largest(vector)
         self._offered = round_
-        # What is a little too large for the step that a switch needs of all goes into the residual.
-        skip = largest > format.largest(self._unit) * (_SATURATED if self._phase.adding else 1)
-        unit = None
-        if largest and (skip or self._phase.adding):
-            # One bit of room: the next one may be larger still.
-            unit = max(format.unit_for(largest) + 1, _LEAST_UNIT)
+        unit = max(format.unit_for(largest) + _ROOM, _LEAST_UNIT) if largest else None
+        if self._phase.adding:
+            # What is a little too large for the step that a switch needs of all goes into the residual.
+            skip = unit is not None and unit > self._unit + self._coarser
+        else:
+            skip = largest > format.largest(self._unit)
+            unit = unit if skip else None
         offer = {"op": "offer", "round": round_, "samples": samples, "unit": unit, "skip": skip}
         if skip:
             self._channel.send(offer)
@@ -274,7 +285,8 @@ class Session:
                 members = self._quantiser.format.members if self._quantiser is not None else 0
                 total = sum(counted.values())
                 unit, added = message["unit"], message["added"]
-                return Commit(round_, total, counted, unit, waited, members, added)
+                left_out = self._unit > unit + self._coarser
+                return Commit(round_, total, counted, unit, waited, members, added, left_out)
 
     @property
     def saturated(self) -> int:
@@ -315,22 +327,27 @@ class Session:
         are too large for the round's step are cut off (`saturated`).
 
         Raises:
-            JobAborted: the job was stopped, or something else than this round comes next.
-            JobFailed: the round was committed without this vector, which needs a larger unit; the next one has it.
+            JobAborted: the job was stopped, or something else than training comes next.
+            LeftOut: there is no sum, for nobody. A member's numbers were too large for the round's unit, as they
+                mostly are in the first round where a switch adds; or the round is not run again, as the switch has
+                been given up. All offer again in `next_round`; the lead decides "continue" before that, as after
+                every round. Whoever comes too late for a quorum below 1 is left out alone.
         """
         out = np.empty_like(vector) if out is None else out
         self.contribute(round_, vector, 1)
         while (commit := self.wait_commit(round_, out)) is None:
             phase = self.next_phase()
-            if phase.kind != "train" or phase.first_round != round_:
+            if phase.kind != "train":
                 raise JobAborted(f"round {round_} is not run again: {phase.kind} comes next")
+            if phase.first_round != round_:
+                raise LeftOut(f"round {round_} is not run again", phase.first_round)
             self.contribute(round_, vector, 1)
+        if commit.left_out or self.number not in commit.counted:
+            self.applied(commit)
+            why = "has numbers too large for its unit" if commit.left_out else "closed without us"
+            raise LeftOut(f"round {round_} {why}", round_ + 1)
         out = self.sum(commit, out)
         self.applied(commit)
-        if self.number not in commit.counted:
-            raise JobFailed(
-                f"round {round_} was committed without this vector: its numbers are too large"
-            )
         return out
 
     # ---- a test round, the lead's decisions, and messages
@@ -396,6 +413,11 @@ class Session:
     def _read(self) -> Sums:
         assert self._sums is not None, "call ready() first"
         return self._sums
+
+    @property
+    def _coarser(self) -> int:
+        """By so many bits the next unit may be the larger one without anybody having been left out."""
+        return _SATURATED + _ROOM if self._phase.adding else 0
 
     def _own(self, round_: int) -> tuple[U8, U8]:
         """This member's lanes and shifts of a round."""

@@ -21,12 +21,13 @@ class Finish:
     """What one host's part in a job has come to.
 
     Attributes: `expected` and `added`, fragments that the kernel must have added in the committed rounds, and has;
-    `differed`, hosts whose weights were not the others'.
+    `asked_again`, fragments sent again because the switch's sums of them had not come; `differed`, hosts whose weights
+    were not the others'.
     """
 
     def __init__(self, job: LocalJob) -> None:
         self._job = job
-        self.expected = self.added = 0
+        self.expected = self.added = self.asked_again = 0
         self.differed: list[dict[str, Any]] = []
         self._turns_before = job.agent.frames.turns
         self._sent_again_before = job.agent.frames.sender.again
@@ -70,6 +71,7 @@ class Finish:
             "fragments_added": self.added,
             "fragments_expected": self.expected,
             "fragments_sent_again": agent.frames.sender.again - self._sent_again_before,
+            "sums_asked_again": self.asked_again,
             "token_turns": agent.frames.turns - self._turns_before,
             "counters": agent.dataplane.counters(),
         }

@@ -67,6 +67,7 @@ class LocalJob:
         self.records = Records(self.base)
         self._ended = False
         self._offered_at = self._sending_s = 0.0  # of the round's contribution
+        self._lacked = -1  # the last round in which sums of the switch had not come
 
     # ---- phases and views
 
@@ -280,13 +281,24 @@ class LocalJob:
     def offered(self, round_: int, samples: int, unit: int | None, skip: bool) -> None:
         """The program has a gradient."""
         agent = self.agent
-        self._offered_at = agent.now
+        self._offered_at, self._sending_s = agent.now, 0.0
         agent.act(agent.node.offer(agent.now, round_, samples, unit, skip))
 
     def sent(self, action: SendFragments, started: float, ended: float) -> None:
         """Fragments of this host's contribution are with the kernel."""
-        self._sending_s = ended - started + (self._sending_s if action.repair else 0.0)
+        self._sending_s += ended - started
         self.records.note("repair" if action.repair else "send", started, ended, action.round)
+        if action.add and action.repair:
+            self._asked_again(action)
+
+    def _asked_again(self, action: SendFragments) -> None:
+        """Sums that a switch was to make are not there; one line, as long as no round comes through without that."""
+        self.finish.asked_again += sum(count for _, count in action.ranges)
+        if action.round > self._lacked + 1:
+            self.agent.warn(
+                f"round {action.round}: sums of the switch have not come: sending their fragments again"
+            )
+        self._lacked = action.round
 
     def need(self, round_: int, samples: int) -> None:
         """Tell the training program what still makes the quorum (R13)."""

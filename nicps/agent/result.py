@@ -69,6 +69,7 @@ def summarise(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         "xdp_mode": ",".join(sorted({agent["xdp_mode"] for agent in agents})),
         "fragments_added": added,
         "fragments_sent_again": sum(agent["fragments_sent_again"] for agent in agents),
+        "sums_asked_again": sum(agent["sums_asked_again"] for agent in agents),
         "token_turns": sum(agent["token_turns"] for agent in agents),
     }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nicps.client import DEFAULT_SOCKET
+from nicps.errors import UsageProblem
 from nicps.protocol import Timings
 from nicps.wire import BROADCAST, ETHERTYPE
 
@@ -20,7 +21,11 @@ class AgentSettings:
     NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
     what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `alarm_hook` is a shell
     command for when a job has been given up, with the reason as $1 (R22). Frames go to `destination`: to all, or to a
-    multicast group. `adding`: the network's switch adds, and this host believes its sums.
+    multicast group. `adding`: the network's switch adds, and this host believes its sums; in a network with a key
+    only with `trust_switch`.
+
+    Raises:
+        UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted.
     """
 
     iface: str
@@ -37,4 +42,12 @@ class AgentSettings:
     ethertype: int = ETHERTYPE
     destination: bytes = BROADCAST
     adding: bool = False
+    trust_switch: bool = False
     timings: Timings = field(default_factory=Timings)
+
+    def __post_init__(self) -> None:
+        if self.adding and self.key is not None and not self.trust_switch:
+            raise UsageProblem(
+                "a switch has no key, so nothing shows that its sums are right: add --trust-switch, or leave"
+                " --mode switch out"
+            )

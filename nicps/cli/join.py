@@ -135,12 +135,6 @@ def run(args: argparse.Namespace) -> int:
     if not 0.05 <= args.silence <= 60:
         raise UsageProblem(f"--silence takes 0.05 to 60 seconds, not {args.silence:g}")
 
-    if args.mode == "switch" and args.key and not args.trust_switch:
-        raise UsageProblem(
-            "a switch has no key, so nothing shows that its sums are right: add --trust-switch, or leave"
-            " --mode switch out"
-        )
-
     settings = AgentSettings(
         iface=args.iface,
         network=args.network,
@@ -154,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
         alarm_hook=args.alarm_hook,
         destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
         adding=args.mode == "switch",
+        trust_switch=args.trust_switch,
         timings=Timings(
             silence_s=args.silence,
             silence_most_s=max(args.silence, Timings().silence_most_s),

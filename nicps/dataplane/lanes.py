@@ -82,13 +82,14 @@ class Quantiser:
     Args:
         format: the vector's length and the lanes' width.
 
-    Attributes: `saturated`, lanes that were too large where a switch adds, and went out as the largest that fits; the
-    rest of them is in the residual.
+    Attributes: `saturated`, lanes of what was counted that were too large where a switch adds, and went out as the
+    largest that fits; the rest of them is in the residual.
     """
 
     def __init__(self, format: LaneFormat) -> None:
         self.format = format
         self.saturated = 0
+        self._over = 0  # the same, of the vector converted last
         self.residual: F32 = np.zeros(format.fragments * format.per_fragment, np.float32)
         self._next = np.zeros_like(self.residual)
         shape = (format.batch, format.per_fragment)
@@ -116,11 +117,13 @@ class Quantiser:
         shift = self._shifts(scaled.max(axis=1), unit)
         shifts[first : first + count] = shift
         exponent = shift.astype(np.int32) + unit
+        if not first:
+            self._over = 0
         np.multiply(value, np.ldexp(np.float32(1), -exponent)[:, None], out=scaled)
         np.rint(scaled, out=scaled)
         if self.format.members:
             limit = np.float32(self.format.limit)
-            self.saturated += int(np.count_nonzero(np.abs(scaled) > limit))
+            self._over += int(np.count_nonzero(np.abs(scaled) > limit))
             np.clip(scaled, -limit, limit, out=scaled)
         native = self._native[:count]
         np.copyto(native, scaled, casting="unsafe")
@@ -134,6 +137,8 @@ class Quantiser:
     def keep(self) -> None:
         """The vector was counted: what rounding left over goes into the next one."""
         self.residual, self._next = self._next, self.residual
+        self.saturated += self._over
+        self._over = 0
 
     def _shifts(self, largest: F32, unit: int) -> U8:
         """Smallest shift under which each fragment's largest magnitude fits a lane."""

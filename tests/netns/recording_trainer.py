@@ -7,6 +7,9 @@ that dies.
 FOLDER/ROUND.offer.npz: number, life, samples, vector. FOLDER/ROUND.sum.npz: number, life, counted, n, unit, members,
 total, digest. A `life` ends where the rounding error of what was counted is forgotten: with the process, or when it
 takes another member's state.
+
+As long as there is FOLDER/hold it waits before it offers, and says so with FOLDER/ROUND.waits; where FOLDER/half is
+there too it offers, lets half of the gradient go out, and says FOLDER/ROUND.half. The rest follows when half has gone.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +38,30 @@ class Recording(Session):
 
     def contribute(self, round_: int, vector: F32, samples: int) -> None:
         self._save(f"{round_}.offer.npz", samples=samples, vector=vector)
-        super().contribute(round_, vector, samples)
+        hold, half = self.folder / "hold", self.folder / "half"
+        if hold.exists():
+            (self.folder / f"{round_}.waits").touch()
+        _wait(lambda: half.exists() or not hold.exists())
+        if not half.exists():
+            super().contribute(round_, vector, samples)
+            return
+        arena = self._shared()
+        tell = arena.set_converted
+
+        def tell_half(of: int, fragments: int) -> None:
+            if fragments:
+                tell(of, fragments // 2)
+                os.eventfd_write(self._doorbell, 1)
+                _wait(lambda: self.sending_since(of) or not half.exists())
+                (self.folder / f"{of}.half").touch()
+                _wait(lambda: not half.exists())
+            tell(of, fragments)
+
+        arena.set_converted = tell_half  # type: ignore[method-assign]
+        try:
+            super().contribute(round_, vector, samples)
+        finally:
+            arena.set_converted = tell  # type: ignore[method-assign]
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         total = super().sum(commit, out)
@@ -69,6 +96,11 @@ class Recording(Session):
         with part.open("wb") as file:
             np.savez(file, number=self.number, life=self.life, **values)
         os.replace(part, self.folder / name)
+
+
+def _wait(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(0.001)
 
 
 if __name__ == "__main__":

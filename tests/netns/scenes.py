@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.netns.labs import ROOT, nicps, until
 from tests.netns.members import Network, Run, tiny_job
 
 RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
+SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
 
 #: BatchNorm has buffers, and momentum a state; it trains until there is a file.
 ENDLESS = """
@@ -73,6 +74,7 @@ class Stage(Network):
     keyed: bool = False
     away: set[str] = field(default_factory=set)
     rate_bps: int | None = None
+    program: Path = RECORDING
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,8 +113,18 @@ class Stage(Network):
 
     def command_line(self, host: str) -> list[str]:
         command = super().command_line(host)
-        command += ["--trainer", f"{sys.executable} -P {RECORDING} {self.records(host)}"]
+        command += ["--trainer", f"{sys.executable} -P {self.program} {self.records(host)}"]
         return [*command, "--key", str(self.key)] if self.keyed else command
+
+    def recorded(self) -> dict[int, dict[int, dict[str, Any]]]:
+        """That, by round and member number; of a round without a sum there are the offers only."""
+        rounds: dict[int, dict[int, dict[str, Any]]] = {}
+        for host in self.names:
+            for path in sorted(self.records(host).glob("[0-9]*.npz")):  # offers first
+                with np.load(path) as saved:
+                    of = rounds.setdefault(int(path.name.split(".")[0]), {})
+                    of.setdefault(int(saved["number"]), {}).update(saved)
+        return rounds
 
     def path(self, host: str, what: str) -> Path:
         """`place`, as the agent there sees it."""
@@ -224,7 +236,41 @@ class Drill:
         self.forgive()
         return astray
 
+    @contextlib.contextmanager
+    def half_sent(self, host: str) -> Iterator[int]:
+        """In the middle of a round, which it gives: the others' gradients are in, half of this host's is on its way."""
+        folder = self.stage.records(host)
+
+        def round_of(kind: str) -> int:
+            return max((int(path.stem) for path in folder.glob(f"*.{kind}")), default=0)
+
+        def others_are_in() -> bool:
+            status = self.status(host)
+            states = {m["name"]: m["state"] for m in status["members"]}
+            others = {name for name, state in states.items() if state == "sent"}
+            return status["round"] == round_of("waits") and others == states.keys() - {host}
+
+        before = round_of("waits")
+        try:
+            (folder / "hold").touch()
+            self.until(lambda: round_of("waits") > before, f"{host} is about to offer")
+            self.until(others_are_in, "the others have offered")
+            (folder / "half").touch()
+            round_ = round_of("waits")
+            self.until(lambda: round_of("half") == round_, "half of it is on its way")
+            yield round_
+        finally:
+            for name in ("hold", "half"):
+                (folder / name).unlink(missing_ok=True)
+
     # ---- what must come of it
+
+    def committed(self, round_: int) -> set[str]:
+        """Whose gradients are in that round's sum, as all say who have it; `exact` looks at the sum itself."""
+        saved = [self.stage.records(host) / f"{round_}.sum.npz" for host in self.stage.names]
+        found = [self._load(path)["counted"][:, 0].tolist() for path in saved if path.exists()]
+        assert found and all(counted == found[0] for counted in found), (round_, found)
+        return {self.host(number) for number in found[0]}
 
     def last(self, host: str) -> int:
         """The last round that the training program there has applied; 0 if none."""

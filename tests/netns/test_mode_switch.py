@@ -10,6 +10,7 @@ import pytest
 from nicps.errors import JobFailed
 from tests import reference
 from tests.netns.members import Network, tiny_job
+from tests.netns.scenes import SUMMING, Stage
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +28,30 @@ def test_no_switch_adds(network: Network) -> None:
     run = network.train(tiny_job(network.folder), save_gradients=True)
     assert run.result["weights_identical"] is True
     said = [event["message"] for event in run.events if event["event"] == "warning"]
-    assert [text for text in said if "the switch does not add" in text] == said
-    assert len(said) == 1 and said[0] in network.log("h1")
+    assert len(said) == 2
+    for text, words in zip(said, ("sums of the switch have not come", "does not add"), strict=True):
+        assert words in text and text.removeprefix("h1: ") in network.log("h1")
     rounds = run.gradients()
     assert reference.check(16, rounds) == 9
     members = [int(saved[1]["members"]) for _, saved in sorted(rounds.items())]
     assert members[0] == 3 and set(members[1:]) == {0}
+
+
+def test_all_reduce_where_no_switch_adds() -> None:
+    """The program of docs/jobs.md offers again in the round with which the hosts begin to add."""
+    stage = Stage(3, arguments=("--mode", "switch"), program=SUMMING)
+    try:
+        stage.up()
+        done = stage.train(tiny_job(stage.folder), batch=3, lane="i32")
+        said = [event["message"] for event in done.events if event["event"] == "warning"]
+        assert any("the switch does not add" in text for text in said)
+        rounds = stage.recorded()
+        summed = {r: of for r, of in rounds.items() if all("total" in own for own in of.values())}
+        assert len(summed) == 10
+        assert reference.check(32, summed) == 30
+        assert not any(own["members"] for of in summed.values() for own in of.values())
+    finally:
+        stage.close()
 
 
 def test_a_host_that_believes_no_switch(network: Network) -> None:

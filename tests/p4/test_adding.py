@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,26 +20,41 @@ from nicps.switch import program
 from tests import reference
 from tests.netns.labs import until
 from tests.netns.members import Run, tiny_job
-from tests.netns.scenes import Drill, Stage
+from tests.netns.scenes import SUMMING, Drill, Stage
 from tests.netns.wires import run
 from tests.p4.bmv2 import controller
 
-#: A gradient of 11 fragments (i32), in the middle of which a fault can strike.
+#: A gradient of 12 fragments (i32), in the middle of which a fault can strike.
 LONG = """
 def model():
     return nn.Sequential(nn.Linear(16, 160), nn.ReLU(), nn.Linear(160, 8), nn.ReLU(), nn.Linear(8, 4))
 """
-FRAGMENTS = 11
+FRAGMENTS = 12
+
+#: What hosts say of it, once an incident.
+NOT_COME = "sums of the switch have not come: sending their fragments again"
+
+#: From the sixth round on the loss counts eight times as much.
+JUMPING = """
+calls = 0
+
+def loss(model, batch):
+    global calls
+    calls += model.training
+    mean = cross_entropy(model(batch["x"]), batch["y"].long())
+    return mean * (8.0 if calls > 50 else 1.0)
+"""
 
 
 class Rig:
     """Three hosts at a switch that has a controller, and a job that trains on them until it is told to end."""
 
-    def __init__(self, config: Path | None = None, *arguments: str, keyed: bool = False) -> None:
-        self.stage = Stage(3, arguments=("--mode", "switch", *arguments), keyed=keyed)
+    def __init__(self, config: Path | None = None, *arguments: str, **options: Any) -> None:
+        self.stage = Stage(3, arguments=("--mode", "switch", *arguments), **options)
         self.drill = Drill(self.stage, LONG, {"lane": "i32"})
         self.log = self.stage.folder / "controller.log"
         self._config = config
+        self._said: dict[str, int] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Rig:
@@ -67,6 +83,42 @@ class Rig:
         assert self.drill.exact() > 0
         assert self.counters()["summed"] >= before + 2 * FRAGMENTS
 
+    def begun(self) -> tuple[int, list[int]]:
+        """The round in the switch, and the members whose gradients are in each of its sums (a bit each)."""
+        with self.bmv2.connect() as switch:
+            name = "NicpsIngress.adding.slot_seen"
+            seen = switch._standard.bm_register_read_all(0, name)[:FRAGMENTS]
+            return switch.registers()["round"], seen
+
+    @contextlib.contextmanager
+    def half_added(self, host: str, room: int = FRAGMENTS) -> Iterator[int]:
+        """In the middle of a round, which it gives: half of its sums are whole, the others lack that host.
+
+        Of a switch with `room` for fewer only these are looked at.
+        """
+        drill = self.drill
+        everybody = sum(1 << drill.number(name) - 1 for name in self.stage.names)
+        others = everybody & ~(1 << drill.number(host) - 1)
+        half = FRAGMENTS // 2
+        seen = ([everybody] * half + [others] * (FRAGMENTS - half))[:room]
+        with drill.half_sent(host) as round_:
+            until(lambda: self.begun() == (round_, seen), "half of the sums")
+            yield round_
+
+    def started_again(self) -> None:
+        """Kill the switch; it is set up anew by the controller when this is over."""
+        before = self.log.read_text().count("set up anew")
+        self.bmv2.stop()
+        self.bmv2.start()
+        until(lambda: self.log.read_text().count("set up anew") > before, "the controller", 20.0)
+
+    def said(self, host: str) -> str:
+        """What the agent there has said since this was asked last."""
+        before = self._said.get(host, 0)
+        text = self.stage.log(host)
+        self._said[host] = len(text)
+        return text[before:]
+
     def inside(self, command: str) -> None:
         """`ip ...` where the switch is."""
         run(f"ip netns exec {self.bmv2.netns} ip {command}")
@@ -85,6 +137,21 @@ def rig(made: Rig) -> Rig:
     return made
 
 
+@pytest.fixture(scope="module")
+def made_patient() -> Iterator[Rig]:
+    with Rig(None, "--silence", "5") as rig:
+        yield rig
+
+
+@pytest.fixture
+def patient(made_patient: Rig) -> Rig:
+    """All three in training; they wait longer for each other than the switch needs to be started again."""
+    made_patient.drill.ready()
+    for host in made_patient.stage.names:
+        made_patient.said(host)
+    return made_patient
+
+
 def train(rig: Rig, **settings: object) -> Run:
     rig.drill.close()
     rig.stage.ready()
@@ -93,6 +160,14 @@ def train(rig: Rig, **settings: object) -> Run:
 
 def warnings(done: Run) -> list[str]:
     return [str(event["message"]) for event in done.events if event.get("event") == "warning"]
+
+
+def all_send_again(rig: Rig, round_: int, view: int) -> None:
+    """That round is everybody's, nobody has left, and all have said that its sums had not come."""
+    assert rig.drill.committed(round_) == set(rig.stage.names)
+    assert rig.drill.status("h1")["view"] == view
+    for host in rig.stage.names:
+        assert f"round {round_}: {NOT_COME}" in rig.said(host), host
 
 
 @pytest.mark.parametrize("lane", ["i32", "i16", "i8"])
@@ -110,6 +185,20 @@ def test_a_job_is_trained(made: Rig, lane: str) -> None:
     assert not warnings(done)
 
 
+def test_gradients_that_jump(made: Rig) -> None:
+    """Eight times as large from one round to the next: what does not fit is cut off, counted, and sent later."""
+    made.drill.close()
+    made.stage.ready()
+    job = tiny_job(made.stage.folder, JUMPING, "jumping")
+    done = made.stage.train(job, save_gradients=True, lane="i16", rounds=10)
+    assert done.result["weights_identical"] is True
+    assert reference.check(16, done.gradients()) == 10 * 3
+    for host in done.members:
+        saturated = [row["saturated"] for row in done.training(host)]
+        assert saturated[4] == 0 < saturated[5], "the jump"
+        assert all(len(row["counted"]) == 3 for row in done.training(host)[1:]), "nobody is skipped"
+
+
 def test_the_step_follows_the_gradients(made: Rig) -> None:
     """The first round only finds out how large gradients are; then hardly a lane is too large."""
     done = train(made, lane="i16", rounds=20)
@@ -122,31 +211,56 @@ def test_the_step_follows_the_gradients(made: Rig) -> None:
 
 
 def test_the_switch_is_killed_in_mid_round(rig: Rig) -> None:
-    """Members, token and sums are gone; the controller sets it up anew, and the round is run again."""
-    before = rig.log.read_text().count("set up anew")
-    rig.bmv2.stop()
-    time.sleep(0.3)
-    rig.bmv2.start()
-    until(lambda: rig.log.read_text().count("set up anew") > before, "the controller", 20.0)
+    """Members, token and sums are gone; the controller sets it up anew, and the round is run again.
+
+    Whom the others have not heard of for too long is struck off meanwhile, and comes back.
+    """
+    rig.said("h1")
+    with rig.half_added("h2") as round_:
+        rig.started_again()
+    rig.drill.all_train(timeout_s=60.0)
     rig.goes_on()
+    assert NOT_COME in (said := rig.said("h1")) or "network nicps: view" in said
+    assert len(rig.drill.committed(round_)) >= 2, "a majority"
 
 
-def test_only_the_registers_are_lost(rig: Rig) -> None:
+def test_only_the_registers_are_lost(patient: Rig) -> None:
     """Sums that some have got and others have not are made again, out of the same gradients: nobody leaves."""
-    view = rig.drill.status("h1")["view"]
-    with rig.bmv2.connect() as switch:
+    view = patient.drill.status("h1")["view"]
+    with patient.bmv2.connect() as switch:
         members = switch.members()
         ports = sorted(member.port for member in members.values())
-        for _ in range(20):
+
+        def forget() -> None:
             switch.setup(wire.network_id("nicps"), ports, CONTROLLER)
             switch.record(members)
+
+        with patient.half_added("h2") as round_:
+            forget()
+        for _ in range(20):
+            forget()
             time.sleep(0.05)
-    rig.goes_on()
-    assert rig.drill.status("h1")["view"] == view
+    patient.goes_on()
+    all_send_again(patient, round_, view)
+
+
+def test_the_switch_is_killed_and_hosts_wait_for_it(patient: Rig) -> None:
+    """All send again, and the very round that was cut has everybody's gradient."""
+    view = patient.drill.status("h1")["view"]
+    with patient.half_added("h2") as round_:
+        patient.started_again()
+    patient.goes_on()
+    all_send_again(patient, round_, view)
+    done = patient.drill.end()
+    again = {host: done.facts(host)["sums_asked_again"] for host in patient.stage.names}
+    assert min(again.values()) >= FRAGMENTS // 2
+    assert done.result["sums_asked_again"] == sum(again.values())
 
 
 def test_a_port_is_lost(rig: Rig) -> None:
-    """The others go on without the host behind it; it comes back with its port."""
+    """The others go on without the host behind it, and say so; it comes back with its port."""
+    for host in rig.stage.names:
+        rig.said(host)
     with rig.bmv2.connect() as switch:
         devices = switch._standard
         devices.bm_dev_mgr_remove_port(3)
@@ -154,6 +268,8 @@ def test_a_port_is_lost(rig: Rig) -> None:
             rig.drill.goes_on("h1", "h2")
         finally:
             devices.bm_dev_mgr_add_port(links.port_name(3), 3, "")
+    assert all("not in it: h3" in rig.said(host) for host in ("h1", "h2"))
+    rig.drill.all_train(timeout_s=60.0)
     rig.goes_on()
 
 
@@ -230,15 +346,23 @@ def test_a_host_that_comes_back_and_believes_no_switch(rig: Rig) -> None:
 
 
 def test_out_of_window(tmp_path: Path) -> None:
-    """A switch with room for 4 sums: what it has no room for it refuses, and gets again."""
+    """A switch with room for 4 sums: what it has no room for it refuses, and gets again; also when it is killed."""
     small = tmp_path / "small.json"
     source = program.folder() / "nicps.p4"
     command = ["p4c-bm2-ss", "--std", "p4-16", "-DNICPS_SLOTS=4", "-o", str(small), str(source)]
     subprocess.run(command, check=True, capture_output=True, cwd=source.parent.parent)
-    with Rig(small) as rig:
+    with Rig(small, "--silence", "5") as rig:
         rig.drill.begin()
         rig.goes_on()
         assert rig.counters()["window"] > 0
+        for host in rig.stage.names:
+            assert rig.said(host).count(NOT_COME) == 1, "once, not in every round"
+        with rig.half_added("h2", room=4) as round_:
+            rig.started_again()
+        rig.goes_on()
+        assert rig.counters()["window"] > 0
+        assert rig.drill.committed(round_) == set(rig.stage.names)
+        assert rig.drill.end().result["sums_asked_again"] > 0
 
 
 def test_with_a_key() -> None:
@@ -246,3 +370,17 @@ def test_with_a_key() -> None:
     with Rig(None, "--trust-switch", keyed=True) as rig:
         rig.drill.begin()
         rig.goes_on()
+
+
+def test_all_reduce() -> None:
+    """The program of docs/jobs.md: the first round has no sum, and all know; then every round has one."""
+    with Rig(program=SUMMING) as rig:
+        before = rig.counters()
+        done = rig.stage.train(tiny_job(rig.stage.folder), batch=3, lane="i32")
+        assert [text for text in warnings(done) if "no report" not in text] == []
+        rounds = sorted(rig.stage.recorded().items())
+        first, others = rounds[0][1], dict(rounds[1:])
+        assert not any("total" in own for own in first.values())
+        assert len(others) == 10 and reference.check(32, others) == 30
+        assert all(own["members"] == 3 for of in others.values() for own in of.values())
+        assert rig.counters()["summed"] >= before["summed"] + 10 * 3  # 1,000 lanes, 360 a fragment

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,31 +11,37 @@ from nicps.bench.bmv2 import Bmv2, in_place_of_the_bridge
 from nicps.switch.runtime import Member
 from tests import reference
 from tests.netns.labs import until
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import tiny_job
+from tests.netns.scenes import Drill, Stage
 from tests.p4.bmv2 import Controller, controller
 
 #: Some seconds of training, with every gradient kept.
-LONG = """
+SECONDS = """
 settings = Settings(batch=64, rounds=60, quorum=1.0, test_every=1000, lane="i32", microbatch_seconds=0.02)
+"""
+#: A gradient of 12 fragments (i32).
+LONG = """
+def model():
+    return nn.Sequential(nn.Linear(16, 160), nn.ReLU(), nn.Linear(160, 8), nn.ReLU(), nn.Linear(8, 4))
 """
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[tuple[Network, Bmv2, Controller]]:
-    # They wait for a switch that takes half a second to be there again.
-    network = Network(3, arguments=("--silence", "3"))
+def made() -> Iterator[tuple[Stage, Bmv2, Controller]]:
+    """Hosts that wait for the switch while it is started again."""
+    stage = Stage(3, arguments=("--silence", "5"))
     try:
         with (
-            in_place_of_the_bridge(network.lab) as bmv2,
-            controller(bmv2, network.folder / "controller.log") as running,
+            in_place_of_the_bridge(stage.lab) as bmv2,
+            controller(bmv2, stage.folder / "controller.log") as running,
         ):
-            network.ready()
-            yield network, bmv2, running
+            stage.ready()
+            yield stage, bmv2, running
     finally:
-        network.close()
+        stage.close()
 
 
-def test_a_job_is_trained(made: tuple[Network, Bmv2, Controller]) -> None:
+def test_a_job_is_trained(made: tuple[Stage, Bmv2, Controller]) -> None:
     """Same weights on all hosts, exact sums, every fragment through the switch and none refused without reason."""
     network, bmv2, running = made
     run = network.train(tiny_job(network.folder), save_gradients=True)
@@ -56,10 +61,10 @@ def test_a_job_is_trained(made: tuple[Network, Bmv2, Controller]) -> None:
     assert "view 1: " in running.log.read_text()
 
 
-def test_the_controller_is_killed_in_mid_job(made: tuple[Network, Bmv2, Controller]) -> None:
+def test_the_controller_is_killed_in_mid_job(made: tuple[Stage, Bmv2, Controller]) -> None:
     """Started again it finds the switch at work, and leaves it so: not one frame of a member's is refused."""
     network, bmv2, running = made
-    channel = network.submit("h1", tiny_job(network.folder, LONG, "long"), save_gradients=True)
+    channel = network.submit("h1", tiny_job(network.folder, SECONDS, "long"), save_gradients=True)
     try:
         network.in_training("h1", rounds=5)
         status = network.status("h1")
@@ -86,19 +91,27 @@ def test_the_controller_is_killed_in_mid_job(made: tuple[Network, Bmv2, Controll
     assert after["fragment"] > counters["fragment"] and after["stranger"] == counters["stranger"]
 
 
-def test_the_switch_is_killed_in_mid_round(made: tuple[Network, Bmv2, Controller]) -> None:
-    """Its registers and tables are gone; the controller sets it up anew, and the hosts go on."""
-    network, bmv2, running = made
-    channel = network.submit("h1", tiny_job(network.folder, LONG, "long"), save_gradients=True)
+def test_the_switch_is_killed_in_mid_round(made: tuple[Stage, Bmv2, Controller]) -> None:
+    """Its registers and tables are gone; the controller sets it up anew, and the round that was cut is committed."""
+    stage, bmv2, running = made
+    drill = Drill(stage, LONG, {"lane": "i32"})
     try:
-        network.in_training("h1", rounds=5)
-        bmv2.stop()
-        time.sleep(0.3)
+        drill.begin()
+        view = drill.status("h1")["view"]
+        with drill.half_sent("h2") as round_:
+            with bmv2.connect() as switch:
+                until(lambda: switch.registers()["owner"] == drill.number("h2"), "h2 is the holder")
+                assert switch.registers()["round"] == round_
+            bmv2.stop()
+            half = drill.status("h2")["fragments_sent"]
+        drill.until(lambda: drill.status("h2")["fragments_sent"] >= half + 6, "the rest is sent")
         bmv2.start()
         until(lambda: "set up anew" in running.log.read_text(), "the controller", 20.0)
-        run = network.finished(channel)
+        drill.goes_on(*stage.names)
+        assert drill.committed(round_) == set(stage.names)
+        assert drill.status("h1")["view"] == view
+        done = drill.end()
+        assert done.result["weights_identical"] is True
+        assert done.result["fragments_sent_again"] >= 6, "what nobody has heard"
     finally:
-        channel.close()
-    assert run.result["weights_identical"] is True
-    assert run.result["rounds"] == 60
-    assert reference.check(32, run.gradients()) > 0
+        drill.close()

@@ -19,8 +19,9 @@ def text(checkout: Path) -> str:
 
 
 def example(text: str) -> str:
-    """The one Python block."""
-    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    """The Python block that is a job."""
+    section = text.split("## A complete example")[1].split("\n## ")[0]
+    (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
     return block
 
 

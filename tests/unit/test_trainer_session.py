@@ -80,15 +80,24 @@ class Agent:
     def view(self, lead: int, live: tuple[int, ...], number: int = VIEW + 1) -> None:
         self.channel.send({"op": "view", "view": number, "live": live, "lead": lead, "round": 7})
 
-    def commit(self, round_: int, counted: dict[int, int], unit: int = -30) -> None:
+    def commit(
+        self,
+        round_: int,
+        counted: dict[int, int],
+        unit: int = -30,
+        *,
+        next_unit: int | None = None,
+        added: bool = False,
+    ) -> None:
         message = {
             "op": "committed",
             "round": round_,
             "counted": counted,
             "unit": unit,
-            "added": False,
+            "next_unit": unit if next_unit is None else next_unit,
+            "added": added,
         }
-        self.channel.send(message | {"next_unit": unit, "seconds_waited": 0.0})
+        self.channel.send(message | {"seconds_waited": 0.0})
 
     def enter(self, kind: str, first: int, **more: Any) -> None:
         """A phase that the session takes."""
@@ -241,7 +250,7 @@ def test_what_was_summed_early_is_the_sum(agent: Agent, monkeypatch: pytest.Monk
     contribute(agent, 7, 0.5)
     arrive(agent, 7, VIEW, (3,), 0.25)
     out = np.empty(LANES, np.float32)
-    _interrupt(agent, monkeypatch, out, lambda: agent.commit(7, {2: 4, 3: 4}))
+    interrupt(agent, monkeypatch, out, lambda: agent.commit(7, {2: 4, 3: 4}))
     commit = agent.session.wait_commit(7, out)
     assert commit is not None
     arrive(agent, 7, VIEW, (3,), 99.0)  # read already
@@ -261,7 +270,7 @@ def test_a_view_change_takes_back_what_was_summed_early(
         arrive(agent, 7, VIEW + 1, (1, 3), 1.0)  # sent again: the same in life, here to tell
         agent.commit(7, {1: 4, 2: 4, 3: 4})
 
-    _interrupt(agent, monkeypatch, out, change)
+    interrupt(agent, monkeypatch, out, change)
     commit = agent.session.wait_commit(7, out)
     assert commit is not None
     assert (agent.session.sum(commit, out) == 1.5).all()
@@ -280,13 +289,13 @@ def test_what_was_summed_early_and_not_counted(
         arrive(agent, 7, VIEW, (1,), 0.125)
         agent.commit(7, {1: 4, 2: 4})
 
-    _interrupt(agent, monkeypatch, out, close)
+    interrupt(agent, monkeypatch, out, close)
     commit = agent.session.wait_commit(7, out)
     assert commit is not None
     assert (agent.session.sum(commit, out) == 0.625).all()
 
 
-def _interrupt(agent: Agent, monkeypatch: pytest.MonkeyPatch, out: Any, what: Any) -> None:
+def interrupt(agent: Agent, monkeypatch: pytest.MonkeyPatch, out: Any, what: Any) -> None:
     """Do `what` as soon as something has been summed early into `out`."""
     sums = agent.session._read()
     ahead = sums.ahead

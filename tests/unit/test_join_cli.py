@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps join`: what it refuses before it touches anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nicps import cli
+from nicps.agent import AgentSettings
+from nicps.errors import UsageProblem
+
+KEY = Path("/no/such/key")
+JOIN = ["join", "--iface", "no-such-interface", "--mode", "switch", "--key", str(KEY)]
+
+
+def test_a_switch_is_not_trusted_beside_a_key() -> None:
+    """The switch's sums carry no tag: who has a key must say that they are believed all the same."""
+    with pytest.raises(UsageProblem, match="--trust-switch"):
+        AgentSettings(iface="eth1", adding=True, key=KEY)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"key": KEY}, {"adding": True}, {"adding": True, "key": KEY, "trust_switch": True}],
+)
+def test_what_is_accepted(settings: dict[str, object]) -> None:
+    AgentSettings(iface="eth1", **settings)  # type: ignore[arg-type]
+
+
+def test_the_command_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(JOIN) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("nicps: error: a switch has no key") and "--trust-switch" in text
+    assert text.count("\n") == 1
+
+
+def test_the_command_goes_on_where_the_switch_is_trusted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As far as to the next thing that is wrong: there is no such key."""
+    assert cli.main([*JOIN, "--trust-switch"]) not in (0, 2)
+    assert "--trust-switch" not in capsys.readouterr().err
