@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +45,9 @@ class Target(Protocol):
     def run(self, frame: bytes) -> Outcome:
         """Give it one frame."""
 
+    def peek(self, frame: bytes) -> Outcome:
+        """What it would make of a frame; everything is as before."""
+
     def state(self) -> State:
         """What the maps hold."""
 
@@ -69,6 +73,9 @@ class ModelTarget:
 
     def run(self, frame: bytes) -> Outcome:
         return self.model.run(frame)
+
+    def peek(self, frame: bytes) -> Outcome:
+        return deepcopy(self.model).run(frame)
 
     def state(self) -> State:
         model = self.model

@@ -48,6 +48,7 @@ class ModelSwitch:
     listed: int = 0
     settled: int = 0
     sums: dict[int, Sum] = field(default_factory=dict)
+    reason: str = ""  # of the last frame of ours
 
     def take(self, port: int, frame: bytes) -> dict[int, bytes]:
         """A frame comes in; what goes out, by port."""
@@ -56,6 +57,8 @@ class ModelSwitch:
             self.learnt[source] = port
         reason, passes = self._verdict(port, frame)
         self.counters[reason] += 1
+        if frame[12:14] == OURS.to_bytes(2, "big"):
+            self.reason = reason
         if not passes:
             return {}
         if reason in ("summed", "answered"):
@@ -123,8 +126,7 @@ class ModelSwitch:
         if not self.settled <= index < self.settled + SLOTS:
             return "window", False
         tag, bit = (self.view, round_, index), 1 << sender - 1
-        found = self.sums.get(index % SLOTS)
-        seen = found.seen if found is not None and found.tag == tag else 0
+        found, seen = self.sums.get(index % SLOTS), self.seen(index)
         if seen == self.listed:
             return "answered", True
         if not bit & self.listed:
@@ -173,6 +175,11 @@ class ModelSwitch:
             settled,
         )
         return "token", True
+
+    def seen(self, index: int) -> int:
+        """Who is in that fragment's sum of the token's view and round, a bit each."""
+        found = self.sums.get(index % SLOTS)
+        return found.seen if found and found.tag == (self.view, self.round, index) else 0
 
     def registers(self) -> Mapping[str, int]:
         """As `nicps switch p4 registers` has them."""

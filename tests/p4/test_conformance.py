@@ -10,7 +10,9 @@ import json
 import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,12 @@ NETWORK = 0x0A0B0C0D
 SEQUENCES = sorted((Path(encode.__file__).parent / "sequences").glob("*.json"))
 VLAN = (b"\x81\x00", b"\x88\xa8")
 WAIT_S = 5.0
+thousand = settings(
+    max_examples=1000,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def mac(number: int) -> bytes:
@@ -54,31 +62,35 @@ class Rig:
         recorded = frozenset((m.number, m.mac, m.port) for m in members.values())
         return ModelSwitch(NETWORK, PORTS, CONTROLLER, recorded)
 
-    def exchange(self, model: ModelSwitch, port: int, frame: bytes) -> dict[int, list[bytes]]:
-        """One frame, and behind it one that is flooded: when that has come everywhere, all else has.
+    def exchange(self, model: ModelSwitch, port: int, *frames: bytes) -> dict[int, list[bytes]]:
+        """Frames, and behind them one that is flooded: when that has come everywhere, all else has.
 
         What came out at each port; asserts that it is what the model says.
         """
-        frame = frame.ljust(60, b"\0")
         self._marks += 1
         mark = b"\xff" * 6 + mac(0xF0 + port) + struct.pack(">HQ", 0x88B7, self._marks).ljust(48)
+        sent = [*(frame.ljust(60, b"\0") for frame in frames), mark]
         expected: dict[int, list[bytes]] = {}
-        for data in (frame, mark):
+        for data in sent:
             for to, out in model.take(port, data).items():
                 expected.setdefault(to, []).append(out)
             self.wires.send(port, data)
         heard: dict[int, list[bytes]] = {}
         deadline = time.monotonic() + WAIT_S
-        marked = set(PORTS) - {port}
-        while not all(heard.get(to, [b""])[-1] == mark for to in marked):
-            assert time.monotonic() < deadline, (port, frame.hex(), heard)
+
+        def lacking() -> list[int]:
+            """Ports where not all is out: the mark is the last thing, but does not come to these two."""
+            unmarked = {CONTROLLER, port}
+            marked = set(PORTS) - unmarked
+            return [to for to in marked if heard.get(to, [b""])[-1] != mark] + [
+                to for to in unmarked if len(heard.get(to, ())) < len(expected.get(to, ()))
+            ]
+
+        while lacking():
+            assert time.monotonic() < deadline, (port, [frame.hex() for frame in sent], heard)
             for to, more in self.wires.heard().items():
                 heard.setdefault(to, []).extend(more)
-        unmarked = {CONTROLLER, port} & expected.keys()  # the mark does not come there
-        while unmarked - heard.keys():
-            assert time.monotonic() < deadline, (port, frame.hex())
-            heard |= self.wires.heard()
-        assert heard == expected, (port, frame.hex())
+        assert heard == expected, (port, [frame.hex() for frame in sent])
         return {to: [out for out in outs if out != mark] for to, outs in heard.items()}
 
     def agree(self, switch: Switch, model: ModelSwitch) -> None:
@@ -189,12 +201,7 @@ def frames(draw: st.DrawFn) -> tuple[int, bytes]:
     return port, encode.ethernet(source.hex(":"), data)
 
 
-@settings(
-    max_examples=1000,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@thousand
 @given(sequence=st.lists(frames(), min_size=1, max_size=14))
 def test_random_sequences(rig: Rig, switch: Switch, sequence: list[tuple[int, bytes]]) -> None:
     model = rig.begin(switch, [mac(k) for k in PORTS])
@@ -213,7 +220,9 @@ def program() -> Iterator[XdpTarget]:
     target.close()
 
 
-def sums_agree(rig: Rig, switch: Switch, program: XdpTarget, steps: Sequence[sums.Step]) -> int:
+def sums_agree(
+    rig: Rig, switch: Switch, program: XdpTarget, sequence: sums.Gradients
+) -> Counter[str]:
     """Through BMv2, its model, the XDP program and its model."""
     rig.begin(switch, sums.MACS)
     model = sums.model_switch(CONTROLLER)
@@ -222,18 +231,15 @@ def sums_agree(rig: Rig, switch: Switch, program: XdpTarget, steps: Sequence[sum
         program.begin(config, sums.MACS)
         return program
 
-    def exchange(port: int, frame: bytes) -> list[bytes]:
-        heard = rig.exchange(model, port, frame).get(sums.HEARS, [])
-        return [out for out in heard if out[15] == FRAGMENT]
-
-    whole = sums.sums_agree(steps, begin, model, exchange)
+    reached = sums.sums_agree(sequence, begin, model, partial(rig.exchange, model))
     rig.agree(switch, model)
-    return whole
+    return reached
 
 
 @pytest.mark.parametrize("width", [32, 16, 8])
 def test_all_send(rig: Rig, switch: Switch, program: XdpTarget, width: int) -> None:
-    assert sums_agree(rig, switch, program, sums.all_send(width)) == sums.FRAGMENTS
+    reached = sums_agree(rig, switch, program, sums.all_send(width))
+    assert reached["summed"] == sums.FRAGMENTS and reached["answered"] >= 3 * sums.FRAGMENTS
 
 
 @pytest.mark.parametrize("forget", ["forget_token", "reset"])
@@ -245,7 +251,7 @@ def test_a_new_network_gets_no_old_sums(rig: Rig, switch: Switch, forget: str) -
             rig.begin(switch, sums.MACS)
         getattr(switch, forget)()
         switch.record(members)
-        for step in sums.all_send()[: sums.FRAGMENTS]:
+        for step in sums.all_send().steps[: sums.FRAGMENTS]:
             for hop, sender in enumerate(sums.SENDERS, 1):
                 rig.wires.exchange(1, sums.token(sender, hop), wait_s=0.02)
                 payload = struct.pack(">i", first * sender) * 360
@@ -258,14 +264,13 @@ def test_a_new_network_gets_no_old_sums(rig: Rig, switch: Switch, forget: str) -
             switch.record(members)
 
 
-@settings(
-    max_examples=1000,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(steps=sums.sequences())
-def test_random_sums(
-    rig: Rig, switch: Switch, program: XdpTarget, steps: Sequence[sums.Step]
-) -> None:
-    sums_agree(rig, switch, program, steps)
+def test_random_sums(rig: Rig, switch: Switch, program: XdpTarget) -> None:
+    reached: Counter[str] = Counter()
+
+    @thousand
+    @given(sequence=sums.sequences())
+    def agrees(sequence: sums.Gradients) -> None:
+        reached.update(sums_agree(rig, switch, program, sequence))
+
+    agrees()
+    sums.reached_enough(reached)

@@ -106,6 +106,16 @@ class XdpTarget:
         assert kept == result.frame[wire.ETHERNET_BYTES : wire.ETHERNET_BYTES + length]
         return Outcome(verdict, names, result.frame, heard)
 
+    def peek(self, frame: bytes) -> Outcome:
+        """What it would make of a frame; everything is as before."""
+        views = (self._ring, self._progress, self._counters, self._slots, self._sums)
+        views += (self._windows, self._limits, self._saved, self._outgoing, self._train)
+        before = [view.copy() for view in views]
+        outcome = self.run(frame)
+        for view, old in zip(views, before, strict=True):
+            view[...] = old
+        return outcome
+
     def agents(self) -> bytes:
         """What only the agent writes: configuration, members, key."""
         return b"".join(view.tobytes() for view in (self._config, self._members, self._key))
