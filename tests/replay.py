@@ -42,6 +42,9 @@ class Target(Protocol):
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Write into the configuration."""
 
+    def enter(self, view: int) -> None:
+        """Be in that view, of which no token has been seen."""
+
     def run(self, frame: bytes) -> Outcome:
         """Give it one frame."""
 
@@ -71,6 +74,10 @@ class ModelTarget:
     def configure(self, changes: Mapping[str, Any]) -> None:
         self.model.configure(changes)
 
+    def enter(self, view: int) -> None:
+        self.model.configure({"view": view})
+        self.model.seen = 0
+
     def run(self, frame: bytes) -> Outcome:
         return self.model.run(frame)
 
@@ -86,6 +93,37 @@ class ModelTarget:
             (halves(model.seen), halves(model.bounced), model.bounces),
             {sender: (w.highest, w.repeat) for sender, w in model.windows.items() if w.highest},
         )
+
+
+@dataclass
+class Both:
+    """Two of which each must do as the other does."""
+
+    one: Target
+    other: Target
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        self.one.configure(changes)
+        self.other.configure(changes)
+
+    def enter(self, view: int) -> None:
+        self.one.enter(view)
+        self.other.enter(view)
+
+    def run(self, frame: bytes) -> Outcome:
+        outcome = self.one.run(frame)
+        assert outcome == self.other.run(frame), frame.hex()
+        return outcome
+
+    def peek(self, frame: bytes) -> Outcome:
+        outcome = self.one.peek(frame)
+        assert outcome == self.other.peek(frame), frame.hex()
+        return outcome
+
+    def state(self) -> State:
+        state = self.one.state()
+        compare(state, self.other.state())
+        return state
 
 
 def load(path: Path) -> dict[str, Any]:

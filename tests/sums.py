@@ -30,6 +30,7 @@ STRANGER = "02:00:00:00:00:09"
 PORTS = (1, 2, 3)  # sender k is at port k
 HEARS = 2  # the port at which the listener is
 ALL = 0b111
+MEMBERS = frozenset((k, MACS[k - 1], k) for k in SENDERS)
 CONFIG: dict[str, Any] = {
     "enabled": 1,
     "network": NETWORK,
@@ -224,12 +225,6 @@ def _fragment(
     return frame[: -(1, 3, 1300)[far]] if fault == "cut" else frame
 
 
-def model_switch(controller: int = 64) -> ModelSwitch:
-    """With the senders recorded, and nothing else known."""
-    members = frozenset((k, MACS[k - 1], k) for k in SENDERS)
-    return ModelSwitch(NETWORK, PORTS, controller, members)
-
-
 def for_hosts(frame: bytes) -> bytes:
     """The same fragment as it would be on a plain LAN."""
     flags = struct.pack(">H", 0)
@@ -390,7 +385,7 @@ LEAST = dict.fromkeys(FAULTS, 30) | {
 }
 
 
-def reached_enough(reached: Mapping[str, int]) -> None:
+def reached_enough(reached: Mapping[str, int], least: Mapping[str, int]) -> None:
     """A thousand random sequences have come to everything that there is."""
-    rare = {what: reached.get(what, 0) for what, n in LEAST.items() if reached.get(what, 0) < n}
+    rare = {what: reached.get(what, 0) for what, n in least.items() if reached.get(what, 0) < n}
     assert not rare, f"hardly reached: {rare} of {dict(reached)}"

@@ -48,17 +48,20 @@ class ModelSwitch:
     listed: int = 0
     settled: int = 0
     sums: dict[int, Sum] = field(default_factory=dict)
-    reason: str = ""  # of the last frame of ours
+    reason: str = ""  # of the last frame
+    _adding: bool = False  # it is one that is added, or would be
 
     def take(self, port: int, frame: bytes) -> dict[int, bytes]:
         """A frame comes in; what goes out, by port."""
         destination, source = frame[:6], frame[6:12]
-        if not source[0] & 1:
-            self.learnt[source] = port
+        self._adding = False
         reason, passes = self._verdict(port, frame)
+        if (
+            not source[0] & 1 and not self._adding
+        ):  # what it adds goes no further, and teaches nothing
+            self.learnt[source] = port
         self.counters[reason] += 1
-        if frame[12:14] == OURS.to_bytes(2, "big"):
-            self.reason = reason
+        self.reason = reason
         if not passes:
             return {}
         if reason in ("summed", "answered"):
@@ -112,6 +115,7 @@ class ModelSwitch:
         return self._add(sender, length, ours) if flags & ADD else ("fragment", True)
 
     def _add(self, sender: int, length: int, ours: bytes) -> tuple[str, bool]:
+        self._adding = True
         whole = HEADER + FRAGMENT_HEADER + PAYLOAD
         index, fragments, _, width, shift, _ = struct.unpack_from(">IIHBBI", ours, HEADER)
         (round_,) = struct.unpack_from(">I", ours, 12)
@@ -175,6 +179,11 @@ class ModelSwitch:
             settled,
         )
         return "token", True
+
+    def forget(self) -> None:
+        """A new network begins: neither token nor sums."""
+        self.view = self.position = self.owner = self.round = self.listed = self.settled = 0
+        self.sums.clear()
 
     def seen(self, index: int) -> int:
         """Who is in that fragment's sum of the token's view and round, a bit each."""

@@ -87,6 +87,10 @@ class XdpTarget:
             else:
                 self._config[name] = value
 
+    def enter(self, view: int) -> None:
+        self._ring["seen"] = 0
+        self.configure({"view": view})
+
     def run(self, frame: bytes) -> Outcome:
         before = self._counters.copy()
         self._ring["heard_ns"] = 0
