@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,8 +42,14 @@ class Target(Protocol):
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Write into the configuration."""
 
+    def enter(self, view: int) -> None:
+        """Be in that view, of which no token has been seen."""
+
     def run(self, frame: bytes) -> Outcome:
         """Give it one frame."""
+
+    def peek(self, frame: bytes) -> Outcome:
+        """What it would make of a frame; everything is as before."""
 
     def state(self) -> State:
         """What the maps hold."""
@@ -67,8 +74,15 @@ class ModelTarget:
     def configure(self, changes: Mapping[str, Any]) -> None:
         self.model.configure(changes)
 
+    def enter(self, view: int) -> None:
+        self.model.configure({"view": view})
+        self.model.seen = 0
+
     def run(self, frame: bytes) -> Outcome:
         return self.model.run(frame)
+
+    def peek(self, frame: bytes) -> Outcome:
+        return deepcopy(self.model).run(frame)
 
     def state(self) -> State:
         model = self.model
@@ -79,6 +93,37 @@ class ModelTarget:
             (halves(model.seen), halves(model.bounced), model.bounces),
             {sender: (w.highest, w.repeat) for sender, w in model.windows.items() if w.highest},
         )
+
+
+@dataclass
+class Both:
+    """Two of which each must do as the other does."""
+
+    one: Target
+    other: Target
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        self.one.configure(changes)
+        self.other.configure(changes)
+
+    def enter(self, view: int) -> None:
+        self.one.enter(view)
+        self.other.enter(view)
+
+    def run(self, frame: bytes) -> Outcome:
+        outcome = self.one.run(frame)
+        assert outcome == self.other.run(frame), frame.hex()
+        return outcome
+
+    def peek(self, frame: bytes) -> Outcome:
+        outcome = self.one.peek(frame)
+        assert outcome == self.other.peek(frame), frame.hex()
+        return outcome
+
+    def state(self) -> State:
+        state = self.one.state()
+        compare(state, self.other.state())
+        return state
 
 
 def load(path: Path) -> dict[str, Any]:

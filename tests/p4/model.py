@@ -48,12 +48,14 @@ class ModelSwitch:
     listed: int = 0
     settled: int = 0
     sums: dict[int, Sum] = field(default_factory=dict)
+    reason: str = ""  # of the last frame
 
     def take(self, port: int, frame: bytes) -> dict[int, bytes]:
         """A frame comes in; what goes out, by port."""
         destination, source = frame[:6], frame[6:12]
         reason, passes = self._verdict(port, frame)
         self.counters[reason] += 1
+        self.reason = reason
         if not passes:
             return {}
         if reason in ("summed", "answered"):
@@ -124,8 +126,7 @@ class ModelSwitch:
         if not self.settled <= index < self.settled + SLOTS:
             return "window", False
         tag, bit = (self.view, round_, index), 1 << sender - 1
-        found = self.sums.get(index % SLOTS)
-        seen = found.seen if found is not None and found.tag == tag else 0
+        found, seen = self.sums.get(index % SLOTS), self.seen(index)
         if seen == self.listed:
             return "answered", True
         if not bit & self.listed:
@@ -174,6 +175,16 @@ class ModelSwitch:
             settled,
         )
         return "token", True
+
+    def forget(self) -> None:
+        """A new network begins: neither token nor sums."""
+        self.view = self.position = self.owner = self.round = self.listed = self.settled = 0
+        self.sums.clear()
+
+    def seen(self, index: int) -> int:
+        """Who is in that fragment's sum of the token's view and round, a bit each."""
+        found = self.sums.get(index % SLOTS)
+        return found.seen if found and found.tag == (self.view, self.round, index) else 0
 
     def registers(self) -> Mapping[str, int]:
         """As `nicps switch p4 registers` has them."""

@@ -87,6 +87,10 @@ class XdpTarget:
             else:
                 self._config[name] = value
 
+    def enter(self, view: int) -> None:
+        self._ring["seen"] = 0
+        self.configure({"view": view})
+
     def run(self, frame: bytes) -> Outcome:
         before = self._counters.copy()
         self._ring["heard_ns"] = 0
@@ -105,6 +109,16 @@ class XdpTarget:
         length = int.from_bytes(result.frame[32:34], "big")
         assert kept == result.frame[wire.ETHERNET_BYTES : wire.ETHERNET_BYTES + length]
         return Outcome(verdict, names, result.frame, heard)
+
+    def peek(self, frame: bytes) -> Outcome:
+        """What it would make of a frame; everything is as before."""
+        views = (self._ring, self._progress, self._counters, self._slots, self._sums)
+        views += (self._windows, self._limits, self._saved, self._outgoing, self._train)
+        before = [view.copy() for view in views]
+        outcome = self.run(frame)
+        for view, old in zip(views, before, strict=True):
+            view[...] = old
+        return outcome
 
     def agents(self) -> bytes:
         """What only the agent writes: configuration, members, key."""
