@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of three hosts, member k with the MAC address that ends in k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nicps import wire
+from nicps.auth import ControlKey
+from nicps.protocol.phase import Member as Listed
+from nicps.protocol.view import Successor
+
+NETWORK = wire.network_id("nicps")
+BROADCAST = b"\xff" * 6
+HOSTS = (1, 2, 3)
+NOTHING = dict.fromkeys(("view", "position", "owner", "round", "listed", "settled"), 0)
+
+
+def mac(number: int) -> bytes:
+    return bytes([2, 0, 0, 0, 0, number])
+
+
+def ethernet(
+    source: bytes, data: bytes, to: bytes = BROADCAST, kind: int = wire.ETHERTYPE
+) -> bytes:
+    return to + source + kind.to_bytes(2, "big") + data
+
+
+def header(sender: int, view: int = 3, **more: Any) -> wire.Header:
+    return wire.Header(network=NETWORK, view=view, round=7, sender=sender, sequence=1, **more)
+
+
+def token(
+    sender: int, hop: int, owner: int, view: int = 3, generation: int = 4, flags: int = 0
+) -> bytes:
+    entries = [wire.Entry(0, 0, 0, 0, 0, 0, 0) for _ in HOSTS]
+    body = wire.Token(generation, hop, owner, 0, len(HOSTS), 0, 0, 0, 0, 0, 0)
+    return ethernet(mac(sender), wire.pack(header(sender, view, flags=flags), body, entries, []))
+
+
+def fragment(sender: int, view: int = 3, index: int = 0) -> bytes:
+    body = wire.Fragment(index, 8, 360, 32, 0, 5)
+    return ethernet(mac(sender), wire.pack(header(sender, view), body, tail=bytes([sender]) * 1440))
+
+
+def want(sender: int) -> bytes:
+    return ethernet(mac(sender), wire.pack(header(sender), wire.Want(1, 2)))
+
+
+def install(
+    view: int,
+    live: tuple[int, ...] = HOSTS,
+    base: int = 0,
+    key: ControlKey | None = None,
+    source: int = 1,
+    nonce: int = 9,
+    seed: int = 0,
+) -> bytes:
+    """The list of that view, as that member tells it to another, or to who has asked with that nonce."""
+    members = tuple(Listed(k, mac(k), f"h{k}") for k in HOSTS)
+    successor = Successor(members, frozenset(live), live[0], 0, 0, 0, 0, bytes([seed]) * 16)
+    values, entries = successor.items()
+    body = wire.View(
+        live=sum(1 << k - 1 for k in live),
+        nonce=nonce,
+        number=view,
+        base=base,
+        ballot=1,
+        addressee=2,
+        members=len(entries),
+        values=1,
+        step=wire.ViewStep.INSTALL,
+    )
+    data = wire.pack(header(0, 0), body, values, entries)
+    return ethernet(mac(source), key.sign(data, mac(source)) if key is not None else data)
