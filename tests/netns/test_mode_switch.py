@@ -39,7 +39,7 @@ def test_no_switch_adds(network: Network) -> None:
 
 def test_all_reduce_where_no_switch_adds() -> None:
     """The program of docs/jobs.md offers again in the round with which the hosts begin to add."""
-    stage = Stage(3, arguments=("--mode", "switch"), program=SUMMING)
+    stage = Stage(3, arguments=("--mode", "switch", "--silence", "5"), program=SUMMING)
     try:
         stage.up()
         done = stage.train(tiny_job(stage.folder), batch=3, lane="i32")

@@ -374,7 +374,7 @@ def test_with_a_key() -> None:
 
 def test_all_reduce() -> None:
     """The program of docs/jobs.md: the first round has no sum, and all know; then every round has one."""
-    with Rig(program=SUMMING) as rig:
+    with Rig(None, "--silence", "5", program=SUMMING) as rig:
         before = rig.counters()
         done = rig.stage.train(tiny_job(rig.stage.folder), batch=3, lane="i32")
         assert [text for text in warnings(done) if "no report" not in text] == []
