@@ -3,7 +3,8 @@
 
 Hosts in a lab take turns: who has the token sends a quantum of full fragments from its TX ring, and hands the token on
 through the switch; the XDP program of each takes the sums. There is no agent and no training: this is the switch, and
-what hosts need for it. All sums must have come to all hosts in the end, without one having been asked for.
+what hosts need for it. All sums must have come to all hosts in the end, without one having been asked for, and what the
+XDP program of each has stored must be what the hosts have sent.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from nicps.switch.runtime import Member
 _NETWORK, _VIEW = wire.network_id("nicps"), 1
 _TOKEN_S = 5.0
 _DONE_S = 10.0
+_POLL_S = 0.0005
 
 DESCRIPTION = """\
 Fragments a second that a BMv2 adds (adding mode), from hosts that take turns, to all of which it sends the sums. Needs
@@ -78,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
             begin(bmv2, members, width, args.windows * wire.QUANTUM, round_)
             seconds = take_turns(members, width, args.windows, round_)
             row = count(members, args.lane, args.windows * wire.QUANTUM, seconds, round_)
+            compare(members, width, args.windows, round_)
             print(
                 f"{row.hosts} hosts, {row.lane}: {row.fragments:,} fragments in {row.seconds:.2f} s,"
                 f" {row.fragments_per_s:,.0f} a second, {row.sums:,} sums to each, {row.lost} lost"
@@ -151,9 +154,9 @@ def begin(bmv2: Bmv2, members: list[Turns], width: int, fragments: int, round_: 
 
 
 def take_turns(members: list[Turns], width: int, windows: int, round_: int) -> float:
-    """All windows of all; seconds from the first fragment to the last sum."""
+    """All windows of all; seconds from the first fragment to the last sum at the last host."""
     quantum, n = wire.QUANTUM, len(members)
-    lanes = np.random.default_rng(1).integers(0, 256, (quantum, wire.PAYLOAD_BYTES), np.uint8)
+    lanes = {m.number: _lanes(m.number) for m in members}
     total = windows * quantum
     templates = {m.number: _rows(m.number, width, total, round_) for m in members}
     hop = 1
@@ -165,13 +168,33 @@ def take_turns(members: list[Turns], width: int, windows: int, round_: int) -> f
             rows = templates[member.number]
             index = np.arange(window * quantum, (window + 1) * quantum, dtype=">u4")
             rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + 4] = index.view(np.uint8).reshape(-1, 4)
-            member.send(rows, lanes)
+            member.send(rows, _of_window(lanes[member.number], window))
             hop += 1
             settled = quantum * (window if place == n - 1 else max(0, window - 1))
             after = members[(place + 1) % n]
             member.plane.send(_token(member.number, after.number, hop, settled, n, round_))
             after.wait(round_, hop)
+    deadline = time.monotonic() + _DONE_S
+    while lacking(members, total, round_) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     return time.monotonic() - begun
+
+
+def lacking(members: list[Turns], total: int, round_: int) -> int:
+    """Sums that have not come, of all hosts."""
+    return sum(total - member.plane.count(round_, _VIEW, 0) for member in members)
+
+
+def _lanes(number: int) -> U8:
+    """What a member sends, uint8 (2 quanta, 1440): a window's are `_of_window`."""
+    shape = 2 * wire.QUANTUM, wire.PAYLOAD_BYTES
+    return np.random.default_rng(number).integers(0, 256, shape, np.uint8)
+
+
+def _of_window(lanes: U8, window: int) -> U8:
+    """Each window begins with other lanes than those before it, without a copy."""
+    first = window % wire.QUANTUM
+    return lanes[first : first + wire.QUANTUM]
 
 
 def _rows(number: int, width: int, fragments: int, round_: int) -> U8:
@@ -210,14 +233,30 @@ def count(members: list[Turns], lane: str, total: int, seconds: float, round_: i
     Raises:
         JobFailed: not every sum has come to every host.
     """
-
-    def lacking() -> int:
-        return sum(total - member.plane.count(round_, _VIEW, 0) for member in members)
-
-    deadline = time.monotonic() + _DONE_S
-    while (lost := lacking()) and time.monotonic() < deadline:
-        time.sleep(0.01)
     sent = total * len(members)
+    lost = lacking(members, total, round_)
     if lost:
         raise JobFailed(f"{lost} of {sent} sums did not come")
     return Row(len(members), lane, sent, seconds, sent / seconds, total, lost)
+
+
+def compare(members: list[Turns], width: int, windows: int, round_: int) -> None:
+    """Add by NumPy what has been sent, and look at what the XDP program of each host has in the round's bank.
+
+    Raises:
+        JobFailed: a sum is another one. (Lanes that overflow wrap round, in the switch and here.)
+    """
+    kind, per_window = f"i{width // 8}", wire.QUANTUM * wire.PAYLOAD_BYTES * 8 // width
+    sent = [_lanes(member.number).view(f">{kind}").astype(kind) for member in members]
+    sums = np.add.reduce(sent, dtype=kind)
+    for member in members:
+        lanes = member.plane.accumulators[round_ & 1].reshape(-1)
+        for window in range(windows):
+            first = window % wire.QUANTUM
+            expected = sums[first : first + wire.QUANTUM].reshape(-1)
+            found = lanes[window * per_window : (window + 1) * per_window]
+            wrong = int(np.count_nonzero(found != expected))
+            if wrong:
+                raise JobFailed(
+                    f"host {member.number} has {wrong} wrong lanes of {per_window} in window {window + 1}"
+                )
