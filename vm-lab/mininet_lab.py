@@ -196,14 +196,16 @@ class MininetLab:
         with port.pass_program() as program:
             for switch in switches:
                 names = [str(intf.name) for intf in switch.intfList() if intf.name != "lo"]
-                execute(switch, *(command for name in names for command in bmv2.quieten(name)))
+                self._execute(
+                    switch, *(command for name in names for command in bmv2.quieten(name))
+                )
                 inside(switch, lambda names=names: attach(names, program))
                 self._switch(switch, names)
         for host in net.hosts:
-            execute(host, *bmv2.quieten(str(host.defaultIntf().name)))
+            self._execute(host, *bmv2.quieten(str(host.defaultIntf().name)))
         agents = [self._start(h, self._join(h), f"{h.name}'s agent") for h in net.hosts]
         for host, agent in zip(net.hosts, agents, strict=True):
-            agent.until(lambda host=host: succeeds(host, *NICPS, "status"))
+            agent.until(lambda host=host: self._succeeds(host, *NICPS, "status"))
 
     def _join(self, host: Any) -> list[str]:
         own = self.folder / host.name
@@ -216,17 +218,17 @@ class MininetLab:
 
     def _switch(self, switch: Any, names: list[str]) -> None:
         """Start what switches there."""
-        execute(switch, "ip link set lo up")
+        self._execute(switch, "ip link set lo up")
         if self.args.switch == "plain":
-            execute(switch, "ip link add br0 type bridge mcast_snooping 0 forward_delay 0")
-            execute(switch, "ip link set br0 up")
-            execute(switch, *(f"ip link set {name} master br0" for name in names))
+            self._execute(switch, "ip link add br0 type bridge mcast_snooping 0 forward_delay 0")
+            self._execute(switch, "ip link set br0 up")
+            self._execute(switch, *(f"ip link set {name} master br0" for name in names))
             return
-        execute(switch, *bmv2.controller_cable())
+        self._execute(switch, *bmv2.controller_cable())
         ports = dict(enumerate(names, 1))
         command = bmv2.switch_command({**ports, bmv2.CONTROLLER: bmv2.NEAR_CPU})
         p4 = self._start(switch, command, f"{switch.name}'s BMv2")
-        p4.until(lambda: succeeds(switch, *NICPS, "switch", "p4", "connect"))
+        p4.until(lambda: self._succeeds(switch, *NICPS, "switch", "p4", "connect"))
         command = [*NICPS, *bmv2.controller_arguments(ports), *self.key]
         controller = self._start(switch, command, f"{switch.name}'s controller")
         controller.until(lambda: "recording" in controller.log.read_text())
@@ -246,6 +248,20 @@ class MininetLab:
             )
             self.processes.append(process)
         return process
+
+    def _succeeds(self, node: Any, *command: str) -> bool:
+        """Run a command on a node."""
+        process = self._popen(node, command)
+        process.communicate()
+        return not process.returncode
+
+    def _execute(self, node: Any, *commands: str) -> None:
+        """Run commands on a node that must not fail."""
+        for command in commands:
+            process = self._popen(node, command.split())
+            _, said = process.communicate()
+            if process.returncode:
+                raise EnvironmentProblem(f"{node.name}: {command}: {said.decode().strip()}")
 
     def train(self) -> dict[str, Any]:
         """Submit the job on h1; its result.
@@ -282,9 +298,8 @@ class MininetLab:
             return {}
         found = {}
         for switch in self.net.switches:
-            out, _, _ = switch.pexec(
-                [*NICPS, "switch", "p4", "counters", "--json"], env=ENVIRONMENT
-            )
+            command = [*NICPS, "switch", "p4", "counters", "--json"]
+            out, _ = self._popen(switch, command).communicate()
             found[switch.name] = json.loads(out)
         return found
 
@@ -325,20 +340,6 @@ def attach(names: Sequence[str], program: int) -> None:
     with IPRoute() as ipr:
         for name in names:
             links.attach(ipr, links.index_of(ipr, name), program)
-
-
-def succeeds(node: Any, *command: str) -> bool:
-    """Run a command on a node."""
-    _, _, code = node.pexec(list(command), env=ENVIRONMENT)
-    return not code
-
-
-def execute(node: Any, *commands: str) -> None:
-    """Run commands on a node that must not fail."""
-    for command in commands:
-        _, said, code = node.pexec(command.split())
-        if code:
-            raise EnvironmentProblem(f"{node.name}: {command}: {said.strip()}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,15 +69,25 @@ def end_all(places: Path) -> dict[int, str]:
     return left
 
 
-def namespaces(pids: Iterable[int] | None = None) -> set[str]:
-    """Network namespaces that these processes are in, or any."""
+@contextlib.contextmanager
+def held(pids: Iterable[int]) -> Iterator[set[str]]:
+    """The network namespaces of these processes, kept: others that are made meanwhile get other numbers."""
+    with contextlib.ExitStack() as stack:
+        files = set()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, fd)
+                files.add(os.readlink(f"/proc/self/fd/{fd}"))
+        yield files - {os.readlink("/proc/self/ns/net")}
+
+
+def inhabited() -> set[str]:
+    """Network namespaces that some process is in."""
     found = set()
     for place in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            if pids is None or int(place.parts[2]) in pids:
-                found.add(str(place.readlink()))
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            found.add(str(place.readlink()))
     return found
 
 
@@ -160,13 +170,14 @@ def test_ended_in_the_middle(
 
     try:
         until(there, moment, 90.0)
-        inside = namespaces(running(places)) - namespaces({process.pid})
-        many = len(running(places))
-        process.send_signal(number)
-        until(lambda: process.poll() is not None or len(running(places)) < many, "it ends", 60.0)
-        process.send_signal(number)
-        assert process.wait(60) in (128 + number, -number)  # the second finds it almost ended
-        assert not namespaces() & inside
+        many = running(places)
+        with held(many) as inside:
+            process.send_signal(number)
+            until(lambda: process.poll() is not None or len(running(places)) < len(many), "it ends")
+            process.send_signal(number)
+            code = process.wait(60)
+            assert code in (128 + number, -number)  # the second finds it almost ended
+            assert inside and not inside & inhabited()
     finally:
         process.kill()
         left = end_all(places)
