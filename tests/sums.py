@@ -20,38 +20,15 @@ from numpy.typing import NDArray
 
 from tests.p4.model import FRAGMENT, ModelSwitch
 from tests.replay import ModelTarget, Target
+from tests.switched import CONFIG, MACS, NETWORK, ROUND, VIEW, recorded
 from tests.vectors import encode
 
-NETWORK, VIEW, ROUND = 0x0A0B0C0D, 3, 7
-SENDERS, LISTENER = (1, 2, 3), 4
+SENDERS = (1, 2, 3)
+MEMBERS = recorded(MACS[: len(SENDERS)])  # sender k is at port k
 FRAGMENTS = 4
-MACS = [bytes([2, 0, 0, 0, 0, number]) for number in (*SENDERS, LISTENER)]
 STRANGER = "02:00:00:00:00:09"
-PORTS = (1, 2, 3)  # sender k is at port k
-HEARS = 2  # the port at which the listener is
+HEARS = 2  # the port at which another host listens
 ALL = 0b111
-MEMBERS = frozenset((k, MACS[k - 1], k) for k in SENDERS)
-CONFIG: dict[str, Any] = {
-    "enabled": 1,
-    "network": NETWORK,
-    "view": VIEW,
-    "round_low": ROUND,
-    "round_high": ROUND,
-    "number": LISTENER,
-    "members": len(MACS),
-    "live": len(MACS),
-    "next": 1,
-    "bounce": 0,
-    "round": ROUND,
-    "sent_seen": 0,
-    "own_sent": 0,
-    "fragments": FRAGMENTS,
-    "blocks": FRAGMENTS,
-    "keyed": 0,
-    "sums": 0,
-    "sums_next": 0,
-    "alive": True,
-}
 TAKEN = {"added", "duplicate"}
 #: What can be wrong: what the switch counts, and what a host counts, which on a plain LAN would take what is not wrong
 #: there: it knows no ports, follows the token only for itself, adds shifted lanes and raw bytes, and has no list.

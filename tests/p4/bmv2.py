@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import subprocess
 import time
@@ -54,6 +55,10 @@ class Wires:
     def send(self, port: int, frame: bytes) -> None:
         """A host sends."""
         self._sockets[port].send(frame.ljust(60, b"\0"))
+
+    def wait(self, wait_s: float) -> None:
+        """Until something comes to a far end, or that long."""
+        select.select([*self._sockets.values()], (), (), wait_s)
 
     def heard(self) -> dict[int, list[bytes]]:
         """What has come to each far end since the last time."""

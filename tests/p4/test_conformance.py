@@ -98,6 +98,7 @@ class Rig:
 
         while lacking():
             assert time.monotonic() < deadline, (port, [frame.hex() for frame in sent], heard)
+            self.wires.wait(0.1)
             for to, more in self.wires.heard().items():
                 heard.setdefault(to, []).extend(more)
         assert heard == expected, (port, [frame.hex() for frame in sent])
