@@ -33,7 +33,7 @@ def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, A
         process.kill()
     assert process.returncode == 0, err
     kind = command.split()[0]
-    name = {"allreduce": "bench", "switch": "bench-switch"}.get(kind, kind)
+    name = {"allreduce": "bench", "switch": "bench"}.get(kind, kind)
     left = [path.stem for path in state.LABS_DIR.glob(f"{name}-{process.pid}*.json")]
     assert left == [] and processes.find(f"{name}-{process.pid}") == []
     found = json.loads(out.splitlines()[-1])

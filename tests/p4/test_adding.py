@@ -345,6 +345,7 @@ def test_a_host_that_comes_back_and_believes_no_switch(rig: Rig) -> None:
     rig.goes_on()
 
 
+@pytest.mark.p4("simple_switch", "p4c-bm2-ss")
 def test_out_of_window(tmp_path: Path) -> None:
     """A switch with room for 4 sums: what it has no room for it refuses, and gets again; also when it is killed."""
     small = tmp_path / "small.json"
