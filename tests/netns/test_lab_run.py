@@ -60,7 +60,7 @@ import os, sys
 from nicps.lab import jobs
 stand_in = sys.argv.pop(1)
 jobs.SCRATCH = os.environ["SCRATCH"]
-jobs._nicps = lambda *arguments: [sys.executable, stand_in, *arguments]
+jobs.nicps_command = lambda *arguments: [sys.executable, stand_in, *arguments]
 from nicps.cli import main
 sys.exit(main())
 """
@@ -193,7 +193,7 @@ def test_an_agent_that_does_not_answer(driver: Driver, monkeypatch: pytest.Monke
     def stand_in(*arguments: str) -> list[str]:
         return ["sh", "-c", "echo compiling; exec sleep 1000", *arguments]
 
-    monkeypatch.setattr(jobs, "_nicps", stand_in)
+    monkeypatch.setattr(jobs, "nicps_command", stand_in)
     monkeypatch.setattr(jobs, "READY_S", 1.0)
     shape = LabSettings(driver.name, hosts=2)
     with pytest.raises(NicpsError, match="from the agent on h1, h2: compiling") as caught:

@@ -328,7 +328,7 @@ def test_a_bridge_in_place_of_the_switch(made: Rig) -> None:
 
 
 def test_a_host_that_comes_back_and_believes_no_switch(rig: Rig) -> None:
-    """It leaves the others to their job, and says what it would take."""
+    """It leaves the others to their job, and says what it would take; it takes part in the next, without a switch."""
     stage = rig.stage
     assert stage.leave("h3") == 0
     try:
@@ -337,11 +337,14 @@ def test_a_host_that_comes_back_and_believes_no_switch(rig: Rig) -> None:
         stage.join("h3")
         until(lambda: "with --mode switch there too" in stage.log("h3"), "h3 says so", 40.0)
         rig.drill.goes_on("h1", "h2")
+        assert rig.drill.end("h1", "h2").result["weights_identical"] is True
+        done = stage.train(tiny_job(stage.folder), host="h3")
+        assert set(done.members) == set(stage.names)
         assert stage.leave("h3") == 0
     finally:
         stage.arguments = ("--mode", "switch")
     stage.join("h3")
-    rig.drill.all_train(timeout_s=60.0)
+    rig.drill.begin()
     rig.goes_on()
 
 

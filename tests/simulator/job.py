@@ -216,8 +216,8 @@ class Job:
             return None, False
         if phase.adding:
             wanted = rng.randrange(*SWITCH_UNITS)
-            return wanted, wanted > self.unit + 4 or rng.random() < 0.02
-        return (self.unit + 1, True) if rng.random() < 0.02 else (None, False)
+            return wanted, wanted > self.unit + 4 or rng.random() < self.lan.too_large
+        return (self.unit + 1, True) if rng.random() < self.lan.too_large else (None, False)
 
     def committed(self, commit: Committed) -> None:
         """A round is complete: its sum is applied, or stored (R12)."""

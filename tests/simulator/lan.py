@@ -89,6 +89,7 @@ class Lan:
         drift: float = 0.0,
         timings: Timings | None = None,
         late: int = 0,
+        too_large: float = 0.0,
     ) -> None:
         from tests.simulator.checks import Checks
         from tests.simulator.host import Host
@@ -101,6 +102,7 @@ class Lan:
         self.plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
         self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
         self.compute_s = compute_s
+        self.too_large = too_large  # part of the gradients that do not fit their round's unit
         self.frames = 0
         self.records = b'{"bytes": 17, "index_bytes": 5}'  # of each member, to be collected
         self.ended = ""  # how the job has ended, at whoever was the first

@@ -80,6 +80,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         drift=rng.choice((0.0, 1e-3, 0.05)),
         timings=Timings(alone=alone),
         late=rng.randint(1, 2) if admit and not alone else 0,
+        too_large=0.02,
     )
     faults = Faults(lan, rng)
     for host in lan.hosts[hosts:]:
