@@ -96,7 +96,7 @@ class Lan:
 
         self.now = 0.0
         self.random = random.Random(seed)
-        self.more = random.Random(~seed)  # what has come later leaves older schedules as they were
+        self.more = random.Random(~seed)
         self.conditions = conditions or Conditions()
         self.timings = timings or Timings()
         self.plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)

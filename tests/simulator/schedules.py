@@ -59,7 +59,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
             late=rng.choice((0.0, 0.01)),
         )
     admit = rng.random() < 0.2
-    more = random.Random(~seed)  # as `Lan.more`
+    more = random.Random(~seed)  # what has come later leaves older schedules as they were
     adding = more.random() < 0.4
     lan = Lan(
         hosts,
@@ -81,6 +81,9 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         timings=Timings(alone=alone),
         late=rng.randint(1, 2) if admit and not alone else 0,
         too_large=0.02,
+    )
+    lan.more = (
+        more  # goes on where the schedule ends: the same numbers twice would tie the two together
     )
     faults = Faults(lan, rng)
     for host in lan.hosts[hosts:]:
