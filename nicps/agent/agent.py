@@ -163,23 +163,21 @@ class Agent:
             if handler is not None:
                 handler()
         self.frames.sync_from_kernel()
-        deadline = self.node.deadline()
-        if deadline is not None and deadline <= self.now:
-            self._tick()
+        self._keep_time()
         if self.job is not None:
             self.job.look(self.now)
         self.prober.tick()
         self.frames.pump()
         self.control.flush()
 
-    def _tick(self) -> None:
+    def _keep_time(self) -> None:
         try:
             if self.dataplane.sequence >= Sequences.NUMBERS and not self.node.changing:
                 self.act(self.node.rebuild(self.now, ()))  # the view's key has served its time
-            self.act(self.node.tick(self.now))
-        except (
-            WireError
-        ) as error:  # a number that no frame can hold: from a broken program or a forged frame
+            deadline = self.node.deadline()
+            if deadline is not None and deadline <= self.now:
+                self.act(self.node.tick(self.now))
+        except WireError as error:  # a number that no frame can hold
             self.act(self.node.fail(self.now, str(error)))
 
     def watch(
