@@ -27,7 +27,7 @@ OBJ_GET_INFO_BY_FD = 15
 BTF_GET_FD_BY_ID = 19
 LINK_CREATE = 28
 
-PROG_TYPE_XDP = 6
+PROGRAM_TYPES = {"sched_cls": 3, "xdp": 6}  # enum bpf_prog_type
 F_XDP_HAS_FRAGS = 1 << 5  # of a program
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
@@ -69,12 +69,32 @@ def map_like(shape_fd: int, entries: int, name: str) -> int:
     btf, *types = struct.unpack_from("=3I", raw, _BTF_AT)
     btf_fd = _bpf(BTF_GET_FD_BY_ID, "types of a map", _attr("I", btf)) if btf else 0
     try:
-        fields = (kind, key, value, entries, flags, 0, 0, name.encode()[:15], 0, btf_fd, *types)
-        what = f"map {name} of {entries} x {value} bytes"
-        return _bpf(MAP_CREATE, what, _attr("IIIIIII16sIIII", *fields))
+        return map_create(name, kind, key, value, entries, flags, types=(btf_fd, *types))
     finally:
         if btf:
             os.close(btf_fd)
+
+
+def map_create(
+    name: str,
+    kind: int,
+    key: int,
+    value: int,
+    entries: int,
+    flags: int,
+    inner_fd: int = 0,
+    types: tuple[int, ...] = (),
+) -> int:
+    """Create a map; the caller owns it.
+
+    Args:
+        kind: number of its type (`enum bpf_map_type`); `key`, `value`: bytes of each.
+        inner_fd: a map like those that a map of maps holds.
+        types: descriptor of its BTF, and numbers of key's and value's type there.
+    """
+    fields = (kind, key, value, entries, flags, inner_fd, 0, name.encode()[:15], 0)
+    what = f"map {name} of {entries} x {value} bytes"
+    return _bpf(MAP_CREATE, what, _attr("IIIIIII16sIIII", *fields, *(types or (0, 0, 0))))
 
 
 def map_update(map_fd: int, key: bytes, value: bytes) -> None:
@@ -137,15 +157,13 @@ def map_memory(map_fd: int) -> mmap.mmap:
     return mmap.mmap(map_fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def program_load_xdp(instructions: bytes, flags: int, name: str) -> int:
-    """Load an XDP program of a few instructions, without a compiler; the caller owns it."""
+def program_load(kind: int, instructions: bytes, flags: int, name: str) -> int:
+    """Load a program as it is, without a compiler, as one of `PROGRAM_TYPES`; the caller owns it."""
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"Dual BSD/GPL")
     addresses = ctypes.addressof(code), ctypes.addressof(licence)
     label = name.encode()[:15]
-    attr = _attr(
-        "IIQQIIQII16s", PROG_TYPE_XDP, len(instructions) // 8, *addresses, 0, 0, 0, 0, flags, label
-    )
+    attr = _attr("IIQQIIQII16s", kind, len(instructions) // 8, *addresses, 0, 0, 0, 0, flags, label)
     return _bpf(PROG_LOAD, f"program {name}", attr)
 
 

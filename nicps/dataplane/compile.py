@@ -8,11 +8,15 @@ write goes to stderr, which the parent keeps.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
+
+from nicps.dataplane import images
 
 
 def _load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
@@ -27,12 +31,16 @@ def _load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     except Exception as error:  # BCC raises bare Exception
         return {"error": "compile", "detail": str(error)}, []
     programs: dict[str, int] = {}
+    codes: dict[str, bytes] = {}
     for name, kind in request["programs"].items():
         try:
             programs[name] = program.load_func(name.encode(), kinds[kind]).fd
+            codes[name] = program.dump_func(name.encode())
         except Exception as error:
             return {"error": "load", "program": name, "detail": str(error)}, []
     maps = _maps(program)
+    with contextlib.suppress(OSError):  # the next time it is compiled again
+        images.keep(Path(request["image"]), request["text"], codes, maps)
     fds = [*programs.values(), *maps.values()]
     return {"programs": list(programs), "maps": list(maps)}, fds
 

@@ -2,12 +2,13 @@
 """Compile and load BPF programs through BCC, in a child process.
 
 BCC's compiler takes 150 MB and writes to stderr from C++; both stay in the child, which ends before `load`
-returns. Only descriptors come back.
+returns. Only descriptors come back, and an image for the next time (`nicps.dataplane.images`).
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nicps.dataplane import headers, sources
+from nicps.dataplane import headers, images, sources
 from nicps.errors import BpfLoadError, NotRoot
 
 ProgramKind = Literal["xdp", "sched_cls"]
@@ -55,7 +56,7 @@ def need_root() -> None:
 def load(
     source: str, programs: Mapping[str, ProgramKind], defines: Mapping[str, int] | None = None
 ) -> Loaded:
-    """Compile `source` (a name in `ebpf/`) and load the programs named, by their kind.
+    """Compile `source` (a name in `ebpf/`), unless that was done, and load the programs named, by their kind.
 
     Raises:
         NotRoot: without the privileges to load BPF programs.
@@ -63,14 +64,17 @@ def load(
         BpfLoadError: BCC is missing, or the compiler or the verifier refuses; `.log` holds all that they said.
     """
     need_root()
-    found = headers.find()
+    kernel_source = headers.find().folder()
     request = {
         "source": source,
         "text": sources.flatten(sources.path(source)),
         "programs": dict(programs),
         "defines": dict(defines or {}),
     }
-    answer, fds, log = _compile(request, found.folder())
+    image = images.place(request, kernel_source)
+    with contextlib.suppress(OSError, LookupError, ValueError):  # then it is compiled
+        return Loaded(*images.load(image, programs))
+    answer, fds, log = _compile({**request, "image": str(image)}, kernel_source)
     if "error" in answer:
         raise _error(source, answer, log)
     names = [*answer["programs"], *answer["maps"]]

@@ -138,4 +138,4 @@ def load_pass_program(name: str) -> int:
     """A descriptor of the smallest XDP program: `return XDP_PASS`."""
     # mov64 r0, XDP_PASS; exit
     code = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_PASS, 0x95, 0, 0, 0)
-    return bpf.program_load_xdp(code, 0, name)
+    return bpf.program_load(bpf.PROGRAM_TYPES["xdp"], code, 0, name)

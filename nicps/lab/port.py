@@ -58,7 +58,7 @@ class PortFaults:
 @contextmanager
 def pass_program() -> Iterator[int]:
     """The XDP program; where it is attached when the context ends, it stays."""
-    fd = bpf.program_load_xdp(_PASS, bpf.F_XDP_HAS_FRAGS, "lab_pass")
+    fd = bpf.program_load(bpf.PROGRAM_TYPES["xdp"], _PASS, bpf.F_XDP_HAS_FRAGS, "lab_pass")
     try:
         yield fd
     finally:

@@ -151,7 +151,7 @@ def test_xdp_tx_comes_back(name: str) -> None:
             first, second = lab.hosts
             assert {port.link.xdp_mode for port in lab.counters().values()} == {"native"}
             echo = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_TX, 0x95, 0, 0, 0)
-            program = bpf.program_load_xdp(echo, 0, "echo")
+            program = bpf.program_load(bpf.PROGRAM_TYPES["xdp"], echo, 0, "echo")
             attributes = [("IFLA_XDP_FD", program), ("IFLA_XDP_FLAGS", bpf.XDP_FLAGS_DRV_MODE)]
 
             def attach(ipr: IPRoute, attributes: list[tuple[str, int]] = attributes) -> None:

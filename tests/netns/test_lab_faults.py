@@ -240,7 +240,7 @@ def test_frames_that_xdp_sends_back_are_hit_too(name: str) -> None:
     echo = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_TX, 0x95, 0, 0, 0)
     with Lab(LabSettings(name, hosts=2)) as lab:
         first, second = lab.hosts
-        program = bpf.program_load_xdp(echo, 0, "echo")
+        program = bpf.program_load(bpf.PROGRAM_TYPES["xdp"], echo, 0, "echo")
         attributes = [("IFLA_XDP_FD", program), ("IFLA_XDP_FLAGS", bpf.XDP_FLAGS_DRV_MODE)]
         links.with_netlink(
             second.netns,

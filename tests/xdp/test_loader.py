@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from nicps.dataplane import bpf, headers, loader
+from nicps.dataplane import bpf, headers, images, loader
 from nicps.errors import BpfLoadError, KernelHeadersMissing, NotRoot
 
 GOOD = """
@@ -26,6 +31,24 @@ int verdict(struct xdp_md *ctx)
 	return VERDICT;
 }
 """
+
+
+@pytest.fixture(autouse=True)
+def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing has been compiled yet."""
+    folder = tmp_path / "images"
+    monkeypatch.setattr(images, "FOLDER", folder)
+    return folder
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From now on nothing can be compiled."""
+
+    def compile_(*_: object) -> NoReturn:
+        raise AssertionError("compiled")
+
+    return lambda: monkeypatch.setattr(loader, "_compile", compile_)
 
 
 def write(path: Path, text: str) -> str:
@@ -109,10 +132,70 @@ def test_not_root() -> None:
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    places = tmp_path / "places"
+    places.mkdir()
+    monkeypatch.setenv("TMPDIR", str(places))
     descriptors = len(os.listdir("/proc/self/fd"))
     loader.load("nicps.c", {"nicps_xdp": "xdp"}).close()
     with pytest.raises(BpfLoadError):
         loader.load("nicps.c", {"no_such": "xdp"})
-    assert list(tmp_path.iterdir()) == []
+    assert list(places.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_nothing_is_compiled_twice(tmp_path: Path, no_compiler: Callable[[], None]) -> None:
+    """The maps are others each time; a changed source or definition is compiled."""
+    source = write(tmp_path, GOOD)
+    first = loader.load(source, {"verdict": "xdp"}, {"VERDICT": bpf.XDP_TX})
+    no_compiler()
+    second = loader.load(source, {"verdict": "xdp"}, {"VERDICT": bpf.XDP_TX})
+    runs = [bpf.prog_test_run(each.programs["verdict"], bytes(64), 2) for each in (first, second)]
+    assert [run.verdict for run in runs] == [bpf.XDP_TX, bpf.XDP_TX]
+    for each in (first, second):
+        assert bpf.map_memory(each.maps["words"])[:8] == b"\2" + bytes(7)
+        each.close()
+    with pytest.raises(AssertionError, match="compiled"):
+        loader.load(source, {"verdict": "xdp"}, {"VERDICT": bpf.XDP_DROP})
+    write(tmp_path, GOOD.replace("+= 1", "+= 2"))
+    with pytest.raises(AssertionError, match="compiled"):
+        loader.load(source, {"verdict": "xdp"}, {"VERDICT": bpf.XDP_TX})
+
+
+def test_an_image_is_what_was_compiled(no_compiler: Callable[[], None]) -> None:
+    """All maps of ours, with those that hold maps."""
+    kinds: dict[str, loader.ProgramKind] = {"nicps_xdp": "xdp", "nicps_egress": "sched_cls"}
+    compiled = loader.load("nicps.c", kinds)
+    no_compiler()
+    loaded = loader.load("nicps.c", kinds)
+    for name, fd in compiled.maps.items():
+        ours, theirs = bpf.map_info(loaded.maps[name]), bpf.map_info(fd)
+        assert replace(ours, id=0) == replace(theirs, id=0)
+    inner = bpf.map_like(loaded.maps["slots_shape"], 3, "test")
+    bpf.map_update(loaded.maps["slots"], bytes(4), inner.to_bytes(4, sys.byteorder))
+    os.close(inner)
+    loaded.close()
+    compiled.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "other", "refused"])
+def test_a_damaged_image_is_made_again(tmp_path: Path, image_folder: Path, damage: str) -> None:
+    source = write(tmp_path, GOOD)
+    loader.load(source, {"verdict": "xdp"}, {"VERDICT": bpf.XDP_TX}).close()
+    (path,) = image_folder.iterdir()
+    good = path.read_bytes()
+    image = json.loads(good)
+    image["programs"]["verdict"] = base64.b64encode(bytes(16)).decode()  # no program at all
+    bad = {"cut": good[:-9], "emptied": b"", "other": b"{}", "refused": json.dumps(image).encode()}
+    path.write_bytes(bad[damage])
+    loaded = loader.load(source, {"verdict": "xdp"}, {"VERDICT": bpf.XDP_TX})
+    assert bpf.prog_test_run(loaded.programs["verdict"], bytes(64)).verdict == bpf.XDP_TX
+    loaded.close()
+    assert json.loads(path.read_bytes()) == json.loads(good)
+    assert [path] == list(image_folder.iterdir())
+
+
+def test_no_room_for_an_image(tmp_path: Path, image_folder: Path) -> None:
+    image_folder.write_text("a file where the folder should be")
+    loaded = loader.load(write(tmp_path, GOOD), {"verdict": "xdp"}, {"VERDICT": bpf.XDP_TX})
+    assert bpf.prog_test_run(loaded.programs["verdict"], bytes(64)).verdict == bpf.XDP_TX
+    loaded.close()
