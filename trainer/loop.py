@@ -205,6 +205,8 @@ class Loop:
             end = share * part // parts
             if end == done:
                 continue
+            if session.closed(round_):  # the others need no more: this host may catch up with them
+                break
             batch = _tensors(self._part.take(indices[done:end]))
             loss = job.loss(model.model, batch)
             job.backward(loss * (end - done))  # the sum over the samples goes out, not the mean
@@ -212,8 +214,6 @@ class Loop:
             done = end
             self._pace.keep(begun)
             session.progress(round_, done)
-            if session.closed(round_):
-                return done, loss_sum
             # Enough for the quorum: what the others have ready and counted, and this (R13).
             if self._settings.quorum < 1 and 0 < session.need(round_) <= done:
                 break

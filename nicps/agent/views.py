@@ -15,7 +15,6 @@ from nicps.protocol import (
     Installed,
     NodeState,
     Ready,
-    Rekeyed,
     Struck,
 )
 from nicps.protocol.course import Found, Plan
@@ -35,8 +34,6 @@ class Views:
         agent = self._agent
         if isinstance(action, Installed):
             self._installed(action)
-        elif isinstance(action, Rekeyed):
-            agent.dataplane.set_key(agent.keys.enter(action.view))
         elif isinstance(action, Ready):
             if agent.conductor is not None:
                 agent.conductor.ready(action.view)

@@ -72,13 +72,6 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rekeyed:
-    """The same view under another ballot: only its seed is new."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
 class Ready:
     """The lead only: everybody in the view has installed it."""
 
@@ -179,7 +172,6 @@ Action: TypeAlias = (
     Send
     | SendFragments
     | Installed
-    | Rekeyed
     | Ready
     | Struck
     | Cut

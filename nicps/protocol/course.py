@@ -275,8 +275,10 @@ class Course:
             ]
             self._collecting = True
             self._collect_next()
-        elif phase.kind is wire.PhaseKind.TRAIN and not self._trained:
-            self._host.tell("training")
+        elif phase.kind is wire.PhaseKind.TRAIN:
+            self._call_back()  # who has just been counted need not be called any more
+            if not self._trained:
+                self._host.tell("training")
 
     def answered(self, answer: Answered) -> None:
         """A host on standby wants to come back, or a new one to come in (R20)."""

@@ -22,6 +22,7 @@ class Starting:
     last_new: float
     next_call: float
     highest_view: int
+    yields_until: float | None = None  # another starter has called: it may be about to win
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,33 @@ class Formation:
         self.starting = Starting(nonce, [(self.mac, self.name)], {}, now, now, highest_view)
         self.tick(now)
 
-    def on_call(self, source: bytes) -> bool:
-        """R2: whether to answer. Two starters at once: the lower MAC wins, the other joins it (R3)."""
+    def on_call(self, now: float, source: bytes) -> bool:
+        """R2: whether to answer. Two starters at once: the lower MAC wins, the other joins it (R3).
+
+        It has won once its list is here. Until then the other keeps still for a while, once: a call shows nothing, it
+        may be an old frame that somebody sends again.
+        """
+        starting = self.starting
+        if starting is None:
+            return True
+        if self.mac < source:
+            return False
+        if starting.yields_until is None:
+            starting.yields_until = now + self.timings.yield_s
+            starting.next_call = starting.last_new = starting.yields_until
+        return now < starting.yields_until
+
+    @property
+    def yields(self) -> bool:
+        """Another starter has called, and its list is welcome."""
+        return self.starting is not None and self.starting.yields_until is not None
+
+    def lose(self, source: bytes) -> None:
+        """That host's list is here."""
         if self.starting is not None:
-            if self.mac < source:
-                return False
             self.starting = None
-            self.emit(
-                Failed(
-                    f"{wire.mac_text(source)} started a job at the same moment; submit again later"
-                )
-            )
-        return True
+            reason = "started a job at the same moment; submit again later"
+            self.emit(Failed(f"{wire.mac_text(source)} {reason}"))
 
     def answer(self, nonce: int, fresh: int, highest_view: int, stage: wire.Stage) -> None:
         """R2, R20: this host takes part."""
@@ -82,7 +98,7 @@ class Formation:
             if any(name == other for _, other in starting.hosts):
                 name = safe_name("", source)
             starting.hosts.append((source, name))
-            starting.last_new = now
+            starting.last_new = max(now, starting.last_new)
 
     def tick(self, now: float) -> Closed | None:
         """Call again, or close the list once no new answer came for a while (R3)."""

@@ -98,6 +98,7 @@ class Host:
         self._heard = 0.0  # the lead, last
         self._beacon_at = 0.0
         self._call_at = 0.0
+        self._called: tuple[int, ...] = ()  # the nonces of the last two calls
         self._ended = False  # the view's job has ended here (STOP)
 
     # ---- what others look at

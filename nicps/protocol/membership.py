@@ -34,9 +34,8 @@ class Membership(Deciding):
         if not call.view:
             if self.state is NodeState.MEMBER or (self.busy and self._formation.starting is None):
                 return
-            if not self._formation.on_call(source):
+            if not self._formation.on_call(now, source):
                 return
-            self.state = NodeState.STANDBY
             stage: wire.Stage | None = wire.Stage.NOTHING
         elif (self.state is NodeState.STANDBY and not self.busy) or (
             call.view == self.view.number and self.number in self.learners
@@ -61,6 +60,8 @@ class Membership(Deciding):
             return
         if number in self.view.live and number not in self.learners:
             return
+        if answer.nonce not in self._called:
+            return  # not to a call of ours, or to an old one
         name = safe_name(frame.tail.decode(errors="replace"), source)
         joiner = Joiner(source, name, answer.fresh)
         self._actions.append(Answered(joiner, number, wire.Stage(answer.stage)))
@@ -165,8 +166,9 @@ class Membership(Deciding):
             return
         if self.state is NodeState.MEMBER and body.base != self.view.number:
             self._struck("the others have gone on without it")
-        if self.state is not NodeState.MEMBER and self.busy:
+        if self.state is not NodeState.MEMBER and self.busy and not self._formation.yields:
             return
+        self._formation.lose(source)
         installation = Installation(
             view,
             body.base,
@@ -221,6 +223,7 @@ class Membership(Deciding):
         self._acked = (successor.phase, True, b"")
         self._round = successor.round
         self._leavers = {}
+        self._called = ()
         self._ended = False
         self._heard = self._beacon_at = self._call_at = now
         self._succession = Succession(

@@ -257,7 +257,8 @@ class Node(Membership):
             )
         if self._calls_back and now >= self._call_at:
             self._call_at = now + self.timings.call_back_s
-            body = wire.Call(self._nonce(), self.view.number, self.view.ballot)
+            self._called = (self._nonce(), *self._called[:1])
+            body = wire.Call(self._called[0], self.view.number, self.view.ballot)
             header = self._header_without_view(0, 0)
             self._actions.append(Send(wire.pack(header, body, tail=self.calls.encode())))
         return self._take(now)

@@ -28,7 +28,8 @@ class Member:
 class Timings:
     """Waiting times in seconds. Repeats back off, up to ten times their first value.
 
-    Forming (R3): `call_s` between calls, `quiet_s` without an answer ends it. Decisions are repeated after
+    Forming (R3): `call_s` between calls, `quiet_s` without an answer ends it; a starter keeps still for `yield_s` where
+    another one calls. Decisions are repeated after
     `decision_s`. R16: `repeat_s`. A want (the token is parked) is repeated after `want_s`.
 
     R17: the n-th member after a silent one waits n times `silence_s` before it proposes to go on without it, or longer
@@ -43,6 +44,7 @@ class Timings:
 
     call_s: float = 0.1
     quiet_s: float = 0.7
+    yield_s: float = 2.5
     decision_s: float = 0.03
     repeat_s: float = 0.008
     want_s: float = 0.004

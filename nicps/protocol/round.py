@@ -121,7 +121,8 @@ class Round:
         self._ready_of: dict[int, int] = {}  # from WANT frames
         self._read = carried.read
         self._digest = carried.digest
-        self._compared = 0  # round whose digests have been found to differ
+        self._told: dict[int, dict[int, int]] = {}  # round -> member -> digest, of the last rounds
+        self._compared = 0  # latest round whose digests have been found to differ
         self._closed = 0  # round whose closing without us has been told
         self._complete = False
         self._frozen = False
@@ -223,22 +224,34 @@ class Round:
             self._emit(Closed(self.round))
 
     def _compare(self) -> None:
-        """Whether all members hold the same weights after the round committed last, once all have told."""
-        token, round_ = self.token, self.round - 1
+        """Whether all members hold the same weights, round by round: a slow one tells of each later than the others."""
+        token = self.token
         assert token is not None
-        told = {
-            k: token.lines[k - 1].digest
-            for k in self._view.order
-            if token.lines[k - 1].read == round_ and token.lines[k - 1].digest
-        }
-        counted = {k for k in self._view.order if self.phase.shares[k - 1]}
-        if self._compared == round_ or len(set(told.values())) < 2 or not counted <= told.keys():
+        oldest, fresh = self.round - _ROUNDS_TOLD, set()
+        for k in self._view.order:
+            line = token.lines[k - 1]
+            if line.digest and oldest <= line.read < self.round:
+                told = self._told.setdefault(line.read, {})
+                if told.get(k) != line.digest:
+                    told[k] = line.digest
+                    fresh.add(line.read)
+        for round_ in sorted(fresh):
+            self._judge(round_, self._told[round_])
+        if len(self._told) > _ROUNDS_TOLD:
+            self._told = {r: told for r, told in self._told.items() if r >= oldest}
+
+    def _judge(self, round_: int, told: dict[int, int]) -> None:
+        """Who differs is known once most have told the same, or all have told."""
+        digests = sorted(told.values())
+        if round_ <= self._compared or digests[0] == digests[-1]:
+            return
+        voters = told.keys() | {k for k in self._view.order if self.phase.shares[k - 1]}
+        most = max(digests, key=digests.count)
+        agreed = 2 * digests.count(most) > len(voters)
+        if not agreed and len(told) < len(voters):
             return
         self._compared = round_
-        digests = sorted(told.values())
-        most = max(digests, key=digests.count)
-        tie = 2 * digests.count(most) <= len(digests)
-        different = frozenset() if tie else frozenset(k for k in told if told[k] != most)
+        different = frozenset(k for k in told if told[k] != most) if agreed else frozenset[int]()
         self._emit(Differs(round_, different))
 
     def _publish_need(self) -> None:
@@ -289,3 +302,5 @@ class Round:
 
 
 _NO_LINE = Line()
+#: A member is two rounds behind at most: there are two banks of sums.
+_ROUNDS_TOLD = 4

@@ -133,6 +133,17 @@ class Faults:
         kind = self.random.choice(LOST)
         self.lan.lose[kind] = self.lan.lose.get(kind, 0) + self.random.randint(1, 4)
 
+    def again(self, time: float, rng: Random) -> None:
+        """A stranger sends a frame that it has overheard once more."""
+        lan = self.lan
+
+        def send() -> None:
+            if lan.overheard:
+                lan.replay(*rng.choice(lan.overheard))
+
+        lan.trouble(time)
+        lan.at(time, send)
+
     def of_switch(self, time: float, kind: str, rng: Random) -> None:
         """A switch that adds "forget"s all it knows, or "stop"s adding, perhaps for good; a host is "deaf" to it."""
         switch = self.lan.switch

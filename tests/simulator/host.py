@@ -51,6 +51,7 @@ class Host:
         self.life = 0  # raised by every restart
         self.dead = self.paused = False
         self.believes = True  # a switch that adds
+        self.slowness = 1.0  # how much longer its training program takes than the others'
         self.job_over = ""
         self.killed_at = 0.0
         self.stepped = True  # the agent has run since the kernel's view of it was made

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,8 @@ class Job:
         self.adding = host.believes  # as the last training phase had it
         self.unit = 0  # log2, of the next gradient
         self.declined = False  # this host wants no part in it
+        self._working_until = 0.0  # the training program looks up between two micro-batches only
+        self._commits: deque[Callable[[], None]] = deque()  # that wait for that, one by one
         self._epoch = 0
 
     def interrupt(self) -> None:
@@ -76,6 +79,8 @@ class Job:
     def end(self) -> None:
         """The job is over here."""
         self.program = None
+        self._working_until = 0.0
+        self._commits.clear()
         self.interrupt()
 
     def lose_program(self) -> None:
@@ -185,7 +190,7 @@ class Job:
                 prepared()
                 self._compute(phase, phase.first_round)
 
-        self.host.later(2e-4 + self.lan.random.random() * 0.001, entered)
+        self.host.later(self._looks_up_in(2e-4 + self.lan.random.random() * 0.001), entered)
 
     def begin(self, phase: Phase, round_: int) -> None:
         """Back in this phase, in the middle of it."""
@@ -199,7 +204,8 @@ class Job:
         if not share or (phase.rounds and round_ > phase.last_round):
             return
         epoch = self._epoch
-        seconds = self.lan.compute_s * (0.5 + self.lan.random.random())
+        seconds = self.lan.compute_s * (0.5 + self.lan.random.random()) * self.host.slowness
+        self._working_until = self.lan.now + seconds
 
         def offer() -> None:
             if epoch == self._epoch:
@@ -208,6 +214,10 @@ class Job:
                 self.host.do(self.host.node.offer(self.host.clock(), round_, share, unit, skip))
 
         self.host.later(seconds, offer)
+
+    def _looks_up_in(self, seconds: float) -> float:
+        """At the end of the micro-batch that it works on."""
+        return max(self._working_until - self.lan.now, 0.0) + seconds
 
     def _unit(self, phase: Phase) -> tuple[int | None, bool]:
         """The unit that the next gradient will want, if that is told; whether this one is too large for its own."""
@@ -253,7 +263,18 @@ class Job:
             if epoch == self._epoch and kind is wire.PhaseKind.TRAIN:
                 self._compute(in_force, commit.round + 1)
 
-        self.host.later(1e-4, apply)
+        self._commits.append(apply)
+        if len(self._commits) == 1:
+            self.host.later(self._looks_up_in(1e-4), lambda: self._apply(apply))
+
+    def _apply(self, commit: Callable[[], None]) -> None:
+        """A program that lags works on each round before it looks at that round's sum."""
+        if not self._commits or self._commits[0] is not commit:
+            return  # of a program that has died
+        commit()
+        if self._commits and self._commits.popleft() and self._commits:
+            following = self._commits[0]
+            self.host.later(self._looks_up_in(1e-4), lambda: self._apply(following))
 
     def decide_later(self) -> None:
         """The lead's training program looks at the round that it has applied last (R14)."""

@@ -32,6 +32,9 @@ _STEP_AT = (
     ]
 )
 _TRACED = 4000  # lines of the trace that are kept
+_OVERHEARD = 100  # frames that a stranger keeps
+#: What is said outside a view's keys, and numbers: only what is in it tells whether it is old.
+OUTSIDE = (int(wire.FrameType.CALL), int(wire.FrameType.ANSWER), 100 + wire.ViewStep.INSTALL)
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Lan:
         self.lose: dict[int, int] = {}  # how many frames of a kind are to be lost next
         self.groups: list[frozenset[int]] = []  # of host indices, while the LAN is cut
         self.trace: deque[str] = deque(maxlen=_TRACED)
+        self.overheard: deque[tuple[bytes, bytes, bytes | None]] = deque(maxlen=_OVERHEARD)
         self.switch = Switch()  # where the plan has it that one adds
         self.deaf: Host | None = None  # gets none of its sums
         self.checks = Checks(self)
@@ -174,7 +178,16 @@ class Lan:
         if self.plan.adding and frame[1] == wire.FrameType.TOKEN:
             passing = wire.unpack(frame)
             self._to_switch(sender, when, lambda: self.switch.follow(passing.header, passing.body))
+        if kind_of(frame) in OUTSIDE:
+            self.overheard.append((sender.mac, frame, key))
         self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame, key))
+
+    def replay(self, source: bytes, frame: bytes, key: bytes | None) -> None:
+        """A stranger sends a frame once more, just as it was."""
+        self.note(f"AGAIN {wire.FrameType(frame[1]).name} of {source[-1]}")
+        for host in self.hosts:
+            if not host.dead:
+                host.take_frame(source, frame, key)
 
     def feed(self, sender: Host, fragment: Fragment, when: float) -> None:
         """One fragment for the switch, which sends what comes of it to all, or to who has asked."""

@@ -82,6 +82,8 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         late=rng.randint(1, 2) if admit and not alone else 0,
         too_large=0.02,
     )
+    if lan.plan.quorum < 1 and more.random() < 0.5:  # the others do not wait for it
+        more.choice(lan.hosts).slowness = more.choice((3.0, 10.0))
     lan.more = (
         more  # goes on where the schedule ends: the same numbers twice would tie the two together
     )
@@ -106,6 +108,9 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
                 more.choice(("forget", "forget", "stop", "deaf")),
                 more,
             )
+    if more.random() < 0.3:
+        for _ in range(more.randint(1, 10)):
+            faults.again(more.random() * (FORMED_S + lasts), more)
     lan.hosts[0].submit()
     lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
     return lan

@@ -111,6 +111,19 @@ def test_who_was_tampered_with_is_struck_off_and_takes_the_state_again(host: int
     assert len({h.job.result for h in lan.hosts if h.job.result}) == 1
 
 
+@pytest.mark.parametrize("slowness", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("host", [1, 4])
+def test_damage_is_found_while_one_host_lags(host: int, slowness: float) -> None:
+    """Four of five make the quorum; the fifth applies each round after its own micro-batch, behind the others."""
+    plan = Plan("job", batch=50, width=16, quorum=0.7, alarm_below=0.0)
+    lan, _ = job(plan=plan, compute_s=0.02, rounds=60)
+    lan.hosts[4].slowness = slowness
+    lan.at(1.2, lan.hosts[host].tamper)
+    assert lan.run(lambda: any(f"h{host + 1}  STRUCK" in line for line in lan.trace), limit_s=1.8)
+    assert schedules.finish(lan).what == "done"
+    assert len({h.job.result for h in lan.hosts if h.job.result}) == 1
+
+
 def test_64_hosts_of_which_two_die() -> None:
     lan, faults = job(hosts=64, rounds=3, fragments=2, records=b'{"bytes": 0, "index_bytes": 0}')
     faults.at_moment("committed", 64 * 4, "kill")

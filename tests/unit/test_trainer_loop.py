@@ -185,6 +185,7 @@ def test_a_round_that_closed_is_dropped(tmp_path: Path) -> None:
     train = [line for line in checked(outcome)[3] if line["phase"] == "train"]
     assert sum("4" not in line["counted"] for line in train) >= 5
     assert all(line["samples"] >= 300 for line in train)
+    assert any(line["loss"] is None for line in train), "it works on none that has closed already"
 
 
 def test_the_jobs_own_end_and_scheduler(tmp_path: Path) -> None:
