@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nicps import wire
 from nicps.auth import Sequences
 from nicps.dataplane import bpf
 from nicps.lab.errors import LabProblem
+from tests.netns.labs import raw_socket
 from tests.netns.scenes import Drill, Stage
+
+_ETH_P_ALL = 3  # its own frames too
+_SO_RCVBUFFORCE = 33
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +92,42 @@ def test_a_host_is_killed_and_joins_again(drill: Drill, part: str) -> None:
     stage.join("h3")
     drill.all_train(60.0)
     assert drill.exact() > 6
+
+
+@pytest.mark.long
+def test_old_frames_are_sent_again(drill: Drill) -> None:
+    """A stranger has recorded how a host came back: calls, answers and lists. Sent again, they change no view."""
+    stage, rest = drill.stage, others(drill, "h4")
+    recorded: list[bytes] = []
+    kinds = {wire.FrameType.CALL, wire.FrameType.ANSWER, wire.FrameType.VIEW}
+    at = wire.ETHERNET_BYTES + 1
+    ours = wire.ETHERTYPE.to_bytes(2, "big")
+
+    def come_back() -> None:
+        stage.end("h4", signal.SIGKILL)
+        drill.goes_on(*rest)
+        stage.join("h4")
+        drill.all_train(60.0)
+
+    with raw_socket(stage.lab.host("h4"), _ETH_P_ALL) as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 64 << 20)
+        stranger.setblocking(False)
+        come_back()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                recorded.append(stranger.recv(2048))
+        recorded = [frame for frame in recorded if frame[12:14] == ours and frame[at] in kinds]
+        assert {frame[at] for frame in recorded} == kinds
+        stage.end("h4", signal.SIGKILL)
+        drill.goes_on(*rest)
+        view = drill.status(rest[0])["view"]
+        for _ in range(3):
+            for frame in recorded:
+                stranger.send(frame)
+            drill.goes_on(*rest, rounds=10)
+    assert {drill.status(name)["view"] for name in rest} == {view}
+    come_back()
+    drill.exact()
 
 
 def test_a_training_program_is_killed(drill: Drill) -> None:
