@@ -16,7 +16,7 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -120,6 +120,8 @@ class Session:
         self._next: dict[str, Any] | None = None
         self._unit = 0
         self._offered = 0  # round of the last contribution
+        #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
+        self.on_keep: Callable[[], None] | None = None
 
     @classmethod
     def attach(cls, socket: str | None = None) -> Self:
@@ -198,9 +200,10 @@ class Session:
         self._decision = None  # it was about a round before that state
         self._channel.send({"op": "loaded", "number": number, "digest": digest})
 
-    def checkpoint(self, round_: int) -> None:
-        """The checkpoint was written anew: the state after `round_` trained rounds."""
-        self._channel.send({"op": "checkpoint", "round": round_})
+    def checkpoint(self, round_: int, error: str = "") -> None:
+        """The checkpoint was written anew: the state after `round_` trained rounds; or `error` says why it was not."""
+        message = {"op": "checkpoint", "round": round_}
+        self._channel.send(message | ({"error": error} if error else {}))
 
     # ---- a training round
 
@@ -465,6 +468,11 @@ class Session:
         """Take note of what a message tells."""
         if message["op"] == "abort":
             raise JobAborted(message["message"])
+        if message["op"] == "keep":
+            if self.on_keep is not None:
+                self.on_keep()
+            else:
+                self.checkpoint(0, "the training program cannot save while it waits for the others")
         if message["op"] == "phase" and message.get("blocks"):
             self._read().map(fds[0], fds[1], message["blocks"])
         if message["op"] == "view":

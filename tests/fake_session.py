@@ -169,6 +169,7 @@ class FakeSession:
         self.workdir = ""
         self.reports: list[dict[str, Any]] = []
         self.failure: str | None = None
+        self.on_keep: Callable[[], None] = lambda: None
         self.decision: tuple[int, str] | None = None
         self._phase = 0  # how many phases this member has taken
 
@@ -217,8 +218,9 @@ class FakeSession:
             self.decision = None
             self.network.loaded(self.number, digest)
 
-    def checkpoint(self, round_: int) -> None:
-        self.network.checkpoints.append((self.number, round_))
+    def checkpoint(self, round_: int, error: str = "") -> None:
+        if not error:
+            self.network.checkpoints.append((self.number, round_))
 
     def need(self, round_: int) -> int:
         with self.network.changed:

@@ -61,6 +61,7 @@ class Loop:
             workdir: where states and checkpoints are, and out/metrics.jsonl.
         """
         self._session = session
+        session.on_keep = self._keep
         self._training = training
         self._job = training.job
         self._settings = training.job.settings
@@ -317,14 +318,20 @@ class Loop:
             self._saved_at = now
             self._checkpoint()
 
+    def _keep(self) -> None:
+        """R18: no majority is left, and this may be all that remains. What this member has offered stays as it is."""
+        self._model.restore()  # its own forward passes have moved the buffers
+        self._checkpoint()
+
     def _checkpoint(self) -> None:
         """Where it cannot be written, the former one stays."""
+        error = ""
         try:
             self._training.save(self._workdir / CHECKPOINT)
-        except JobError as error:
+        except JobError as problem:
+            error = str(problem)
             self._warn(f"no checkpoint: {error}")
-        else:
-            self._session.checkpoint(self._training.state.round)
+        self._session.checkpoint(self._training.state.round, error)
 
     # ---- what comes next, and who watches
 

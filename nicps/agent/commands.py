@@ -77,7 +77,10 @@ class Commands:
         agent = self._agent
         waiting = agent.job is not None and agent.node.state is NodeState.STANDBY
         if agent.submission is not None or agent.node.state is not NodeState.STANDBY or waiting:
-            raise NetworkProblem("a job is under way: wait for its end (`nicps status --watch`)")
+            way_out = "wait for its end (`nicps status --watch`)"
+            if agent.trouble:
+                way_out = f"{agent.trouble}. `nicps leave`, and `nicps join` again, give it up here"
+            raise NetworkProblem(f"a job is under way: {way_out}")
         if "entry" in message and peer.uid not in (0, os.geteuid()):  # it draws the report as us
             raise UsageProblem(f"user {peer.uid} may not name the module that trains")
         agent.node.busy = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
-from nicps.agent.job import STATE
+from nicps.agent.checkpoints import STATE
 from nicps.agent.process import python
 from nicps.agent.result import summarise
 from nicps.dataplane.lanes import LaneFormat
@@ -187,7 +187,7 @@ class Conductor:
                 self.agent.warn(f"the model could not be saved: {error}")
                 self.course.saved()
             else:
-                job.keep_checkpoint(STATE, self.course.saved)
+                job.checkpoints.keep(STATE, lambda _: self.course.saved())
 
         if job is None:
             saved("there is no job here")

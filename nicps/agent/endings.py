@@ -26,7 +26,7 @@ class Endings:
         submission, agent.submission = agent.submission, None
         settings = phase.settings if phase is not None else {}
         if settings.get("alarm"):
-            self._run_hook(said)
+            self.run_hook(said)
         if submission is None:
             return
         submission.close()
@@ -86,7 +86,7 @@ class Endings:
             else:
                 agent.log(f"job stopped: {reason}")
                 if alarm:
-                    self._run_hook(reason)
+                    self.run_hook(reason)
                 self._tell_end(reason, alarm=alarm)
 
         if reason is None:
@@ -99,8 +99,8 @@ class Endings:
         code = (Alarm if alarm else JobFailed).exit_code
         agent.publish({"op": "error", "message": reason, "exit_code": code})
 
-    def _run_hook(self, reason: str) -> None:
-        """R22: tell the user in the way that the user wants it."""
+    def run_hook(self, reason: str) -> None:
+        """R18, R22: tell the user in the way that the user wants it."""
         agent = self._agent
         if agent.settings.alarm_hook:
             log = agent.settings.runs / "alarm.log"

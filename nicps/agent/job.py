@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nicps import wire
+from nicps.agent.checkpoints import STATE, Checkpoints
 from nicps.agent.finish import Finish
 from nicps.agent.folders import working_folder
 from nicps.agent.handout import HandOut
 from nicps.agent.process import python
 from nicps.agent.program import Program
-from nicps.agent.records import Records, keep_files
+from nicps.agent.records import Records
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.channel import Channel
 from nicps.dataplane.maps import Accumulators
@@ -27,8 +28,6 @@ from nicps.protocol import Committed, Installed, Phase, SendFragments
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
 
-STATE = "state.npz"  # between members (R20)
-CHECKPOINT = "checkpoint.npz"  # for after an alarm (R22)
 _MOST_STARTS = (
     4  # of a training program that is killed again and again before it has trained a round
 )
@@ -49,6 +48,7 @@ class LocalJob:
             os.chown(folder, agent.user.uid, agent.user.gid)
         self.handout = HandOut(self)
         self.finish = Finish(self)
+        self.checkpoints = Checkpoints(self)
         self.program: Program | None = None
         self.train_rounds = 0
         self.digest = ""  # of what was handed out, once it is all here
@@ -91,6 +91,7 @@ class LocalJob:
 
     def installed(self, action: Installed) -> None:
         """Another view is in force, and the phase goes on in it, or none does."""
+        self.checkpoints.called_off()
         phase = action.phase
         if phase is None:
             if self.program is not None:
@@ -110,6 +111,7 @@ class LocalJob:
     def struck(self) -> None:
         """R19: this host stands by; number, model and data stay."""
         self.agent.frames.sender.drop_fragments()
+        self.checkpoints.called_off()
         self._phase = self._waiting = None
         self.handout.withdraw()
 
@@ -345,6 +347,7 @@ class LocalJob:
 
     def _enter(self, program: Program, phase: Phase) -> None:
         if program is self.program:
+            program.holds_state = True
             program.enter(phase, phase.first_round, self._blocks)
 
     def allocate(self, phase: Phase, then: Callable[[], None]) -> None:
@@ -395,7 +398,10 @@ class LocalJob:
 
     def look(self, now: float) -> None:
         """A training program that says nothing any more must not hold up the others."""
+        self.checkpoints.look(now)
         program, phase = self.program, self._phase
+        if program is not None and self.agent.node.changing:
+            program.spoke = now  # it waits for the network, perhaps for long (R18)
         if program is None or program.has_ended or phase is None or self._waiting is not None:
             return
         node = self.agent.node
@@ -409,31 +415,6 @@ class LocalJob:
             )
             program.close("it has not moved")
             self.program_ended(program, -9, "it has not moved")
-
-    # ---- checkpoints (R22)
-
-    def keep_checkpoint(
-        self, name: str = CHECKPOINT, then: Callable[[], None] | None = None
-    ) -> None:
-        """Copy what the program saved into the run's folder, with what `nicps resume` needs beside it."""
-        kept = self.agent.run_folder(self.id) / "checkpoint"
-        failed: list[OSError] = []
-
-        def work() -> None:
-            try:
-                keep_files(self.folder, kept, (name, "prepared.json", "job.tar"))
-                if name != CHECKPOINT:
-                    os.replace(kept / name, kept / CHECKPOINT)
-            except OSError as error:
-                failed.append(error)
-
-        def done() -> None:
-            for error in failed:
-                self.agent.warn(f"no checkpoint in {kept}: {error.strerror}")
-            if then is not None:
-                then()
-
-        self.later(work, done)
 
     def close(self, message: str) -> None:
         """The job is over, however it ended: stop the training program, remove its files."""

@@ -31,12 +31,13 @@ class Program:
     """One training program, from its start to its end.
 
     Attributes: `ready`, it has built the model. `digest`, of the state that it holds (hexadecimal), once it has told.
-    `trained`, rounds of training that it was told of. `spoke`, when it last said something.
+    `holds_state`, that state was the others', too: it is no new program. `trained`, rounds of training that it was told
+    of. `spoke`, when it last said something.
     """
 
     def __init__(self, job: LocalJob) -> None:
         self.job = job
-        self.ready = False
+        self.ready = self.holds_state = False
         self.digest = ""
         self.lanes = 0
         self.trained = 0
@@ -232,7 +233,8 @@ class Program:
             self.digest = _digest(message) or self.digest
             job.program_has_state(op, str(message.get("error") or ""))
         elif op == "checkpoint":
-            job.keep_checkpoint()
+            rounds = _whole(message, "round", 0, _MOST_ROUNDS)
+            job.checkpoints.written(rounds, str(message.get("error") or ""))
         elif op in ("decide", "report") and self.ready:
             agent.trainer_says(message)
         elif op == "fail":

@@ -20,9 +20,9 @@ class AgentSettings:
     `trainer` is the command that trains, in place of `python -m trainer run --workdir DIR`; it finds the agent through
     NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
     what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `alarm_hook` is a shell
-    command for when a job has been given up, with the reason as $1 (R22). Frames go to `destination`: to all, or to a
-    multicast group. `adding`: the network's switch adds, and this host believes its sums; in a network with a key
-    only with `trust_switch`.
+    command for when a job has been given up, or no majority is left, with the reason as $1 (R18, R22). Frames go to
+    `destination`: to all, or to a multicast group. `adding`: the network's switch adds, and this host believes its
+    sums; in a network with a key only with `trust_switch`.
 
     Raises:
         UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted.

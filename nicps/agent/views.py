@@ -43,10 +43,7 @@ class Views:
         elif isinstance(action, Struck):
             self._struck(action.reason)
         elif isinstance(action, Cut):
-            silent = agent.node.view.names(action.missing)
-            self._say_trouble(
-                f"{silent} cannot be heard, and there is no majority without: standing by"
-            )
+            self._cut(agent.node.view.names(action.missing))
         elif isinstance(action, Differs):
             self._differs(action)
 
@@ -106,9 +103,19 @@ class Views:
             return
         if agent.job is not None:
             agent.job.struck()
-        self._say_trouble(f"standing by: {reason}")
+        self.say_trouble(f"standing by: {reason}")
 
-    def _say_trouble(self, what: str) -> None:
+    def _cut(self, silent: str) -> None:
+        """R18: nobody may go on here; what there is must not be lost if the others never come back."""
+        agent = self._agent
+        self.say_trouble(f"{silent} cannot be heard, and there is no majority without: standing by")
+        if agent.job is not None:
+            agent.job.checkpoints.cut(agent.trouble)
+        else:
+            agent.endings.run_hook(agent.trouble)
+
+    def say_trouble(self, what: str) -> None:
+        """Why this host stands by in the middle of a job: for the log, the watchers and `nicps status`."""
         agent = self._agent
         agent.trouble = what
         agent.warn(what)

@@ -88,7 +88,8 @@ def add_parser(subparsers: Any) -> None:
         "--alarm-hook",
         default="",
         metavar="COMMAND",
-        help="run by the shell when too few members are left and the job was saved; $1 is the reason",
+        help="run by the shell, as the agent's user, when too few members are left, or no majority, and the job was"
+        " saved or could not be; $1 is the reason",
     )
     parser.add_argument(
         "--multicast",

@@ -12,8 +12,8 @@ from nicps.errors import UsageProblem
 
 DESCRIPTION = """\
 Go on with a job from its last checkpoint: weights, optimizer, scheduler, and how far it was. The host that led the
-job writes one every checkpoint_s seconds, and when too few members are left, into RUN/checkpoint. The job's code
-comes from there; its data are read again."""
+job writes one every checkpoint_s seconds, and when too few members are left, into RUN/checkpoint; so does every host
+that is left without a majority. The job's code comes from there; its data are read again."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -63,5 +63,7 @@ def find(runs: Path, name: str | None) -> Path:
         return found[-1].parent.absolute()
     folder = Path(name) if Path(name).is_dir() else runs / name
     if not (folder / "checkpoint").is_dir():
-        raise UsageProblem(f"{folder} holds no checkpoint: it is on the host that led the job")
+        raise UsageProblem(
+            f"{folder} holds no checkpoint: it is on the host that led the job, or that was left without a majority"
+        )
     return (folder / "checkpoint").absolute()

@@ -63,6 +63,10 @@ def test_halves(drill: Drill) -> None:
     stood = {host: drill.last(host) for host in high}
     for host in high:
         assert "there is no majority without: standing by" in drill.stage.log(host)
+    for host in high:  # the way out, should the others never come back
+        kept = drill.stage.path(host, "runs") / drill.job_id / "checkpoint"
+        drill.stands_by(host, saying=f"rounds of training in {kept}")
+        assert (kept / "checkpoint.npz").stat().st_size and (kept / "job.tar").stat().st_size
     drill.goes_on(*low)
     assert {host: drill.last(host) for host in high} == stood
     drill.stage.lab.heal()

@@ -197,12 +197,7 @@ def test_too_few_are_left(three: Network, open_path: Path) -> None:
     """R22: with less than half of the members the model is saved, the job stops with an exit code of its own, and the
     hook is told why. `nicps resume` goes on from there.
     """
-    told, hook = open_path / "told", open_path / "hook"
-    hook.write_text(f'#!/bin/sh\nprintf "%s|" "$#" "$1" >{told}.part && mv {told}.part {told}\n')
-    hook.chmod(0o755)
-    three.leave("h1")
-    three.join("h1", "--alarm-hook", f'{hook} "$1"')
-    three.ready()
+    told = hooked(three, open_path, "h1")
     child = under_way(three, open_path, rounds=100_000)
     status = three.status("h1")
     assert status is not None
@@ -219,18 +214,62 @@ def test_too_few_are_left(three: Network, open_path: Path) -> None:
     three.all_stand_by("h1")
     three.leave("h1")  # the next test wants no hook
     three.ready()
-    goes_on_from(three, kept)
+    goes_on_from(three, "h1", kept)
 
 
-def goes_on_from(network: Network, checkpoint: Path) -> None:
-    """`nicps resume` of the newest run on h1 trains three rounds more, beginning with the weights that were saved."""
+def test_no_majority_is_left(three: Network, open_path: Path) -> None:
+    """R18: two of three are killed at once. The last one may not go on: it saves what it has, runs the hook once, and
+    waits. As the others do not come back to the job, the user makes it leave, join, and resume what it has saved.
+    """
+    told = hooked(three, open_path, "h3")
+    child = under_way(three, open_path, 100_000)
+    status = three.status("h3")
+    assert status is not None
+    for host in ("h1", "h2"):
+        os.killpg(three.agents[host].process.pid, signal.SIGKILL)
+    for host in ("h1", "h2"):
+        three.end(host, signal.SIGKILL)
+    three.finish(child)
+    until(told.exists, "the hook has run")
+    kept = three.place("h3", "runs") / status["job"] / "checkpoint"
+    said = told.read_text().removeprefix("1|").removesuffix("|")
+    assert re.fullmatch(
+        r"h[12], h[12] cannot be heard, and there is no majority without: standing by; "
+        rf"saved after \d+ rounds of training in {re.escape(str(kept))}",
+        said,
+    ), said
+    status = three.status("h3")
+    assert status is not None and status["trouble"] == said and status["job"]
+    refused = three.command("h3", "resume", "--runs", str(three.place("h3", "runs"))).error(4)
+    assert said in refused and "nicps leave" in refused
+    told.unlink()
+    assert three.command("h3", "leave").code == 0
+    three.end("h3", signal.SIGTERM)
+    assert not told.exists()  # once
+    three.ready()
+    goes_on_from(three, "h3", kept / "checkpoint.npz")
+
+
+def hooked(network: Network, folder: Path, host: str) -> Path:
+    """Join there with an alarm hook; the file in which it leaves the number of its arguments, and the first."""
+    told, hook = folder / "told", folder / "hook"
+    hook.write_text(f'#!/bin/sh\nprintf "%s|" "$#" "$1" >{told}.part && mv {told}.part {told}\n')
+    hook.chmod(0o755)
+    network.leave(host)
+    network.join(host, "--alarm-hook", f'{hook} "$1"')
+    network.ready()
+    return told
+
+
+def goes_on_from(network: Network, starter: str, checkpoint: Path) -> None:
+    """`nicps resume` of the newest run on a host trains three rounds more, from the weights that were saved."""
     with np.load(checkpoint) as saved:
         trained = json.loads(saved["state.json"])["progress"]["round"]
         weights = [saved[name] for name in saved.files if name.startswith("model/")]
-    runs = str(network.place("h1", "runs"))
+    runs = str(network.place(starter, "runs"))
     settings = [f"rounds={trained + 3}", "quorum=1.0", "save_gradients=true"]
     arguments = [word for setting in settings for word in ("--set", setting)]
-    done = network.command("h1", "resume", "--runs", runs, "--wait", "--json", *arguments)
+    done = network.command(starter, "resume", "--runs", runs, "--wait", "--json", *arguments)
     result = ends_well(done, set(network.names), rounds=3)
     run = Run(result, [], {host: network.place(host, "runs") for host in network.names})
     for host in network.names:
@@ -239,7 +278,7 @@ def goes_on_from(network: Network, checkpoint: Path) -> None:
     vector = np.concatenate([array.ravel() for array in weights])
     for _, members in sorted(run.gradients().items()):
         vector = vector - np.float32(0.1) * members[1]["total"] / members[1]["n"]
-    model = torch.load(run.of("h1").parent / "model.pt", weights_only=True)
+    model = torch.load(run.of(starter).parent / "model.pt", weights_only=True)
     final = torch.cat([tensor.ravel() for tensor in model.values()]).numpy()
     assert np.allclose(vector, final, rtol=0, atol=1e-5)
     assert not np.allclose(np.concatenate([array.ravel() for array in weights]), final, atol=1e-4)

@@ -27,9 +27,10 @@ class Agent:
         self.said: list[str] = []
         self.settings = SimpleNamespace(work=work, adding=True)
         self.user = SimpleNamespace(uid=os.getuid(), gid=os.getgid())
-        self.frames = SimpleNamespace(turns=0, sender=SimpleNamespace(again=0))
+        self.frames = SimpleNamespace(turns=0, sender=SimpleNamespace(again=0, waits=False))
         self.dataplane = SimpleNamespace(config={"view": 1}, count=lambda *_: 0)
-        self.node = SimpleNamespace(number=1, offer=lambda *_: [])
+        self.node = SimpleNamespace(number=1, offer=lambda *_: [], ring=object(), changing=False)
+        self.node.view = SimpleNamespace(live={1, 2, 3})
 
     def act(self, actions: list[Any]) -> None:
         assert not actions
@@ -43,6 +44,7 @@ class Program:
 
     def __init__(self) -> None:
         self.trained, self.spoke = 0, 0.0
+        self.has_ended = False
         self.told: list[dict[str, Any]] = []
         self.post = self.told.append
 
@@ -123,3 +125,13 @@ def test_sums_that_do_not_come_are_told_once(job: Job) -> None:
 def test_repairs_among_hosts_are_everyday(job: Job) -> None:
     job.repairs(ROUND, 3, add=False)
     assert not job.host.said and job.finish.asked_again == 0
+
+
+def test_who_waits_for_a_majority_does_not_stand_still(job: Job) -> None:
+    """A cut can last for hours; the program holds the state all that time, and a while after it, too."""
+    job.host.node.changing = True
+    for now in (1.0, 100.0, 10_000.0):
+        job.look(now)
+    job.host.node.changing = False
+    job.look(10_001.0)
+    assert job.program is job.told

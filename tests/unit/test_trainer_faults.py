@@ -19,6 +19,7 @@ from tests.trainer_lab import Outcome, run_job
 from trainer import JobError
 from trainer.prepare import prepare
 from trainer.records import Part, Place, Records, fields_of, write
+from trainer.state import Saved
 
 JOB = """\
 import torch
@@ -262,6 +263,28 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     assert warnings[0].startswith("h1: no checkpoint: cannot write ")
     assert warnings[0].endswith("checkpoint.npz: No space left on device")
     assert [r for _, r in outcome.network.checkpoints] == [*range(1, 10), *range(11, 23), 22]
+
+
+def test_what_no_majority_saves_is_the_last_rounds_state(tmp_path: Path) -> None:
+    """In the middle of round 11, after their own forward passes: all save the same, and nobody's training changes."""
+    states: list[Saved] = []
+
+    def script(network: FakeNetwork) -> None:
+        def cut() -> None:
+            for session in map(network.sessions.__getitem__, (1, 2, 3)):
+                session.on_keep()
+                states.append(Saved(Path(session.workdir) / "checkpoint.npz"))
+
+        network.on_commit = {11: cut}
+
+    job = make(tmp_path / "job")
+    through = checked(run_job(job, tmp_path / "through", 3))
+    outcome = checked(run_job(job, tmp_path / "run", 3, script=script))
+    assert outcome.network.checkpoints == [(1, 10), (2, 10), (3, 10)]
+    assert [state.head["progress"]["round"] for state in states] == [10, 10, 10]
+    for name, array in states[0].model.items():
+        assert all(np.array_equal(array, state.model[name]) for state in states), name
+    assert rows(outcome, 2)[22]["weights_sha256"] == rows(through, 2)[22]["weights_sha256"]
 
 
 def stop_after(round_: int) -> Callable[[FakeNetwork], None]:

@@ -121,6 +121,31 @@ def agent() -> Iterator[Agent]:
     agent.close()
 
 
+def test_a_state_is_saved_while_the_others_are_waited_for(agent: Agent) -> None:
+    """The round goes on as if nothing had been: what was offered is counted, and nothing is offered again."""
+    session = agent.session
+    agent.enter("train", 7)
+    session.contribute(7, np.ones(LANES, np.float32), 4)
+    assert agent.take()["op"] == "offer"
+    session.on_keep = lambda: session.checkpoint(6)
+    agent.channel.send({"op": "keep"})
+    agent.commit(7, {2: 4})
+    commit = session.wait_commit(7)
+    assert commit is not None and commit.counted == {2: 4}
+    assert agent.take() == {"op": "checkpoint", "round": 6}
+    assert np.array_equal(session.sum(commit), np.ones(LANES, np.float32))
+    assert agent.silent()
+
+
+def test_a_program_without_a_state_says_so(agent: Agent) -> None:
+    agent.channel.send({"op": "keep"})
+    agent.phase("train", 7)
+    assert agent.session.next_phase().kind == "train"
+    answer = agent.take()
+    assert answer["op"] == "checkpoint" and "cannot save" in answer["error"]
+    assert agent.take()["op"] == "prepared"
+
+
 def test_a_view_is_taken_from_every_message(agent: Agent) -> None:
     session = agent.session
     assert (session.view, session.live, session.lead) == (VIEW, {1, 2, 3}, False)
