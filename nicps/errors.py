@@ -7,7 +7,7 @@
     ├── NetworkProblem          4   another host, or the local agent, is not there or does not fit
     │   └── WireError               bytes that are not a frame of ours
     └── JobFailed               5   the job, its data or its model
-        └── Alarm               6   too few members are left; the model is saved
+        └── Alarm               6   too few members are left, or they differ; the model is saved
 
 A message is one line: what is wrong, with the value, and what to do.
 """

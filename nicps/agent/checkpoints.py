@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,12 +39,12 @@ class Checkpoints:
         failed: list[str] = []
 
         def work() -> None:
+            names = {"job.tar": "job.tar", "prepared.json": "prepared.json", name: CHECKPOINT}
             try:
-                keep_files(source, kept, (name, "prepared.json", "job.tar"))
-                if name != CHECKPOINT:
-                    os.replace(kept / name, kept / CHECKPOINT)
+                keep_files(source, kept, names)
             except OSError as error:
-                failed.append(str(error.strerror))
+                about = f"{error.filename}: " if error.filename else ""
+                failed.append(f"{about}{error.strerror}")
 
         def done() -> None:
             for error in failed:

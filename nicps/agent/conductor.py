@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from nicps import wire
 from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
 from nicps.agent.checkpoints import STATE
 from nicps.agent.process import python
@@ -40,6 +42,7 @@ class Conductor:
         self.course = Course(plan, self, found)
         self.training_s = self.handout_s = 0.0
         self._source = source
+        self._unsaved = ""  # why an alarm's state is not on the disk
         self._mark = agent.now
         if found is not None and agent.job is not None:
             self.job_is_ready()
@@ -115,6 +118,12 @@ class Conductor:
 
     def decide(self, phase: Phase) -> None:
         """`Node.decide`"""
+        if phase.kind is wire.PhaseKind.STOP and self._unsaved:
+            message = (
+                f"{phase.settings['message']}, and the model could not be saved: {self._unsaved}"
+            )
+            settings = {**phase.settings, "message": message, "saved": False}
+            phase = replace(phase, settings=settings)
         self.agent.act(self.agent.node.decide(self.agent.now, phase))
 
     def go_on(self) -> None:
@@ -182,17 +191,15 @@ class Conductor:
         """Before the alarm: the model goes into the run's folder (R22)."""
         job = self.agent.job
 
-        def saved(error: str) -> None:
-            if error or job is None:
-                self.agent.warn(f"the model could not be saved: {error}")
-                self.course.saved()
-            else:
-                job.checkpoints.keep(STATE, lambda _: self.course.saved())
+        def kept(error: str) -> None:
+            self._unsaved = error[:_REASON_CHARACTERS]
+            self.course.saved()
 
         if job is None:
-            saved("there is no job here")
+            kept("there is no job here")
         else:
-            job.save(saved)
+            checkpoints = job.checkpoints
+            job.save(lambda error: kept(error) if error else checkpoints.keep(STATE, kept))
 
     def tell(self, event: str, **values: Any) -> None:
         """To the submitter and whoever else watches; a warning goes to the log too."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from nicps.agent.conductor import Conductor
 from nicps.errors import Alarm, JobFailed, NicpsError
@@ -41,7 +42,7 @@ class Endings:
         if error is None:
             agent.publish({"op": "result", "result": result})
         else:
-            self._tell_end(error, alarm=bool(settings.get("alarm")))
+            self._tell_end(error, settings)
 
     def submission_failed(self, reason: str) -> None:
         """A job that was submitted here has not come into the network."""
@@ -60,7 +61,7 @@ class Endings:
         agent = self._agent
         agent.conductor = None
         submission, agent.submission = agent.submission, None
-        ok, alarm = bool(phase.settings.get("ok")), bool(phase.settings.get("alarm"))
+        ok = bool(phase.settings.get("ok"))
         reason = None if ok else str(phase.settings.get("message", ""))
         entry, result = "trainer", {}
         if ok and agent.job is not None:
@@ -85,18 +86,20 @@ class Endings:
                 agent.publish({"op": "result", "result": result})
             else:
                 agent.log(f"job stopped: {reason}")
-                if alarm:
+                if phase.settings.get("alarm"):
                     self.run_hook(reason)
-                self._tell_end(reason, alarm=alarm)
+                self._tell_end(reason, phase.settings)
 
         if reason is None:
             conductor.report(entry, tell)
         else:
             tell()
 
-    def _tell_end(self, reason: str, *, alarm: bool = False) -> None:
+    def _tell_end(self, reason: str, settings: Mapping[str, Any] | None = None) -> None:
+        """`settings` are those of the STOP that has ended the job."""
         agent = self._agent
-        code = (Alarm if alarm else JobFailed).exit_code
+        saved = settings is not None and settings.get("alarm") and settings.get("saved", True)
+        code = (Alarm if saved else JobFailed).exit_code
         agent.publish({"op": "error", "message": reason, "exit_code": code})
 
     def run_hook(self, reason: str) -> None:

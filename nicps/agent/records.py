@@ -6,10 +6,11 @@ The training program owns its folder, and the agent is root: so nothing in there
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import orjson
 #: Of every host, these come to node 1 at the end.
 COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
 _FLUSH_ROWS = 256
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Records:
@@ -73,26 +75,42 @@ def copy_tree(source: Path, target: Path) -> None:
         os.close(fd)
 
 
-def keep_files(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy these files, each whole or not at all; links and everything else stay behind.
+def keep_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
+    """Copy files to the disk, each whole or not at all: names in `source`, and what they are called in `target`.
+
+    They are there after a power cut, too.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written.
+        OSError: one is missing, or is no regular file; the disk is full, or the folder cannot be written.
     """
-    fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _copy_folder(fd, target, names)
-    finally:
-        os.close(fd)
-
-
-def _copy_folder(folder: int, target: Path, names: Sequence[str] | None = None) -> None:
+    old = next(path for path in (target, *target.parents) if path.exists())
     target.mkdir(parents=True, exist_ok=True)
-    for name in os.listdir(folder) if names is None else names:
+    folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name, kept in names.items():
+            fd = os.open(name, _OPEN, dir_fd=folder)
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise OSError(errno.EINVAL, "Not a regular file", name)
+                _copy_file(fd, target / kept, sync=True)
+            finally:
+                os.close(fd)
+    finally:
+        os.close(folder)
+    for path in (
+        target,
+        *target.parents,
+    ):  # the new names; those of new folders are in the ones above
+        _sync_folder(path)
+        if path == old:
+            break
+
+
+def _copy_folder(folder: int, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in os.listdir(folder):
         try:
-            fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-            )
+            fd = os.open(name, _OPEN, dir_fd=folder)
         except OSError:
             continue  # a link, or gone
         try:
@@ -100,17 +118,32 @@ def _copy_folder(folder: int, target: Path, names: Sequence[str] | None = None) 
             if stat.S_ISDIR(mode):
                 _copy_folder(fd, target / name)
             elif stat.S_ISREG(mode):
-                with open(fd, "rb", closefd=False) as file:
-                    partial = target / f".{name}.{os.getpid()}"
-                    try:
-                        with partial.open("wb") as copy:
-                            shutil.copyfileobj(file, copy, 1 << 20)
-                        os.replace(partial, target / name)
-                    except OSError:
-                        partial.unlink(missing_ok=True)
-                        raise
+                _copy_file(fd, target / name)
         finally:
             os.close(fd)
+
+
+def _copy_file(fd: int, target: Path, *, sync: bool = False) -> None:
+    """Copy what is open under another name first; with `sync`, to the disk."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(fd, "rb", closefd=False) as file, partial.open("wb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            if sync:
+                copy.flush()
+                os.fsync(copy.fileno())
+        os.replace(partial, target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _put(data: bytes, target: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nicps.bench.agents import result_of
+from nicps.errors import Alarm, JobFailed
 from tests.netns.labs import until
 from tests.netns.scenes import Drill, Stage
 
@@ -105,6 +108,29 @@ def test_a_working_folder_is_full(drill: Drill, stage: SmallDisks, whose: str) -
     assert host == lead or error.startswith(f"{host}: ")
     stage.all_stand_by()
     drill.exact()
+
+
+def test_an_alarm_that_cannot_save(drill: Drill, stage: SmallDisks) -> None:
+    """R22: a job that was not saved is not told as one that was, and the former checkpoint stays."""
+    drill.settings = {"alarm_below": 1.0}
+    stage.end("h1", signal.SIGKILL)  # and with it the job without that setting
+    drill.begin()
+    assert drill.channel is not None
+    kept = stage.path("h1", "runs") / drill.job_id / "checkpoint" / "checkpoint.npz"
+    until(kept.is_file, "a checkpoint")
+    try:
+        with stage.full("h1", "runs"):
+            before = kept.read_bytes()
+            stage.end("h3", signal.SIGKILL)
+            with pytest.raises(JobFailed) as failed:
+                result_of(drill.channel, timeout_s=60.0)
+            assert kept.read_bytes() == before
+    finally:
+        drill.settings = {}
+    assert str(failed.value).startswith("h3 left: 2 of 3 members remain")
+    assert "the model could not be saved: No space left on device" in str(failed.value)
+    assert failed.value.exit_code == JobFailed.exit_code != Alarm.exit_code
+    assert drill.status("h1")["last_job"]["error"] == str(failed.value)
 
 
 def test_and_then_all_is_well(drill: Drill) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +66,61 @@ def test_a_checkpoint_has_all_that_resuming_needs(job: Job) -> None:
     job.checkpoints.keep(STATE, job.warnings.append)
     assert (kept / CHECKPOINT).read_text() == STATE and not (kept / STATE).exists()
     assert job.warnings == [""] and not job.told
+
+
+def test_it_is_on_the_disk_before_it_takes_the_former_ones_place(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def sync(fd: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def put(source: Path, target: Path) -> None:
+        assert done[-1] == str(source)
+        done.append(str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", put)
+    job.checkpoints.written(7, "")
+    kept = job.checkpoints.folder
+    files = [str(kept / name) for name in ("job.tar", "prepared.json", CHECKPOINT)]
+    assert [path for path in done if path in files] == files
+    base = kept.parents[2]  # that has been there before
+    assert done[-4:] == [str(path) for path in (kept, kept.parent, kept.parent.parent, base)]
+
+
+@pytest.mark.parametrize("how", ["missing", "a link", "a folder", "a full disk"])
+def test_what_cannot_be_kept_is_an_error(
+    job: Job, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the former one stays."""
+    job.checkpoints.written(7, "")
+    path = job.folder / CHECKPOINT
+    path.unlink()
+    if how == "a link":
+        path.symlink_to(job.folder / STATE)
+    elif how == "a folder":
+        path.mkdir()
+    elif how == "a full disk":
+        path.write_text("newer")
+
+        def full(fd: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+    job.checkpoints.cut(REASON)
+    job.checkpoints.written(8, "")
+    kept = job.checkpoints.folder
+    assert (kept / CHECKPOINT).read_text() == CHECKPOINT
+    assert sorted(path.name for path in kept.iterdir()) == [CHECKPOINT, "job.tar", "prepared.json"]
+    (warning,) = job.warnings
+    assert warning.startswith(f"no checkpoint in {kept}: ")
+    assert ("No space left" if how == "a full disk" else CHECKPOINT) in warning
+    assert len(job.told) == 1 and "; not saved: " in job.told[0]
 
 
 def test_without_a_majority_the_user_is_told_once_it_is_saved(job: Job) -> None:
