@@ -49,10 +49,13 @@ def text(status: Mapping[str, Any]) -> str:
     lines = [
         f"network    {status['network']}",
         f"interface  {status['iface']} (XDP {status['xdp_mode']})",
+        f"key        {'yes' if status['keyed'] else 'no: every host on this LAN is trusted'}",
         f"state      {status['state']}{' · ' + status['phase'] if status['phase'] else ''}",
         f"view       {status['view']}",
         f"round      {status['round']}",
     ]
+    if status["trouble"]:
+        lines.append(f"trouble    {status['trouble']}")
     if status["job"]:
         lines.append(f"job        {status['job']}")
         if status["progress"]:
@@ -68,7 +71,9 @@ def text(status: Mapping[str, Any]) -> str:
         lines.append("")
         lines.append(f"{'no':>3}  {'name':<{max(width, 4)}}  {'mac':<17}  state")
         for m in status["members"]:
-            mark = "  (this host)" if m["self"] else ""
+            leads = status["state"] == "member" and m["number"] == status["lead"]
+            marks = ["this host"] * m["self"] + ["lead"] * leads
+            mark = f"  ({', '.join(marks)})" if marks else ""
             lines.append(
                 f"{m['number']:>3}  {m['name']:<{max(width, 4)}}  {m['mac']}  {m['state']}{mark}"
             )

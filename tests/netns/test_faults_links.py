@@ -66,9 +66,12 @@ def test_halves(drill: Drill) -> None:
     for host in high:  # the way out, should the others never come back
         kept = drill.stage.path(host, "runs") / drill.job_id / "checkpoint"
         drill.stands_by(host, saying=f"rounds of training in {kept}")
+        told = drill.stage.command(host, "status").out.splitlines()
+        assert f"trouble    {drill.status(host)['trouble']}" in told
         assert (kept / "checkpoint.npz").stat().st_size and (kept / "job.tar").stat().st_size
     drill.goes_on(*low)
     assert {host: drill.last(host) for host in high} == stood
+    assert "trouble" not in drill.stage.command(low[0], "status").out
     drill.stage.lab.heal()
     drill.all_train(60.0)
     drill.exact()

@@ -7,6 +7,7 @@ import grp
 import json
 import os
 import pwd
+import re
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.labs import until
+from tests.netns.labs import ROOT, until
 from tests.netns.members import NICPS, Ended, Network, tiny_job
 
 GROUP, USER, TRAINER = "games", "daemon", "nobody"
@@ -97,6 +98,10 @@ def test_without_a_group_only_root_commands(host: Network, open_path: Path) -> N
             text = act(host, user, *command, group=GROUP).only_error(2)
             assert text.startswith(f"user {uid} may not give this agent commands: run it as root")
     assert act(host, "root", "status").code == 0
+    told = json.loads(act(host, "root", "status", "--json").out)
+    table = (ROOT / "docs" / "socket.md").read_text().split("## Status\n")[1].split("\n## ")[0]
+    first = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    assert sorted(told) == sorted(re.findall(r"`(\w+)`", " ".join(first)))
 
 
 def test_members_of_the_group_command(host: Network, open_path: Path) -> None:

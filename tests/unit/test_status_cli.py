@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `nicps status` prints for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nicps.cli.status import text
+
+MEMBERS = [
+    {"number": n, "name": f"h{n}", "mac": f"02:00:0a:4d:00:0{n}", "state": "train", "self": n == 2}
+    for n in (1, 2, 3)
+]
+
+
+def status(**more: Any) -> dict[str, Any]:
+    """Of a host in training."""
+    return {
+        "network": "nicps",
+        "iface": "eth1",
+        "xdp_mode": "native",
+        "keyed": True,
+        "state": "member",
+        "phase": "train",
+        "trouble": "",
+        "view": 3,
+        "lead": 1,
+        "round": 12,
+        "job": "run",
+        "progress": {},
+        "last_job": {},
+        "members": MEMBERS,
+        **more,
+    }
+
+
+def test_a_host_that_stands_by_says_why() -> None:
+    lines = text(status(trouble="h1 cannot be heard")).splitlines()
+    assert "trouble    h1 cannot be heard" in lines
+    assert "trouble" not in text(status())
+
+
+def test_who_leads() -> None:
+    lines = text(status()).splitlines()
+    assert lines[-3].endswith("train  (lead)")
+    assert lines[-2].endswith("train  (this host)")
+    assert text(status(lead=2)).splitlines()[-2].endswith("train  (this host, lead)")
+    assert "lead" not in text(status(state="standby"))
+
+
+def test_whether_there_is_a_key() -> None:
+    assert "key        yes" in text(status()).splitlines()
+    assert "key        no: every host on this LAN is trusted" in text(status(keyed=False))
