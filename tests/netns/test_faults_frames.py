@@ -79,6 +79,7 @@ def test_a_farewell_is_lost(drill: Drill) -> None:
     stage.lab.lose_next("h3", wire.FrameType.LEAVE, 3)
     stage.lab.kill("h3", "trainer")
     drill.goes_on("h1", "h2", "h4")
+    assert lost_all(drill, "h3")
     drill.all_train(60.0)
     drill.exact()
 

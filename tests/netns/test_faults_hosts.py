@@ -193,7 +193,7 @@ def test_the_lead_is_killed_and_joins_again(drill: Drill) -> None:
 
 
 def test_a_host_leaves_and_joins_again(drill: Drill) -> None:
-    """`nicps leave`: the others need not wait until it is missed."""
+    """`nicps leave`; that nobody waits for it is what the last scene here is about."""
     stage = drill.stage
     process = stage.agents["h3"].process
     assert stage.command("h3", "leave").code == 0
@@ -212,3 +212,19 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
     for host in drill.stage.names:
         status = drill.status(host)
         assert status["keyed"] and status["trouble"] == ""
+
+
+def test_who_leaves_is_not_waited_for() -> None:
+    """`nicps leave` where nobody would be missed in less than a minute: it says that it goes."""
+    stage = Stage(3, keyed=True, arguments=("--silence", "60"))
+    drill = Drill(stage)
+    try:
+        stage.up()
+        drill.begin()
+        assert stage.command("h3", "leave").code == 0
+        drill.goes_on("h1", "h2", timeout_s=30.0)
+        assert "not in it: h3" in stage.log("h1")
+        drill.exact()
+    finally:
+        drill.close()
+        stage.close()
