@@ -2,8 +2,11 @@
 """Keys, and the tag that every frame carries where there is one.
 
 A member can be trusted, the LAN cannot: who holds the network's key is a member. The network key itself tags only the
-frames that come before a view; each view has keys of its own, made from the network key and what its members have
-brought freshly, so that a frame of an earlier view is worth nothing.
+frames outside a view; each view has keys of its own, made from the network key, the view's number and a random seed
+that its proposer has drawn, so that a frame of an earlier view is worth nothing. That a view is a new one its members
+know by the nonces in the INSTALL frames, not by its keys.
+
+What is tagged: all from the version byte to the header's `length`; of control frames the source MAC address, too.
 
     network key (a file) --+-- tags control frames outside a view
                            `-- view key (view, seed) --+-- 32 bytes: tags control frames of the view
@@ -127,7 +130,7 @@ def view_key(network_key: NetworkKey, view: int, seed: bytes) -> ViewKey:
     """The keys of a view.
 
     Args:
-        seed: what the view's members have brought freshly; the same bytes on all of them.
+        seed: 16 random bytes, drawn by one member and agreed on together with the view (`Successor.seed`).
     """
     place = view.to_bytes(4, "big") + seed
 

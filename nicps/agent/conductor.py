@@ -15,6 +15,7 @@ from nicps import wire
 from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
 from nicps.agent.checkpoints import STATE
 from nicps.agent.process import python
+from nicps.agent.program import one_line
 from nicps.agent.result import summarise
 from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import NicpsError
@@ -23,8 +24,6 @@ from nicps.protocol.course import Course, Found, Plan
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
-
-_REASON_CHARACTERS = 300  # of a failure; a decision must fit a frame
 
 
 class Conductor:
@@ -90,8 +89,7 @@ class Conductor:
     def fail(self, reason: str) -> None:
         """The job cannot go on; everybody is told."""
         if not self.course.stopping:
-            plain = "".join(c if c.isprintable() else " " for c in reason)
-            self.course.stop(" ".join(plain.split())[:_REASON_CHARACTERS])
+            self.course.stop(one_line(reason))
 
     # ---- Steered: what the course asks for
 
@@ -192,7 +190,7 @@ class Conductor:
         job = self.agent.job
 
         def kept(error: str) -> None:
-            self._unsaved = error[:_REASON_CHARACTERS]
+            self._unsaved = error[:100]  # a decision must fit a frame
             self.course.saved()
 
         if job is None:

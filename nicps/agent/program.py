@@ -25,6 +25,7 @@ _HURRIED = -10  # nice value
 _MOST_ROUNDS = _MOST_SAMPLES = (1 << 31) - 1
 _MOST_LANES = 1 << 33
 _MOST_DIGEST = 128
+_MOST_TEXT = 300
 
 
 class Program:
@@ -231,10 +232,10 @@ class Program:
         elif op in ("saved", "loaded") and message["number"] == self._saving:
             self._saving = 0
             self.digest = _digest(message) or self.digest
-            job.program_has_state(op, str(message.get("error") or ""))
+            job.program_has_state(op, one_line(message.get("error") or ""))
         elif op == "checkpoint":
             rounds = _whole(message, "round", 0, _MOST_ROUNDS)
-            job.checkpoints.written(rounds, str(message.get("error") or ""))
+            job.checkpoints.written(rounds, one_line(message.get("error") or ""))
         elif op in ("decide", "report") and self.ready:
             agent.trainer_says(message)
         elif op == "fail":
@@ -253,6 +254,12 @@ class Program:
         """More of a contribution has been converted."""
         self.spoke = self.job.agent.now
         self.job.agent.frames.pump()
+
+
+def one_line(text: object) -> str:
+    """What a training program says, for people: printable, in one line, and not too long for a frame."""
+    plain = "".join(c if c.isprintable() else " " for c in str(text))
+    return " ".join(plain.split())[:_MOST_TEXT]
 
 
 def short(digest: str) -> int:

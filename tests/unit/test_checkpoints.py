@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nicps.agent.checkpoints import CHECKPOINT, STATE, Checkpoints
+from nicps.agent.program import one_line
 
 FILES = (CHECKPOINT, STATE, "prepared.json", "job.tar")
 REASON = "h1 cannot be heard"
@@ -138,6 +139,12 @@ def test_the_user_is_told_if_it_is_not_saved(job: Job) -> None:
     job.checkpoints.cut(REASON)
     job.checkpoints.written(7, "the disk is full")
     assert job.told == [f"{REASON}; not saved: the disk is full"]
+
+
+def test_what_a_program_says_is_one_line_without_tricks() -> None:
+    """It is what the alarm's hook gets, which root runs, and what a terminal shows."""
+    assert one_line("the disk\n\x1b[2Jis  full\0 ") == "the disk [2Jis full"
+    assert len(one_line("x" * 100_000)) == 300
 
 
 def test_a_program_that_does_not_answer(job: Job) -> None:
