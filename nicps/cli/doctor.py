@@ -37,6 +37,12 @@ def add_parser(subparsers: Any) -> None:
         help="data that this user must read ($NICPS_DATA)",
     )
     parser.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="the network's key: whether `nicps join` would take it, and --iface can be signed at",
+    )
+    parser.add_argument(
         "--network", action="store_true", help="measure the LAN between the hosts that have joined"
     )
     parser.add_argument(
@@ -57,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from nicps import doctor
 
     data = Path(args.data) if args.data else None
-    rows = doctor.examine(args.iface, args.user, args.job, data)
+    rows = doctor.examine(args.iface, args.user, args.job, data, args.key)
     worst = doctor.worst(rows)
     if args.json:
         import orjson

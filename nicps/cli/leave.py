@@ -14,7 +14,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "leave",
         help="take this host out of the network",
-        description="Stop the local agent; its XDP program leaves the interface. A job under way is stopped.",
+        description="Stop the local agent; its XDP program leaves the interface. The others go on with a job under way;"
+        " it is stopped for all where they cannot: before everybody has it whole, or where they are no majority.",
     )
     agentlink.add_socket(parser)
     parser.set_defaults(func=run)

@@ -6,10 +6,11 @@ Imports nothing that may be missing until it has been found to be there.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from nicps.doctor.access import check_access
-from nicps.doctor.check import Check, State, fail, ok
+from nicps.doctor.check import Check, State, fail, ok, warn
 from nicps.doctor.host import (
     check_bcc,
     check_btf,
@@ -26,6 +27,7 @@ __all__ = [
     "Check",
     "State",
     "check_headers",
+    "check_key",
     "check_sources",
     "examine",
     "table",
@@ -54,15 +56,32 @@ def check_sources() -> Check:
         return fail("BPF sources", str(error), "install nicps again")
 
 
+def check_key(path: Path) -> Check:
+    """The network's key, as `nicps join --key` reads it."""
+    from nicps.auth import NetworkKey
+
+    if os.geteuid() != 0 and path.exists() and not os.access(path, os.R_OK):
+        return warn("key", f"{path}: only root can look at it", "run this with sudo")
+    try:
+        NetworkKey.read(path)
+    except NicpsError as error:
+        text, separator, mend = str(error).partition("; ")
+        if not separator:
+            text, _, mend = str(error).rpartition(": ")
+        return fail("key", text, mend)
+    return ok("key", str(path))
+
+
 def examine(
     iface: str | None = None,
     user: str = "nobody",
     job: Path | None = None,
     data: Path | None = None,
+    key: Path | None = None,
 ) -> list[Check]:
     """All rows for this host, in the order in which one would mend them.
 
-    The interface's row attaches a program for a moment where none is attached.
+    The interface's rows attach a program for a moment where none is attached; with a key also one that signs nothing.
     """
     packages = check_packages()
     rows = [
@@ -78,7 +97,9 @@ def examine(
     if packages.state != "fail":  # what follows imports some of them
         from nicps.doctor.interface import check_interface
 
-        rows += [check_headers(), check_sources(), *check_interface(iface)]
+        rows += [check_headers(), check_sources(), *check_interface(iface, key is not None)]
+    if key is not None:
+        rows.append(check_key(key))
     return rows + check_access(user, job, data)
 
 

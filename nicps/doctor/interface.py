@@ -19,16 +19,21 @@ SIOCETHTOOL = 0x8946
 ETHTOOL_GDRVINFO = 0x03
 ETHTOOL_GLINK = 0x0A
 
+TC_ACT_UNSPEC = -1  # go on as if there were no program
+
 #: Every Ethernet has it, and it leaves room for what a fragment needs.
 LEAST_MTU = 1500
 #: Above this, native XDP (on veth, say) asks for programs with frags, which BCC cannot load.
 MOST_MTU = 3500
 
 
-def check_interface(name: str | None) -> list[Check]:
+def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
     """Rows for the interface `name`; with no name, one row that lists what could be named.
 
     Takes away programs that an older run of ours left, and attaches one for a moment where there is none.
+
+    Args:
+        keyed: whether the network has a key, so that tokens and fragments are to be signed.
     """
     usable = [other for other in _names() if _look(other) is not None]
     choice = f"--iface with one of: {', '.join(usable)}" if usable else "add an Ethernet interface"
@@ -43,6 +48,8 @@ def check_interface(name: str | None) -> list[Check]:
     rows = [_check_up(found), check_mtu(found)]
     if found.up:
         rows.append(_check_xdp(found))
+        if keyed:
+            rows.append(check_signing(found))
     return rows
 
 
@@ -134,8 +141,34 @@ def _check_xdp(link: Interface) -> Check:
     )
 
 
+def check_signing(link: Interface) -> Check:
+    """Whether a program can be at the egress, tried with one for a moment; run after XDP has been tried."""
+    try:
+        program = _load("sched_cls", TC_ACT_UNSPEC, "nicps_doctor")
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return warn("signing", "not tried: needs root", "run this with sudo")
+        return fail("signing", f"the kernel takes no TC program: {error.strerror}", "see dmesg")
+    try:
+        there = xdp.attached(link.index)
+        if there is not None and there.name == xdp.PROGRAM:  # it may sign with a filter like ours
+            return warn("signing", "not tried: an agent runs here", "again after `nicps leave`")
+        detach, mode = egress.attach(program, link)
+        detach()
+    except EnvironmentProblem as error:
+        text, _, mend = str(error).partition(": a network with a key needs ")
+        return fail("signing", text, mend or "Linux 6.6, or `modprobe -a sch_ingress cls_bpf`")
+    finally:
+        os.close(program)
+    return ok("signing", mode)
+
+
 def load_pass_program(name: str) -> int:
     """A descriptor of the smallest XDP program: `return XDP_PASS`."""
-    # mov64 r0, XDP_PASS; exit
-    code = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_PASS, 0x95, 0, 0, 0)
-    return bpf.program_load(bpf.PROGRAM_TYPES["xdp"], code, 0, name)
+    return _load("xdp", bpf.XDP_PASS, name)
+
+
+def _load(kind: str, verdict: int, name: str) -> int:
+    # mov64 r0, VERDICT; exit
+    code = struct.pack("=BBhiBBhi", 0xB7, 0, 0, verdict, 0x95, 0, 0, 0)
+    return bpf.program_load(bpf.PROGRAM_TYPES[kind], code, 0, name)

@@ -23,6 +23,7 @@ from pyroute2 import IPRoute
 from nicps import wire
 from nicps.dataplane import DataPlane, bpf, egress, interface, loader
 from nicps.dataplane.layout import layout
+from nicps.doctor.interface import check_interface, check_signing
 from nicps.errors import BpfLoadError, EnvironmentProblem
 from tests.netns.test_dataplane import (
     HOUR_NS,
@@ -350,3 +351,39 @@ def test_a_kernel_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         program.close()
         assert "\n" not in str(caught.value)
         assert not isinstance(caught.value, BpfLoadError)
+
+
+# ---- what `nicps doctor --key` finds
+
+
+@pytest.mark.parametrize("kernel", ["this", "older"])
+def test_doctor_tries_it_and_leaves_nothing(kernel: str, request: pytest.FixtureRequest) -> None:
+    if kernel == "older":
+        request.getfixturevalue("no_tcx")
+    with veth_pair() as (left, _):
+        row = check_signing(interface.look(left))
+        assert (row.name, row.state) == ("signing", "ok")
+        assert row.found == "clsact" if kernel == "older" else row.found in ("tcx", "clsact")
+        assert "clsact" not in egress_of(left)
+        assert "nicps" not in egress_of(left)
+
+
+@pytest.mark.usefixtures("no_tcx")
+def test_doctor_takes_nothing_from_an_agent() -> None:
+    with veth_pair() as (left, _), DataPlane(left, NETWORK, keyed=True):
+        row = check_signing(interface.look(left))
+        assert row.state == "warn" and row.mend
+        assert "nicps_egress" in egress_of(left)
+
+
+def test_doctor_says_what_a_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> int:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with veth_pair() as (left, _):
+        monkeypatch.setattr(bpf, "tcx_link", refuse)
+        row = check_signing(interface.look(left))
+        assert row.state == "fail" and "Linux 6.6" in row.mend
+        names = [row.name for row in check_interface(left, keyed=True)]
+        assert names == ["interface", "MTU", "XDP", "signing"]
+        assert "signing" not in [row.name for row in check_interface(left)]

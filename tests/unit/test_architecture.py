@@ -107,7 +107,7 @@ ROOMS = {
         *(ERRORS, WIRE, DATAPLANE, PROTOCOL),
         *("nicps.auth", "nicps.client", "nicps.agent"),
     ),
-    "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.doctor"),
+    "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.auth", "nicps.doctor"),
     "nicps/lab": (ERRORS, WIRE, DATAPLANE, "nicps.lab"),
     "nicps/switch": (ERRORS, WIRE, "nicps.auth", "nicps.protocol.view", "nicps.switch"),
     "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),

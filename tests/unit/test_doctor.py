@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nicps import doctor
+from nicps.auth import write_key
 from nicps.cli import main
 from nicps.dataplane.interface import Interface
 from nicps.doctor import access, host, interface
@@ -73,9 +75,32 @@ def test_privileges() -> None:
     assert row.state == "fail"
     assert "CAP_NET_ADMIN" in row.found
     assert row.mend
-    without_raw = 0x1FFFFFFFFFF & ~(1 << host.CAPABILITIES["CAP_NET_RAW"])
-    row = host.check_privileges(f"CapEff:\t{without_raw:016x}\n")
-    assert row.found.endswith("without CAP_NET_RAW")
+    unit = (Path(doctor.__file__).parents[2] / "packaging" / "nicps@.service").read_text()
+    given = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    assert sorted(" ".join(given).split()) == sorted(host.CAPABILITIES)
+    for name, bit in host.CAPABILITIES.items():
+        row = host.check_privileges(f"CapEff:\t{0x1FFFFFFFFFF & ~(1 << bit):016x}\n")
+        assert row.state == "fail" and row.found.endswith(f"without {name}")
+
+
+def test_key(tmp_path: Path) -> None:
+    """Every reason for which `nicps join` would refuse it."""
+    path = tmp_path / "key"
+    for text, mode, mend in (
+        (None, 0o600, f"`nicps key new {path}` makes one"),
+        ("", 0o644, f"`chmod 600 {path}`"),
+        ("no key", 0o600, "`nicps key new`"),
+    ):
+        if text is not None:
+            path.write_text(text)
+            path.chmod(mode)
+        row = doctor.check_key(path)
+        assert (row.name, row.state) == ("key", "fail")
+        assert row.found and mend in row.mend and mend not in row.found
+    assert doctor.check_key(tmp_path).mend
+    path.unlink()
+    write_key(path)
+    assert doctor.check_key(path) == ok("key", str(path))
 
 
 def test_bcc_missing(tmp_path: Path) -> None:
@@ -168,7 +193,8 @@ def test_access_rows(open_path: Path) -> None:
 
 
 def test_every_bad_row_says_how_to_mend() -> None:
-    for row in doctor.examine("no-such-if0", "no-such-user", Path("/no/job"), Path("/no/data")):
+    none = [Path(f"/no/{name}") for name in ("job", "data", "key")]
+    for row in doctor.examine("no-such-if0", "no-such-user", *none):
         assert "\n" not in row.found
         assert (row.state == "ok") == (row.mend == ""), row
 
