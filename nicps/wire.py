@@ -149,6 +149,7 @@ class Stage(IntEnum):
     NOTHING = 0  # it has nothing of the job
     FILES = 1  # it has the job's files; its training program starts
     WAITING = 2  # its training program waits for the state
+    ASKS = 3  # it only wants to be told which view is in force
 
 
 class ProbeStep(IntEnum):
@@ -250,7 +251,7 @@ class Answer:
     fresh: Annotated[int, _u64("random: the list that takes this host in must name it")] = 0
     view: Annotated[int, _u32("highest view this host has been in")] = 0
     stage: Annotated[
-        int, _u8("0 nothing of the job, 1 its files, 2 a training program that waits")
+        int, _u8("0 nothing of the job, 1 its files, 2 a training program that waits, 3 only asks")
     ] = 0
     reserved: Annotated[int, _u8("0")] = 0
     reserved2: Annotated[int, _u16("0")] = 0

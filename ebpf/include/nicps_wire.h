@@ -92,6 +92,7 @@ enum nicps_stage {
 	NICPS_STAGE_NOTHING = 0, /* it has nothing of the job */
 	NICPS_STAGE_FILES = 1,   /* it has the job's files; its training program starts */
 	NICPS_STAGE_WAITING = 2, /* its training program waits for the state */
+	NICPS_STAGE_ASKS = 3,    /* it only wants to be told which view is in force */
 };
 
 /* Of a PROBE frame. */
@@ -178,7 +179,7 @@ struct nicps_answer {
 	__be64 nonce;     /* of the call */
 	__be64 fresh;     /* random: the list that takes this host in must name it */
 	__be32 view;      /* highest view this host has been in */
-	__u8 stage;       /* 0 nothing of the job, 1 its files, 2 a training program that waits */
+	__u8 stage;       /* 0 nothing of the job, 1 its files, 2 a training program that waits, 3 only asks */
 	__u8 reserved;    /* 0 */
 	__be16 reserved2; /* 0 */
 };

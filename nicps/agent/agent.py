@@ -42,6 +42,7 @@ from nicps.protocol import (
     Action,
     Closed,
     Committed,
+    Declined,
     Failed,
     Need,
     Node,
@@ -243,6 +244,8 @@ class Agent:
         elif isinstance(action, NotAdded):
             if self.conductor is not None:
                 self.conductor.course.not_added()
+        elif isinstance(action, Declined):
+            self._decline(action.reason)
         elif isinstance(action, Failed):
             self._failed(action.reason)
         else:
@@ -261,18 +264,14 @@ class Agent:
         try:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
                 self.end_job("another job has begun")
+            if self.job is None and self.node.leaving:
+                return  # declined
             job = self.job or self.begin_job(str(phase.settings["job"]))
             if phase.adding and not self.settings.adding:
-                reason = (
+                raise JobFailed(
                     "the network's switch is to add, which this host has not been told to believe: "
                     "run `nicps join` with --mode switch there too"
                 )
-                if self.node.number not in self.node.learners:
-                    raise JobFailed(reason)
-                self._declined = job.id  # who has come to the others' job leaves them to it
-                self.end_job(reason)
-                self.views.depart(reason)
-                return
             job.prepare(phase)
         except (OSError, NicpsError, LookupError, TypeError, ValueError) as error:
             self.act(
@@ -296,6 +295,14 @@ class Agent:
             if phase.kind is wire.PhaseKind.TRAIN:
                 self.conductor.course.committed(commit.next_unit, phase.adding)
         self.job.committed(commit)
+
+    def _decline(self, reason: str) -> None:
+        """Who has come to the others' job, and cannot take part, leaves them to it."""
+        if self.job is not None:
+            self.trouble = f"out of the job until `nicps join` is run again: {reason}"
+            self.warn(self.trouble)
+            self._declined = self.job.id
+            self.end_job(reason)
 
     def _failed(self, reason: str) -> None:
         if self.conductor is not None and self.node.leads:

@@ -162,6 +162,13 @@ class NotAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class Declined:
+    """The job cannot go on here, and the others can: this host leaves it to them, for good."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot go on; one line for the user."""
 
@@ -183,5 +190,6 @@ Action: TypeAlias = (
     | Closed
     | Committed
     | NotAdded
+    | Declined
     | Failed
 )

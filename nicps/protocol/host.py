@@ -119,6 +119,11 @@ class Host:
         return self._ended
 
     @property
+    def leaving(self) -> bool:
+        """This host has said that it departs; the others have not agreed on it yet."""
+        return self._farewell is not None and isinstance(self._farewell.body, wire.Leave)
+
+    @property
     def open_round(self) -> int:
         """The round that is open here; 0 before any."""
         return self.ring.round if self.ring is not None else self._round

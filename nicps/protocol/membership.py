@@ -42,7 +42,7 @@ class Membership(Deciding):
         ):
             stage = self._stage(frame.tail.decode(errors="replace"))
         elif self.state is NodeState.MEMBER and self._precedes(call.view, call.ballot, source):
-            stage = wire.Stage.NOTHING  # it will tell us that we have been struck off (R19)
+            stage = self._until_told  # it will tell us that we have been struck off (R19)
         else:
             return
         if stage is not None:
@@ -56,7 +56,7 @@ class Membership(Deciding):
         here = answer.view == self.view.number and number in self.view.live
         if 0 < answer.view <= self.view.number and not here and (self.leads or self._ended):
             self._tell(number, answer.fresh)  # perhaps it does not know yet
-        if not (self.leads and self._ready and self.calls) or answer.stage not in list(wire.Stage):
+        if not (self.leads and self._ready and self.calls) or answer.stage >= wire.Stage.ASKS:
             return
         if number in self.view.live and number not in self.learners:
             return
@@ -65,6 +65,11 @@ class Membership(Deciding):
         name = safe_name(frame.tail.decode(errors="replace"), source)
         joiner = Joiner(source, name, answer.fresh)
         self._actions.append(Answered(joiner, number, wire.Stage(answer.stage)))
+
+    @property
+    def _until_told(self) -> wire.Stage:
+        """What a member answers that may have been struck off: who has departed does not want to come in again."""
+        return wire.Stage.ASKS if self.leaving else wire.Stage.NOTHING
 
     def _precedes(self, view: int, ballot: int, source: bytes) -> bool:
         """Whether our view is behind another's (the same number: only where one of two may go on alone)."""
@@ -280,7 +285,7 @@ class Membership(Deciding):
 
     def _ask(self) -> None:
         """Whoever knows of a later view answers with it (R19)."""
-        self._formation.answer(0, self._fresh, self.view.number, wire.Stage.NOTHING)
+        self._formation.answer(0, self._fresh, self.view.number, self._until_told)
 
     def _tick_view(self, now: float) -> None:
         if self._succession is not None and (self.state is NodeState.MEMBER):

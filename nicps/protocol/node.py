@@ -12,6 +12,7 @@ from nicps import wire
 from nicps.errors import WireError
 from nicps.protocol.actions import (
     Action,
+    Declined,
     Failed,
     Joiner,
     PhaseAgreed,
@@ -100,9 +101,13 @@ class Node(Membership):
         return self._take(now)
 
     def fail(self, now: float, reason: str) -> list[Action]:
-        """The job cannot go on here, and so nowhere; the lead stops it."""
+        """The job cannot go on here, and so nowhere: the lead stops it. But who has only come to it declines."""
         if self.leads:
-            self._actions.append(Failed(reason))
+            if not self.leaving:
+                self._actions.append(Failed(reason))
+        elif self.state is NodeState.STANDBY or self.leaving or self.number in self.learners:
+            self._actions.append(Declined(reason))
+            return self.leave(now, reason)
         elif self.state is NodeState.MEMBER and self._farewell is None:
             self._farewell = Farewell(wire.Fail(), reason, now)
         return self._take(now)

@@ -70,6 +70,7 @@ const bit<8> NICPS_STEP_ASK = 4;     /* R4: a switch's controller asks which one
 const bit<8> NICPS_STAGE_NOTHING = 0; /* it has nothing of the job */
 const bit<8> NICPS_STAGE_FILES = 1;   /* it has the job's files; its training program starts */
 const bit<8> NICPS_STAGE_WAITING = 2; /* its training program waits for the state */
+const bit<8> NICPS_STAGE_ASKS = 3;    /* it only wants to be told which view is in force */
 
 // Of a PROBE frame.
 const bit<8> NICPS_PROBE_STEP_ASK = 1;   /* count the train of this nonce from now on, and say what was counted so far */
@@ -147,7 +148,7 @@ header nicps_answer_t {
     bit<64> nonce;     /* of the call */
     bit<64> fresh;     /* random: the list that takes this host in must name it */
     bit<32> view;      /* highest view this host has been in */
-    bit<8> stage;      /* 0 nothing of the job, 1 its files, 2 a training program that waits */
+    bit<8> stage;      /* 0 nothing of the job, 1 its files, 2 a training program that waits, 3 only asks */
     bit<8> reserved;   /* 0 */
     bit<16> reserved2; /* 0 */
 }

@@ -312,14 +312,16 @@ class Drill:
         self.until(all_there, "all are in training", timeout_s)
         self.goes_on(*stage.names, timeout_s=timeout_s)
 
-    def stands_by(self, *hosts: str, saying: str = "", timeout_s: float = 20.0) -> None:
-        """Wait until these stand by with their part of the job, and say why."""
+    def stands_by(
+        self, *hosts: str, saying: str = "", job: bool = True, timeout_s: float = 20.0
+    ) -> None:
+        """Wait until these stand by, with their part of the job or (`job` False) out of it, and say why."""
 
         def waits(host: str) -> bool:
             status = self.stage.status(host)
             return (
                 status is not None
-                and status["job"] is not None
+                and (status["job"] is not None) is job
                 and (status["state"] == "standby" or bool(status["trouble"]))
                 and saying in status["trouble"]
             )

@@ -28,3 +28,24 @@ def test_a_new_host_is_admitted() -> None:
     finally:
         drill.close()
         stage.close()
+
+
+def test_a_new_host_that_cannot_take_part() -> None:
+    """No training program runs there: it leaves the job to the others, and is not asked again."""
+    stage = Stage(3, keyed=True, away={"h3"})
+    drill = Drill(stage, settings={"admit": True})
+    try:
+        stage.up()
+        drill.begin()
+        stage.away.clear()
+        stage.join("h3", "--trainer", "false")
+        drill.stands_by("h3", saying="the training program ended", job=False, timeout_s=60.0)
+        view = drill.status("h1")["view"]
+        drill.goes_on("h1", "h2", rounds=40)  # it has been called many times meanwhile
+        assert drill.status("h1")["view"] == view, "\n".join(map(stage.log, stage.names))
+        assert "out of the job until `nicps join` is run again" in drill.status("h3")["trouble"]
+        assert drill.exact() > 40
+        drill.end("h1", "h2")
+    finally:
+        drill.close()
+        stage.close()

@@ -101,6 +101,16 @@ class Faults:
         if not host.dead and not host.paused and host.job.program is not None:
             host.kill_program()
 
+    def sicken(self, host: Host) -> None:
+        """The same, and no training program runs there any more; or the whole host comes back like that."""
+        if host.dead or host.paused or host.job.program is None:
+            return  # where the job's first one does not run, it ends for all
+        host.sick = True
+        if self.random.random() < 0.5:
+            self.kill_program(host)
+        else:
+            self.kill(host)
+
     def renew(self, host: Host) -> None:
         """No fault: the view's key has served its time."""
         if member(host):
@@ -189,6 +199,7 @@ class Faults:
                 "kill": self.kill,
                 "pause": self.pause,
                 "program": self.kill_program,
+                "sicken": self.sicken,
                 "tamper": self.tamper,
                 "renew": self.renew,
                 "isolate": self.isolate,

@@ -15,6 +15,7 @@ from nicps.protocol import (
     Answered,
     Committed,
     Cut,
+    Declined,
     Differs,
     Failed,
     Installed,
@@ -52,6 +53,7 @@ class Host:
         self.dead = self.paused = False
         self.believes = True  # a switch that adds
         self.slowness = 1.0  # how much longer its training program takes than the others'
+        self.sick = False  # training programs that are started here end with an error
         self.job_over = ""
         self.killed_at = 0.0
         self.stepped = True  # the agent has run since the kernel's view of it was made
@@ -317,6 +319,9 @@ class Host:
             self.note(f"NOT ADDED, round {action.round}")
             if self.course is not None:
                 self.course.not_added()
+        elif isinstance(action, Declined):
+            self.note(f"DECLINES {action.reason}")
+            self.job.decline()
         elif isinstance(action, Failed):
             self.note(f"FAILED {action.reason}")
             if self.node.leads:

@@ -116,7 +116,7 @@ class Job:
             return
         self.host.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
         if phase.adding and not self.host.believes:
-            self._decline()
+            self.fail("this host has not been told to believe the switch")
             return
         self.phase = phase
         self._epoch += 1
@@ -153,15 +153,14 @@ class Job:
         else:
             self.host.later(1e-4, prepared)  # it only receives
 
-    def _decline(self) -> None:
-        """The switch is to add, which this host has not been told to believe."""
-        node, reason = self.host.node, "this host has not been told to believe the switch"
-        if node.number not in node.learners:
-            self.host.do(node.fail(self.host.clock(), reason))
-            return
+    def fail(self, reason: str) -> None:
+        """The job cannot go on here."""
+        self.host.do(self.host.node.fail(self.host.clock(), reason))
+
+    def decline(self) -> None:
+        """This host leaves the job to the others."""
         self.declined = True
         self.end()
-        self.host.do(node.leave(self.host.clock(), reason))
 
     def _when_program(self, then: Callable[[], None]) -> None:
         """The training program may still be starting."""
@@ -173,7 +172,7 @@ class Job:
                 0.002, lambda: self._when_program(then) if epoch == self._epoch else None
             )
         else:
-            self.host.do(self.host.node.fail(self.host.clock(), "no training program here"))
+            self.fail("no training program here")
 
     def _enter(self, phase: Phase, epoch: int, prepared: Callable[[], None]) -> None:
         program, node = self.program, self.host.node
@@ -322,7 +321,10 @@ class Job:
 
     def _program_started(self, *, blank: bool) -> None:
         self.starting = False
-        if self.host.job_over:
+        if self.host.job_over or self.declined:
+            return
+        if self.host.sick:
+            self.fail("the training program ended with an error")
             return
         self.program = Program(blank=blank)
         if self.host.course is not None:

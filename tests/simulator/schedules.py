@@ -34,6 +34,8 @@ AT_A_MOMENT = (
     "lose",
     "renew",
 )
+#: What has come later: it is laid over the schedules that were there.
+LATEST = ("sicken", "lead sicken")
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,10 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
     if more.random() < 0.3:
         for _ in range(more.randint(1, 10)):
             faults.again(more.random() * (FORMED_S + lasts), more)
+    if more.random() < 0.3:
+        for _ in range(more.randint(1, 2)):
+            start = FORMED_S + more.random() * lasts
+            faults.at_time(start, more.choice(LATEST), more.choice(there))
     lan.hosts[0].submit()
     lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
     return lan

@@ -171,6 +171,25 @@ def test_a_new_host_is_admitted(admit: bool) -> None:
     assert all(host.job.result is None for host in lan.hosts if host not in took_part)
 
 
+@pytest.mark.parametrize("what", ["kill_program", "kill", "new"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_who_cannot_take_part_leaves_the_job_to_the_others(what: str, number: int) -> None:
+    """Its training program ends with an error as soon as it is started: for all others nothing ends."""
+    plan = Plan("job", batch=50, width=16, alarm_below=0.0, admit=True)
+    lan, faults = job(late=1, plan=plan, rounds=100, compute_s=0.05)
+    host = lan.hosts[5] if what == "new" else lan.hosts[number - 1]
+    lan.at(1.5, lambda: setattr(host, "sick", True))
+    if what == "new":
+        lan.at(1.5, host.restart)
+    else:
+        lan.at(1.5, lambda: getattr(faults, what)(host))
+    assert schedules.finish(lan).what == "done"
+    said = [line for line in lan.trace if "DECLINES" in line]
+    assert len(said) == 1 and "the training program ended with an error" in said[0]
+    assert len({h.job.result for h in lan.hosts if h.job.result}) == 1
+    assert host.job.result is None
+
+
 def test_a_slow_round_is_not_a_silent_host() -> None:
     """Computing may take far longer than silence: the parked token goes round."""
     lan, _ = job(compute_s=8.0, rounds=2)
