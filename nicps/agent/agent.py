@@ -314,7 +314,7 @@ class Agent:
 
     def _stage(self, job_id: str) -> wire.Stage | None:
         """How much of a job is here, for the lead that calls (R20); None: it is not for this host."""
-        if job_id == self._declined:
+        if self._stopping or job_id == self._declined:
             return None
         if self.job is None or self.job.id != job_id:
             return wire.Stage.NOTHING
@@ -445,7 +445,7 @@ class Agent:
         self.now = time.monotonic()
         reason = f"{self.settings.name} has left the network"
         if self.node.state is NodeState.MEMBER:
-            if self.views.others_can_go_on and self.job is not None and self.job.digest:
+            if self.job is not None and self.job.digest:
                 self.act(self.node.leave(self.now, reason))
             elif self.conductor is not None:
                 self.conductor.fail(reason)

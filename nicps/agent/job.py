@@ -389,7 +389,7 @@ class LocalJob:
             return
         agent.frames.sender.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
-        if code < 0 and agent.views.others_can_go_on:
+        if code < 0:
             self._waiting = None
             agent.views.depart(reason)  # the others go on; this host comes back with a new one
             self.start_program()

@@ -13,7 +13,6 @@ from nicps.protocol import (
     Cut,
     Differs,
     Installed,
-    NodeState,
     Ready,
     Struck,
 )
@@ -142,17 +141,8 @@ class Views:
                 f"after round {action.round} the members' weights differ, and no half agrees"
             )
 
-    @property
-    def others_can_go_on(self) -> bool:
-        """The network can do without this host."""
-        agent = self._agent
-        view = agent.node.view
-        return agent.node.state is NodeState.MEMBER and view.agreed(
-            view.live - {agent.node.number}, alone=agent.settings.timings.alone
-        )
-
     def depart(self, reason: str) -> None:
-        """R17: this host cannot go on now, the others can; it comes back."""
+        """R17: this host cannot go on now, and comes back. It votes until the others go on without it."""
         agent = self._agent
         agent.log(reason)
         agent.act(agent.node.leave(agent.now, reason))

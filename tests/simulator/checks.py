@@ -14,7 +14,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
-from nicps.protocol import Committed, Differs, Installed, NodeState, Phase, View
+from nicps.protocol import Committed, Differs, Failed, Installed, NodeState, Phase, View
 from tests.simulator.job import SWITCH_UNITS
 
 if TYPE_CHECKING:
@@ -104,6 +104,12 @@ class Checks:
         if self.views.setdefault((branch, view.number), what) != what:
             before = self.views[branch, view.number]
             self.fail(f"view {view.number} is {before} and, at {host.node.name}, {what}")
+
+    def failed(self, host: Host, action: Failed) -> None:
+        """Who departs ends the job only where nobody else is there."""
+        departs = "was killed" in action.reason or "has left" in action.reason
+        if departs and len(host.node.view.live) > 1:
+            self.fail(f"{host.node.name} ends the job: {action.reason}")
 
     # ---- rounds
 

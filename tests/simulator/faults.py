@@ -101,6 +101,12 @@ class Faults:
         if not host.dead and not host.paused and host.job.program is not None:
             host.kill_program()
 
+    def leave(self, host: Host) -> None:
+        """`nicps leave`, and `nicps join` again later."""
+        if not host.dead and not host.paused and host.job.program is not None:
+            host.leave()
+            self._for_a_while(lambda: host.restart() if host.dead else None)
+
     def sicken(self, host: Host) -> None:
         """The same, and no training program runs there any more; or the whole host comes back like that."""
         if host.dead or host.paused or host.job.program is None:
@@ -200,6 +206,7 @@ class Faults:
                 "pause": self.pause,
                 "program": self.kill_program,
                 "sicken": self.sicken,
+                "leave": self.leave,
                 "tamper": self.tamper,
                 "renew": self.renew,
                 "isolate": self.isolate,

@@ -21,6 +21,7 @@ from nicps.protocol import (
     Installed,
     Joiner,
     Node,
+    NodeState,
     NotAdded,
     Phase,
     PhaseAgreed,
@@ -40,6 +41,7 @@ from tests.simulator.job import WINDOW, Job
 from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
 
+GOODBYE_S = 2.0
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
 
 
@@ -124,6 +126,21 @@ class Host:
         self.course = None
         self.job.lose_program()
         self.do(self.node.leave(self.clock(), "the training program was killed"))
+
+    def leave(self) -> None:
+        """`nicps leave`: the agent stays until the others go on without it, but not for long."""
+        self.note("LEAVES")
+        self.job.declined = True
+        until = self.lan.now + GOODBYE_S
+
+        def gone() -> None:
+            if self.node.state is NodeState.MEMBER and self.lan.now < until:
+                self.later(0.01, gone)
+            else:
+                self.kill()
+
+        self.do(self.node.leave(self.clock(), "it has left the network"))
+        gone()
 
     def renew(self) -> None:
         """The view's key has served its time."""
@@ -324,6 +341,7 @@ class Host:
             self.job.decline()
         elif isinstance(action, Failed):
             self.note(f"FAILED {action.reason}")
+            lan.checks.failed(self, action)
             if self.node.leads:
                 course = self.course or Course(lan.plan, self)
                 course.stop(action.reason)

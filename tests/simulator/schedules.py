@@ -35,7 +35,7 @@ AT_A_MOMENT = (
     "renew",
 )
 #: What has come later: it is laid over the schedules that were there.
-LATEST = ("sicken", "lead sicken")
+LATEST = ("sicken", "lead sicken", "leave", "lead leave")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
     if more.random() < 0.3:
         for _ in range(more.randint(1, 2)):
             start = FORMED_S + more.random() * lasts
-            faults.at_time(start, more.choice(LATEST), more.choice(there))
+            faults.at_time(start, more.choice(SICKNESSES), more.choice(there))
     lan.hosts[0].submit()
     lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
     return lan
@@ -173,6 +173,7 @@ def _may_stop(lan: Lan) -> bool:
         or (lan.checks.tampered and "agrees on the weights" in why)
         or ("nobody is left who" in why)
         or ("the training program was killed" in why)
+        or ("has left the network" in why)
         or ("told to believe the switch" in why)
     )
 

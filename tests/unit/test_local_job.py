@@ -38,6 +38,8 @@ class Agent:
     def warn(self, text: str) -> None:
         self.said.append(text)
 
+    log = warn
+
 
 class Program:
     """The training program, which keeps what it is told."""

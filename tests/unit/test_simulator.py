@@ -171,6 +171,19 @@ def test_a_new_host_is_admitted(admit: bool) -> None:
     assert all(host.job.result is None for host in lan.hosts if host not in took_part)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("what", ["kill_program", "leave"])
+def test_of_two_hosts_one_departs_and_the_other_goes_on(what: str, number: int) -> None:
+    """Its agent still votes: one and one are a majority of two, whichever it is that goes on."""
+    lan, faults = job(hosts=2, rounds=120, compute_s=0.01)
+    lan.at(1.2, lambda: getattr(faults, what)(lan.hosts[number - 1]))
+    assert schedules.finish(lan).what == "done"
+    assert lan.hosts[2 - number].job.result is not None
+    if what == "kill_program":
+        assert lan.hosts[0].job.result == lan.hosts[1].job.result
+        assert lan.hosts[0].node.view.live == {1, 2}
+
+
 @pytest.mark.parametrize("what", ["kill_program", "kill", "new"])
 @pytest.mark.parametrize("number", [1, 3])
 def test_who_cannot_take_part_leaves_the_job_to_the_others(what: str, number: int) -> None:
