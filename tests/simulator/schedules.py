@@ -35,7 +35,7 @@ AT_A_MOMENT = (
     "renew",
 )
 #: What has come later: it is laid over the schedules that were there.
-LATEST = ("sicken", "lead sicken", "leave", "lead leave")
+PARTINGS = ("sicken", "lead sicken", "leave", "lead leave")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
     if more.random() < 0.3:
         for _ in range(more.randint(1, 2)):
             start = FORMED_S + more.random() * lasts
-            faults.at_time(start, more.choice(SICKNESSES), more.choice(there))
+            faults.at_time(start, more.choice(PARTINGS), more.choice(there))
     lan.hosts[0].submit()
     lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
     return lan
