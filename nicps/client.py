@@ -200,6 +200,10 @@ class Session:
         self._decision = None  # it was about a round before that state
         self._channel.send({"op": "loaded", "number": number, "digest": digest})
 
+    def alive(self) -> None:
+        """Still at work, where there is nothing else to say for longer than the job's `stall_s`."""
+        self._channel.send({"op": "alive"})
+
     def checkpoint(self, round_: int, error: str = "") -> None:
         """The checkpoint was written anew: the state after `round_` trained rounds; or `error` says why it was not."""
         message = {"op": "checkpoint", "round": round_}

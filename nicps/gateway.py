@@ -81,6 +81,7 @@ class Gateway:
             "loaded": self._loaded,
             "checkpoint": self._checkpoint,
             "report": self._report,
+            "alive": self._alive,
             "fail": self._fail,
         }
 
@@ -131,7 +132,7 @@ class Gateway:
             raise Misfit(f'the message\'s "op" is {op!r}; known are {", ".join(self._answers)}')
         if not self._shapes and op not in ("ready", "fail"):
             raise Misfit(f"{op!r} comes before 'ready'")
-        if self._commit is not None and op not in ("applied", "report", "fail"):
+        if self._commit is not None and op not in ("applied", "report", "alive", "fail"):
             raise Misfit(f"{op!r} comes before round {self._commit.round} is 'applied'")
         return answer(message)
 
@@ -285,6 +286,10 @@ class Gateway:
         if what not in DECISIONS:
             raise Misfit(f'decide: "what" is {what!r}; it must be {", ".join(DECISIONS)}')
         self.session.decide(_whole(message, "round", 1, _MAX_ROUND), what)
+        return {"op": "ok"}
+
+    def _alive(self, message: Message) -> Message:
+        self.session.alive()
         return {"op": "ok"}
 
     def _report(self, message: Message) -> Message:

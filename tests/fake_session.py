@@ -168,6 +168,7 @@ class FakeSession:
         self.settings = settings
         self.workdir = ""
         self.reports: list[dict[str, Any]] = []
+        self.signs_of_life = 0
         self.failure: str | None = None
         self.on_keep: Callable[[], None] = lambda: None
         self.decision: tuple[int, str] | None = None
@@ -289,6 +290,9 @@ class FakeSession:
                 self.network.decided(round_, what)
 
     saturated = 0  # nothing is rounded here
+
+    def alive(self) -> None:
+        self.signs_of_life += 1
 
     def report(self, values: Mapping[str, Any]) -> None:
         self.reports.append(dict(values))

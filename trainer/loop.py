@@ -254,6 +254,7 @@ class Loop:
             for batch in part.batches(self._settings.test_batch):
                 counts = self._job.success(model.model, _tensors(batch))
                 succeeded, failed = succeeded + counts[0], failed + counts[1]
+                session.alive()
         model.restore()
         offered = self._clock()
         totals = session.tally(round_, succeeded, failed)

@@ -42,6 +42,7 @@ class Settings:
     alarm_below: with fewer members left than this part of those that began, the job is saved and stops (R22).
     admit: hosts that were not there at the start may come in (R20).
     network_access: the training programs have the hosts' network; otherwise they have none.
+    stall_s: seconds after which a training program that is to work, and says nothing, is started again.
     """
 
     batch: int = 512
@@ -63,6 +64,7 @@ class Settings:
     alarm_below: float = 0.5
     admit: bool = False
     network_access: bool = False
+    stall_s: float = 60.0
 
     def planned_rounds(self, records: int) -> int | None:
         """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
@@ -151,6 +153,7 @@ def check(settings: Settings) -> None:
     _demand(settings, "seed", 0 <= settings.seed < 2**63, "from 0 to 2^63 - 1")
     for key in ("microbatch_seconds", "checkpoint_s"):
         _demand(settings, key, getattr(settings, key) >= 0, "at least 0")
+    _demand(settings, "stall_s", settings.stall_s >= 1, "at least 1")
     for host, factor in settings.slow.items():
         if not factor >= 1:
             raise JobError(f"setting slow.{host} is {factor}; it must be at least 1")

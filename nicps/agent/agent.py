@@ -264,8 +264,6 @@ class Agent:
         try:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
                 self.end_job("another job has begun")
-            if self.job is None and self.node.leaving:
-                return  # declined
             job = self.job or self.begin_job(str(phase.settings["job"]))
             if phase.adding and not self.settings.adding:
                 raise JobFailed(

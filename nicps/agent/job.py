@@ -17,7 +17,7 @@ from nicps.agent.finish import Finish
 from nicps.agent.folders import working_folder
 from nicps.agent.handout import HandOut
 from nicps.agent.process import python
-from nicps.agent.program import Program
+from nicps.agent.program import STALL_S, Program
 from nicps.agent.records import Records
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.channel import Channel
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 _MOST_STARTS = (
     4  # of a training program that is killed again and again before it has trained a round
 )
-_STALL_S = 60.0  # without a word of a training program that is to be counted
-_HOLDING_STALL_S = 3.0  # the same, while all wait for its gradient
+_AWAY_S = 2.0  # between two looks: this agent has stood still itself
 
 
 class LocalJob:
@@ -62,7 +61,7 @@ class LocalJob:
         self._waiting: Phase | None = (
             None  # for the training program to be ready, or to have the state
         )
-        self._loading = False
+        self._looked = agent.now
         self._then: Callable[[str], None] | None = None  # once the program has saved
         self.records = Records(self.base)
         self._ended = False
@@ -116,16 +115,14 @@ class LocalJob:
         self.handout.withdraw()
 
     @property
-    def stage(self) -> wire.Stage:
+    def stage(self) -> wire.Stage | None:
         """How much of the job is here, for who takes hosts back (R20)."""
         program = self.program
         if not self.digest:
             return wire.Stage.NOTHING
         if program is None or program.has_ended:
-            self.start_program()
-        elif program.ready:
-            return wire.Stage.WAITING
-        return wire.Stage.FILES
+            return wire.Stage.FILES if self.start_program() else None
+        return wire.Stage.WAITING if program.ready else wire.Stage.FILES
 
     def sends(self, source: ArenaSource | StreamSource) -> None:
         """Contributions come from there from now on."""
@@ -179,7 +176,7 @@ class LocalJob:
             if agent.node.number in commit.counted:
                 self._starts = 1  # this program can train
         self.program.trained = commit.round
-        self.program.spoke = agent.now
+        self.program.owes("work")
         self.program.post(
             {
                 "op": "committed",
@@ -211,26 +208,25 @@ class LocalJob:
         """The training program's module, as the prepared job names it."""
         return str(self.prepared.get("entry", "trainer"))
 
-    def start_program(self) -> None:
+    def start_program(self) -> bool:
         """Start the training program, unless it is killed again and again."""
         agent = self.agent
         if self._starts >= _MOST_STARTS:
-            if self._starts == _MOST_STARTS:
-                self._starts += 1
-                agent.warn(
-                    f"the training program was killed {_MOST_STARTS} times before it had trained a round: "
-                    "this host trains no more until `nicps join` is run again"
-                )
-            return
+            return False
         if self.program is not None:
             self.program.close("another one is started")
         self._starts += 1
         argv = list(agent.settings.trainer) or python(
             self.entry, "run", "--workdir", str(self.folder)
         )
-        self.program = Program(self)
-        network_access = self.settings.get("network_access") is True
+        settings = self.settings
+        network_access = settings.get("network_access") is True
+        stall_s = settings.get("stall_s")
+        if not isinstance(stall_s, int | float) or stall_s < 1:
+            stall_s = STALL_S
+        self.program = Program(self, float(stall_s))
         self.program.start(argv, self.folder, self.base / "trainer.log", network_access)
+        return True
 
     def start_gateway(self, connection: int) -> None:
         """A program that speaks JSON has connected (`Program.start_gateway`)."""
@@ -268,7 +264,6 @@ class LocalJob:
                 then(error)
         else:
             (self.folder / STATE).unlink(missing_ok=True)  # the next one may be another
-            self._loading = False
             self._prepare_training()
 
     def save(self, then: Callable[[str], None]) -> None:
@@ -311,6 +306,7 @@ class LocalJob:
         """Tell the training program that the round closed without it."""
         if self.program is not None and self.program.arena is not None:
             self.program.arena.closed = round_
+            self.program.excused(round_)
 
     def _prepare_training(self) -> None:
         """Bring the training program into the phase that waits for it, if both are there."""
@@ -326,8 +322,7 @@ class LocalJob:
         if not same_files:
             agent.act(agent.node.fail(agent.now, "what was handed out has arrived damaged"))
         elif learns and not same_state and (self.folder / STATE).exists():
-            if not self._loading:  # what the hand-out brought (R20)
-                self._loading = True
+            if program.duty != "load":  # what the hand-out brought (R20)
                 program.state("load")
             return
         elif learns and not same_state and same_size:
@@ -392,29 +387,31 @@ class LocalJob:
         if code < 0:
             self._waiting = None
             agent.views.depart(reason)  # the others go on; this host comes back with a new one
-            self.start_program()
+            if not self.start_program():
+                times = f"{_MOST_STARTS} times in a row, without a round in between"
+                self.program_failed(f"the training program was killed, or stood still, {times}")
         else:
             self.program_failed(reason)
 
     def look(self, now: float) -> None:
-        """A training program that says nothing any more must not hold up the others."""
+        """A training program that does not do what it is to do must not hold up the others."""
+        away, self._looked = now > self._looked + _AWAY_S, now
         self.checkpoints.look(now)
-        program, phase = self.program, self._phase
-        if program is not None and self.agent.node.changing:
-            program.spoke = now  # it waits for the network, perhaps for long (R18)
-        if program is None or program.has_ended or phase is None or self._waiting is not None:
+        program, agent = self.program, self.agent
+        if program is None or program.has_ended:
             return
-        node = self.agent.node
-        ring = node.ring
-        if ring is None or phase.kind is not wire.PhaseKind.TRAIN or len(node.view.live) == 1:
+        if away or agent.node.changing:  # then it waits for the network, perhaps for long (R18)
+            program.move(now)
+        silent = program.stalled(now, agent.frames.sender.waits)
+        if not silent:
             return
-        limit = _HOLDING_STALL_S if self.agent.frames.sender.waits else _STALL_S
-        if now > program.spoke + limit and phase.shares[node.number - 1]:
-            self.agent.log(
-                f"the training program has not moved for {limit:g} s: it is started again"
-            )
-            program.close("it has not moved")
-            self.program_ended(program, -9, "it has not moved")
+        reason = f"it has not moved for {silent:g} s (the job's stall_s is {program.stall_s:g})"
+        if program.duty in ("", "work") and len(agent.node.view.live) == 1:  # nobody waits
+            agent.warn(f"the training program: {reason}")
+            program.move(now)
+        else:
+            program.close(reason)
+            self.program_ended(program, -9, reason)
 
     def close(self, message: str) -> None:
         """The job is over, however it ended: stop the training program, remove its files."""

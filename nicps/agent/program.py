@@ -26,6 +26,10 @@ _MOST_ROUNDS = _MOST_SAMPLES = (1 << 31) - 1
 _MOST_LANES = 1 << 33
 _MOST_DIGEST = 128
 _MOST_TEXT = 300
+STALL_S = 60.0  # the job's `stall_s`: without a word of a program that others wait for
+_LONGER = {"start": 5, "end": 5}  # where it has nothing to say until it is done
+_SHORTER = 1 / 20  # while all wait for the rest of its gradient
+_NEVER = 1 << 31  # a round
 
 
 class Program:
@@ -33,17 +37,24 @@ class Program:
 
     Attributes: `ready`, it has built the model. `digest`, of the state that it holds (hexadecimal), once it has told.
     `holds_state`, that state was the others', too: it is no new program. `trained`, rounds of training that it was told
-    of. `spoke`, when it last said something.
+    of. `duty`, what it is to do ("start", "work", "save", "load" or "end"); empty while it waits for us.
+
+    Args:
+        stall_s: the job's setting.
     """
 
-    def __init__(self, job: LocalJob) -> None:
+    def __init__(self, job: LocalJob, stall_s: float) -> None:
         self.job = job
+        self.duty = "start"
+        self.stall_s = stall_s
+        self._moved = job.agent.now  # it has said something, or was told what to do
+        self._from_round = 0  # its phase's first one: what it says of earlier ones is late
+        self._trains = False
         self.ready = self.holds_state = False
         self.digest = ""
         self.lanes = 0
         self.trained = 0
         self.arena: Arena | None = None
-        self.spoke = job.agent.now
         self._channel: Channel | None = None
         self._doorbell = -1
         self._child: Child | None = None
@@ -88,6 +99,28 @@ class Program:
     def has_ended(self) -> bool:
         """The process is gone."""
         return self._child is None
+
+    def owes(self, duty: str) -> None:
+        """It was told to do something."""
+        self.duty, self._moved = duty, self.job.agent.now
+
+    def excused(self, round_: int) -> None:
+        """It has nothing more to do in that round until it is committed."""
+        if round_ >= self._from_round:
+            self.duty = ""
+
+    def move(self, now: float) -> None:
+        """It has said something, or could not."""
+        self._moved = now
+
+    def stalled(self, now: float, holding: bool) -> float:
+        """For how long it has not moved, if that is too long; otherwise 0.
+
+        Args:
+            holding: all wait for the rest of its gradient.
+        """
+        limit = self.stall_s * (_SHORTER if holding else _LONGER.get(self.duty, 1))
+        return limit if (holding or self.duty) and now > self._moved + limit else 0.0
 
     def hurry(self, yes: bool) -> None:
         """A program whose gradient all hosts wait for gets the processor before other programs."""
@@ -150,6 +183,10 @@ class Program:
         agent = self.job.agent
         message = self._phase(_KINDS[phase.kind], first_round, phase.number)
         message |= {"unit": phase.unit, "shares": phase.shares, "adding": phase.adding}
+        ends = phase.kind is wire.PhaseKind.FINISH
+        self._from_round = _NEVER if ends else first_round
+        self._trains = phase.kind is wire.PhaseKind.TRAIN
+        self.owes("end" if ends else "work")
         if self.arena is not None:
             self.arena.phase = phase.number
         fds: tuple[int, ...] = ()
@@ -163,6 +200,8 @@ class Program:
         """Let it "save" its state into the working folder, or "load" the one that is there."""
         self._numbers += 1
         self._saving = self._numbers
+        self._from_round = _NEVER
+        self.owes(what)
         self.post(self._phase(what, 0, self._saving) | {"unit": 0, "shares": (), "adding": False})
 
     def view(self) -> None:
@@ -206,7 +245,7 @@ class Program:
         """
         job, agent = self.job, self.job.agent
         node, now, op = agent.node, agent.now, message["op"]
-        self.spoke = now
+        self.move(now)
         if op == "progress":
             samples = _whole(message, "samples", 0, _MOST_SAMPLES)
             agent.act(node.progress(now, _whole(message, "round", 0, _MOST_ROUNDS), samples))
@@ -214,10 +253,13 @@ class Program:
             round_ = _whole(message, "round", 0, _MOST_ROUNDS)
             samples = _whole(message, "samples", 1, _MOST_SAMPLES)
             unit = None if message["unit"] is None else _whole(message, "unit", -100, 100)
+            self.excused(round_)
             job.offered(round_, samples, unit, message["skip"] is True)
         elif op == "read":
             round_ = _whole(message, "round", 0, _MOST_ROUNDS)
             self.digest = _digest(message) or self.digest
+            if round_ >= self._from_round:
+                self.duty = "work" if self._trains else ""
             if round_ < node.open_round:
                 agent.act(node.read(now, round_, short(_digest(message))))
             job.program_has_applied()
@@ -227,16 +269,18 @@ class Program:
             self.lanes = _whole(message, "lanes", 1, _MOST_LANES)
             self.digest = _digest(message)
             self._make_arena()
-            self.ready = True
+            self.ready, self.duty = True, ""
             job.program_ready()
         elif op in ("saved", "loaded") and message["number"] == self._saving:
-            self._saving = 0
+            self._saving, self.duty = 0, ""
             self.digest = _digest(message) or self.digest
             job.program_has_state(op, one_line(message.get("error") or ""))
         elif op == "checkpoint":
             rounds = _whole(message, "round", 0, _MOST_ROUNDS)
             job.checkpoints.written(rounds, one_line(message.get("error") or ""))
         elif op in ("decide", "report") and self.ready:
+            if message.get("what", "continue") != "continue" and self._from_round != _NEVER:
+                self.duty = ""  # the lead goes on once all do something else
             agent.trainer_says(message)
         elif op == "fail":
             agent.act(node.fail(now, str(message["message"])))
@@ -252,7 +296,7 @@ class Program:
 
     def _more(self) -> None:
         """More of a contribution has been converted."""
-        self.spoke = self.job.agent.now
+        self.move(self.job.agent.now)
         self.job.agent.frames.pump()
 
 

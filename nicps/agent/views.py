@@ -102,8 +102,6 @@ class Views:
             return
         if agent.job is not None:
             agent.job.struck()
-        if agent.job is None and agent.trouble:
-            return  # it has declined, and has said why
         self.say_trouble(f"standing by: {reason}")
 
     def _cut(self, silent: str) -> None:

@@ -163,7 +163,7 @@ class NotAdded:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The job cannot go on here, and the others can: this host leaves it to them, for good."""
+    """The job cannot go on here, and the others can: this host stands by, and leaves it to them for good."""
 
     reason: str
 

@@ -39,11 +39,12 @@ class Heard:
 
 @dataclass(slots=True)
 class Farewell:
-    """A FAIL or LEAVE that is told until it has had its effect."""
+    """A FAIL or LEAVE that is told until it has had its effect. `declines`: this host will not come back."""
 
     body: wire.Fail | wire.Leave
     reason: str
     next_send: float
+    declines: bool = False
 
 
 class Host:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from nicps import wire
 from nicps.protocol.actions import (
     Answered,
+    Declined,
     Installed,
     Joiner,
     Send,
@@ -38,7 +39,7 @@ class Membership(Deciding):
                 return
             stage: wire.Stage | None = wire.Stage.NOTHING
         elif (self.state is NodeState.STANDBY and not self.busy) or (
-            call.view == self.view.number and self.number in self.learners
+            call.view == self.view.number and self.number in self.learners and not self.leaving
         ):
             stage = self._stage(frame.tail.decode(errors="replace"))
         elif self.state is NodeState.MEMBER and self._precedes(call.view, call.ballot, source):
@@ -300,8 +301,11 @@ class Membership(Deciding):
 
     def _struck(self, reason: str) -> None:
         """R19: stand by; number, model and data stay."""
+        farewell = self._farewell
         self._stand_by(ended=False)
         self._actions.append(Struck(reason))
+        if farewell is not None and farewell.declines:
+            self._actions.append(Declined(farewell.reason))
 
     def _on_leave(self, now: float, number: int) -> None:
         """The lowest of those who stay acts at once, the others if it does not."""

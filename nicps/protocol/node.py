@@ -102,12 +102,13 @@ class Node(Membership):
 
     def fail(self, now: float, reason: str) -> list[Action]:
         """The job cannot go on here, and so nowhere: the lead stops it. But who has only come to it declines."""
-        if self.leads:
-            if not self.leaving:
-                self._actions.append(Failed(reason))
-        elif self.state is NodeState.STANDBY or self.leaving or self.number in self.learners:
+        learns = self.number in self.learners and not self.leads
+        if self.state is NodeState.STANDBY:
             self._actions.append(Declined(reason))
-            return self.leave(now, reason)
+        elif self.leaving or learns:
+            self._farewell = Farewell(wire.Leave(), reason, now, declines=True)
+        elif self.leads:
+            self._actions.append(Failed(reason))
         elif self.state is NodeState.MEMBER and self._farewell is None:
             self._farewell = Farewell(wire.Fail(), reason, now)
         return self._take(now)

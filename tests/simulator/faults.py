@@ -9,7 +9,7 @@ from random import Random
 
 from nicps import wire
 from nicps.protocol import Action, Committed, Installed, NodeState, Prepare, Send, SendFragments
-from tests.simulator.host import Host
+from tests.simulator.host import STALL_S, Host
 from tests.simulator.lan import Lan, kind_of
 
 LASTS_S = (0.05, 0.5, 3.0, 3.0)  # shorter than a time-out, longer, and long
@@ -100,6 +100,12 @@ class Faults:
         """kill -9 of the training program alone."""
         if not host.dead and not host.paused and host.job.program is not None:
             host.kill_program()
+
+    def hang(self, host: Host) -> None:
+        """SIGSTOP of the training program alone."""
+        if not host.dead and not host.paused and host.job.program is not None:
+            host.hang()
+            self.lan.trouble(self.lan.now + STALL_S)
 
     def leave(self, host: Host) -> None:
         """`nicps leave`, and `nicps join` again later."""
@@ -207,6 +213,7 @@ class Faults:
                 "program": self.kill_program,
                 "sicken": self.sicken,
                 "leave": self.leave,
+                "hang": self.hang,
                 "tamper": self.tamper,
                 "renew": self.renew,
                 "isolate": self.isolate,

@@ -42,6 +42,7 @@ from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
 
 GOODBYE_S = 2.0
+STALL_S = 1.0
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
 
 
@@ -126,6 +127,17 @@ class Host:
         self.course = None
         self.job.lose_program()
         self.do(self.node.leave(self.clock(), "the training program was killed"))
+
+    def hang(self) -> None:
+        """SIGSTOP of the training program: after a while the agent ends it, and starts another."""
+        self.note("PROGRAM HANGS")
+        program = self.job.hang()
+
+        def look() -> None:
+            if self.job.program is program and self.job.hung:
+                self.kill_program()
+
+        self.later(STALL_S, look)
 
     def leave(self) -> None:
         """`nicps leave`: the agent stays until the others go on without it, but not for long."""
@@ -421,7 +433,7 @@ class Host:
             0.01,
             lambda: (
                 course.streamed(purpose, self.node.number, size, 7)
-                if course is self.course and course is not None
+                if course is self.course and course is not None and not self.job.hung
                 else None
             ),
         )
@@ -441,7 +453,11 @@ class Host:
         }
 
     def save(self) -> None:
-        self.later(0.001, lambda: self.course.saved() if self.course is not None else None)
+        def saved() -> None:
+            if self.course is not None and not self.job.hung:
+                self.course.saved()
+
+        self.later(0.001, saved)
 
     def tell(self, event: str, **values: Any) -> None:
         self.note(f"event {event}")

@@ -67,6 +67,7 @@ class Job:
         self.phase: Phase | None = None  # that the agent has prepared last
         self.adding = host.believes  # as the last training phase had it
         self.unit = 0  # log2, of the next gradient
+        self.hung = False  # the training program does nothing any more
         self.declined = False  # this host wants no part in it
         self._working_until = 0.0  # the training program looks up between two micro-batches only
         self._commits: deque[Callable[[], None]] = deque()  # that wait for that, one by one
@@ -81,7 +82,14 @@ class Job:
         self.program = None
         self._working_until = 0.0
         self._commits.clear()
+        self.hung = False
         self.interrupt()
+
+    def hang(self) -> Program | None:
+        """The training program stands still."""
+        self.hung = True
+        self.interrupt()
+        return self.program
 
     def lose_program(self) -> None:
         """The training program has died: another is started."""
@@ -142,6 +150,8 @@ class Job:
         elif phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
             if self.program is not None and node.number not in node.learners:
+                if self.hung:
+                    return
                 self.result = self.program.trained, self.program.weights
             self.host.later(0.002, lambda: prepared(self.lan.records))
         elif phase.kind is wire.PhaseKind.STOP:
@@ -164,9 +174,9 @@ class Job:
 
     def _when_program(self, then: Callable[[], None]) -> None:
         """The training program may still be starting."""
-        if self.program is not None:
+        if self.program is not None and not self.hung:
             then()
-        elif self.starting or self.storing:
+        elif self.starting or self.storing or self.hung:
             epoch = self._epoch
             self.host.later(
                 0.002, lambda: self._when_program(then) if epoch == self._epoch else None
@@ -252,7 +262,7 @@ class Job:
 
         def apply() -> None:
             program = self.program
-            if program is None or program.last >= commit.round:
+            if program is None or self.hung or program.last >= commit.round:
                 return
             program.apply(commit.round, kind, total)
             self.lan.checks.applied(self.host, commit.round, program)
@@ -288,11 +298,14 @@ class Job:
         round_ = program.last
 
         def say() -> None:
-            if self.host.course is not None and self.host.node.leads and self.program is program:
+            if self.host.course is not None and self.host.node.leads and self._moves(program):
                 self.host.note(f"DECIDES {what} after {round_}")
                 self.host.course.decided(round_, what)
 
         self.host.later(2e-4, say)
+
+    def _moves(self, program: Program) -> bool:
+        return self.program is program and not self.hung
 
     def _window(self, phase: Phase, round_: int) -> None:
         node = self.host.node

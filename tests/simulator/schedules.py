@@ -35,7 +35,7 @@ AT_A_MOMENT = (
     "renew",
 )
 #: What has come later: it is laid over the schedules that were there.
-PARTINGS = ("sicken", "lead sicken", "leave", "lead leave")
+PARTINGS = ("sicken", "lead sicken", "leave", "lead leave", "hang", "hang", "lead hang")
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_every_message_is_documented(make: Callable[..., Setting], checkout: Pat
     text = (checkout / "docs" / "socket.md").read_text()
     setting = make()
     known = setting.program.ask("?")["message"].partition("known are ")[2].split(", ")
-    assert len(known) == 13
+    assert len(known) == 14
     for op in known:
         assert f'| `{{"op": "{op}"' in text
 
@@ -153,6 +153,8 @@ def test_a_whole_job(make: Callable[..., Setting]) -> None:
 
     assert program.ask("report", values={"loss": 0.5}) == {"op": "ok"}
     assert setting.session.reports == [{"loss": 0.5}]
+    assert program.ask("alive") == {"op": "ok"}
+    assert setting.session.signs_of_life == 1
     assert program.ask("decide", round=1, what="test") == {"op": "ok"}
     assert program.ask("next")["kind"] == "test"
     assert other.next_phase().kind == "test"

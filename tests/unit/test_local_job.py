@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent notes of its own gradient while it goes out: how long that took, and what had to go again."""
+"""What an agent notes of its own gradient while it goes out, and of a training program that says nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from nicps import wire
 from nicps.agent.job import LocalJob
+from nicps.agent.program import Program as TrainingProgram
 from nicps.protocol import Committed, SendFragments
 from nicps.protocol.phase import Phase
 
@@ -40,15 +41,21 @@ class Agent:
 
     log = warn
 
+    def program_ready(self) -> None:
+        pass
+
 
 class Program:
     """The training program, which keeps what it is told."""
 
     def __init__(self) -> None:
-        self.trained, self.spoke = 0, 0.0
+        self.trained = 0
         self.has_ended = False
         self.told: list[dict[str, Any]] = []
         self.post = self.told.append
+
+    def owes(self, duty: str) -> None:
+        pass
 
 
 class Job(LocalJob):
@@ -129,11 +136,165 @@ def test_repairs_among_hosts_are_everyday(job: Job) -> None:
     assert not job.host.said and job.finish.asked_again == 0
 
 
-def test_who_waits_for_a_majority_does_not_stand_still(job: Job) -> None:
+# ---- a training program that says nothing (LocalJob.look)
+
+
+class Silence:
+    """A job whose training program (a real `Program`, without a process) is told and says things at times."""
+
+    def __init__(self, job: Job, stall_s: float = 60.0) -> None:
+        self.job, self.host = job, job.host
+        self.ended: list[str] = []
+        node = self.host.node
+        node.view = SimpleNamespace(live={1, 2}, number=1, order=(1, 2), lead=2)
+        node.open_round, node.read, node.progress = ROUND + 9, lambda *_: [], lambda *_: []
+        self.host.frames.sender.waits = False
+        self.program = job.program = Running(job, stall_s)
+        job.program_ended = lambda program, code, said: self.ended.append(said)  # type: ignore[method-assign]
+
+    def told(self, at: float, kind: wire.PhaseKind, round_: int = ROUND) -> None:
+        self.host.now = at
+        self.program.enter(Phase(9, 1, kind, round_, shares=(1, 1)), round_, 0)
+
+    def says(self, at: float, op: str, **values: Any) -> None:
+        self.host.now = at
+        self.program.on_message({"op": op, "round": ROUND, "digest": "", **values})
+
+    def offers(self, at: float, round_: int = ROUND) -> None:
+        self.says(at, "offer", round=round_, samples=1, unit=None, skip=False)
+
+    def lasts(self, since: float) -> float | None:
+        """After how many seconds of silence it is ended; None: never. The agent looks once a second."""
+        self.job._looked = since
+        for later in range(1, 2000):
+            self.host.now = since + later
+            self.job.look(self.host.now)
+            if self.ended:
+                return later - 1.0
+        return None
+
+
+class Running(TrainingProgram):
+    has_ended = False  # type: ignore[assignment]
+
+    def _make_arena(self) -> None:
+        pass
+
+    def close(self, message: str) -> None:
+        self.has_ended = True
+
+
+@pytest.fixture
+def silence(job: Job) -> Silence:
+    return Silence(job)
+
+
+def ready(silence: Silence, at: float = 0.0) -> None:
+    silence.says(at, "ready", lanes=10)
+
+
+def test_a_program_that_does_not_start(silence: Silence) -> None:
+    assert silence.lasts(0.0) == 300.0
+    assert silence.ended == ["it has not moved for 300 s (the job's stall_s is 60)"]
+
+
+def test_who_waits_for_a_majority_does_not_stand_still(silence: Silence) -> None:
     """A cut can last for hours; the program holds the state all that time, and a while after it, too."""
-    job.host.node.changing = True
-    for now in (1.0, 100.0, 10_000.0):
-        job.look(now)
-    job.host.node.changing = False
-    job.look(10_001.0)
-    assert job.program is job.told
+    ready(silence)
+    silence.told(500.0, wire.PhaseKind.TRAIN)
+    silence.host.node.changing = True
+    assert silence.lasts(500.0) is None
+    silence.host.node.changing = False
+    assert silence.lasts(silence.host.now) == 60.0
+
+
+def test_a_program_that_waits_for_us_may_be_silent(silence: Silence) -> None:
+    ready(silence)
+    assert silence.lasts(0.0) is None
+
+
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
+def test_a_program_that_does_not_work(silence: Silence, kind: wire.PhaseKind) -> None:
+    ready(silence)
+    silence.told(500.0, kind)
+    assert silence.lasts(500.0) == 60.0
+
+
+@pytest.mark.parametrize("op", ["progress", "alive"])
+def test_every_word_counts(silence: Silence, op: str) -> None:
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.TEST)
+    silence.job.look(50.0)
+    silence.says(51.0, op, samples=1)
+    assert silence.lasts(51.0) == 60.0
+
+
+def test_who_has_offered_waits_for_the_others(silence: Silence) -> None:
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.offers(1.0)
+    assert silence.lasts(1.0) is None
+    silence.program.owes("work")  # the commit
+    assert silence.lasts(silence.host.now) == 60.0
+
+
+def test_what_it_says_of_a_phase_before_is_no_answer(silence: Silence) -> None:
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.TEST, ROUND + 1)
+    silence.offers(1.0, ROUND)
+    assert silence.lasts(1.0) == 60.0
+
+
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
+def test_after_a_round_comes_the_next_one(silence: Silence, kind: wire.PhaseKind) -> None:
+    ready(silence)
+    silence.told(0.0, kind)
+    silence.offers(1.0)
+    silence.says(2.0, "read")
+    assert silence.lasts(2.0) == (60.0 if kind is wire.PhaseKind.TRAIN else None)
+
+
+def test_a_gradient_that_all_wait_for(silence: Silence) -> None:
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.offers(1.0)
+    silence.host.frames.sender.waits = True
+    assert silence.lasts(1.0) == 3.0
+
+
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_a_state_that_is_not_saved_or_loaded(silence: Silence, what: str) -> None:
+    ready(silence)
+    silence.program.state(what)
+    silence.offers(1.0)  # of the round that it has left
+    assert silence.lasts(1.0) == 60.0
+
+
+def test_a_program_that_does_not_end(silence: Silence) -> None:
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.FINISH)
+    assert silence.lasts(0.0) == 300.0
+
+
+def test_the_job_says_how_long(job: Job) -> None:
+    silence = Silence(job, 7.0)
+    assert silence.lasts(0.0) == 35.0
+    assert silence.ended == ["it has not moved for 35 s (the job's stall_s is 7)"]
+
+
+def test_a_host_that_trains_alone_holds_up_nobody(silence: Silence) -> None:
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.host.node.view.live = {1}
+    assert silence.lasts(0.0) is None
+    assert silence.host.said[0].startswith("the training program: it has not moved for 60 s")
+
+
+def test_an_agent_that_stood_still_itself_listens_first(silence: Silence) -> None:
+    """SIGSTOP of both, or a machine that was asleep."""
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.job.look(1.0)
+    silence.job.look(500.0)
+    assert not silence.ended
+    assert silence.lasts(500.0) == 60.0

@@ -89,7 +89,7 @@ EARLY = ("forming", "installed", "hand-out", "deciding", "installing", "voting")
 
 
 @pytest.mark.parametrize("nth", [1, 3])
-@pytest.mark.parametrize("kind", ["lead kill", "kill", "lead pause", "lead isolate"])
+@pytest.mark.parametrize("kind", ["lead kill", "kill", "lead pause", "lead isolate", "lead hang"])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_any_host_may_die_at_any_moment(name: str, kind: str, nth: int) -> None:
     lan, faults = job()

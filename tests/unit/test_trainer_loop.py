@@ -112,6 +112,11 @@ def test_progress_is_reported(digits: Outcome) -> None:
     assert shares == pytest.approx(1)
 
 
+def test_a_test_gives_signs_of_life(digits: Outcome) -> None:
+    """Or a long one would be taken for a program that has stopped (the job's `stall_s`)."""
+    assert all(session.signs_of_life > 2 for session in digits.sessions)
+
+
 def test_the_saved_model_is_a_state_dict_with_the_last_weights(digits: Outcome) -> None:
     folder = digits.folders[3]
     state = torch.load(folder / "out" / "model.pt", weights_only=True)

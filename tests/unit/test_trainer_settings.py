@@ -61,6 +61,7 @@ def test_none_unsets() -> None:
         ("lane", "i64", "lane is 'i64'; it must be i32 or i16 or i8"),
         ("clip", 0, "clip is 0.0; it must be more than 0"),
         ("checkpoint_s", -1, "checkpoint_s is -1.0; it must be at least 0"),
+        ("stall_s", 0.5, "stall_s is 0.5; it must be at least 1"),
         ("redeal", "perhaps", "redeal is 'perhaps'; it must be bool"),
         ("micro_batches", 5, "micro_batches is 5; it must be at least 10"),
         ("seed", -1, "seed is -1"),
