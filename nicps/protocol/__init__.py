@@ -14,6 +14,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     round.py         the open round at one member (R11 to R13)
     holder.py        what the holder of the token does (R9 to R13)
     ring.py          taking the token, waiting for it, repeating it (R10, R16, R17)
+    returns.py       who comes back again and again waits (R20)
     host.py          one host: what the next three share
     deciding.py      its part in decisions
     membership.py    its part in views: joining, changing, coming back (R17 to R20)

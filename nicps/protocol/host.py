@@ -16,6 +16,7 @@ from nicps.protocol.decision import Ballot
 from nicps.protocol.formation import Formation
 from nicps.protocol.installation import Installation
 from nicps.protocol.phase import Member, Patience, Phase, Timings
+from nicps.protocol.returns import Returns
 from nicps.protocol.ring import Carried, KernelState, Ring
 from nicps.protocol.succession import Succession
 from nicps.protocol.view import View, safe_name
@@ -95,6 +96,7 @@ class Host:
         self._waiting: Heard | None = None
         self._acked: tuple[int, bool, bytes] = (0, True, b"")
         self._farewell: Farewell | None = None
+        self._returns = Returns(self.timings.call_back_s)
         self._leavers: dict[int, int] = {}  # number -> how often it has said so
         self._heard = 0.0  # the lead, last
         self._beacon_at = 0.0

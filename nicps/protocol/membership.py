@@ -18,6 +18,7 @@ from nicps.protocol.deciding import Deciding
 from nicps.protocol.host import NodeState
 from nicps.protocol.installation import Installation
 from nicps.protocol.phase import Phase
+from nicps.protocol.returns import Returns
 from nicps.protocol.succession import Standing, Succession
 from nicps.protocol.view import Successor, safe_name
 
@@ -63,6 +64,8 @@ class Membership(Deciding):
             return
         if answer.nonce not in self._called:
             return  # not to a call of ours, or to an old one
+        if number not in self.view.live and self._returns.must_wait(now, source):
+            return
         name = safe_name(frame.tail.decode(errors="replace"), source)
         joiner = Joiner(source, name, answer.fresh)
         self._actions.append(Answered(joiner, number, wire.Stage(answer.stage)))
@@ -217,6 +220,12 @@ class Membership(Deciding):
             carried = replace(carried, unit=successor.unit, undecided=undecided)
         joined = view.live - before.live if member else frozenset[int]()
         self.learners = (self.learners | joined) & view.live if member else frozenset()
+        if not member:
+            self._returns = Returns(self.timings.call_back_s)
+        for k in joined:
+            self._returns.taken(view.members[k - 1].mac)
+        for k in before.live - view.live:
+            self._returns.lost(now, view.members[k - 1].mac)
         if not member and successor.round:
             self.learners = frozenset({number})  # of itself it knows
         if member and self._succession is not None and not before.live - view.live and not joined:

@@ -12,6 +12,7 @@ from nicps import wire
 from nicps.errors import WireError
 from nicps.protocol.actions import (
     Action,
+    Committed,
     Declined,
     Failed,
     Joiner,
@@ -368,6 +369,10 @@ class Node(Membership):
         if ballot is not None and ballot.agreed:
             self._ballot = None
             self._agreed(now, ballot)
+        if self._returns:
+            for commit in (a for a in self._actions if isinstance(a, Committed)):
+                for number in commit.counted:
+                    self._returns.counted(self.members[number - 1].mac)
         actions = self._actions[:]
         self._actions.clear()
         return actions

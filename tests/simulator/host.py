@@ -56,6 +56,7 @@ class Host:
         self.dead = self.paused = False
         self.believes = True  # a switch that adds
         self.slowness = 1.0  # how much longer its training program takes than the others'
+        self.differs = False  # whatever is applied here comes to other weights
         self.sick = False  # training programs that are started here end with an error
         self.job_over = ""
         self.killed_at = 0.0

@@ -265,6 +265,8 @@ class Job:
             if program is None or self.hung or program.last >= commit.round:
                 return
             program.apply(commit.round, kind, total)
+            if self.host.differs and kind is wire.PhaseKind.TRAIN:
+                self.host.tamper()
             self.lan.checks.applied(self.host, commit.round, program)
             self.host.do(node.read(self.host.clock(), commit.round, program.digest))
             if node.leads:

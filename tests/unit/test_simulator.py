@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from nicps import wire
-from nicps.protocol import View
+from nicps.protocol import Action, Installed, View
 from nicps.protocol.course import Plan
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession
@@ -23,6 +23,7 @@ from nicps.protocol.token import Line
 from tests.simulator import schedules
 from tests.simulator.__main__ import one
 from tests.simulator.faults import MOMENTS, Faults
+from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
 from tests.simulator.schedules import Violation
 
@@ -122,6 +123,32 @@ def test_damage_is_found_while_one_host_lags(host: int, slowness: float) -> None
     assert lan.run(lambda: any(f"h{host + 1}  STRUCK" in line for line in lan.trace), limit_s=1.8)
     assert schedules.finish(lan).what == "done"
     assert len({h.job.result for h in lan.hosts if h.job.result}) == 1
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_who_differs_again_and_again_comes_back_less_and_less(number: int) -> None:
+    """Each return stops the training of all for a while. Mended, the host is counted again, and its past forgotten."""
+    lan, faults = job(rounds=800, compute_s=0.02)
+    host = lan.hosts[number - 1]
+    lan.at(1.0, lambda: setattr(host, "differs", True))
+    returns: list[float] = []
+
+    def back(_: Host, action: Action) -> bool:
+        if isinstance(action, Installed) and number in action.view.live:
+            before = not returns or lan.now > returns[-1] + 0.1  # at all hosts, about now
+            returns.extend([lan.now] if before and lan.now > 1.0 else [])
+        return False
+
+    lan.moments.append(back)
+    lan.run(lambda: lan.now > 12.0)
+    gaps = [b - a for a, b in itertools.pairwise(returns)]
+    assert len(gaps) == 3 and all(b > 1.5 * a for a, b in itertools.pairwise(gaps)), returns
+    host.differs = False
+    lan.run(lambda: len(returns) == 5)
+    counted = lan.now + 1.0
+    lan.at(counted, lambda: faults.kill(host))
+    assert schedules.finish(lan).what == "done"
+    assert len(returns) == 6 and returns[-1] < counted + 5.0, "no wait but for the restart"
 
 
 def test_64_hosts_of_which_two_die() -> None:
