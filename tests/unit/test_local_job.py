@@ -298,3 +298,44 @@ def test_an_agent_that_stood_still_itself_listens_first(silence: Silence) -> Non
     silence.job.look(500.0)
     assert not silence.ended
     assert silence.lasts(500.0) == 60.0
+
+
+# ---- a training program that ends
+
+
+def ends(job: Job, code: int, said: str) -> list[str]:
+    """What the node is told, of a program that ends before it has trained a round."""
+    told: list[str] = []
+    node = job.host.node
+    node.leave = lambda now, reason: told.append(f"leaves: {reason}") or []
+    node.fail = lambda now, reason: told.append(f"fails: {reason}") or []
+    job.host.views = SimpleNamespace(depart=lambda reason: node.leave(0.0, reason))
+    job.host.frames.sender.drop_fragments = lambda: None
+    assert job.program is not None
+    job.program_ended(job.program, code, said)
+    return told
+
+
+def test_a_program_that_is_killed_is_started_again(job: Job) -> None:
+    started: list[bool] = []
+    job.start_program = lambda: started.append(True) or True  # type: ignore[method-assign]
+    assert ends(job, -9, "SIGKILL has ended it") == [
+        "leaves: the training program ended: SIGKILL has ended it"
+    ]
+    assert started
+
+
+def test_a_program_that_is_killed_again_and_again(job: Job) -> None:
+    job._starts = 4
+    assert ends(job, -9, "SIGKILL has ended it") == [
+        "leaves: the training program ended: SIGKILL has ended it",
+        "fails: the training program was killed, or stood still, 4 times in a row, without a round in between",
+    ]
+
+
+def test_a_program_that_ends_with_an_error_was_not_killed(job: Job) -> None:
+    """Also where it stands by, or was killed often before: the reason is the error."""
+    job._starts = 4
+    assert ends(job, 1, "No module named 'torch'") == [
+        "fails: the training program ended: No module named 'torch'"
+    ]
