@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.protocol import Committed, Differs, Failed, Installed, NodeState, Phase, View
+from tests.simulator import endings
 from tests.simulator.job import SWITCH_UNITS
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Checks:
         self.lives: dict[bytes, dict[int, int]] = {}  # a view's seed -> number -> life of the host
         self.owners: dict[tuple[Branch, int, int, int], int] = {}  # view, generation, hop -> host
         self.newest: View | None = None  # of all that have been in force anywhere
+        self.trained = 0  # rounds of training that somebody has applied
         self.tampered = False  # a test has changed somebody's weights
         self.moved = False  # a node has done something since `step`
 
@@ -157,6 +159,7 @@ class Checks:
 
     def applied(self, host: Host, round_: int, program: Program) -> None:
         """Weights have changed."""
+        self.trained = max(self.trained, program.trained)
         if tainted(program.weights):
             return
         known = self.weights.setdefault((self.branch(host), round_), program.weights)
@@ -172,9 +175,19 @@ class Checks:
             self.fail(f"{host.node.name} would train on {ours}, the lead on {leads}")
 
     def differs(self, host: Host, action: Differs) -> None:
-        """Only where a test has tampered."""
-        if not self.tampered:
+        """Only where a test has tampered; and nobody is named only where no half is left as it was."""
+        phase = host.node.ring.phase if host.node.ring is not None else None
+        counted = [m.mac for m in host.node.view.members if phase and phase.shares[m.number - 1]]
+        programs = [h.job.program for h in self.lan.hosts if h.mac in counted]
+        whole = [p for p in programs if p is not None and not p.blank and not tainted(p.weights)]
+        if not self.tampered or (not action.numbers and 2 * len(whole) > len(counted)):
             self.fail(f"{host.node.name} finds other weights: {action}")
+
+    def stops(self, host: Host, phase: Phase) -> None:
+        """A lead ends the job: for a reason that is true as it says so, if not well."""
+        wrong = "" if phase.settings["ok"] else endings.why_not(host, phase.settings["message"])
+        if wrong:
+            self.fail(f"{host.node.name} stops the job, {phase.settings['message']}: {wrong}")
 
     # ---- after every step
 

@@ -82,6 +82,7 @@ class Host:
         self._streams: dict[str, int] = {}
         self._tx_free = 0.0
         self._timer: float | None = None
+        self._stop: Phase | None = None  # decided here
 
     def clock(self) -> float:
         """This host's own steady clock."""
@@ -170,6 +171,7 @@ class Host:
     def submit(self) -> None:
         """The user starts a job here."""
         self.course = Course(self.lan.plan, self)
+        self.job.submitted = True
         self.do(self.node.start(self.clock(), 99))
 
     def if_alive(self, life: int, what: Callable[[Host], None]) -> None:
@@ -415,6 +417,9 @@ class Host:
 
     def decide(self, phase: Phase) -> None:
         if self.node.leads:
+            if phase.kind is wire.PhaseKind.STOP and phase is not self._stop:  # not a repeat
+                self._stop = phase
+                self.lan.checks.stops(self, phase)
             self.do(self.node.decide(self.clock(), phase))
 
     def go_on(self) -> None:

@@ -60,6 +60,7 @@ class Job:
         self.host, self.lan = host, host.lan
         self.program: Program | None = None
         self.starting = False
+        self.submitted = False  # by the user, here
         self.storing = False  # the end of what starts one is on its way to the disk
         self.finishing = False
         self.leaving = False  # its training program has died

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a job may end other than well: what a lead says is held against what is so when it says it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulator.host import Host
+    from tests.simulator.lan import Lan
+
+
+def why_not(lead: Host, reason: str) -> str:
+    """What is wrong with a lead that stops the job for that reason; an empty text if nothing is."""
+    lan = lead.lan
+    if "members remain" in reason:
+        return _remaining(lan, reason)
+    if "agrees on the weights" in reason:
+        return ""  # `Checks.differs` has counted them
+    if "told to believe the switch" in reason:
+        named = [h for h in lan.hosts if reason.startswith(f"{h.node.name}: ") or h is lead]
+        return "" if any(not h.believes for h in named) else "all who it may be about believe it"
+    if "nobody is left who" in reason or "the training program was killed" in reason:
+        holders = [h.node.name for h in lan.hosts if heard(lead, h) and holds(h, lead)]
+        return f"{holders} have the job" if holders else ""
+    return "no rule knows that reason"
+
+
+def _remaining(lan: Lan, reason: str) -> str:
+    """R22: there was such a view, and it was small enough."""
+    left, of = map(int, re.findall(r"(\d+) of (\d+) members remain", reason)[0])
+    views = {(len(live), len(members)) for members, live, *_ in lan.checks.views.values()}
+    return "" if (left, of) in views and left < lan.plan.alarm_below * of else "enough remain"
+
+
+def heard(lead: Host, host: Host) -> bool:
+    """Whether the lead can hear that host now; itself too."""
+    return not host.dead and not host.paused and lead.lan.connected(lead.index, host.index)
+
+
+def holds(host: Host, lead: Host) -> bool:
+    """Whether the job can go on from what is there: all that was committed, or its files where nothing was.
+
+    A starter that is struck off before it has handed the job out is not waited for.
+    """
+    job, trained = host.job, host.lan.checks.trained
+    if not trained:
+        view = lead.node.view
+        submitted = job.submitted and view.number_of(host.mac) in view.live
+        return submitted or job.program is not None or job.starting or job.storing
+    return job.program is not None and not job.program.blank and job.program.trained >= trained
