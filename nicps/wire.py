@@ -308,7 +308,9 @@ class Vote:
     decided: Annotated[int, _u32("highest decision heard of")]
     mac: Annotated[bytes, _bytes(6, "the proposer's")]
     step: Annotated[int, _u8("1 promised, 2 accepted, 3 installed; 0 refused")]
-    complete: Annotated[int, _u8("1: has every fragment of the open round's closed list")]
+    complete: Annotated[
+        int, _u8("1: has all of the open round's closed list; 2: the job is over; 4: no state")
+    ]
     accepted_ballot: Annotated[int, _u32("of the value accepted last")] = 0
     accepted_mac: Annotated[bytes, _bytes(6, "of that ballot's proposer")] = b""
     members: Annotated[int, _u8("entries of the list accepted")] = 0

@@ -231,7 +231,7 @@ struct nicps_vote {
 	__be32 decided;         /* highest decision heard of */
 	__u8 mac[6];            /* the proposer's */
 	__u8 step;              /* 1 promised, 2 accepted, 3 installed; 0 refused */
-	__u8 complete;          /* 1: has every fragment of the open round's closed list */
+	__u8 complete;          /* 1: has all of the open round's closed list; 2: the job is over; 4: no state */
 	__be32 accepted_ballot; /* of the value accepted last */
 	__u8 accepted_mac[6];   /* of that ballot's proposer */
 	__u8 members;           /* entries of the list accepted */

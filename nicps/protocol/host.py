@@ -187,9 +187,11 @@ class Host:
         """The next phase is in force; who has a share in it is a full member."""
         assert self._next_ring is not None
         self.ring, self._next_ring = self._next_ring, None
-        shares = self.ring.phase.shares
-        if self.ring.phase.kind is wire.PhaseKind.TRAIN:
-            self.learners = frozenset(k for k in self.learners if not shares[k - 1])
+        self._count_learners(self.ring.phase)
+
+    def _count_learners(self, phase: Phase) -> None:
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.learners = frozenset(k for k in self.learners if not phase.shares[k - 1])
 
     def _stand_by(self, *, ended: bool) -> None:
         self.state = NodeState.STANDBY

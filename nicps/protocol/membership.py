@@ -19,7 +19,7 @@ from nicps.protocol.host import NodeState
 from nicps.protocol.installation import Installation
 from nicps.protocol.phase import Phase
 from nicps.protocol.returns import Returns
-from nicps.protocol.succession import Standing, Succession
+from nicps.protocol.succession import LEARNS, Standing, Succession
 from nicps.protocol.view import Successor, safe_name
 
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
@@ -90,9 +90,10 @@ class Membership(Deciding):
         """Where this member stands, for its promise."""
         ring = self.ring
         decided = max(self._decided, self.phase.number if self.phase is not None else 0)
+        learns = self.number in self.learners
         if ring is None:
-            return Standing(0, self._round, False, decided)
-        return Standing(ring.phase.number, ring.round, ring.complete, decided)
+            return Standing(0, self._round, False, decided, learns)
+        return Standing(ring.phase.number, ring.round, ring.complete, decided, learns)
 
     def _freeze(self) -> None:
         for ring in (self.ring, self._next_ring):
@@ -252,7 +253,6 @@ class Membership(Deciding):
             self._standing,
             self._phase_of,
             self._unit_of,
-            lambda: self.learners,
             self._seed,
             self._chosen,
             self._ask,
@@ -264,6 +264,7 @@ class Membership(Deciding):
         if ring is not None and carried is not None and successor.follows:
             phase = ring.phase.among(view.live, successor.phase, successor.unit)
             self.ring = self._new_ring(phase, now, carried)
+            self._count_learners(phase)
         self.phase = phase
         self._actions.append(Installed(view, number, phase, bool(again)))
         if view.lead == number:
@@ -278,9 +279,17 @@ class Membership(Deciding):
             decided=self._decided,
             mac=bytes(6),
             step=wire.ViewStep.INSTALL,
-            complete=0,
+            complete=LEARNS * (self.number in self.learners),
         )
         self._actions.append(Send(wire.pack(self.header(0, self.open_round), body)))
+
+    def _on_installed(self, number: int, vote: wire.Vote) -> None:
+        """A member has the list. It says if it has no state: who was taken in knows that of itself only."""
+        if self._installation is not None:
+            self._installation.told.add(number)
+        if self.leads and not self._ready:
+            learns = {number} if vote.complete & LEARNS else set()
+            self.learners = self.learners - {number} | learns
 
     def _seed(self) -> bytes:
         return b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))

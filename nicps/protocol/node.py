@@ -27,9 +27,8 @@ from nicps.protocol.decision import Ballot
 from nicps.protocol.host import Farewell, Heard, NodeState
 from nicps.protocol.membership import Membership
 from nicps.protocol.phase import ROUND_KINDS, Phase
+from nicps.protocol.succession import ENDED
 from nicps.protocol.view import Successor
-
-_ENDED = 2  # in a vote's `complete`: the job has ended here
 
 
 class Node(Membership):
@@ -296,9 +295,8 @@ class Node(Membership):
             self._succession.on_view(now, source, header.sender, frame)
         elif isinstance(body, wire.Vote):
             if body.step == wire.ViewStep.INSTALL:
-                if self._installation is not None:
-                    self._installation.told.add(header.sender)
-            elif body.complete & _ENDED:
+                self._on_installed(header.sender, body)
+            elif body.complete & ENDED:
                 self._learn_of_the_end()
             else:
                 self._succession.on_vote(now, header.sender, frame)
@@ -344,7 +342,7 @@ class Node(Membership):
             if body.number == self._acked[0]:
                 self._acknowledge()
         elif isinstance(body, wire.View) and self._ended:
-            vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, _ENDED)
+            vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, ENDED)
             self._actions.append(Send(wire.pack(self.header(0, 0), vote)))
 
     # ---- after every event

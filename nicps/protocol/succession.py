@@ -21,6 +21,7 @@ from nicps.protocol.phase import Member, Phase, Timings
 from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
+COMPLETE, ENDED, LEARNS = 1, 2, 4  # what a vote's `complete` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Standing:
     round: int = 0
     complete: bool = False
     decided: int = 0
+    learns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,6 @@ class Succession:
         freeze: stops that.
         phase_of: a phase of the view by its number, if it is known here.
         unit_of: log2 of the accumulators' unit in a round of the phase that goes on.
-        learners: members that have not got the state yet, and cannot lead.
         seed: 16 random bytes, for the next view's keys.
         chosen: called, at the proposer only, when the successor is agreed on.
         ask: called at intervals while no majority can be heard: perhaps the others are in a later view.
@@ -81,7 +82,6 @@ class Succession:
         standing: Callable[[], Standing],
         phase_of: Callable[[int], Phase | None],
         unit_of: Callable[[int], int],
-        learners: Callable[[], frozenset[int]],
         seed: Callable[[], bytes],
         chosen: Callable[[float, Successor, int], None],
         ask: Callable[[], None],
@@ -100,7 +100,6 @@ class Succession:
         self._standing = standing
         self._phase_of = phase_of
         self._unit_of = unit_of
-        self._learners = learners
         self._seed = seed
         self._chosen = chosen
         self._ask = ask
@@ -203,7 +202,13 @@ class Succession:
                 self._take_over_at = now + rank * self._patience_s
         elif vote.ballot == proposal.ballot:
             if vote.step == wire.ViewStep.PROPOSE:
-                standing = Standing(vote.phase, vote.round, bool(vote.complete & 1), vote.decided)
+                standing = Standing(
+                    vote.phase,
+                    vote.round,
+                    bool(vote.complete & COMPLETE),
+                    vote.decided,
+                    bool(vote.complete & LEARNS),
+                )
                 accepted = (vote.accepted_ballot, vote.accepted_mac)
                 proposal.promises[sender] = _Promise(standing, accepted, successor)
             elif vote.step == wire.ViewStep.ACCEPT:
@@ -327,7 +332,8 @@ class Succession:
         round_ = max(place for place, _ in places.values())
         if follows and all(places[number] == (round_, True) for number in survivors):
             round_ += 1  # all survivors have it whole: it counts
-        fit = survivors - self._learners() or survivors
+        learners = {number for number, standing in standings.items() if standing.learns}
+        fit = survivors - learners or survivors
         lead = self.view.lead if self.view.lead in fit else min(fit)
         joiners = [Member(0, joiner.mac, joiner.name) for joiner in proposal.joiners]
         members, numbers = with_joiners(self.view.members, joiners)
@@ -377,7 +383,7 @@ class Succession:
             decided=standing.decided,
             mac=proposer,
             step=step,
-            complete=int(standing.complete),
+            complete=COMPLETE * standing.complete | LEARNS * standing.learns,
             accepted_ballot=self._accepted[0],
             accepted_mac=self._accepted[1],
             members=len(items[1]),

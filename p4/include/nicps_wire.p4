@@ -196,7 +196,7 @@ header nicps_vote_t {
     bit<32> decided;         /* highest decision heard of */
     bit<48> mac;             /* the proposer's */
     bit<8> step;             /* 1 promised, 2 accepted, 3 installed; 0 refused */
-    bit<8> complete;         /* 1: has every fragment of the open round's closed list */
+    bit<8> complete;         /* 1: has all of the open round's closed list; 2: the job is over; 4: no state */
     bit<32> accepted_ballot; /* of the value accepted last */
     bit<48> accepted_mac;    /* of that ballot's proposer */
     bit<8> members;          /* entries of the list accepted */

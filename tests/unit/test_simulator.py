@@ -86,7 +86,7 @@ def test_without_faults_everybody_counts_in_every_round() -> None:
 
 
 TRAINING_S = 0.9  # when `training` trains
-KINDS = ("lead kill", "kill", "lead pause", "lead isolate", "lead program")
+KINDS = ("lead kill", "kill", "lead pause", "lead isolate", "lead program", "lead hang")
 #: Moments at which not everybody has the job: the starter's death may cost it.
 EARLY = (
     *("forming", "installed", "installing", "voting", "hand-out"),
@@ -122,6 +122,16 @@ def test_any_host_may_die_at_any_moment_of_the_training(name: str, kind: str, nt
     """One fault among five hosts, of which one has been lost before and comes back: the job is done all the same."""
     lan, faults = training(lost=(4,))
     lan.at(TRAINING_S, lambda: faults.at_moment(name, nth, kind))
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["installed", "files", "state", "training", "committed"])
+def test_who_learns_does_not_lead(name: str, kind: str) -> None:
+    """Two hosts come back at once, and the lead is lost: neither of the two takes the other for one who can lead."""
+    lan, faults = training(lost=(1, 2))
+    lan.at(TRAINING_S + 0.5, lambda: faults.at_moment(name, 5, kind))
     assert schedules.finish(lan).what == "done"
     assert not lan.moments, "the moment has never come"
 
