@@ -333,6 +333,7 @@ class Agent:
 
     def handed_out(self, phase: Phase) -> None:
         """A hand-out has ended here."""
+        self.views.lead_with_the_job()
         if self.conductor is not None:
             self.conductor.handed_out(phase)
 

@@ -91,6 +91,16 @@ class Views:
         agent.log("this host leads the job from now on")
         agent.conductor = Conductor(agent, plan.job, plan, None, found)
 
+    def lead_with_the_job(self) -> None:
+        """All of a hand-out is on the disk: who took the lead over before it had the job can lead from now on."""
+        agent = self._agent
+        if agent.conductor is None or agent.conductor.course.able:
+            return
+        waits = agent.conductor.course.waits
+        self._take_over()
+        if waits:
+            agent.conductor.ready(agent.node.view)
+
     def _struck(self, reason: str) -> None:
         """R19: the others have gone on without us, or there is nothing to go on with."""
         agent = self._agent

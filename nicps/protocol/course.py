@@ -119,6 +119,9 @@ class Course:
 
     Args:
         found: how far the job is, where another has led before.
+
+    Attributes: `waits`, this host leads and the job is on its way to its disk: another course is to begin, and be told
+    that the view is `ready`, once it is `able` to lead.
     """
 
     def __init__(self, plan: Plan, host: Steered, found: Found | None = None) -> None:
@@ -130,7 +133,8 @@ class Course:
         self._coarse = False  # that is a switch's: as coarse as the gradients are large
         self._host = host
         self._begun = found is not None
-        self._able = found is None or found.able
+        self.able = found is None or found.able
+        self.waits = False  # until this host has stored what was handed out
         self._trained = found is not None and found.trained
         self._finishing = found is not None and found.finishing
         self._decided: tuple[int, str] | None = None  # the training program's last word
@@ -158,19 +162,22 @@ class Course:
             left = view.names(set(range(1, len(view.members) + 1)) - view.live)
             self.alarm(f"{left} left: {len(view.live)} of {len(view.members)} members remain")
         handing_out = phase is not None and phase.kind is wire.PhaseKind.HANDOUT
+        over = phase is not None and handing_out and host.open_round > phase.last_round
         if self._stop is not None:
             host.decide(self._stop)
         elif not self._begun:
             self._begun = True
             self._stream("job")
-        elif not self._able:
+        elif not self.able and over and phase is not None and phase.settings["purpose"] == "job":
+            self.waits = True  # a course of who is able goes on
+        elif not self.able:
             knows = "has the model's state" if host.learners else "has the whole job"
             self.stop(f"nobody is left who {knows}")
         elif self._finishing:
             self._finish()
         elif self._streaming:
             pass  # `streamed` goes on
-        elif handing_out and phase is not None and host.open_round <= phase.last_round:
+        elif handing_out and phase is not None and not over:
             if phase.settings["source"] not in view.live:
                 self._lost()
         elif handing_out and self._purpose:

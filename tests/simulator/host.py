@@ -385,17 +385,27 @@ class Host:
             self.job.phase = action.phase
         if view.lead == node.number and not self.job.leaving:
             if self.course is None:
-                program = self.job.program
-                adding = self.lan.plan.adding and self.job.adding
-                plan = replace(self.lan.plan, adding=adding)
-                self.course = Course(plan, self, self.job.found)
-                self.course.fragments = self.lan.fragments if program is not None else 0
-                if program is not None and program.last:
-                    self.job.decide_later()
+                self._take_over()
         else:
             self.course = None
         if action.again and action.phase is not None and self.job.program is not None:
             self.job.begin(action.phase, node.open_round)
+
+    def _take_over(self) -> None:
+        program = self.job.program
+        plan = replace(self.lan.plan, adding=self.lan.plan.adding and self.job.adding)
+        self.course = Course(plan, self, self.job.found)
+        self.course.fragments = self.lan.fragments if program is not None else 0
+        if program is not None and program.last:
+            self.job.decide_later()
+
+    def lead_with_the_job(self) -> None:
+        """`Views.lead_with_the_job`"""
+        course = self.course
+        if course is not None and not course.able:
+            self._take_over()
+            if course.waits:
+                self.course.ready(self.view, self.phase)
 
     # ---- Steered
 

@@ -330,6 +330,7 @@ class Job:
             if purpose in ("job", "files") and self.program is None and not self.starting:
                 self.starting = True
                 self.host.later(0.05, lambda: self._program_started(blank=purpose == "files"))
+            self.host.lead_with_the_job()
             if self.host.course is not None and self.host.node.view.number >= view:
                 self.host.course.handed_out(phase)
 

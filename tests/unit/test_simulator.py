@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from nicps import wire
-from nicps.protocol import Action, Installed, View
+from nicps.protocol import Action, Committed, Installed, View
 from nicps.protocol.course import Plan
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession
@@ -124,6 +124,25 @@ def test_any_host_may_die_at_any_moment_of_the_training(name: str, kind: str, nt
     lan.at(TRAINING_S, lambda: faults.at_moment(name, nth, kind))
     assert schedules.finish(lan).what == "done"
     assert not lan.moments, "the moment has never come"
+
+
+def test_who_takes_over_as_it_stores_the_job_waits_for_its_disk() -> None:
+    """The starter and who commits the hand-out's end first are cut off: the others' new view commits it, and trains."""
+    lan, _ = job()
+
+    def cut(host: Host, action: Action) -> bool:
+        if isinstance(action, Committed) and action.round == 3:
+            starters = frozenset({0, host.index, 1 if host.index == 0 else host.index})
+            lan.cut([starters, frozenset(range(5)) - starters])
+            lan.trouble(lan.now + 1.0)
+            lan.at(lan.now + 1.0, lambda: lan.cut([]))
+            return True
+        return False
+
+    lan.moments.append(cut)
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+    assert max(host.node.view.number for host in lan.hosts) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
