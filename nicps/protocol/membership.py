@@ -247,6 +247,7 @@ class Membership(Deciding):
             number,
             self._fresh,
             self.timings,
+            self.patience,
             self.header,
             self._actions.append,
             self._freeze,

@@ -34,9 +34,9 @@ class Timings:
 
     R17: the n-th member after a silent one waits n times `silence_s` before it proposes to go on without it, or longer
     where answers have been slow (`Patience`), up to `silence_most_s`; so everybody gives a sign of life three times
-    in `silence_s`. A proposer waits `vote_s` for promises, and `grace_s` for the suspect's own. Without a majority
-    for `cut_s` the user is told. The lead calls standby hosts every `call_back_s` (R20). The job's end waits
-    `stop_s` for who does not answer. A switch that adds may make no sum for `sums_s` (and some turns).
+    in `silence_s`. A proposer waits two thirds of that time for promises, and a tenth of it for the suspect's own.
+    Without a majority for `cut_s` the user is told. The lead calls standby hosts every `call_back_s` (R20). The job's
+    end waits `stop_s` for who does not answer. A switch that adds may make no sum for `sums_s` (and some turns).
 
     `alone`: one of two hosts goes on without the other, whichever it is. Cut apart, both do; healed, the one with
     the lower view, ballot or MAC address takes the other's state.
@@ -50,8 +50,6 @@ class Timings:
     want_s: float = 0.004
     silence_s: float = 0.3
     silence_most_s: float = 3.0
-    vote_s: float = 0.2
-    grace_s: float = 0.03
     cut_s: float = 2.0
     call_back_s: float = 0.5
     stop_s: float = 3.0
@@ -90,6 +88,16 @@ class Patience:
     def seconds(self) -> float:
         """The time t of R17."""
         return min(max(self._mean + 4 * self._deviation, self._least), self._most)
+
+    @property
+    def vote_s(self) -> float:
+        """How long a proposer waits for promises."""
+        return self.seconds * 2 / 3
+
+    @property
+    def grace_s(self) -> float:
+        """How long, if nobody but suspects has still to promise."""
+        return self.seconds / 10
 
 
 @dataclass(frozen=True, slots=True)

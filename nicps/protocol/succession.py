@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from nicps import wire
 from nicps.protocol.actions import Action, Cut, Joiner, Send
-from nicps.protocol.phase import Member, Phase, Timings
+from nicps.protocol.phase import Member, Patience, Phase, Timings
 from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
@@ -50,6 +50,8 @@ class _Proposal:
     suspects: frozenset[int]
     joiners: tuple[Joiner, ...]
     started: float
+    grace_at: float
+    vote_at: float
     next_send: float
     interval: float
     promises: dict[int, _Promise] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class Succession:
         number: int,
         fresh: int,
         timings: Timings,
+        patience: Patience,
         header: Callable[[int, int], wire.Header],
         emit: Callable[[Action], None],
         freeze: Callable[[], None],
@@ -94,6 +97,7 @@ class Succession:
         self._mac = view.members[number - 1].mac
         self._fresh = fresh
         self._timings = timings
+        self._patience = patience
         self._header = header
         self._emit = emit
         self._freeze = freeze
@@ -142,7 +146,16 @@ class Succession:
         self.promised = (ballot, self._mac)
         self._take_over_at = None
         self._begin(now)
-        self._proposal = _Proposal(ballot, suspects, joiners, now, now, self._timings.decision_s)
+        self._proposal = _Proposal(
+            ballot,
+            suspects,
+            joiners,
+            started=now,
+            grace_at=now + self._patience.grace_s,
+            vote_at=now + self._patience.vote_s,
+            next_send=now,
+            interval=self._timings.decision_s,
+        )
         self._proposal.promises[self.number] = _Promise(
             self._standing(), self._accepted, self._successor
         )
@@ -228,8 +241,7 @@ class Succession:
             return min(known, default=None)
         times = [proposal.next_send, *([] if cut_at is None else [cut_at])]
         if proposal.successor is None:
-            timings = self._timings
-            waits = (proposal.started + timings.grace_s, proposal.started + timings.vote_s)
+            waits = (proposal.grace_at, proposal.vote_at)
             times += [time for time in waits if time >= proposal.next_send - proposal.interval]
         return min(times)
 
@@ -280,7 +292,7 @@ class Succession:
     @property
     def _patience_s(self) -> float:
         """Until one takes over: longer each time, so that two do not get into each other's way for ever."""
-        return 2 * self._timings.vote_s * (1 << min(self._attempts, 4))
+        return 2 * self._patience.vote_s * (1 << min(self._attempts, 4))
 
     # ---- the proposer's two steps
 
@@ -295,12 +307,8 @@ class Succession:
                 return
             everybody = view.live - self.out <= promised
             others = view.live - self.out - proposal.suspects <= promised
-            waited = now - proposal.started
-            if not (
-                everybody
-                or (others and waited >= timings.grace_s - 1e-9)
-                or waited >= timings.vote_s - 1e-9
-            ):
+            late = now >= proposal.vote_at or (others and now >= proposal.grace_at)
+            if not everybody and not late:
                 return
             proposal.successor = self._choose(proposal)
             self._accepted = (proposal.ballot, self._mac)

@@ -391,21 +391,22 @@ class Host:
         if action.again and action.phase is not None and self.job.program is not None:
             self.job.begin(action.phase, node.open_round)
 
-    def _take_over(self) -> None:
+    def _take_over(self) -> Course:
         program = self.job.program
         plan = replace(self.lan.plan, adding=self.lan.plan.adding and self.job.adding)
-        self.course = Course(plan, self, self.job.found)
-        self.course.fragments = self.lan.fragments if program is not None else 0
+        self.course = course = Course(plan, self, self.job.found)
+        course.fragments = self.lan.fragments if program is not None else 0
         if program is not None and program.last:
             self.job.decide_later()
+        return course
 
     def lead_with_the_job(self) -> None:
         """`Views.lead_with_the_job`"""
         course = self.course
         if course is not None and not course.able:
-            self._take_over()
+            able = self._take_over()
             if course.waits:
-                self.course.ready(self.view, self.phase)
+                able.ready(self.view, self.phase)
 
     # ---- Steered
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from nicps import wire
-from nicps.protocol import Action, Committed, Installed, View
+from nicps.protocol import Action, Committed, Installed, Timings, View
 from nicps.protocol.course import Plan
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession
@@ -294,6 +294,20 @@ def test_a_lossy_lan_costs_nobody_its_membership() -> None:
     lan, _ = job(conditions=Conditions(loss=0.02, duplicate=0.02, late=0.02))
     assert schedules.finish(lan).what == "done"
     assert lan.hosts[0].node.view.live == frozenset(range(1, 6))
+
+
+@pytest.mark.parametrize("hosts", [2, 5])
+def test_nobody_is_left_out_where_answers_take_a_quarter_of_a_second(
+    hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of the view waits for promises in proportion to `--silence`."""
+    monkeypatch.setattr("tests.simulator.lan.HOP_S", 0.125)
+    lan = Lan(hosts, rounds=12, fragments=2, timings=Timings(silence_s=3.0))
+    lan.hosts[0].submit()
+    lan.at(8.0, lan.hosts[hosts - 1].renew)
+    assert schedules.finish(lan).what == "done"
+    view = lan.hosts[0].node.view
+    assert view.number == 2 and view.live == frozenset(range(1, hosts + 1))
 
 
 def test_the_lead_decides_before_the_next_round_is_committed() -> None:
