@@ -11,6 +11,7 @@ from nicps.protocol.course import Plan
 from nicps.protocol.view import View
 from tests.simulator.checks import Violation
 from tests.simulator.faults import MOMENTS, Faults, member
+from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
 
 FORMED_S = 0.8  # about when the job has been handed out
@@ -188,7 +189,8 @@ def places(lan: Lan) -> str:
 def stuck(lan: Lan) -> str:
     """Why nobody may go on, or an empty text if somebody should."""
     members = [h for h in lan.hosts if member(h)]
-    if not members and not any(h.job.program and not h.job.program.blank for h in lan.hosts):
+    has = [h for h in lan.hosts if h.job.program and not h.job.program.blank]
+    if not members and not has and lan.hosts[0].life:  # it has been killed
         return "the starter was lost before anybody had the job"
     newest = (
         lan.checks.newest
@@ -197,10 +199,14 @@ def stuck(lan: Lan) -> str:
         newest = max(members, key=lambda h: (h.node.view.number, h.node.view.ballot)).node.view
     if newest is None:
         return ""
-    able = [k for k in newest.live if _able(lan, newest, k)]
-    if not newest.agreed(able, alone=lan.timings.alone):
-        return f"of view {newest.number} with {sorted(newest.live)} only {able} are left"
-    return ""
+    able = [k for k in newest.order if _able(lan, newest, k)]
+    untold = [k for k in newest.order if _untold(lan, newest, k)]
+    if newest.agreed(able, alone=lan.timings.alone):
+        return ""
+    why = f"of view {newest.number} with {sorted(newest.live)} only {able} are left"
+    if not newest.agreed([*able, *untold], alone=lan.timings.alone):
+        return why
+    return "" if newest.lead in able else f"{why} to whom it was told"  # a lead tells it to all
 
 
 def _able(lan: Lan, view: View, number: int) -> bool:
@@ -208,11 +214,20 @@ def _able(lan: Lan, view: View, number: int) -> bool:
 
     Who was killed has forgotten the view.
     """
-    mac = view.members[number - 1].mac
-    host = next(h for h in lan.hosts if h.mac == mac)
+    host = _host(lan, view, number)
     if host.dead or host.node.view.number > view.number:
         return False
     return lan.checks.lives[view.seed].get(number) == host.life
+
+
+def _untold(lan: Lan, view: View, number: int) -> bool:
+    """Whether that member is there, was taken in by the view, and the view never came into force at it."""
+    return not _host(lan, view, number).dead and number not in lan.checks.lives[view.seed]
+
+
+def _host(lan: Lan, view: View, number: int) -> Host:
+    mac = view.members[number - 1].mac
+    return next(h for h in lan.hosts if h.mac == mac)
 
 
 __all__ = ["Outcome", "Violation", "lan_of", "places", "run", "stuck"]

@@ -44,10 +44,10 @@ def run(seeds: range, hosts: int | None = None) -> Counter[str]:
     return outcomes
 
 
-@pytest.mark.parametrize("first", range(0, 500, CHUNK))
-def test_seeds(first: int) -> None:
-    outcomes = run(range(first, first + CHUNK))
-    assert outcomes["done"] > CHUNK // 3, "faults stop, and most jobs end well"
+@pytest.mark.parametrize(("first", "done"), [(0, 72), (100, 75), (200, 83), (300, 83), (400, 89)])
+def test_seeds(first: int, done: int) -> None:
+    """So many of a hundred end well, give or take a few: in the others the starter is lost, or a majority."""
+    assert run(range(first, first + 100))["done"] >= done - 3
 
 
 @pytest.mark.long
