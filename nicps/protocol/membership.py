@@ -56,7 +56,8 @@ class Membership(Deciding):
         self._formation.on_answer(now, source, frame)
         number = self.view.number_of(source)
         here = answer.view == self.view.number and number in self.view.live
-        if 0 < answer.view <= self.view.number and not here and (self.leads or self._ended):
+        tells = self.leads or self._ended or self.changing  # perhaps no lead is left to tell it
+        if 0 < answer.view <= self.view.number and not here and tells:
             self._tell(number, answer.fresh)  # perhaps it does not know yet
         if not (self.leads and self._ready and self.calls) or answer.stage >= wire.Stage.ASKS:
             return

@@ -145,6 +145,25 @@ def test_who_takes_over_as_it_stores_the_job_waits_for_its_disk() -> None:
     assert max(host.node.view.number for host in lan.hosts) > 1
 
 
+def test_who_was_not_told_of_a_view_hears_of_it_though_its_lead_is_dead() -> None:
+    """Of three hosts one comes back; the lead dies before the other has heard of it. The two of them go on."""
+    lan, _ = training(hosts=3, lost=(2,))
+
+    def cut(host: Host, action: Action) -> bool:
+        if not isinstance(action, Installed) or action.view.number < 3:
+            return False
+        lan.cut([frozenset({0, 2}), frozenset({1})])
+        lan.trouble(lan.now + 1.0)
+        lan.at(lan.now + 0.01, lan.hosts[0].kill)
+        lan.at(lan.now + 1.0, lambda: lan.cut([]))
+        lan.at(lan.now + 1.0, lan.hosts[0].restart)
+        return True
+
+    lan.moments.append(cut)
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["installed", "files", "state", "training", "committed"])
 def test_who_learns_does_not_lead(name: str, kind: str) -> None:
