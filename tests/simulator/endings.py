@@ -18,11 +18,15 @@ def why_not(lead: Host, reason: str) -> str:
         return _remaining(lan, reason)
     if "agrees on the weights" in reason:
         return ""  # `Checks.differs` has counted them
+    named = [h for h in lan.hosts if reason.startswith(f"{h.node.name}: ") or h is lead]
     if "told to believe the switch" in reason:
-        named = [h for h in lan.hosts if reason.startswith(f"{h.node.name}: ") or h is lead]
         return "" if any(not h.believes for h in named) else "all who it may be about believe it"
-    if "nobody is left who" in reason or "the training program was killed" in reason:
-        holders = [h.node.name for h in lan.hosts if heard(lead, h) and holds(h, lead)]
+    if "ended with an error" in reason:
+        return "" if any(h.sick for h in named) else "nobody whom it may be about is sick"
+    departs = "the training program was killed" in reason or "has left the network" in reason
+    if "nobody is left who" in reason or departs:
+        able = (h for h in lan.hosts if heard(lead, h) and not (departs and h is lead))
+        holders = [h.node.name for h in able if holds(h, lead)]
         return f"{holders} have the job" if holders else ""
     return "no rule knows that reason"
 

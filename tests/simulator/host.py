@@ -367,6 +367,7 @@ class Host:
         self.lan.over(self, why, ok)
         self.course = None
         self.job.end()
+        self.job.leaving = False
 
     def stopped(self, phase: Phase) -> None:
         self._over(str(phase.settings["message"]), ok=bool(phase.settings["ok"]))

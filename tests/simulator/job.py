@@ -284,7 +284,9 @@ class Job:
         if not self._commits or self._commits[0] is not commit:
             return  # of a program that has died
         commit()
-        if self._commits and self._commits.popleft() and self._commits:
+        if self._commits:  # it has not died of it
+            self._commits.popleft()
+        if self._commits:
             following = self._commits[0]
             self.host.later(self._looks_up_in(1e-4), lambda: self._apply(following))
 
