@@ -250,6 +250,9 @@ class Course:
         self._decided = round_, what
         self._trained = True
         phase = self._host.phase
+        if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
+            if max(round_, phase.first_round - 1) < self._host.open_round - 1:
+                return  # said again by who has taken the lead over, and lags: it will look at the later ones
         if self._alarm is not None:
             self._host.save()
         elif what == "test":

@@ -23,10 +23,10 @@ def why_not(lead: Host, reason: str) -> str:
         return "" if any(not h.believes for h in named) else "all who it may be about believe it"
     if "ended with an error" in reason:
         return "" if any(h.sick for h in named) else "nobody whom it may be about is sick"
-    departs = "the training program was killed" in reason or "has left the network" in reason
-    if "nobody is left who" in reason or departs:
-        able = (h for h in lan.hosts if heard(lead, h) and not (departs and h is lead))
-        holders = [h.node.name for h in able if holds(h, lead)]
+    if "the training program was killed" in reason or "has left the network" in reason:
+        return "" if len(lead.node.view.live) == 1 else "others can go on"
+    if "nobody is left who" in reason:
+        holders = [h.node.name for h in lan.hosts if heard(lead, h) and holds(h, lead)]
         return f"{holders} have the job" if holders else ""
     return "no rule knows that reason"
 
@@ -39,8 +39,9 @@ def _remaining(lan: Lan, reason: str) -> str:
 
 
 def heard(lead: Host, host: Host) -> bool:
-    """Whether the lead can hear that host now; itself too."""
-    return not host.dead and not host.paused and lead.lan.connected(lead.index, host.index)
+    """Whether the lead can hear that host now; itself too. Who is leaving has nothing more to say."""
+    there = not host.dead and not host.paused and not host.job.declined
+    return there and lead.lan.connected(lead.index, host.index)
 
 
 def holds(host: Host, lead: Host) -> bool:

@@ -72,6 +72,8 @@ class Job:
         self.declined = False  # this host wants no part in it
         self._working_until = 0.0  # the training program looks up between two micro-batches only
         self._commits: deque[Callable[[], None]] = deque()  # that wait for that, one by one
+        self._committed = 0, 0, 0  # view, phase and round of the last one
+        self._decided = 0  # the last round that it has decided on, as the lead's
         self._epoch = 0
 
     def interrupt(self) -> None:
@@ -194,6 +196,9 @@ class Job:
             program.load(phase.settings)  # what the hand-out brought
 
         def entered() -> None:  # once it has applied what was committed before
+            if self._commits and epoch == self._epoch:
+                self.host.later(self._looks_up_in(2e-4), entered)
+                return
             if phase.shares[node.number - 1] and epoch == self._epoch:
                 self.lan.checks.same_model(self.host, phase)
             if epoch == self._epoch:
@@ -246,6 +251,7 @@ class Job:
         in_force = node.ring.phase if node.ring is not None else phase
         assert in_force is not None
         self.lan.checks.committed(self.host, commit, in_force)
+        self._look_who_decides(in_force, commit.round)
         if in_force.kind is wire.PhaseKind.HANDOUT:
             self._window(in_force, commit.round)
             return
@@ -290,6 +296,15 @@ class Job:
             following = self._commits[0]
             self.host.later(self._looks_up_in(1e-4), lambda: self._apply(following))
 
+    def _look_who_decides(self, phase: Phase, round_: int) -> None:
+        """R14: the lead lets no round be committed before its program has looked at the one before."""
+        node = self.host.node
+        before, now = self._committed, (node.view.number, phase.number, round_)
+        self._committed = now
+        if node.leads and phase.kind is wire.PhaseKind.TRAIN and before == (*now[:2], round_ - 1):
+            if self._decided < round_ - 1:
+                self.lan.checks.fail(f"round {round_} is committed, {round_ - 1} not decided on")
+
     def decide_later(self) -> None:
         """The lead's training program looks at the round that it has applied last (R14)."""
         program = self.program
@@ -305,6 +320,7 @@ class Job:
         def say() -> None:
             if self.host.course is not None and self.host.node.leads and self._moves(program):
                 self.host.note(f"DECIDES {what} after {round_}")
+                self._decided = max(self._decided, round_)
                 self.host.course.decided(round_, what)
 
         self.host.later(2e-4, say)
