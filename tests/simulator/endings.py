@@ -47,9 +47,12 @@ def heard(lead: Host, host: Host) -> bool:
 def holds(host: Host, lead: Host) -> bool:
     """Whether the job can go on from what is there: all that was committed, or its files where nothing was.
 
-    A starter that is struck off before it has handed the job out is not waited for.
+    A starter that is struck off before it has handed the job out is not waited for, and whose training program has
+    died leaves, before the first round too.
     """
     job, trained = host.job, host.lan.checks.trained
+    if job.leaving:
+        return False
     if not trained:
         view = lead.node.view
         submitted = job.submitted and view.number_of(host.mac) in view.live
