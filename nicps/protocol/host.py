@@ -46,6 +46,7 @@ class Farewell:
     reason: str
     next_send: float
     declines: bool = False
+    said: int = 0  # times
 
 
 class Host:

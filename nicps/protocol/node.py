@@ -30,6 +30,8 @@ from nicps.protocol.phase import ROUND_KINDS, Phase
 from nicps.protocol.succession import ENDED
 from nicps.protocol.view import Successor
 
+_HEARD_BY_NOW = 5  # repeats of a farewell
+
 
 class Node(Membership):
     """One member (docs/protocol.md).
@@ -253,6 +255,9 @@ class Node(Membership):
             tail = farewell.reason.encode()[:1000]
             header = self.header(0, self.open_round)
             self._actions.append(Send(wire.pack(header, farewell.body, tail=tail)))
+            farewell.said += 1
+            if farewell.said > _HEARD_BY_NOW:  # perhaps the others are in a later view
+                self._ask()
         if self._waits_for_lead and now >= self._lead_silent_at():
             assert self._succession is not None
             self._succession.suspect(now, self.view.lead)

@@ -61,6 +61,11 @@ def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
     run(range(first, first + CHUNK), hosts=2)
 
 
+def test_who_departs_unheard_learns_of_the_end() -> None:
+    """Of two hosts, one of which may go on alone, both training programs are lost: neither waits for ever."""
+    assert run(range(142, 143), hosts=2)
+
+
 # ---- one fault, on purpose
 
 
