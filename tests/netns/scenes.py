@@ -148,6 +148,19 @@ class Drill:
     forgiven: int = 0  # up to this round states may have differed
     _cache: dict[Path, dict[str, Any]] = field(default_factory=dict, repr=False)
 
+    def __enter__(self) -> Drill:
+        """With its stage."""
+        try:
+            self.stage.up()
+        except BaseException:
+            self.stage.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self.stage.close()
+
     # ---- the job
 
     def submit(self, host: str = "h1") -> None:

@@ -8,10 +8,8 @@ from tests.netns.scenes import Drill, Stage
 
 def test_a_new_host_is_admitted() -> None:
     """It gets a number, the files and a committed round's state, and is counted from then on."""
-    stage = Stage(4, keyed=True, away={"h4"})
-    drill = Drill(stage, settings={"admit": True})
-    try:
-        stage.up()
+    with Drill(Stage(4, keyed=True, away={"h4"}), settings={"admit": True}) as drill:
+        stage = drill.stage
         drill.begin()
         assert drill.counted("h1") == {1, 2, 3}
         stage.away.clear()
@@ -25,17 +23,12 @@ def test_a_new_host_is_admitted() -> None:
         trained = {host: [row["round"] for row in run.training(host)] for host in run.members}
         assert min(trained["h4"]) > min(trained["h1"]) + 3 and len(trained["h4"]) > 20
         assert trained["h1"][-20:] == trained["h4"][-20:]
-    finally:
-        drill.close()
-        stage.close()
 
 
 def test_a_new_host_that_cannot_take_part() -> None:
     """No training program runs there: it leaves the job to the others, and is not asked again."""
-    stage = Stage(3, keyed=True, away={"h3"})
-    drill = Drill(stage, settings={"admit": True})
-    try:
-        stage.up()
+    with Drill(Stage(3, keyed=True, away={"h3"}), settings={"admit": True}) as drill:
+        stage = drill.stage
         drill.begin()
         stage.away.clear()
         stage.join("h3", "--trainer", "false")
@@ -46,6 +39,3 @@ def test_a_new_host_that_cannot_take_part() -> None:
         assert "out of the job until `nicps join` is run again" in drill.status("h3")["trouble"]
         assert drill.exact() > 40
         drill.end("h1", "h2")
-    finally:
-        drill.close()
-        stage.close()

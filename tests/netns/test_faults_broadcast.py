@@ -22,10 +22,8 @@ FRAGMENTS, IN_KERNEL = 934, 512
 @pytest.mark.long
 def test_a_host_dies_in_its_broadcast() -> None:
     """Part of its gradient has arrived and nobody can repair it: the round is done again without it."""
-    stage = Stage(4, rate_bps=50_000_000)
-    drill = Drill(stage, LARGE, {"lane": "i32"})
-    try:
-        stage.up()
+    with Drill(Stage(4, rate_bps=50_000_000), LARGE, {"lane": "i32"}) as drill:
+        stage = drill.stage
         drill.begin()
         agent = stage.agent("h3")
 
@@ -44,6 +42,3 @@ def test_a_host_dies_in_its_broadcast() -> None:
         assert 20 < sent() - last < FRAGMENTS
         drill.exact()
         drill.end("h1", "h2", "h4", timeout_s=90.0)
-    finally:
-        drill.close()
-        stage.close()

@@ -53,14 +53,8 @@ class SmallDisks(Stage):
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    stage = SmallDisks(3, keyed=True)
-    drill = Drill(stage, OFTEN)
-    try:
-        stage.up()
+    with Drill(SmallDisks(3, keyed=True), OFTEN) as drill:
         yield drill
-    finally:
-        drill.close()
-        stage.close()
 
 
 @pytest.fixture

@@ -16,14 +16,8 @@ from tests.netns.scenes import Drill, Stage
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    stage = Stage(4, keyed=True)
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(4, keyed=True)) as drill:
         yield drill
-    finally:
-        drill.close()
-        stage.close()
 
 
 @pytest.fixture

@@ -31,14 +31,8 @@ _SO_RCVBUFFORCE = 33
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    stage = Stage(4, keyed=True)
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(4, keyed=True)) as drill:
         yield drill
-    finally:
-        drill.close()
-        stage.close()
 
 
 @pytest.fixture
@@ -216,15 +210,10 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
 
 def test_who_leaves_is_not_waited_for() -> None:
     """`nicps leave` where nobody would be missed in less than a minute: it says that it goes."""
-    stage = Stage(3, keyed=True, arguments=("--silence", "60"))
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(3, keyed=True, arguments=("--silence", "60"))) as drill:
+        stage = drill.stage
         drill.begin()
         assert stage.command("h3", "leave").code == 0
         drill.goes_on("h1", "h2", timeout_s=30.0)
         assert "not in it: h3" in stage.log("h1")
         drill.exact()
-    finally:
-        drill.close()
-        stage.close()

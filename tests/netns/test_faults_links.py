@@ -13,14 +13,8 @@ from tests.netns.scenes import Drill, Stage
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    stage = Stage(4)
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(4)) as drill:
         yield drill
-    finally:
-        drill.close()
-        stage.close()
 
 
 @pytest.fixture
@@ -120,10 +114,8 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
 @pytest.mark.long
 def test_two_hosts_that_may_go_on_alone() -> None:
     """Cut apart both train; healed, the one takes the other's state, and what it has trained alone is lost."""
-    stage = Stage(2, arguments=("--go-on-alone",))
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(2, arguments=("--go-on-alone",))) as drill:
+        stage = drill.stage
         drill.begin()
         stage.lab.cut("h2")
         for host in stage.names:
@@ -135,6 +127,3 @@ def test_two_hosts_that_may_go_on_alone() -> None:
         assert drill.disown(lost[0]) >= 3
         drill.exact()
         drill.end(apart=lost)
-    finally:
-        drill.close()
-        stage.close()

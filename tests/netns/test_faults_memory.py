@@ -12,14 +12,8 @@ from tests.netns.scenes import Drill, Stage
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    stage = Stage(4, keyed=True)
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(4, keyed=True)) as drill:
         yield drill
-    finally:
-        drill.close()
-        stage.close()
 
 
 @pytest.fixture
@@ -42,10 +36,8 @@ def test_damage(drill: Drill, who: str, what: str) -> None:
 
 def test_a_tie_raises_the_alarm() -> None:
     """Two hosts that differ: nobody can say who is right. The model is saved, and all stand by (R22)."""
-    stage = Stage(2)
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(2)) as drill:
+        stage = drill.stage
         drill.begin()
         (drill.place / "weights.h2").touch()
         drill.until(
@@ -56,9 +48,6 @@ def test_a_tie_raises_the_alarm() -> None:
         stage.all_stand_by()
         kept = stage.place("h1", "runs") / drill.job_id / "checkpoint" / "checkpoint.npz"
         assert kept.is_file()
-    finally:
-        drill.close()
-        stage.close()
 
 
 def test_the_job_ends_well_after_all_this(drill: Drill) -> None:

@@ -72,10 +72,8 @@ def test_five_minutes() -> None:
     seed = int(os.environ.get("NICPS_SEED", time.time_ns() % 1_000_000))
     print(f"NICPS_SEED={seed}")
     dice = random.Random(seed)
-    stage = Stage(4, keyed=True)
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(4, keyed=True)) as drill:
+        stage = drill.stage
         drill.begin()
         chaos = Chaos(drill, dice)
         faults = [chaos.killed, chaos.lost_its_program, chaos.paused, chaos.unplugged, chaos.cut]
@@ -89,6 +87,3 @@ def test_five_minutes() -> None:
             drill.all_train(90.0)
             drill.exact()
         drill.end(astray=sorted(chaos.astray), forgotten=True)
-    finally:
-        drill.close()
-        stage.close()

@@ -45,14 +45,8 @@ def success(model, batch):
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    stage = Stage(3, keyed=True)
-    drill = Drill(stage, more=HOLDS)
-    try:
-        stage.up()
+    with Drill(Stage(3, keyed=True), more=HOLDS) as drill:
         yield drill
-    finally:
-        drill.close()
-        stage.close()
 
 
 @pytest.fixture

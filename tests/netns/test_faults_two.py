@@ -12,14 +12,8 @@ from tests.netns.scenes import Drill, Stage
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    stage = Stage(2, keyed=True)
-    drill = Drill(stage)
-    try:
-        stage.up()
+    with Drill(Stage(2, keyed=True)) as drill:
         yield drill
-    finally:
-        drill.close()
-        stage.close()
 
 
 @pytest.fixture
