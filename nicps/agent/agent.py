@@ -297,8 +297,7 @@ class Agent:
     def _decline(self, reason: str) -> None:
         """Who has come to the others' job, and cannot take part, leaves them to it."""
         if self.job is not None:
-            self.trouble = f"out of the job until `nicps join` is run again: {reason}"
-            self.warn(self.trouble)
+            self.views.say_trouble(f"out of the job until `nicps join` is run again: {reason}")
             self._declined = self.job.id
             self.end_job(reason)
 

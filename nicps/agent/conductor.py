@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from nicps import wire
 from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
 from nicps.agent.checkpoints import STATE
 from nicps.agent.process import python
@@ -41,7 +39,6 @@ class Conductor:
         self.course = Course(plan, self, found)
         self.training_s = self.handout_s = 0.0
         self._source = source
-        self._unsaved = ""  # why an alarm's state is not on the disk
         self._mark = agent.now
         if found is not None and agent.job is not None:
             self.job_is_ready()
@@ -116,12 +113,6 @@ class Conductor:
 
     def decide(self, phase: Phase) -> None:
         """`Node.decide`"""
-        if phase.kind is wire.PhaseKind.STOP and self._unsaved:
-            message = (
-                f"{phase.settings['message']}, and the model could not be saved: {self._unsaved}"
-            )
-            settings = {**phase.settings, "message": message, "saved": False}
-            phase = replace(phase, settings=settings)
         self.agent.act(self.agent.node.decide(self.agent.now, phase))
 
     def go_on(self) -> None:
@@ -190,8 +181,7 @@ class Conductor:
         job = self.agent.job
 
         def kept(error: str) -> None:
-            self._unsaved = error[:100]  # a decision must fit a frame
-            self.course.saved()
+            self.course.saved(error[:100])  # a decision must fit a frame
 
         if job is None:
             kept("there is no job here")

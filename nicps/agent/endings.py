@@ -98,7 +98,7 @@ class Endings:
     def _tell_end(self, reason: str, settings: Mapping[str, Any] | None = None) -> None:
         """`settings` are those of the STOP that has ended the job."""
         agent = self._agent
-        saved = settings is not None and settings.get("alarm") and settings.get("saved", True)
+        saved = settings is not None and settings.get("alarm") and settings.get("saved")
         code = (Alarm if saved else JobFailed).exit_code
         agent.publish({"op": "error", "message": reason, "exit_code": code})
 

@@ -270,10 +270,11 @@ class Course:
         """A training round counts, in a phase in which a switch was to add or not; `unit` is the next one's."""
         self.unit, self._coarse = unit, adding
 
-    def saved(self) -> None:
-        """The model is safe: stop (R22)."""
+    def saved(self, error: str = "") -> None:
+        """The model is safe, or `error` says why it is not: stop (R22)."""
         if self._alarm is not None and not self.stopping:
-            self.stop(self._alarm, alarm=True)
+            unsaved = f", and the model could not be saved: {error}" if error else ""
+            self.stop(self._alarm + unsaved, alarm=True, saved=not error)
 
     def agreed(self, phase: Phase, answers: Mapping[int, Mapping[str, int]]) -> None:
         """Everybody has acknowledged a decision; `answers` by member."""
@@ -313,10 +314,10 @@ class Course:
 
     # ---- decisions
 
-    def stop(self, reason: str | None, *, alarm: bool = False) -> None:
+    def stop(self, reason: str | None, *, alarm: bool = False, saved: bool = False) -> None:
         """End the job everywhere, well (`reason` is None) or not."""
         self.stopping = True
-        settings = {"ok": reason is None, "message": reason or "", "alarm": alarm}
+        settings = {"ok": reason is None, "message": reason or "", "alarm": alarm, "saved": saved}
         self._stop = Phase(0, 0, wire.PhaseKind.STOP, settings=settings)
         self._host.decide(self._stop)
 
