@@ -22,6 +22,7 @@ import binascii
 import hashlib
 import hmac
 import os
+import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +174,11 @@ def write_key(path: Path) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise EnvironmentProblem(f"cannot write the key {path}: {error.strerror}") from None
+
+
+def nonce() -> int:
+    """A fresh random number of 64 bits, not 0."""
+    return secrets.randbits(64) or 1
 
 
 class Sequences:

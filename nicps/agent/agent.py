@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
 import socket
 import sys
 import time
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from nicps import wire
-from nicps.agent.background import Background
 from nicps.agent.commands import Commands
 from nicps.agent.conductor import Conductor
 from nicps.agent.control import Access, ControlSocket
@@ -29,13 +26,14 @@ from nicps.agent.folders import sweep
 from nicps.agent.frames import Frames
 from nicps.agent.job import LocalJob
 from nicps.agent.keyring import Keyring
+from nicps.agent.loop import Loop
 from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import Child, User, set_nice
 from nicps.agent.settings import AgentSettings
 from nicps.agent.sources import Nothing
 from nicps.agent.submission import Submission
 from nicps.agent.views import Views
-from nicps.auth import Sequences
+from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
 from nicps.errors import JobFailed, NicpsError, WireError
 from nicps.protocol import (
@@ -77,15 +75,13 @@ class Agent:
         self.submission: Submission | None = None
         self.conductor: Conductor | None = None
         self._turns_before = 0
-        self._poll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {}
         self._stopping = False
         self._actions: deque[Action] = deque()
         self._acting = False
         self.last_job: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}
         self.trouble = ""  # why this host stands by in the middle of a job
-        self._background = Background()
+        self.loop = Loop(self._work_failed)
         self.commands = Commands(self)
         self.prober = Prober(self)
         self.views = Views(self)
@@ -104,8 +100,8 @@ class Agent:
             self.control = ControlSocket(
                 settings.socket,
                 access,
-                self.watch,
-                self.unwatch,
+                self.loop.watch,
+                self.loop.unwatch,
                 self.commands.on_message,
                 self.commands.on_close,
             )
@@ -116,12 +112,11 @@ class Agent:
             settings.name,
             settings.network,
             self.dataplane,
-            self.nonce,
+            nonce,
             settings.timings,
             self._stage,
         )
         self.frames = Frames(self)
-        self.watch(self._background.fileno(), self._background_done)
 
     def __enter__(self) -> Agent:
         return self
@@ -133,11 +128,7 @@ class Agent:
 
     def run(self) -> None:
         """Serve until SIGINT, SIGTERM or `nicps leave`."""
-        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(write)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        self.watch(read, self.stop)
+        self.loop.on_signals(self.stop)
         while not self._stopping:
             self._step()
         self._say_goodbye()
@@ -157,12 +148,9 @@ class Agent:
             wait = min(wait, max(0.0, deadline - time.monotonic()))
         if self.frames.sender.more:
             wait = 0.0
-        events = self._poll.poll(wait)
+        events = self.loop.wait(wait)
         self.now = time.monotonic()
-        for fd, _ in events:
-            handler = self._handlers.get(fd)
-            if handler is not None:
-                handler()
+        self.loop.handle(events)
         self.frames.sync_from_kernel()
         self._keep_time()
         if self.job is not None:
@@ -180,28 +168,6 @@ class Agent:
                 self.act(self.node.tick(self.now))
         except WireError as error:  # a number that no frame can hold
             self.act(self.node.fail(self.now, str(error)))
-
-    def watch(
-        self, fd: int, handler: Callable[[], None], edge: bool = False, armed: bool = True
-    ) -> None:
-        """Call `handler` whenever `fd` is readable; with `edge`, once for every write, and nothing is read.
-
-        Args:
-            armed: from now on; otherwise when `arm` says so.
-        """
-        self._handlers[fd] = handler
-        mask = select.EPOLLIN | (select.EPOLLET if edge else 0)
-        self._poll.register(fd, mask if armed else 0)
-
-    def arm(self, fd: int, armed: bool) -> None:
-        """Look at a watched descriptor, or do not."""
-        self._poll.modify(fd, select.EPOLLIN if armed else 0)
-
-    def unwatch(self, fd: int) -> None:
-        """Forget a descriptor."""
-        if self._handlers.pop(fd, None) is not None:
-            with contextlib.suppress(OSError):
-                self._poll.unregister(fd)
 
     def log(self, text: str) -> None:
         """One line for the operator."""
@@ -375,7 +341,7 @@ class Agent:
             raise JobFailed(f"{job_id!r} is no name for a run")
         return self.settings.runs / job_id
 
-    # ---- processes and background work
+    # ---- processes, and who watches
 
     def spawn(
         self,
@@ -404,24 +370,15 @@ class Agent:
             child = Child(argv, user, folder, log, env, fds, network_access)
 
         def ended() -> None:
-            self.unwatch(child.fileno())
+            self.loop.unwatch(child.fileno())
             done(child.reap())
 
-        self.watch(child.fileno(), ended)
+        self.loop.watch(child.fileno(), ended)
         return child
 
-    def background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        """Do something slow (files, hashes) in order in a thread, and `then` in the loop."""
-        self._background.do(work, then)
-
-    def _background_done(self) -> None:
-        for then, error in self._background.take_done():
-            try:
-                if error is not None:
-                    raise error
-                then()
-            except Exception as reason:  # a full disk, a broken file: the job's end, not ours
-                self.act(self.node.fail(self.now, str(reason)))
+    def _work_failed(self, reason: Exception) -> None:
+        """In the background: a full disk, a broken file. It is the job's end, not ours."""
+        self.act(self.node.fail(self.now, str(reason)))
 
     def publish(self, message: Mapping[str, Any]) -> None:
         """To whoever submitted the job, and to those who watch all."""
@@ -430,11 +387,6 @@ class Agent:
                 self.control.post(peer, message)
             if message["op"] in ("result", "error"):
                 peer.watches = False
-
-    @staticmethod
-    def nonce() -> int:
-        """A fresh random number of 64 bits, not 0."""
-        return int.from_bytes(os.urandom(8), "big") or 1
 
     # ---- leaving
 
@@ -464,6 +416,5 @@ class Agent:
             self.submission.close()
             self.submission = None
         self.end_job("the agent stops")
-        self._background.close()
+        self.loop.close()
         self._stack.close()
-        self._poll.close()

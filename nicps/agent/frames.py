@@ -37,8 +37,8 @@ class Frames:
         self._kernel: KernelState | None = None  # as the program knows it
         self._bounced = 0
         self._room_awaited = False  # in the TX ring
-        agent.watch(dataplane.rx_fileno(), self._receive)
-        agent.watch(dataplane.tx.fileno(), self.pump, armed=False)
+        agent.loop.watch(dataplane.rx_fileno(), self._receive)
+        agent.loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
 
     # ---- in
 
@@ -115,7 +115,7 @@ class Frames:
             self._interface(up=False)
         if self.sender.blocked_by_kernel != self._room_awaited:
             self._room_awaited = self.sender.blocked_by_kernel
-            agent.arm(agent.dataplane.tx.fileno(), self._room_awaited)
+            agent.loop.arm(agent.dataplane.tx.fileno(), self._room_awaited)
 
     def _fragments_sent(self, action: SendFragments, started: float) -> None:
         agent = self._agent

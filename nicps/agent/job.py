@@ -199,7 +199,7 @@ class LocalJob:
                 if not self._ended:
                     raise
 
-        self.agent.background(unless_over, lambda: None if self._ended else then())
+        self.agent.loop.background(unless_over, lambda: None if self._ended else then())
 
     # ---- the training program (R8)
 
@@ -428,4 +428,4 @@ class LocalJob:
             records.close()
             shutil.rmtree(base, ignore_errors=True)
 
-        self.agent.background(remove, lambda: None)
+        self.agent.loop.background(remove, lambda: None)

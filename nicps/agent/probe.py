@@ -18,6 +18,7 @@ import numpy as np
 
 from nicps import wire
 from nicps.agent.control import Peer
+from nicps.auth import nonce
 from nicps.errors import NetworkProblem, NicpsError, UsageProblem
 from nicps.protocol import NodeState
 from nicps.protocol.view import safe_name
@@ -173,7 +174,7 @@ class Prober:
 
     def _measure(self, seconds: float) -> Iterator[float]:
         """All of it, as a series of times to wait for."""
-        self._nonce = self._agent.nonce()
+        self._nonce = nonce()
         first = self._ask()
         yield time.monotonic() + _FIND_S
         if not self._hosts:
@@ -214,7 +215,7 @@ class Prober:
                 yield 0.0
 
     def _train(self, rate_bps: float | None, seconds: float) -> Iterator[float]:
-        self._nonce = self._agent.nonce()
+        self._nonce = nonce()
         ready = len(self._asked)
         yield from self._answers()
         tx = self._agent.dataplane.tx

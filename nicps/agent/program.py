@@ -136,11 +136,11 @@ class Program:
                 self._channel.post({"op": "abort", "message": message})
         for child in (self._child, self._gateway):
             if child is not None:
-                agent.unwatch(child.fileno())
+                agent.loop.unwatch(child.fileno())
                 child.kill()
         self._child = self._gateway = None
         if self.arena is not None:
-            agent.unwatch(self._doorbell)
+            agent.loop.unwatch(self._doorbell)
             os.close(self._doorbell)
             self.arena.close()
             self.arena = None
@@ -291,7 +291,7 @@ class Program:
         self.arena = Arena.create(fragments)
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Every write wakes; reading it could block, as the program has a say in its flags.
-        self.job.agent.watch(self._doorbell, self._more, edge=True)
+        self.job.agent.loop.watch(self._doorbell, self._more, edge=True)
         self.post({"op": "arena", "fragments": fragments}, (self.arena.fd, self._doorbell))
 
     def _more(self) -> None:

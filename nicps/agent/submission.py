@@ -13,6 +13,7 @@ import orjson
 from nicps.agent.conductor import Conductor
 from nicps.agent.folders import new_job_id, working_folder
 from nicps.agent.process import Child, python
+from nicps.auth import nonce
 from nicps.protocol.course import Plan
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Submission:
             return
         agent.tell("forming", self.job_id, data=self.prepared.get("data"))
         agent.conductor = Conductor(agent, self.job_id, plan, self._folder, None)
-        agent.act(agent.node.start(agent.now, agent.nonce()))
+        agent.act(agent.node.start(agent.now, nonce()))
 
     @property
     def about(self) -> dict[str, Any]:
@@ -83,6 +84,6 @@ class Submission:
         """Leave nothing behind."""
         child, self._child = self._child, None
         if child is not None:
-            self.agent.unwatch(child.fileno())
+            self.agent.loop.unwatch(child.fileno())
             child.kill()
         shutil.rmtree(self._base, ignore_errors=True)

@@ -106,10 +106,8 @@ class Membership(Deciding):
         ring = self._ring_of_phase(number)
         return ring.phase if ring is not None else None
 
-    def _unit_of(self, round_: int) -> int:
-        rings = [ring for ring in (self._next_ring, self.ring) if ring is not None]
-        fitting = (ring for ring in rings if ring.round <= round_ <= ring.round + 1)
-        ring = next(fitting, None)
+    def _unit_of(self, phase: int, round_: int) -> int:
+        ring = self._ring_of_phase(phase)
         return ring.unit_of(round_) if ring is not None else 0
 
     # ---- a view comes into force

@@ -35,6 +35,7 @@ class Timings:
     R17: the n-th member after a silent one waits n times `silence_s` before it proposes to go on without it, or longer
     where answers have been slow (`Patience`), up to `silence_most_s`; so everybody gives a sign of life three times
     in `silence_s`. A proposer waits two thirds of that time for promises, and a tenth of it for the suspect's own.
+    Members that all have no state wait `state_s` for one that has it before they go on without: the job ends then.
     Without a majority for `cut_s` the user is told. The lead calls standby hosts every `call_back_s` (R20). The job's
     end waits `stop_s` for who does not answer. A switch that adds may make no sum for `sums_s` (and some turns).
 
@@ -50,6 +51,7 @@ class Timings:
     want_s: float = 0.004
     silence_s: float = 0.3
     silence_most_s: float = 3.0
+    state_s: float = 10.0
     cut_s: float = 2.0
     call_back_s: float = 0.5
     stop_s: float = 3.0

@@ -66,7 +66,7 @@ class Succession:
         standing: where this member stands; called once it has stopped to complete and to commit.
         freeze: stops that.
         phase_of: a phase of the view by its number, if it is known here.
-        unit_of: log2 of the accumulators' unit in a round of the phase that goes on.
+        unit_of: log2 of the accumulators' unit in a phase's open round, or the one after it.
         seed: 16 random bytes, for the next view's keys.
         chosen: called, at the proposer only, when the successor is agreed on.
         ask: called at intervals while no majority can be heard: perhaps the others are in a later view.
@@ -84,7 +84,7 @@ class Succession:
         freeze: Callable[[], None],
         standing: Callable[[], Standing],
         phase_of: Callable[[int], Phase | None],
-        unit_of: Callable[[int], int],
+        unit_of: Callable[[int, int], int],
         seed: Callable[[], bytes],
         chosen: Callable[[float, Successor, int], None],
         ask: Callable[[], None],
@@ -308,6 +308,8 @@ class Succession:
             everybody = view.live - self.out <= promised
             others = view.live - self.out - proposal.suspects <= promised
             late = now >= proposal.vote_at or (others and now >= proposal.grace_at)
+            if all(promise.standing.learns for promise in proposal.promises.values()):
+                late = now >= proposal.started + timings.state_s  # the job cannot go on with these
             if not everybody and not late:
                 return
             proposal.successor = self._choose(proposal)
@@ -356,7 +358,7 @@ class Succession:
             follows=0 if joiners else follows,
             phase=max(max(s.decided, s.phase) for s in standings.values()) + 1,
             round=round_,
-            unit=self._unit_of(round_) if follows else 0,
+            unit=self._unit_of(follows, round_),
             seed=self._seed(),
         )
 

@@ -9,12 +9,11 @@ but members can answer. The switch also tells at which port an answer has come i
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from nicps import wire
-from nicps.auth import NetworkKey
+from nicps.auth import NetworkKey, nonce
 from nicps.errors import WireError
 from nicps.protocol.view import Successor
 from nicps.switch.runtime import Member, Switch
@@ -40,10 +39,6 @@ class _List:
         return self.number, self.successor.seed
 
 
-def _nonce() -> int:
-    return secrets.randbits(64) or 1
-
-
 class Recorder:
     """One network at one switch. Who is recorded there already stays so until a list is known to be in force.
 
@@ -64,7 +59,7 @@ class Recorder:
         network: int,
         mac: bytes,
         key: NetworkKey | None,
-        nonce: Callable[[], int] = _nonce,
+        nonce: Callable[[], int] = nonce,
     ) -> None:
         self._switch = switch
         self._network = network

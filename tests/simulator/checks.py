@@ -93,6 +93,8 @@ class Checks:
     def installed(self, host: Host, action: Installed) -> None:
         """A view is in force at a host."""
         view, branch = action.view, self.branch(host)
+        if action.phase is not None and action.phase.kind is wire.PhaseKind.TRAIN:
+            self.unit_of(action.phase)
         if (
             view.seed not in self.lives
         ):  # who takes part in making a view is still in the one before

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from nicps import wire
-from nicps.protocol import Action, Committed, Installed, Timings, View
+from nicps.protocol import Action, Committed, Installed, PhaseAgreed, Timings, View
 from nicps.protocol.course import Plan
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession
@@ -177,6 +177,40 @@ def test_who_learns_does_not_lead(name: str, kind: str) -> None:
     lan.at(TRAINING_S + 0.5, lambda: faults.at_moment(name, 5, kind))
     assert schedules.finish(lan).what == "done"
     assert not lan.moments, "the moment has never come"
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_a_majority_that_has_no_state_waits_for_who_has_it(hosts: int) -> None:
+    """All but the last come back, and are cut off from it before they have the state; they are the majority then."""
+    lan, _ = training(hosts=hosts)
+    full = lan.hosts[-1]
+    for host in lan.hosts[:-1]:
+        lan.at(TRAINING_S + 0.1, host.kill_program)
+
+    def cut(host: Host, action: Action) -> bool:
+        learning = len(host.node.learners) == hosts - 1
+        if host is not full or not isinstance(action, PhaseAgreed) or not learning:
+            return False
+        lan.cut([frozenset(range(hosts - 1)), frozenset({hosts - 1})])
+        lan.trouble(lan.now + 3.0)
+        lan.at(lan.now + 3.0, lambda: lan.cut([]))
+        return True
+
+    lan.moments.append(cut)
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+
+
+@pytest.mark.parametrize("compute_s", [0.02, 0.05])
+def test_a_view_that_swallows_a_test_keeps_the_unit(compute_s: float) -> None:
+    """The lead is lost as it decides on a test; the others have the next training round whole, and go on from there."""
+    plan = Plan("job", batch=30, width=16, quorum=0.6, alarm_below=0.0)
+    lan, faults = job(hosts=3, plan=plan, rounds=30, compute_s=compute_s)
+    lan.hosts[0].slowness = 4.0  # so that a round has its quorum without it
+    lan.at(TRAINING_S, lambda: faults.at_moment("deciding", 1, "lead pause"))
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+    assert {what[1] for what in lan.checks.commits.values() if what[2] == 2} == {plan.unit}
 
 
 @pytest.mark.parametrize("host", range(5))

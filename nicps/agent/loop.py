@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent waits for: descriptors, signals, and slow work that a thread has done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Callable
+
+from nicps.agent.background import Background
+
+Events = list[tuple[int, int]]
+
+
+class Loop:
+    """The descriptors that are looked at, each with its handler. `failed(why)` takes what went wrong in `background`."""
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._background = Background()
+        self.watch(self._background.fileno(), self._done)
+
+    def wait(self, timeout_s: float) -> Events:
+        """Until something is there to be handled, or the time has passed."""
+        return self._poll.poll(timeout_s)
+
+    def handle(self, events: Events) -> None:
+        """Call the handlers; that of a descriptor that was forgotten meanwhile is not."""
+        for fd, _ in events:
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler()
+
+    def watch(
+        self, fd: int, handler: Callable[[], None], edge: bool = False, armed: bool = True
+    ) -> None:
+        """Call `handler` whenever `fd` is readable; with `edge`, once for every write, and nothing is read.
+
+        Args:
+            armed: from now on; otherwise when `arm` says so.
+        """
+        self._handlers[fd] = handler
+        mask = select.EPOLLIN | (select.EPOLLET if edge else 0)
+        self._poll.register(fd, mask if armed else 0)
+
+    def arm(self, fd: int, armed: bool) -> None:
+        """Look at a watched descriptor, or do not."""
+        self._poll.modify(fd, select.EPOLLIN if armed else 0)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._poll.unregister(fd)
+
+    def on_signals(self, handler: Callable[[], None]) -> None:
+        """Call `handler` after SIGINT and SIGTERM."""
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        self.watch(read, handler)
+
+    def background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Do something slow (files, hashes) in order in a thread, and `then` here."""
+        self._background.do(work, then)
+
+    def close(self) -> None:
+        """Wait for the thread, and forget all."""
+        self._background.close()
+        self._poll.close()
+
+    def _done(self) -> None:
+        for then, error in self._background.take_done():
+            try:
+                if error is not None:
+                    raise error
+                then()
+            except Exception as reason:
+                self._failed(reason)
