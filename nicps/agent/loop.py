@@ -15,7 +15,7 @@ Events = list[tuple[int, int]]
 
 
 class Loop:
-    """The descriptors that are looked at, each with its handler. `failed(why)` takes what went wrong in `background`."""
+    """Descriptors, each with its handler, and a thread. `failed(why)` takes what went wrong in the thread."""
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         self._failed = failed

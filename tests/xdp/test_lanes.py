@@ -82,7 +82,7 @@ def test_raw_bytes_lie_side_by_side(loaded: Kernel) -> None:
     assert loaded.maps.accumulators[0].tobytes() == data
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_two_processors_into_the_same_slots() -> None:
     """Two senders go through the same slots side by side, until each has met the other in some.
 
@@ -91,7 +91,7 @@ def test_two_processors_into_the_same_slots() -> None:
     """
     fragments, program = 16_000, "nicps_bench_add"
     values = [lanes(32, seed) for seed in (1, 2)]
-    senders = (2, 3)
+    senders, processors = (2, 3), sorted(os.sched_getaffinity(0))
     with kernel("nicps_bench.c", program) as racing:
         racing.reset(blocks=fragments // 4)
         busy = 0
@@ -114,11 +114,15 @@ def test_two_processors_into_the_same_slots() -> None:
             begin = threading.Barrier(len(frames))
             before = racing.maps.counters()
 
-            def send(frame: bytearray, begin: threading.Barrier = begin) -> None:
+            def send(frame: bytearray, processor: int, begin: threading.Barrier = begin) -> None:
+                os.sched_setaffinity(0, {processor})  # of this thread
                 begin.wait()
                 bpf.prog_test_run(racing.program, bytes(frame), fragments)
 
-            threads = [threading.Thread(target=send, args=(frame,)) for frame in frames]
+            threads = [
+                threading.Thread(target=send, args=both)
+                for both in zip(frames, processors, strict=False)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
