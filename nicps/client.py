@@ -13,34 +13,23 @@ and sums are read where the kernel adds them up. Rules R8, R11 to R15.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from nicps.dataplane.arena import Arena
 from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.dataplane.lanes import F32, U8, LaneFormat, Quantiser
+from nicps.dataplane.lanes import F32, LaneFormat
+from nicps.dataplane.offers import Offers
 from nicps.dataplane.sums import Sums
 from nicps.errors import JobFailed, NetworkProblem
 
 DEFAULT_SOCKET = "@nicps"
-_ROOM = 1  # bits: the next gradient may be larger still
-_SATURATED = 4  # bits too large is a matter of the residual; more than that, of the step
-_LEAST_UNIT = -100
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
-
-
-class NonFinite(JobFailed):
-    """A gradient holds NaN or infinity; `index` is where in the vector."""
-
-    def __init__(self, index: int, value: float) -> None:
-        super().__init__(f"the gradient is {value} at index {index}")
-        self.index = index
 
 
 class LeftOut(JobFailed):
@@ -111,14 +100,10 @@ class Session:
         self.lead: bool = welcome["lead"] == self.number
         self._pending: deque[tuple[dict[str, Any], list[int]]] = deque()  # received, not yet due
         self._decision: dict[str, Any] | None = None  # about the last round that we have committed
-        self._format: LaneFormat | None = None
-        self._quantiser: Quantiser | None = None
-        self._arena: Arena | None = None
-        self._doorbell = -1
+        self._offers: Offers | None = None
         self._sums: Sums | None = None
         self._phase = Phase("none", 0, 0, ())
         self._next: dict[str, Any] | None = None
-        self._unit = 0
         self._offered = 0  # round of the last contribution
         #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
         self.on_keep: Callable[[], None] | None = None
@@ -157,12 +142,10 @@ class Session:
             JobAborted: another member's model differs, or the job was stopped.
         """
         self._channel.send({"op": "ready", "lanes": lanes, "digest": digest})
-        self._format = LaneFormat(lanes, self._width())
-        self._quantiser = Quantiser(self._format)
-        self._sums = Sums(self._format, self.number)
+        format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
+        self._sums = Sums(format, self.number)
         message, fds = self._receive("arena")
-        self._doorbell = fds[1]
-        self._arena = Arena(fds[0], message["fragments"])
+        self._offers = Offers(format, Arena(fds[0], message["fragments"]), doorbell=fds[1])
 
     def next_phase(self) -> Phase:
         """Wait for node 1's next decision (R7, R14, R15, R20).
@@ -173,13 +156,11 @@ class Session:
         message = self._next or self._receive("phase")[0]
         self._next = None
         self._offered = 0
-        self._unit = message["unit"]
         number, first_round = message["number"], message["first_round"]
         shares, adding = tuple(message["shares"]), message["adding"]
         self._phase = Phase(message["kind"], first_round, number, shares, adding)
-        if self._quantiser is not None:
-            members = len(shares) if adding else 0
-            self._quantiser.format = replace(self._quantiser.format, members=members)
+        if self._offers is not None:
+            self._offers.enter(message["unit"], len(shares), adding)
         self._enter_view(message)
         self._channel.send({"op": "prepared", "number": number})
         if self.lead and self._phase.kind == "train" and self._decision is not None:
@@ -195,8 +176,7 @@ class Session:
 
     def loaded(self, number: int, digest: str) -> None:
         """The phase's state file has been read; `digest` is of the state that this member has now."""
-        assert self._quantiser is not None
-        self._quantiser.residual[:] = 0.0
+        self._out().forget()
         self._decision = None  # it was about a round before that state
         self._channel.send({"op": "loaded", "number": number, "digest": digest})
 
@@ -213,12 +193,12 @@ class Session:
 
     def need(self, round_: int) -> int:
         """Samples that are still enough to reach the quorum (R13); a large number before anybody contributed."""
-        of_round, samples = self._shared().need
+        of_round, samples = self._out().arena.need
         return samples if of_round == round_ else 1 << 40
 
     def closed(self, round_: int) -> bool:
         """The round's list is closed without us, or the phase is over: drop the rest of the batch."""
-        arena = self._shared()
+        arena = self._out().arena
         return arena.closed >= round_ or arena.phase > self._phase.number
 
     def progress(self, round_: int, samples: int) -> None:
@@ -240,31 +220,14 @@ class Session:
         """
         if samples < 1:
             raise JobFailed(f"round {round_}: a gradient of {samples} samples cannot be counted")
-        arena, quantiser = self._shared(), self._quantiser
-        assert quantiser is not None
-        format = quantiser.format
-        largest = self._largest(vector)
+        offers = self._out()
+        unit, skip = offers.wanted(vector)
         self._offered = round_
-        unit = max(format.unit_for(largest) + _ROOM, _LEAST_UNIT) if largest else None
-        if self._phase.adding:
-            # What is a little too large for the step that a switch needs of all goes into the residual.
-            skip = unit is not None and unit > self._unit + self._coarser
-        else:
-            skip = largest > format.largest(self._unit)
-            unit = unit if skip else None
-        offer = {"op": "offer", "round": round_, "samples": samples, "unit": unit, "skip": skip}
-        if skip:
-            self._channel.send(offer)
-            return
-        arena.set_converted(round_, 0)
-        arena.set_sending_since(round_, 0)
-        self._channel.send(offer)
-        lanes, shifts = arena.lanes[round_ & 1], arena.shifts[round_ & 1]
-        done = 0
-        while done < format.fragments:
-            done += quantiser.batch(vector, done, self._unit, lanes, shifts)
-            arena.set_converted(round_, done)
-            os.eventfd_write(self._doorbell, 1)
+        if not skip:
+            offers.begin(round_)
+        self._offer(round_, samples, unit, skip)
+        if not skip:
+            offers.convert(round_, vector)
 
     def wait_commit(self, round_: int, out: F32 | None = None) -> Commit | None:
         """Wait until the round is committed; None if the phase ended before: nothing of the round counts.
@@ -286,37 +249,36 @@ class Session:
                 self._next = message
                 return None
             if message["round"] == round_:
-                self._unit = message["next_unit"]
+                offers = self._out()
+                offers.unit = message["next_unit"]
                 counted = {int(k): int(v) for k, v in message["counted"].items()}
                 waited = message["seconds_waited"] if self._offered == round_ else 0.0
-                members = self._quantiser.format.members if self._quantiser is not None else 0
                 total = sum(counted.values())
                 unit, added = message["unit"], message["added"]
-                left_out = self._unit > unit + self._coarser
+                left_out = offers.unit > unit + offers.coarser
+                members = offers.members
                 return Commit(round_, total, counted, unit, waited, members, added, left_out)
 
     @property
     def saturated(self) -> int:
         """Lanes so far that were too large for the step that a switch needs of all; the rest is in the residual."""
-        return self._quantiser.saturated if self._quantiser is not None else 0
+        return self._offers.saturated if self._offers is not None else 0
 
     def sending_since(self, round_: int) -> float:
         """When this member's contribution began to go out, on CLOCK_MONOTONIC; 0 if it has not."""
-        return self._shared().sending_since(round_)
+        return self._out().arena.sending_since(round_)
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted."""
-        quantiser, format = self._quantiser, self._format
-        assert quantiser is not None and format is not None
+        offers, sums = self._out(), self._read()
         if out is None:
-            out = np.empty(format.lanes, np.float32)
-        own, sums = self._own(commit.round), self._read()
+            out = np.empty(sums.format.lanes, np.float32)
         if sums.ready_made != commit.added:  # the view has changed with the commit
             sums.forget()
             sums.ready_made = commit.added
-        sums.total(commit.round, commit.counted, commit.unit, own, out)
+        sums.total(commit.round, commit.counted, commit.unit, offers.own(commit.round), out)
         if self.number in commit.counted:
-            quantiser.keep()
+            offers.counted()
         return out
 
     def applied(self, commit: Commit, digest: str = "") -> None:
@@ -365,17 +327,11 @@ class Session:
         Raises:
             JobAborted: the job was stopped.
         """
-        arena, parity = self._shared(), round_ & 1
         if self._phase.share_of(self.number):
-            arena.lanes[parity, 0] = 0
-            lanes = arena.lanes[parity, 0].view(">i4")
-            lanes[:2] = succeeded, failed
-            arena.shifts[parity, 0] = 0
-            arena.set_converted(round_, 1)
-            self._channel.send(
-                {"op": "offer", "round": round_, "samples": 1, "unit": None, "skip": False}
-            )
-            os.eventfd_write(self._doorbell, 1)
+            offers = self._out()
+            offers.begin(round_)
+            self._offer(round_, 1, None, False)
+            offers.put(round_, succeeded, failed)
         commit = self.wait_commit(round_)
         if commit is None:
             return None
@@ -413,52 +369,29 @@ class Session:
 
     # ---- inside
 
-    def _shared(self) -> Arena:
-        assert self._arena is not None, "call ready() first"
-        return self._arena
+    def _out(self) -> Offers:
+        assert self._offers is not None, "call ready() first"
+        return self._offers
 
     def _read(self) -> Sums:
         assert self._sums is not None, "call ready() first"
         return self._sums
 
-    @property
-    def _coarser(self) -> int:
-        """By so many bits the next unit may be the larger one without anybody having been left out."""
-        return _SATURATED + _ROOM if self._phase.adding else 0
-
-    def _own(self, round_: int) -> tuple[U8, U8]:
-        """This member's lanes and shifts of a round."""
-        arena, format, parity = self._shared(), self._format, round_ & 1
-        assert format is not None
-        return arena.lanes[parity, : format.fragments], arena.shifts[parity, : format.fragments]
+    def _offer(self, round_: int, samples: int, unit: int | None, skip: bool) -> None:
+        offer = {"op": "offer", "round": round_, "samples": samples, "unit": unit, "skip": skip}
+        self._channel.send(offer)
 
     def _sum_early(self, round_: int, out: F32) -> None:
         """Sum what has come, until there is a message."""
-        sums, own = self._read(), self._own(round_)
+        sums, offers = self._read(), self._out()
+        own, unit = offers.own(round_), offers.unit
         if sums.begin(round_, self._due(), out):
             while not self._pending and not self._channel.wait(_GLANCE_S):
-                sums.ahead(self.view, self._unit, own, lambda: self._channel.wait(0.0))
+                sums.ahead(self.view, unit, own, lambda: self._channel.wait(0.0))
 
     def _due(self) -> frozenset[int]:
         """Who is to contribute to a round."""
         return frozenset(number for number in self.live if self._phase.share_of(number))
-
-    def _width(self) -> int:
-        return int(str(self.settings.get("lane", "i16")).removeprefix("i"))
-
-    def _largest(self, vector: F32) -> float:
-        """An upper bound of the magnitude that is to be sent; exact when it comes near the limit."""
-        quantiser, format = self._quantiser, self._format
-        assert quantiser is not None and format is not None
-        bound = math.sqrt(float(np.dot(vector, vector)))
-        # A residual is far smaller than that; where a switch adds, the next round's step hangs on it.
-        if bound < format.largest(self._unit) / 4 and not self._phase.adding:
-            return bound
-        finite = np.isfinite(vector)
-        if not finite.all():
-            index = int(np.argmin(finite))
-            raise NonFinite(index, float(vector[index]))
-        return float(np.abs(vector + quantiser.residual[: format.lanes]).max())
 
     def _receive(self, *ops: str) -> tuple[dict[str, Any], list[int]]:
         """The next message of one of these kinds; others that tell state are taken note of."""

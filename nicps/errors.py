@@ -7,6 +7,7 @@
     ├── NetworkProblem          4   another host, or the local agent, is not there or does not fit
     │   └── WireError               bytes that are not a frame of ours
     └── JobFailed               5   the job, its data or its model
+        ├── NonFinite               a gradient holds NaN or infinity
         └── Alarm               6   too few members are left, or they differ; the model is saved
 
 A message is one line: what is wrong, with the value, and what to do.
@@ -47,6 +48,14 @@ class JobFailed(NicpsError):
     """The job, its data or its model cannot go on."""
 
     exit_code = 5
+
+
+class NonFinite(JobFailed):
+    """A gradient holds NaN or infinity; `index` is where in the vector."""
+
+    def __init__(self, index: int, value: float) -> None:
+        super().__init__(f"the gradient is {value} at index {index}")
+        self.index = index
 
 
 class Alarm(JobFailed):

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nicps.client import Commit, JobAborted, NonFinite, Phase
+from nicps.client import Commit, JobAborted, Phase
+from nicps.errors import NonFinite
 from nicps.protocol.phase import equal_shares
 
 NEVER = 1 << 40

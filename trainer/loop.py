@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nicps.client import Commit, NonFinite, Phase, Session
+from nicps.client import Commit, Phase, Session
+from nicps.errors import NonFinite
 from trainer import weights
 from trainer.errors import JobError
 from trainer.metrics import Metrics, save_gradients, sum_of

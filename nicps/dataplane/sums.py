@@ -40,7 +40,7 @@ class Sums:
     """
 
     def __init__(self, format: LaneFormat, number: int) -> None:
-        self._format = format
+        self.format = format
         self._number = number
         self.ready_made = False
         self._summer = Summer(format)
@@ -76,7 +76,7 @@ class Sums:
 
     def ahead(self, view: int, unit: int, own: tuple[U8, U8], stop: Callable[[], bool]) -> None:
         """Sum what every other member has sent by now, until `stop`."""
-        early, format = self._early, self._format
+        early, format = self._early, self.format
         assert early is not None
         bank = self.bank(early.round, early.senders)
         everybody = sum(1 << (number - 1) for number in early.senders - {self._number})
@@ -105,7 +105,7 @@ class Sums:
         self._early = None
         bank = self.bank(round_, senders)
         mine = own if self._number in senders and not self.ready_made else None
-        while done < self._format.fragments:
+        while done < self.format.fragments:
             done += self._summer.batch(done, bank, mine, unit, out)
 
 
