@@ -416,5 +416,6 @@ class Agent:
             self.submission.close()
             self.submission = None
         self.end_job("the agent stops")
-        self.loop.close()
+        self.loop.drain()
         self._stack.close()
+        self.loop.close()

@@ -69,9 +69,12 @@ class Loop:
         """Do something slow (files, hashes) in order in a thread, and `then` here."""
         self._background.do(work, then)
 
-    def close(self) -> None:
-        """Wait for the thread, and forget all."""
+    def drain(self) -> None:
+        """Wait for the thread; nothing slow is done from here on."""
         self._background.close()
+
+    def close(self) -> None:
+        """Nothing is waited for any more, once all has been forgotten."""
         self._poll.close()
 
     def _done(self) -> None:
