@@ -143,6 +143,7 @@ class Course:
         self._waiting: dict[bytes, Answered] = {}  # who wants to come back
         self._purpose = ""  # of the hand-out that is being got ready or is under way
         self._streaming = False  # it is being got ready
+        self._opening = False  # training has been decided on, and is not agreed yet
         self._alarm: str | None = None
         self._stop: Phase | None = None
 
@@ -151,6 +152,7 @@ class Course:
     def ready(self, view: View, phase: Phase | None) -> None:
         """Everybody has installed a view that this host leads. What nobody has carried out is decided again."""
         host = self._host
+        self._opening = False
         self._call_back()
         self._waiting = {
             mac: answer
@@ -164,7 +166,7 @@ class Course:
         handing_out = phase is not None and phase.kind is wire.PhaseKind.HANDOUT
         over = phase is not None and handing_out and host.open_round > phase.last_round
         if self._stop is not None:
-            host.decide(self._stop)
+            self._decide(self._stop)
         elif not self._begun:
             self._begun = True
             self._stream("job")
@@ -201,7 +203,7 @@ class Course:
         host = self._host
         self._purpose = purpose
         rounds, fragments, last = host.windows(size)
-        host.decide(
+        self._decide(
             Phase(
                 number=0,
                 generation=0,
@@ -259,6 +261,8 @@ class Course:
             self._test()
         elif what == "end":
             self._finish()
+        elif self._streaming or self._opening:
+            pass  # a round before the one that training goes on from: its end is the time to take hosts back
         elif self._take_back():
             pass
         elif phase is not None and phase.kind is wire.PhaseKind.TRAIN:
@@ -278,6 +282,7 @@ class Course:
 
     def agreed(self, phase: Phase, answers: Mapping[int, Mapping[str, int]]) -> None:
         """Everybody has acknowledged a decision; `answers` by member."""
+        self._opening = False
         if phase.kind is wire.PhaseKind.FINISH:
             self._collect = [
                 (number, answer["bytes"], answer["index_bytes"])
@@ -319,7 +324,11 @@ class Course:
         self.stopping = True
         settings = {"ok": reason is None, "message": reason or "", "alarm": alarm, "saved": saved}
         self._stop = Phase(0, 0, wire.PhaseKind.STOP, settings=settings)
-        self._host.decide(self._stop)
+        self._decide(self._stop)
+
+    def _decide(self, phase: Phase) -> None:
+        self._opening = phase.kind is wire.PhaseKind.TRAIN
+        self._host.decide(phase)
 
     def _resume(self, counted: frozenset[int] = frozenset()) -> None:
         """Train (on), with all members but those that have no state yet; and with these, who have just got it."""
@@ -331,7 +340,7 @@ class Course:
         if self._coarse and not adding:
             self.unit, self._coarse = plan.unit, False
         quorum = math.ceil(plan.quorum * plan.batch - 1e-9)
-        host.decide(
+        self._decide(
             Phase(
                 number=0,
                 generation=0,
@@ -351,7 +360,7 @@ class Course:
     def _test(self) -> None:
         host = self._host
         shares = tuple(int(m.number in host.view.live - host.learners) for m in host.view.members)
-        host.decide(
+        self._decide(
             Phase(
                 number=0,
                 generation=0,
@@ -370,7 +379,7 @@ class Course:
     def _finish(self) -> None:
         self._finishing, self._collecting = True, False
         self._host.call_back("")
-        self._host.decide(Phase(number=0, generation=0, kind=wire.PhaseKind.FINISH))
+        self._decide(Phase(number=0, generation=0, kind=wire.PhaseKind.FINISH))
 
     def _collect_next(self) -> None:
         """Every member hands its records out to the lead, one after the other."""

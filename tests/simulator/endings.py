@@ -47,12 +47,13 @@ def heard(lead: Host, host: Host) -> bool:
 def holds(host: Host, lead: Host) -> bool:
     """Whether the job can go on from what is there: all that was committed, or its files where nothing was.
 
-    Who has been struck off, the starter too, is not asked for what it has: it takes the others' (R19, R20). Whose
-    training program has died leaves, before the first round too.
+    Who has been struck off, the starter too, is not asked for what it has: it takes the others' (R19, R20). Who has got
+    the state has it once it is counted. Whose training program has died leaves, before the first round too.
     """
     job, trained, view = host.job, host.lan.checks.trained, lead.node.view
     if job.leaving or view.number_of(host.mac) not in view.live:
         return False
     if not trained:
         return job.submitted or job.program is not None or job.starting or job.storing
-    return job.program is not None and not job.program.blank and job.program.trained >= trained
+    counted = job.program is not None and host.node.number not in host.node.learners
+    return counted and not job.program.blank and job.program.trained >= trained

@@ -447,14 +447,16 @@ class Host:
     def stream(self, purpose: str) -> None:
         size = {"job": 3, "files": 2, "state": 1}[purpose] * WINDOW
         course = self.course
-        self.later(
-            0.01,
-            lambda: (
+
+        def ready() -> None:
+            if course is None or course is not self.course or self.job.hung:
+                return
+            if purpose == "state" and self.job.lags:
+                self.later(1e-3, ready)  # the program saves when it has applied what came before
+            else:
                 course.streamed(purpose, self.node.number, size, 7)
-                if course is self.course and course is not None and not self.job.hung
-                else None
-            ),
-        )
+
+        self.later(0.01, ready)
 
     def windows(self, size: int) -> tuple[int, int, int]:
         rounds = -(-size // WINDOW)

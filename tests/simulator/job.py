@@ -103,6 +103,11 @@ class Job:
             self.host.later(0.05, lambda: self._program_started(blank=True))
 
     @property
+    def lags(self) -> bool:
+        """The training program has not applied all that was committed."""
+        return bool(self._commits)
+
+    @property
     def found(self) -> Found:
         """What a host that takes over as the lead has."""
         program, node = self.program, self.host.node
