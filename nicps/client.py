@@ -162,11 +162,11 @@ class Session:
         if self._offers is not None:
             self._offers.enter(message["unit"], len(shares), adding)
         self._enter_view(message)
-        self._channel.send({"op": "prepared", "number": number})
         if self.lead and self._phase.kind == "train" and self._decision is not None:
-            # A view change may have swallowed the end of training, or a test.
-            if self._decision["round"] == first_round - 1 and self._decision["what"] != "continue":
+            # A view change may have swallowed the end of training, or a test: said before the phase is in force.
+            if self._decision["what"] != "continue":
                 self._channel.send(self._decision)
+        self._channel.send({"op": "prepared", "number": number})
         return self._phase
 
     def saved(self, number: int, round_: int, digest: str, error: str = "") -> None:

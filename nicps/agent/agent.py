@@ -254,10 +254,8 @@ class Agent:
     def _committed(self, commit: Committed) -> None:
         if self.job is None:
             return
-        phase = self.node.ring.phase if self.node.ring is not None else None
-        if self.conductor is not None and phase is not None:
-            if phase.kind is wire.PhaseKind.TRAIN:
-                self.conductor.course.committed(commit.next_unit, phase.adding)
+        if self.conductor is not None and commit.phase.kind is wire.PhaseKind.TRAIN:
+            self.conductor.course.committed(commit.next_unit, commit.phase.adding)
         self.job.committed(commit)
 
     def _decline(self, reason: str) -> None:
@@ -314,7 +312,7 @@ class Agent:
             if self.conductor is not None:
                 turns = self.frames.turns - self._turns_before
                 self.tell("progress", self.conductor.job_id, **self.progress, token_turns=turns)
-        elif self.conductor is not None and message["round"] == self.node.open_round - 1:
+        elif self.conductor is not None:
             self.conductor.decided(message["round"], message["what"])
 
     def warn(self, message: str) -> None:

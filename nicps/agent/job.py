@@ -50,6 +50,8 @@ class LocalJob:
         self.checkpoints = Checkpoints(self)
         self.program: Program | None = None
         self.train_rounds = 0
+        self.unit: int | None = None  # of the next training round, once one has counted
+        self.coarse = False  # that is a switch's
         self.digest = ""  # of what was handed out, once it is all here
         self.finishing = False  # the end has been decided
         self.adding = agent.settings.adding  # as the last training phase had it
@@ -155,9 +157,8 @@ class LocalJob:
         return value
 
     def committed(self, commit: Committed) -> None:
-        """A round of the phase in force is committed."""
-        phase, agent = self._phase, self.agent
-        assert phase is not None
+        """A round counts."""
+        phase, agent = commit.phase, self.agent
         if phase.kind is wire.PhaseKind.HANDOUT:
             self.handout.committed(phase, commit)
             return
@@ -168,6 +169,8 @@ class LocalJob:
         # A change of the view may have settled the round: the kernel has counted it in the view before.
         view = int(agent.dataplane.config["view"])
         self.finish.added += agent.dataplane.count(commit.round, view, 0)
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.unit, self.coarse = commit.next_unit, phase.adding
         if not phase.shares[agent.node.number - 1] or self.program is None:
             agent.act(agent.node.read(agent.now, commit.round))
             return

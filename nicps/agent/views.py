@@ -87,6 +87,8 @@ class Views:
             able=able,
             trained=job is not None and job.train_rounds > 0,
             finishing=job is not None and job.finishing,
+            unit=job.unit if job is not None else None,
+            coarse=job is not None and job.coarse,
         )
         agent.log("this host leads the job from now on")
         agent.conductor = Conductor(agent, plan.job, plan, None, found)

@@ -143,10 +143,11 @@ class Closed:
 class Committed:
     """Everybody has everything: weights may change.
 
-    `counted` maps member numbers to samples; members whose gradient is not in the sum are missing from it. `added`: a
-    switch has made the sums, in which this member's own gradient is, too.
+    `phase` is the round's. `counted` maps member numbers to samples; members whose gradient is not in the sum are
+    missing from it. `added`: a switch has made the sums, in which this member's own gradient is, too.
     """
 
+    phase: Phase
     round: int
     counted: Mapping[int, int]
     unit: int

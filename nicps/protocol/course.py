@@ -106,12 +106,15 @@ class Found:
     """How far the job is at a host that takes the lead over.
 
     `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what is to
-    come after the last. `finishing`: the end has been decided already.
+    come after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
+    counted; `coarse`: it is a switch's.
     """
 
     able: bool
     trained: bool
     finishing: bool
+    unit: int | None = None
+    coarse: bool = False
 
 
 class Course:
@@ -126,11 +129,13 @@ class Course:
 
     def __init__(self, plan: Plan, host: Steered, found: Found | None = None) -> None:
         self.plan = plan
-        self.unit = plan.unit  # the last training round's, which the next phase begins with
+        self.unit = plan.unit  # the next training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
         self.adding = plan.adding  # as long as the switch does it
         self._coarse = False  # that is a switch's: as coarse as the gradients are large
+        if found is not None and found.unit is not None:
+            self.committed(found.unit, found.coarse)
         self._host = host
         self._begun = found is not None
         self.able = found is None or found.able
@@ -252,9 +257,10 @@ class Course:
         self._decided = round_, what
         self._trained = True
         phase = self._host.phase
-        if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
-            if max(round_, phase.first_round - 1) < self._host.open_round - 1:
-                return  # said again by who has taken the lead over, and lags: it will look at the later ones
+        if round_ != self._host.open_round - 1:
+            return  # said again by who has taken the lead over, and lags: it will look at the later ones
+        if phase is not None and round_ < phase.first_round:
+            return  # decided on: the phase is what came of it
         if self._alarm is not None:
             self._host.save()
         elif what == "test":
@@ -298,7 +304,8 @@ class Course:
 
     def answered(self, answer: Answered) -> None:
         """A host on standby wants to come back, or a new one to come in (R20)."""
-        if answer.number or self.plan.admit:
+        room = self.plan.admit and len(self._host.view.members) < wire.MAX_MEMBERS
+        if answer.number or room:
             self._waiting[answer.joiner.mac] = answer
 
     def not_added(self) -> None:

@@ -201,8 +201,7 @@ class Host:
         self._farewell = None
         self._ended = ended
         self._telling = self._ready = False
-        if not ended:
-            self._succession = None
+        self._succession = None
 
     # ---- headers
 

@@ -90,11 +90,14 @@ class Membership(Deciding):
     def _standing(self) -> Standing:
         """Where this member stands, for its promise."""
         ring = self.ring
-        decided = max(self._decided, self.phase.number if self.phase is not None else 0)
+        prepared = self.phase.number if self.phase is not None else 0
+        decided = max(self._decided, prepared)
         learns = self.number in self.learners
         if ring is None:
             return Standing(0, self._round, False, decided, learns)
-        return Standing(ring.phase.number, ring.round, ring.complete, decided, learns)
+        # The lead has dropped a round in which another phase is prepared, and so may training programs have.
+        complete = ring.complete and prepared <= ring.phase.number
+        return Standing(ring.phase.number, ring.round, complete, decided, learns)
 
     def _freeze(self) -> None:
         for ring in (self.ring, self._next_ring):
@@ -215,8 +218,9 @@ class Membership(Deciding):
             again = self.phase is not None and self.phase.number > ring.phase.number
             if again:  # its training program has left the round, and will offer again
                 carried = replace(carried, offer=None, passes=False, ready=0)
-            decides = view.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
-            undecided = decides and (carried.undecided or before.lead != number)
+            # R14: the lead says again that training goes on, but in a phase's first round, which needs no word.
+            leads = view.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
+            undecided = leads and successor.round > ring.phase.first_round
             carried = replace(carried, unit=successor.unit, undecided=undecided)
         joined = view.live - before.live if member else frozenset[int]()
         self.learners = (self.learners | joined) & view.live if member else frozenset()

@@ -203,7 +203,8 @@ class Round:
 
     def _committed(self, token: TokenState) -> None:
         counted = {k: e.samples_before for k, e in enumerate(token.lines, 1) if e.samples_before}
-        self._emit(Committed(self.round, counted, token.unit_before, token.unit, self.adding))
+        units = token.unit_before, token.unit
+        self._emit(Committed(self.phase, self.round, counted, *units, self.adding))
         self.round = token.round
         self.unit = token.unit
         self._offer = self._held = None

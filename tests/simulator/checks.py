@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.protocol import Committed, Differs, Failed, Installed, NodeState, Phase, View
+from nicps.protocol.phase import ROUND_KINDS
 from tests.simulator import endings
 from tests.simulator.job import SWITCH_UNITS
 
@@ -121,6 +122,20 @@ class Checks:
         """Where hosts add they begin with a unit of theirs: a switch's is as coarse as the gradients are large."""
         if not phase.adding and phase.unit >= SWITCH_UNITS[0]:
             self.fail(f"phase {phase.number} begins with a switch's unit, {phase.unit}")
+
+    def in_time(self, host: Host, commit: Committed, prepared: Phase | None) -> None:
+        """Training programs drop a commit of a phase that they have left."""
+        left = prepared is not None and prepared.number > commit.phase.number
+        if left and prepared.kind in ROUND_KINDS:
+            self.fail(
+                f"round {commit.round} of {commit.phase.kind.name} is committed at {host.node.name}, "
+                f"which has prepared {prepared.kind.name} {prepared.number}"
+            )
+
+    def saved(self, host: Host, rounds: int) -> None:
+        """A lead has its state saved for who comes back; so many rounds have counted meanwhile."""
+        if rounds:
+            self.fail(f"{host.node.name} hands out a state that lacks {rounds} rounds")
 
     def offered(self, host: Host, phase: Phase, round_: int, unit: int) -> None:
         """A gradient is ready, in multiples of 2 to the `unit`."""

@@ -446,17 +446,21 @@ class Host:
 
     def stream(self, purpose: str) -> None:
         size = {"job": 3, "files": 2, "state": 1}[purpose] * WINDOW
-        course = self.course
+        course, counted = self.course, self.job.rounds
 
         def ready() -> None:
             if course is None or course is not self.course or self.job.hung:
                 return
-            if purpose == "state" and self.job.lags:
-                self.later(1e-3, ready)  # the program saves when it has applied what came before
-            else:
-                course.streamed(purpose, self.node.number, size, 7)
+            if purpose == "state":
+                self.lan.checks.saved(self, self.job.rounds - counted)
+                if self.job.lags:
+                    self.later(
+                        1e-3, ready
+                    )  # the program saves when it has applied what came before
+                    return
+            course.streamed(purpose, self.node.number, size, 7)
 
-        self.later(0.01, ready)
+        self.later(self.lan.saving_s, ready)
 
     def windows(self, size: int) -> tuple[int, int, int]:
         rounds = -(-size // WINDOW)

@@ -68,6 +68,10 @@ class Job:
         self.phase: Phase | None = None  # that the agent has prepared last
         self.adding = host.believes  # as the last training phase had it
         self.unit = 0  # log2, of the next gradient
+        self.rounds = 0  # of training and of tests that have counted
+        self.counted: tuple[int, bool] | None = (
+            None  # unit after the last training round, and whether a switch's
+        )
         self.hung = False  # the training program does nothing any more
         self.declined = False  # this host wants no part in it
         self._working_until = 0.0  # the training program looks up between two micro-batches only
@@ -115,6 +119,8 @@ class Job:
             able=(program is not None or self.starting) and node.number not in node.learners,
             trained=program is not None and program.last > 0,
             finishing=self.finishing,
+            unit=self.counted[0] if self.counted is not None else None,
+            coarse=self.counted is not None and self.counted[1],
         )
 
     @property
@@ -251,15 +257,19 @@ class Job:
 
     def committed(self, commit: Committed) -> None:
         """A round is complete: its sum is applied, or stored (R12)."""
-        node, phase = self.host.node, self.phase
+        node, in_force = self.host.node, commit.phase
         self.host.note(f"COMMITS {commit.round} {dict(commit.counted)}")
-        in_force = node.ring.phase if node.ring is not None else phase
-        assert in_force is not None
+        self.lan.checks.in_time(self.host, commit, self.phase)
         self.lan.checks.committed(self.host, commit, in_force)
         self._look_who_decides(in_force, commit.round)
         if in_force.kind is wire.PhaseKind.HANDOUT:
             self._window(in_force, commit.round)
             return
+        self.rounds += 1
+        if in_force.kind is wire.PhaseKind.TRAIN:
+            self.counted = commit.next_unit, in_force.adding
+            if self.host.course is not None:
+                self.host.course.committed(*self.counted)
         counted_here = bool(in_force.shares[node.number - 1])
         if not counted_here or self.program is None or self.program.blank:
             self.host.later(1e-5, lambda: self.host.do(node.read(self.host.clock(), commit.round)))
@@ -267,8 +277,6 @@ class Job:
         kind = in_force.kind
         if kind is wire.PhaseKind.TRAIN:
             self.unit = commit.next_unit
-            if self.host.course is not None:
-                self.host.course.committed(commit.next_unit, in_force.adding)
         total = self.lan.checks.totals(commit)
         epoch = self._epoch
 

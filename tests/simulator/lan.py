@@ -104,6 +104,7 @@ class Lan:
         self.timings = timings or Timings()
         self.plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
         self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
+        self.saving_s = 0.01  # what a lead takes to get ready what it hands out
         self.compute_s = compute_s
         self.too_large = too_large  # part of the gradients that do not fit their round's unit
         self.frames = 0

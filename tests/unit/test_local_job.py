@@ -84,7 +84,8 @@ class Job(LocalJob):
     def waited(self, now: float) -> float:
         """Commit, and what the program is told of its waiting."""
         self.host.now = now
-        self.committed(Committed(ROUND, {1: 4, 2: 4, 3: 4}, -20, -20, True))
+        assert self._phase is not None
+        self.committed(Committed(self._phase, ROUND, {1: 4, 2: 4, 3: 4}, -20, -20, True))
         return float(self.told.told[-1]["seconds_waited"])
 
 

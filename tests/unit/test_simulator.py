@@ -11,12 +11,21 @@ import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from nicps import wire
-from nicps.protocol import Action, Committed, Installed, PhaseAgreed, Timings, View
-from nicps.protocol.course import Plan
+from nicps.protocol import (
+    Action,
+    Committed,
+    Installed,
+    PhaseAgreed,
+    Prepare,
+    Timings,
+    View,
+)
+from nicps.protocol.course import Course, Plan
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession
 from nicps.protocol.token import Line
@@ -64,6 +73,11 @@ def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
 def test_who_departs_unheard_learns_of_the_end() -> None:
     """Of two hosts, one of which may go on alone, both training programs are lost: neither waits for ever."""
     assert run(range(142, 143), hosts=2)
+
+
+def test_nobody_is_handed_the_state_while_training_is_opened() -> None:
+    """A program that lags says of a round before what is to come after it, to a lead that has decided to train."""
+    assert run(range(23040, 23041))
 
 
 # ---- one fault, on purpose
@@ -211,6 +225,129 @@ def test_a_view_that_swallows_a_test_keeps_the_unit(compute_s: float) -> None:
     assert schedules.finish(lan).what == "done"
     assert not lan.moments, "the moment has never come"
     assert {what[1] for what in lan.checks.commits.values() if what[2] == 2} == {plan.unit}
+
+
+@pytest.mark.parametrize("round_", [1, 2])
+def test_a_new_lead_in_a_phases_first_rounds(round_: int) -> None:
+    """The lead dies in a round after a test. In the first the next one's program has said all that it has to say."""
+    lan, _ = job(hosts=4, rounds=10, test_every=3, compute_s=0.05)
+
+    def after_a_test(host: Host, _: Action) -> bool:
+        ring, program = host.node.ring, host.job.program
+        if host is not lan.hosts[1] or ring is None or program is None or program.trained < 3:
+            return False
+        training = ring.phase.kind is wire.PhaseKind.TRAIN
+        if not training or ring.round != ring.phase.first_round + round_ - 1:
+            return False
+        lan.hosts[0].kill()
+        return True
+
+    lan.moments.append(after_a_test)
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+
+
+def returning(saving_s: float, compute_s: float) -> Lan:
+    """Four hosts train; the last one is killed, and comes back."""
+    lan, _ = job(hosts=4, rounds=200, test_every=1000, compute_s=compute_s, saving_s=saving_s)
+    lan.at(TRAINING_S + 0.1, lan.hosts[3].kill)
+    lan.at(TRAINING_S + 1.6, lan.hosts[3].restart)
+    lan.trouble(TRAINING_S + 1.6)
+    return lan
+
+
+@pytest.mark.parametrize("saving_s", [0.01, 0.05])
+@pytest.mark.parametrize("fault", ["kill", "renew"])
+def test_a_round_that_programs_have_left_is_run_again(fault: str, saving_s: float) -> None:
+    """The lead saves its state while the others have the next round whole: it dies, or the view changes."""
+    lan = returning(saving_s, 0.01)
+
+    def prepares(host: Host, action: Action) -> bool:
+        state = isinstance(action, Prepare) and action.phase.settings.get("purpose") == "state"
+        if host is not lan.hosts[2] or not state:
+            return False
+        getattr(lan.hosts[0], fault)()
+        return True
+
+    lan.moments.append(prepares)
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+
+
+def test_no_round_counts_while_the_state_is_saved() -> None:
+    """The view changes once the lead has let the round come that it then saves in: it holds that back again."""
+    lan = returning(1.0, 0.2)
+    lead, taken = lan.hosts[0], []
+
+    def learner_waits(_: Host, action: Action) -> bool:
+        course, ring = lead.course, lead.node.ring
+        if course is None or ring is None or ring.phase.kind is not wire.PhaseKind.TRAIN:
+            return False
+        freed = ring.round > ring.phase.first_round and not ring.frozen and not ring._undecided
+        if not freed or not course._learners(wire.Stage.WAITING):
+            return False
+        taken.append(ring.round)
+        lan.at(lan.now + 1e-4, lead.renew)
+        return True
+
+    late = Host.later
+    Host.later = lambda self, s, event: late(
+        self, 0.7 if s == 0.05 else s, event
+    )  # its program starts late
+    try:
+        lan.moments.append(learner_waits)
+        assert schedules.finish(lan).what == "done"
+    finally:
+        Host.later = late
+    assert taken, "the moment has never come"
+
+
+def test_who_learns_of_the_end_from_another_is_at_rest() -> None:
+    """A host that is cut off as the job is stopped proposes a view; once it knows of the end nothing is due there."""
+    lan, _ = job(hosts=4, rounds=4)
+    stop = Course.stop
+
+    def stops(course: Course, *arguments: Any, **options: Any) -> None:
+        lan.cut([frozenset({2}), frozenset({0, 1, 3})])
+        stop(course, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Course, "stop", stops)
+        assert lan.run(lambda: bool(lan.groups), 30.0)
+        lan.run(lambda: False, lan.now + 4.0)
+    lan.cut([])
+    node = lan.hosts[2].node
+    assert lan.run(lambda: node.ended, lan.now + 5.0)
+    assert node.deadline() is None and not node.changing
+
+
+def test_a_lead_that_takes_over_in_a_test_keeps_the_unit() -> None:
+    """What the gradients have grown to is known to all."""
+    lan, _ = job(hosts=3, rounds=30, test_every=6, compute_s=0.02, too_large=0.5)
+
+    def tests(host: Host, action: Action) -> bool:
+        if not isinstance(action, Prepare) or action.phase.kind is not wire.PhaseKind.TEST:
+            return False
+        lan.hosts[0].kill()
+        return True
+
+    lan.moments.append(tests)
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+    units = [what[1] for key, what in sorted(lan.checks.commits.items()) if what[2] == 2]
+    assert units == sorted(units) and units[0] < units[-1]
+
+
+def test_a_host_for_which_there_is_no_number_is_not_taken_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers every call; as there is no room in the list no view is made for it."""
+    monkeypatch.setattr(wire, "MAX_MEMBERS", 3)
+    plan = Plan("job", batch=30, width=16, alarm_below=0.0, admit=True)
+    lan, _ = job(hosts=3, late=1, plan=plan, rounds=30, compute_s=0.05)
+    lan.at(1.0, lan.hosts[3].restart)
+    assert schedules.finish(lan).what == "done"
+    assert lan.hosts[0].node.view.number == 1
 
 
 @pytest.mark.parametrize("host", range(5))
