@@ -125,8 +125,9 @@ class Checks:
 
     def in_time(self, host: Host, commit: Committed, prepared: Phase | None) -> None:
         """Training programs drop a commit of a phase that they have left."""
-        left = prepared is not None and prepared.number > commit.phase.number
-        if left and prepared.kind in ROUND_KINDS:
+        if prepared is None or prepared.number <= commit.phase.number:
+            return
+        if prepared.kind in ROUND_KINDS:
             self.fail(
                 f"round {commit.round} of {commit.phase.kind.name} is committed at {host.node.name}, "
                 f"which has prepared {prepared.kind.name} {prepared.number}"

@@ -55,5 +55,6 @@ def holds(host: Host, lead: Host) -> bool:
         return False
     if not trained:
         return job.submitted or job.program is not None or job.starting or job.storing
-    counted = job.program is not None and host.node.number not in host.node.learners
-    return counted and not job.program.blank and job.program.trained >= trained
+    if job.program is None or host.node.number in host.node.learners:
+        return False
+    return not job.program.blank and job.program.trained >= trained
