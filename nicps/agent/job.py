@@ -74,6 +74,8 @@ class LocalJob:
         """A decision's turn has come; `agent.prepared` is called once this host is ready for it."""
         if phase.kind is wire.PhaseKind.TRAIN:
             self.adding = phase.adding
+        if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+            self.finishing = False
         if phase.kind is wire.PhaseKind.HANDOUT:
             self._phase = phase
             self.handout.prepare(phase)
@@ -104,7 +106,7 @@ class LocalJob:
         if phase.blocks not in (0, self._blocks):
             self._use(self.agent.dataplane.reserve(phase.blocks))
         self.program.view()
-        if action.again:  # it was told of the phase that now does not come
+        if action.again and not self.finishing:  # it was told of the phase that now does not come
             self.program.enter(phase, self.agent.node.open_round, self._blocks)
 
     def struck(self) -> None:
@@ -313,6 +315,9 @@ class LocalJob:
         phase, program, agent = self._waiting, self.program, self.agent
         if phase is None or program is None or not program.ready or program.arena is None:
             return
+        if program.has_ended:  # the end was decided, and whoever leads now has not heard of it
+            self.program_failed("the training program has saved and ended, and cannot train on")
+            return
         same_files = phase.settings.get("handout") == self.digest
         same_size = (
             phase.kind is not wire.PhaseKind.TRAIN or phase.fragments == program.arena.fragments
@@ -378,9 +383,9 @@ class LocalJob:
         """Its process is gone: after the end, because the job is broken, or because somebody killed it."""
         if self._ended or program is not self.program:
             return
-        agent, phase = self.agent, self._phase
-        if phase is not None and phase.kind is wire.PhaseKind.FINISH and not code:
-            self.finish.keep(phase)
+        agent = self.agent
+        if self.finishing and not code:  # whatever phase a change of the view has gone back to
+            self.finish.keep()
             return
         agent.frames.sender.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"

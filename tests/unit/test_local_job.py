@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent notes of its own gradient while it goes out, and of a training program that says nothing."""
+"""A host's part in a job: its gradient on the way out, a training program that is silent or ends, and other views."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +14,9 @@ import pytest
 from nicps import wire
 from nicps.agent.job import LocalJob
 from nicps.agent.program import Program as TrainingProgram
-from nicps.protocol import Committed, SendFragments
+from nicps.protocol import Committed, Installed, SendFragments
 from nicps.protocol.phase import Phase
+from nicps.protocol.view import View
 
 ROUND = 7
 
@@ -339,3 +340,99 @@ def test_a_program_that_ends_with_an_error_was_not_killed(job: Job) -> None:
     assert ends(job, 1, "No module named 'torch'") == [
         "fails: the training program ended: No module named 'torch'"
     ]
+
+
+# ---- a change of the view
+
+
+class Told(Program):
+    """A training program that has built the model; `entered` are the phases that it is sent into."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered: list[wire.PhaseKind] = []
+
+    def enter(self, phase: Phase, first_round: int, blocks: int) -> None:
+        self.entered.append(phase.kind)
+
+    def view(self) -> None:
+        pass
+
+
+class Changes:
+    """A host whose views change; what it does in the background is done when `works` is called.
+
+    `answers` are its acknowledgements: a decision's number, and what it answers.
+    """
+
+    def __init__(self, job: Job, runs: Path) -> None:
+        self.job, self.host = job, job.host
+        self.program = job.told = job.program = Told()  # type: ignore[assignment]
+        self.answers: list[tuple[int, bytes]] = []
+        self.waits: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        node = self.host.node
+        node.name, node.mac, node.learners, node.open_round = "h1", bytes(6), frozenset(), ROUND
+        self.host.loop = SimpleNamespace(background=lambda *work: self.waits.append(work))
+        self.host.run_folder = lambda name: runs / name
+        self.host.prepared = lambda number, answer=b"": self.answers.append((number, answer))
+        plane = self.host.dataplane
+        plane.mode, plane.counters = "native", dict
+
+    def decided(self, number: int, kind: wire.PhaseKind, **settings: Any) -> None:
+        phase = Phase(number, number, kind, **settings)
+        self.host.node.phase = phase
+        self.job.prepare(phase)
+
+    def back_to(self, number: int, kind: wire.PhaseKind, **settings: Any) -> None:
+        """Another view is in force, in which that phase goes on."""
+        phase = Phase(number, 1, kind, **{"shares": (4, 4, 4)} | settings)
+        self.host.node.phase = phase
+        self.job.installed(Installed(View(), 1, phase, True))
+
+    def works(self) -> None:
+        while self.waits:
+            work, then = self.waits.pop(0)
+            work()
+            then()
+
+
+@pytest.fixture
+def changes(job: Job, tmp_path: Path) -> Changes:
+    return Changes(job, tmp_path / "runs")
+
+
+def test_a_view_changes_while_programs_save_at_the_end(changes: Changes) -> None:
+    """A program that ends then has not failed; and it is not sent back into what it has left for good."""
+    changes.decided(4, wire.PhaseKind.FINISH)
+    changes.back_to(4, wire.PhaseKind.TEST)
+    assert ends(changes.job, 0, "") == []
+    changes.program.has_ended = True
+    changes.decided(5, wire.PhaseKind.FINISH)
+    changes.works()
+    assert changes.program.entered == [wire.PhaseKind.FINISH]
+    ((number, answer),) = changes.answers
+    assert number == 5 and b"bytes" in answer
+
+
+def test_what_is_kept_at_the_end_waits_for_who_asks(changes: Changes) -> None:
+    changes.decided(4, wire.PhaseKind.FINISH)
+    changes.back_to(4, wire.PhaseKind.TEST)
+    ends(changes.job, 0, "")
+    changes.works()
+    assert not changes.answers
+    changes.decided(5, wire.PhaseKind.FINISH)
+    assert [number for number, _ in changes.answers] == [5]
+
+
+def test_who_has_saved_and_ended_cannot_train_on(changes: Changes) -> None:
+    """Where the next lead has not heard of the end, and goes on: rather an error than a round that never comes."""
+    changes.decided(4, wire.PhaseKind.FINISH)
+    changes.back_to(4, wire.PhaseKind.TEST)
+    told = ends(changes.job, 0, "")
+    changes.program.has_ended, changes.program.arena = True, object()
+    changes.decided(5, wire.PhaseKind.TRAIN, shares=(4, 4, 4))
+    changes.works()
+    assert told == ["fails: the training program has saved and ended, and cannot train on"]
+    assert not changes.answers
