@@ -14,6 +14,7 @@ import pytest
 from nicps import wire
 from nicps.agent.job import LocalJob
 from nicps.agent.program import Program as TrainingProgram
+from nicps.dataplane.arena import Arena
 from nicps.protocol import Committed, Installed, SendFragments
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
@@ -436,3 +437,16 @@ def test_who_has_saved_and_ended_cannot_train_on(changes: Changes) -> None:
     changes.works()
     assert told == ["fails: the training program has saved and ended, and cannot train on"]
     assert not changes.answers
+
+
+def test_a_round_that_closed_without_a_program_is_run_again_with_it(job: Job) -> None:
+    """It was on its way to another phase, and is sent back: all wait for its gradient now."""
+    silence = Silence(job)
+    arena = silence.program.arena = Arena.create(1)
+    job.closed(ROUND)
+    assert arena.closed == ROUND  # no more of it is computed
+    train = Phase(9, 1, wire.PhaseKind.TRAIN, 1, shares=(1, 1, 1))
+    job.host.node.open_round = ROUND
+    job.installed(Installed(View(), 1, train, True))
+    assert arena.closed < ROUND
+    arena.close()
