@@ -100,11 +100,11 @@ class LocalJob:
             return
         self._phase = phase
         self._waiting = None
+        if phase.blocks not in (0, self._blocks):  # it was getting ready for another phase
+            self._use(self.agent.dataplane.reserve(phase.blocks))
         counted = bool(phase.shares[self.agent.node.number - 1])
         if phase.kind is wire.PhaseKind.HANDOUT or not counted or self.program is None:
             return
-        if phase.blocks not in (0, self._blocks):
-            self._use(self.agent.dataplane.reserve(phase.blocks))
         self.program.view()
         if action.again and not self.finishing:  # it was told of the phase that now does not come
             self.program.enter(phase, self.agent.node.open_round, self._blocks)

@@ -15,6 +15,7 @@ from nicps import wire
 from nicps.agent.job import LocalJob
 from nicps.agent.program import Program as TrainingProgram
 from nicps.dataplane.arena import Arena
+from nicps.dataplane.maps import Accumulators
 from nicps.protocol import Committed, Installed, SendFragments
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
@@ -361,11 +362,14 @@ class Told(Program):
     def view(self) -> None:
         pass
 
+    forget_blocks = view
+
 
 class Changes:
     """A host whose views change; what it does in the background is done when `works` is called.
 
-    `answers` are its acknowledgements: a decision's number, and what it answers.
+    `answers` are its acknowledgements: a decision's number, and what it answers. `blocks` are those of the accumulators
+    in use.
     """
 
     def __init__(self, job: Job, runs: Path) -> None:
@@ -380,6 +384,25 @@ class Changes:
         self.host.prepared = lambda number, answer=b"": self.answers.append((number, answer))
         plane = self.host.dataplane
         plane.mode, plane.counters = "native", dict
+        plane.reserve = lambda blocks: Accumulators(blocks, -1, -1)
+        self.blocks = 0
+        plane.use = self._use
+
+    def _use(self, accumulators: Accumulators) -> None:
+        self.blocks = accumulators.blocks
+
+    def learns(self) -> None:
+        """This host has come back, and waits for the state."""
+        self.host.node.learners = frozenset({1})
+        self.host.node.members = [SimpleNamespace(name=f"h{k}") for k in (1, 2, 3)]
+
+    def hand_out(self, number: int, fragments: int) -> None:
+        """The state comes from the second host."""
+        settings = {"purpose": "state", "source": 2, "bytes": 1440 * fragments, "index_bytes": 9}
+        size = {"fragments": fragments, "last_fragments": fragments}
+        self.decided(
+            number, wire.PhaseKind.HANDOUT, shares=(0, 1, 0), **size, width=0, settings=settings
+        )
 
     def decided(self, number: int, kind: wire.PhaseKind, **settings: Any) -> None:
         phase = Phase(number, number, kind, **settings)
@@ -450,3 +473,30 @@ def test_a_round_that_closed_without_a_program_is_run_again_with_it(job: Job) ->
     job.installed(Installed(View(), 1, train, True))
     assert arena.closed < ROUND
     arena.close()
+
+
+def test_who_learns_has_room_for_the_phase_that_goes_on(changes: Changes) -> None:
+    """It was getting ready for the state when the view changed; who lacks fragments holds up all."""
+    training = {"fragments": 600, "last_fragments": 600, "width": 16, "shares": (0, 4, 4)}
+    changes.learns()
+    changes.decided(3, wire.PhaseKind.TRAIN, **training)
+    changes.works()
+    assert changes.blocks == 300
+    changes.hand_out(4, 80)
+    changes.works()
+    assert changes.blocks == 10
+    changes.back_to(4, wire.PhaseKind.TRAIN, **training)
+    assert changes.blocks == 300
+
+
+def test_a_hand_out_that_goes_on_has_its_room_again(changes: Changes) -> None:
+    changes.learns()
+    changes.hand_out(3, 800)
+    changes.works()
+    training = {"fragments": 6, "last_fragments": 6, "width": 16, "shares": (0, 4, 4)}
+    changes.decided(4, wire.PhaseKind.TRAIN, **training)
+    changes.works()
+    assert changes.blocks == 3
+    changes.back_to(4, wire.PhaseKind.HANDOUT, fragments=800, last_fragments=800, shares=(0, 1, 0))
+    assert changes.blocks == 100
+    assert [number for number, _ in changes.answers] == [3, 4] and not changes.program.entered
