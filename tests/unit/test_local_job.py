@@ -369,7 +369,7 @@ class Changes:
     """A host whose views change; what it does in the background is done when `works` is called.
 
     `answers` are its acknowledgements: a decision's number, and what it answers. `blocks` are those of the accumulators
-    in use.
+    in use, which are the `used`-th.
     """
 
     def __init__(self, job: Job, runs: Path) -> None:
@@ -385,11 +385,12 @@ class Changes:
         plane = self.host.dataplane
         plane.mode, plane.counters = "native", dict
         plane.reserve = lambda blocks: Accumulators(blocks, -1, -1)
-        self.blocks = 0
+        self.blocks = self.used = 0
         plane.use = self._use
 
     def _use(self, accumulators: Accumulators) -> None:
         self.blocks = accumulators.blocks
+        self.used += 1
 
     def learns(self) -> None:
         """This host has come back, and waits for the state."""
@@ -500,3 +501,54 @@ def test_a_hand_out_that_goes_on_has_its_room_again(changes: Changes) -> None:
     changes.back_to(4, wire.PhaseKind.HANDOUT, fragments=800, last_fragments=800, shares=(0, 1, 0))
     assert changes.blocks == 100
     assert [number for number, _ in changes.answers] == [3, 4] and not changes.program.entered
+
+
+@pytest.mark.parametrize("fragments", [2400, 80])
+def test_a_hand_out_leaves_the_last_sum_alone(changes: Changes, fragments: int) -> None:
+    """A slow program may still be reading it: from the accumulators before, whatever size they had."""
+    training = {"fragments": 600, "last_fragments": 600, "width": 16}
+    changes.back_to(3, wire.PhaseKind.TRAIN, **training)
+    assert (changes.blocks, changes.used) == (300, 1)
+    changes.learns()
+    changes.hand_out(4, fragments)
+    changes.works()
+    assert (changes.blocks, changes.used) == (fragments // 8, 2)
+    assert [number for number, _ in changes.answers] == [4]
+
+
+def test_training_leaves_the_last_window_alone(changes: Changes) -> None:
+    """It is on its way to the disk."""
+    changes.learns()
+    changes.hand_out(3, 2400)
+    changes.works()
+    written: list[int] = []
+    changes.job.later(lambda: written.append(changes.used), lambda: None)
+    training = {"fragments": 600, "last_fragments": 600, "width": 16, "shares": (0, 4, 4)}
+    changes.decided(4, wire.PhaseKind.TRAIN, **training)
+    assert [number for number, _ in changes.answers] == [3]
+    changes.works()
+    assert written == [1] and (changes.blocks, changes.used) == (300, 2)
+    assert [number for number, _ in changes.answers] == [3, 4]
+
+
+def test_a_hand_out_after_another_has_the_same_room(changes: Changes) -> None:
+    changes.learns()
+    for number in (3, 4):
+        changes.hand_out(number, 2400)
+        changes.works()
+    assert changes.used == 1 and [number for number, _ in changes.answers] == [3, 4]
+
+
+def test_nothing_is_offered_for_a_hand_out_that_the_view_has_ended(changes: Changes) -> None:
+    """Its first round may be the one that is open in training now."""
+    training = {"fragments": 600, "last_fragments": 600, "width": 16}
+    offered: list[int] = []
+    changes.learns()
+    changes.host.node.number = 2
+    changes.host.node.offer = lambda now, round_, samples: offered.append(round_) or []
+    changes.job.handout.outgoing = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    changes.job.sends = lambda source: None  # type: ignore[assignment, method-assign, misc]
+    changes.hand_out(3, 2400)
+    changes.back_to(3, wire.PhaseKind.TRAIN, **training)
+    changes.works()
+    assert not offered and not changes.answers and changes.blocks == 300
