@@ -138,7 +138,7 @@ class Conductor:
         if purpose == "state":
             job = self.agent.job
             assert job is not None
-            job.save(self._saved)
+            job.save(self._while_leading(self._saved))
             return
         try:
             if purpose == "job":
@@ -179,15 +179,17 @@ class Conductor:
     def save(self) -> None:
         """Before the alarm: the model goes into the run's folder (R22)."""
         job = self.agent.job
-
-        def kept(error: str) -> None:
-            self.course.saved(error[:100])  # a decision must fit a frame
-
+        # A decision must fit a frame.
+        kept = self._while_leading(lambda error: self.course.saved(error[:100]))
         if job is None:
             kept("there is no job here")
         else:
             checkpoints = job.checkpoints
             job.save(lambda error: kept(error) if error else checkpoints.keep(STATE, kept))
+
+    def _while_leading(self, then: Callable[[str], None]) -> Callable[[str], None]:
+        """What the training program has saved is for nothing if this host does not lead any more."""
+        return lambda error: then(error) if self.agent.conductor is self else None
 
     def tell(self, event: str, **values: Any) -> None:
         """To the submitter and whoever else watches; a warning goes to the log too."""

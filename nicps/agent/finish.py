@@ -32,6 +32,7 @@ class Finish:
         self._turns_before = job.agent.frames.turns
         self._sent_again_before = job.agent.frames.sender.again
         self._answer: bytes | None = None  # to FINISH
+        self._keeping = False  # the program has ended well
         self._names: list[str] = []
 
     def prepare(self, phase: Phase) -> None:
@@ -47,17 +48,20 @@ class Finish:
                 job.program = None
             job.agent.prepared(phase.number, orjson.dumps({"bytes": 0, "index_bytes": 0}))
         elif program.has_ended:
-            self.keep(phase)
+            self.keep()
         else:
             program.enter(phase, 0, 0)
 
-    def keep(self, phase: Phase) -> None:
-        """The program has ended well: its results go into the run's folder."""
+    def keep(self) -> None:
+        """The program has ended well: its results go into the run's folder, once."""
+        if self._keeping:
+            return
+        self._keeping = True
         job, facts, kept = self._job, self._facts(), self._kept
         names: list[str] = []
         job.later(
             lambda: names.extend(job.records.keep(job.folder / "out", job.base, facts, kept)),
-            lambda: self._are_kept(phase, names),
+            lambda: self._are_kept(names),
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -81,8 +85,8 @@ class Finish:
         agent = self._job.agent
         return agent.run_folder(self._job.id) / agent.node.name
 
-    def _are_kept(self, phase: Phase, names: list[str]) -> None:
-        """The results are in the run's folder: tell the lead how much there is to collect."""
+    def _are_kept(self, names: list[str]) -> None:
+        """The results are in the run's folder: tell the lead, if it asks now, how much there is to collect."""
         agent = self._job.agent
         self._names = names
         try:
@@ -92,8 +96,9 @@ class Finish:
             return
         sizes = {"bytes": stream.size, "index_bytes": len(stream.index)}
         self._answer = orjson.dumps(sizes)
-        number = agent.node.phase.number if agent.node.phase is not None else phase.number
-        agent.prepared(number, self._answer)
+        phase = agent.node.phase
+        if phase is not None and phase.kind is wire.PhaseKind.FINISH:
+            agent.prepared(phase.number, self._answer)
 
     def _open(self) -> OutStream:
         """What was kept is handed out next."""

@@ -57,7 +57,7 @@ class LocalJob:
         self.adding = agent.settings.adding  # as the last training phase had it
         self._phase: Phase | None = None
         self._source: ArenaSource | StreamSource | None = None
-        self._blocks = 0
+        self._room = (0, False)  # that the accumulators in use make (`_room_for`)
         self._reserved: deque[Accumulators] = deque()  # made in the background, not in use yet
         self._starts = 0
         self._waiting: Phase | None = (
@@ -76,6 +76,8 @@ class LocalJob:
         """A decision's turn has come; `agent.prepared` is called once this host is ready for it."""
         if phase.kind is wire.PhaseKind.TRAIN:
             self.adding = phase.adding
+        if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+            self.finishing = False
         if phase.kind is wire.PhaseKind.HANDOUT:
             self._phase = phase
             self.handout.prepare(phase)
@@ -100,14 +102,14 @@ class LocalJob:
             return
         self._phase = phase
         self._waiting = None
+        if not self._has_room(phase):  # it was getting ready for another one
+            self._use(self.agent.dataplane.reserve(phase.blocks), phase)
         counted = bool(phase.shares[self.agent.node.number - 1])
         if phase.kind is wire.PhaseKind.HANDOUT or not counted or self.program is None:
             return
-        if phase.blocks not in (0, self._blocks):
-            self._use(self.agent.dataplane.reserve(phase.blocks))
         self.program.view()
-        if action.again:  # it was told of the phase that now does not come
-            self.program.enter(phase, self.agent.node.open_round, self._blocks)
+        if action.again and not self.finishing:  # it was told of the phase that now does not come
+            self.program.enter(phase, self.agent.node.open_round, self._room[0])
 
     def struck(self) -> None:
         """R19: this host stands by; number, model and data stay."""
@@ -316,6 +318,9 @@ class LocalJob:
         phase, program, agent = self._waiting, self.program, self.agent
         if phase is None or program is None or not program.ready or program.arena is None:
             return
+        if program.has_ended:  # the end was decided, and whoever leads now has not heard of it
+            self.program_failed("the training program has saved and ended, and cannot train on")
+            return
         same_files = phase.settings.get("handout") == self.digest
         same_size = (
             phase.kind is not wire.PhaseKind.TRAIN or phase.fragments == program.arena.fragments
@@ -346,11 +351,17 @@ class LocalJob:
     def _enter(self, program: Program, phase: Phase) -> None:
         if program is self.program:
             program.holds_state = True
-            program.enter(phase, phase.first_round, self._blocks)
+            program.enter(phase, phase.first_round, self._room[0])
 
     def allocate(self, phase: Phase, then: Callable[[], None]) -> None:
-        """Accumulators of the size that the phase needs, and `then`, unless there is another phase by that time."""
-        if phase.blocks in (0, self._blocks):
+        """The accumulators that the phase needs, and `then`, unless there is another phase by that time.
+
+        A hand-out has its own, also where those of training have the size: a training program may still be reading the
+        last sum there, or the disk the last window, when the next phase writes to that bank.
+        """
+        if phase is not self._phase:
+            return
+        if self._has_room(phase):
             then()
             return
         dataplane, reserved = self.agent.dataplane, self._reserved
@@ -358,17 +369,20 @@ class LocalJob:
         def use() -> None:
             accumulators = reserved.popleft()
             if phase is self._phase:
-                self._use(accumulators)
+                self._use(accumulators, phase)
                 then()
             else:
                 accumulators.close()
 
         self.later(lambda: reserved.append(dataplane.reserve(phase.blocks)), use)
 
-    def _use(self, accumulators: Accumulators) -> None:
-        """The old ones go."""
+    def _has_room(self, phase: Phase) -> bool:
+        return not phase.blocks or self._room == _room_for(phase)
+
+    def _use(self, accumulators: Accumulators, phase: Phase) -> None:
+        """The old ones go, once nobody reads them any more."""
         self.agent.dataplane.use(accumulators)
-        self._blocks = accumulators.blocks
+        self._room = _room_for(phase)
         if self.program is not None:
             self.program.forget_blocks()
 
@@ -381,9 +395,9 @@ class LocalJob:
         """Its process is gone: after the end, because the job is broken, or because somebody killed it."""
         if self._ended or program is not self.program:
             return
-        agent, phase = self.agent, self._phase
-        if phase is not None and phase.kind is wire.PhaseKind.FINISH and not code:
-            self.finish.keep(phase)
+        agent = self.agent
+        if self.finishing and not code:  # whatever phase a change of the view has gone back to
+            self.finish.keep()
             return
         agent.frames.sender.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
@@ -432,3 +446,8 @@ class LocalJob:
             shutil.rmtree(base, ignore_errors=True)
 
         self.agent.loop.background(remove, lambda: None)
+
+
+def _room_for(phase: Phase) -> tuple[int, bool]:
+    """Blocks in a bank, and whether they are a hand-out's."""
+    return phase.blocks, phase.kind is wire.PhaseKind.HANDOUT

@@ -189,6 +189,8 @@ class Program:
         self.owes("end" if ends else "work")
         if self.arena is not None:
             self.arena.phase = phase.number
+            # A round that had closed without it may be run again (R18).
+            self.arena.closed = min(self.arena.closed, first_round - 1)
         fds: tuple[int, ...] = ()
         if blocks and self._blocks_told != blocks:
             self._blocks_told = blocks
