@@ -213,8 +213,14 @@ def test_who_has_committed_nothing_decides_nothing(agent: Agent) -> None:
 def test_a_test_that_a_view_change_swallowed_is_asked_for_again(agent: Agent) -> None:
     agent.enter("train", 6)
     agent.session.decide(6, "test")
-    agent.enter("train", 7, lead=2, live=[2, 3], view=6, shares=(0, 6, 6))
-    assert agent.take() == {"op": "decide", "round": 6, "what": "test"}
+    agent.phase("train", 7, lead=2, live=[2, 3], view=6, shares=(0, 6, 6))
+    agent.session.next_phase()
+    assert agent.take() == {
+        "op": "decide",
+        "round": 6,
+        "what": "test",
+    }  # before the phase is in force
+    assert agent.take()["op"] == "prepared"
     agent.session.decide(7, "continue")
     assert agent.take()["op"] == "decide"
     agent.enter("train", 8, lead=2, live=[2, 3], view=7, shares=(0, 6, 6))
