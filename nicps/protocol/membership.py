@@ -20,7 +20,7 @@ from nicps.protocol.installation import Installation
 from nicps.protocol.phase import Phase
 from nicps.protocol.returns import Returns
 from nicps.protocol.succession import LEARNS, Standing, Succession
-from nicps.protocol.view import Successor, safe_name
+from nicps.protocol.view import Successor, View, safe_name
 
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
 
@@ -132,22 +132,33 @@ class Membership(Deciding):
         nonces: dict[int, int],
     ) -> None:
         me = next(m.number for m in successor.members if m.mac == self.mac)
-        installation = Installation(
-            successor.view(number, ballot),
-            base,
-            successor,
-            {me},
-            nonces,
-            self.timings,
-            self._header_without_view,
-            self._actions.append,
-        )
+        view = successor.view(number, ballot)
+        installation = self._installation_of(view, base, successor, {me}, nonces)
         if me in successor.live:
             self._install(now, me, successor, installation)
             self._telling = True
         else:
             installation.tick(now)  # the others can do without us: they have the list now
             self._struck("the others have other weights")
+
+    def _installation_of(
+        self,
+        view: View,
+        base: int,
+        successor: Successor,
+        told: set[int],
+        nonces: dict[int, int],
+    ) -> Installation:
+        return Installation(
+            view,
+            base,
+            successor,
+            told,
+            nonces,
+            self.timings,
+            self._header_without_view,
+            self._actions.append,
+        )
 
     def _on_install(self, now: float, source: bytes, frame: wire.Frame) -> None:
         """R3, R18: a list is in force; R19: or this host has been struck off."""
@@ -175,22 +186,16 @@ class Membership(Deciding):
         if number not in view.live:
             if self.state is NodeState.MEMBER:
                 self._struck("it was not heard, and the others have gone on without it")
+                # Whoever told this host may die before it has told all.
+                self._installation = self._installation_of(view, body.base, successor, set(), {})
             return
         if self.state is NodeState.MEMBER and body.base != self.view.number:
             self._struck("the others have gone on without it")
         if self.state is not NodeState.MEMBER and self.busy and not self._formation.yields:
             return
         self._formation.lose(source)
-        installation = Installation(
-            view,
-            body.base,
-            successor,
-            {number},
-            dict.fromkeys(view.live, 0),  # those who have it too answer without a nonce
-            self.timings,
-            self._header_without_view,
-            self._actions.append,
-        )
+        nonces = dict.fromkeys(view.live, 0)  # those who have it too answer without a nonce
+        installation = self._installation_of(view, body.base, successor, {number}, nonces)
         self._install(now, number, successor, installation)
         self._say_installed()
 

@@ -349,6 +349,9 @@ class Node(Membership):
         elif isinstance(body, wire.View) and self._ended:
             vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, ENDED)
             self._actions.append(Send(wire.pack(self.header(0, 0), vote)))
+        elif isinstance(body, wire.View) and self._installation is not None:
+            if self._installation.view.number > self.view.number:  # by which we were struck off
+                self._installation.tell(frame.header.sender, body.nonce)
 
     # ---- after every event
 

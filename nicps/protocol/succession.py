@@ -303,6 +303,11 @@ class Succession:
         view, timings = self.view, self._timings
         if proposal.successor is None:
             promised = proposal.promises.keys()
+            ballot, agreed = self._agreed(proposal)
+            if agreed is not None:
+                self.done = True
+                self._chosen(now, agreed, ballot)
+                return
             if not view.agreed(promised, alone=timings.alone):
                 return
             everybody = view.live - self.out <= promised
@@ -320,6 +325,17 @@ class Succession:
         if view.agreed(proposal.accepted, alone=timings.alone):
             self.done = True
             self._chosen(now, proposal.successor, proposal.ballot)
+
+    def _agreed(self, proposal: _Proposal) -> tuple[int, Successor | None]:
+        """What has been agreed on already, if the promises show it, though they may be no majority any more.
+
+        Whoever put it to the vote had accepted it before all others.
+        """
+        order = max(promise.accepted for promise in proposal.promises.values())
+        same = {k: p for k, p in proposal.promises.items() if p.accepted == order}
+        if order == NO_BALLOT or not self.view.agreed({*same, self.view.number_of(order[1])}):
+            return 0, None
+        return order[0], next(iter(same.values())).successor
 
     def _choose(self, proposal: _Proposal) -> Successor:
         """The value: what may have been agreed on already, or what the promises say."""

@@ -11,13 +11,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.protocol import Committed, Differs, Failed, Installed, NodeState, Phase, View
 from nicps.protocol.phase import ROUND_KINDS
+from nicps.protocol.view import Successor
 from tests.simulator import endings
 from tests.simulator.job import SWITCH_UNITS
+from tests.simulator.lan import INSTALL, kind_of
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -44,9 +47,9 @@ class Checks:
         self.units: dict[tuple[Branch, int, int], int] = {}  # round, member -> of its gradient
         self.weights: dict[tuple[Branch, int], str] = {}  # round -> weights after it
         self.views: dict[tuple[Branch, int], tuple[Any, ...]] = {}
-        self.lives: dict[bytes, dict[int, int]] = {}  # a view's seed -> number -> life of the host
         self.owners: dict[tuple[Branch, int, int, int], int] = {}  # view, generation, hop -> host
-        self.newest: View | None = None  # of all that have been in force anywhere
+        self.knows: defaultdict[bytes, set[tuple[int, int]]] = defaultdict(set)  # `known`
+        self.newest: View | None = None  # of all that are known to have been agreed on anywhere
         self.trained = 0  # rounds of training that somebody has applied
         self.tampered = False  # a test has changed somebody's weights
         self.moved = False  # a node has done something since `step`
@@ -76,6 +79,8 @@ class Checks:
 
     def sent(self, host: Host, frame: bytes) -> None:
         """A frame leaves a host: a token that it hands on was its own."""
+        if kind_of(frame) == INSTALL:
+            self.known(host, _listed(wire.unpack(frame)))
         if frame[1] == wire.FrameType.TOKEN:
             unpacked = wire.unpack(frame)
             assert isinstance(unpacked.body, wire.Token)
@@ -96,19 +101,33 @@ class Checks:
         view, branch = action.view, self.branch(host)
         if action.phase is not None and action.phase.kind is wire.PhaseKind.TRAIN:
             self.unit_of(action.phase)
-        if (
-            view.seed not in self.lives
-        ):  # who takes part in making a view is still in the one before
-            macs = {h.mac: h for h in self.lan.hosts if h.node.state is NodeState.MEMBER}
-            there = ((k, macs.get(view.members[k - 1].mac)) for k in view.live)
-            self.lives[view.seed] = {k: h.life for k, h in there if h is not None and not h.dead}
-        self.lives[view.seed][view.number_of(host.mac)] = host.life
-        if self.newest is None or view.number >= self.newest.number:
-            self.newest = view
+        self.known(host, view)
         what = (view.members, view.live, view.lead, view.seed, host.node.open_round)
         if self.views.setdefault((branch, view.number), what) != what:
             before = self.views[branch, view.number]
             self.fail(f"view {view.number} is {before} and, at {host.node.name}, {what}")
+
+    def known(self, host: Host, view: View) -> None:
+        """A host has learnt that this view was agreed on, whether it is in it or not; by the view's seed."""
+        self.knows[view.seed].add((host.index, host.life))
+        if self.newest is None or view.number >= self.newest.number:
+            self.newest = view
+
+    def told(self, host: Host, data: bytes) -> None:
+        """A list in force has come to a host: it counts for whom it is for, by its nonce."""
+        if kind_of(data) == INSTALL:
+            frame = wire.unpack(data)
+            assert isinstance(frame.body, wire.View)
+            if frame.body.nonce == host.node._fresh:
+                self.known(host, _listed(frame))
+
+    def before(self, view: View) -> View | None:
+        """The view that this one was agreed on in, if it was in force anywhere."""
+        found = self.views.get((b"", view.number - 1))
+        if found is None:
+            return None
+        members, live, lead, seed, _ = found
+        return View(view.number - 1, members, live, lead, 0, seed)
 
     def failed(self, host: Host, action: Failed) -> None:
         """Who departs ends the job only where nobody else is there."""
@@ -226,6 +245,12 @@ class Checks:
                 key = (self.branch(host), node.view.number, *ring.token.key)
                 if holders.setdefault(key, host.index) != host.index:
                     self.fail(f"token {key} is held by two")
+
+
+def _listed(frame: wire.Frame) -> View:
+    body, successor = frame.body, Successor.of(frame)
+    assert isinstance(body, wire.View) and successor is not None
+    return successor.view(body.number, body.ballot)
 
 
 def tainted(weights: str) -> bool:

@@ -241,6 +241,7 @@ class Host:
 
     def frame_up(self, source: bytes, data: bytes) -> None:
         self._sync()
+        self.lan.checks.told(self, data)
         self.do(self.node.on_frame(self.clock(), source, data))
 
     def _arm(self) -> None:

@@ -33,8 +33,9 @@ _STEP_AT = (
 )
 _TRACED = 4000  # lines of the trace that are kept
 _OVERHEARD = 100  # frames that a stranger keeps
+INSTALL = 100 + wire.ViewStep.INSTALL
 #: What is said outside a view's keys, and numbers: only what is in it tells whether it is old.
-OUTSIDE = (int(wire.FrameType.CALL), int(wire.FrameType.ANSWER), 100 + wire.ViewStep.INSTALL)
+OUTSIDE = (int(wire.FrameType.CALL), int(wire.FrameType.ANSWER), INSTALL)
 
 
 @dataclass(frozen=True)

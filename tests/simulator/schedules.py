@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from nicps.protocol import Timings
 from nicps.protocol.course import Plan
-from nicps.protocol.view import View
 from tests.simulator.checks import Violation
 from tests.simulator.faults import MOMENTS, Faults, member
-from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
+from tests.simulator.standing import stuck
 
 FORMED_S = 0.8  # about when the job has been handed out
 LIMIT_S = 60.0  # to end in, once no fault is left
@@ -185,50 +184,6 @@ def places(lan: Lan) -> str:
         f"{sorted(h.node.view.live)} round {h.node.open_round}"
         for h in lan.hosts
     )
-
-
-def stuck(lan: Lan) -> str:
-    """Why nobody may go on, or an empty text if somebody should."""
-    members = [h for h in lan.hosts if member(h)]
-    has = [h for h in lan.hosts if h.job.program and not h.job.program.blank]
-    if not members and not has and lan.hosts[0].life:  # it has been killed
-        return "the starter was lost before anybody had the job"
-    newest = (
-        lan.checks.newest
-    )  # perhaps in force only where it has been forgotten: it binds the others
-    if members and lan.timings.alone:
-        newest = max(members, key=lambda h: (h.node.view.number, h.node.view.ballot)).node.view
-    if newest is None:
-        return ""
-    able = [k for k in newest.order if _able(lan, newest, k)]
-    untold = [k for k in newest.order if _untold(lan, newest, k)]
-    if newest.agreed(able, alone=lan.timings.alone):
-        return ""
-    why = f"of view {newest.number} with {sorted(newest.live)} only {able} are left"
-    if not newest.agreed([*able, *untold], alone=lan.timings.alone):
-        return why
-    return "" if newest.lead in able else f"{why} to whom it was told"  # a lead tells it to all
-
-
-def _able(lan: Lan, view: View, number: int) -> bool:
-    """Whether that member is there, as it was when the view came into force, and has not been in a later one since.
-
-    Who was killed has forgotten the view.
-    """
-    host = _host(lan, view, number)
-    if host.dead or host.node.view.number > view.number:
-        return False
-    return lan.checks.lives[view.seed].get(number) == host.life
-
-
-def _untold(lan: Lan, view: View, number: int) -> bool:
-    """Whether that member is there, was taken in by the view, and the view never came into force at it."""
-    return not _host(lan, view, number).dead and number not in lan.checks.lives[view.seed]
-
-
-def _host(lan: Lan, view: View, number: int) -> Host:
-    mac = view.members[number - 1].mac
-    return next(h for h in lan.hosts if h.mac == mac)
 
 
 __all__ = ["Outcome", "Violation", "lan_of", "places", "run", "stuck"]

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ from nicps.protocol import (
     View,
 )
 from nicps.protocol.course import Course, Plan
+from nicps.protocol.installation import Installation
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession
 from nicps.protocol.token import Line
+from nicps.protocol.view import Successor
 from tests.simulator import schedules
 from tests.simulator.__main__ import one
 from tests.simulator.faults import MOMENTS, Faults
@@ -536,6 +539,75 @@ def test_a_token_with_two_holders_is_found_at_once() -> None:
     second.node.ring = first.node.ring
     with pytest.raises(Violation, match="is held by two"):
         lan.run(lambda: not first.node.ring.holding)
+
+
+def forming(monkeypatch: pytest.MonkeyPatch, untold: int = 0) -> Lan:
+    """Of three hosts the third is told of their view, and killed; the lead never tells it to number `untold`."""
+    lan, _ = job(hosts=3)
+    tell = Installation.tell
+
+    def told(installation: Installation, number: int, nonce: int) -> None:
+        if number != untold:
+            tell(installation, number, nonce)
+
+    def lose(host: Host, action: Action) -> bool:
+        if host is not lan.hosts[2] or not isinstance(action, Installed):
+            return False
+        host.kill()
+        return True
+
+    monkeypatch.setattr(Installation, "tell", told)
+    lan.moments.append(lose)
+    lan.at(2.0, lan.hosts[2].restart)
+    lan.trouble(2.0)
+    return lan
+
+
+def test_who_started_again_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second was killed before the list was closed: its nonce in it is that of its former life."""
+    lan = forming(monkeypatch)
+    lan.at(0.5, lan.hosts[1].kill)
+    lan.at(1.5, lan.hosts[1].restart)
+    outcome = schedules.finish(lan)
+    assert outcome.what == "standing by"
+    assert outcome.why == "of view 1 with [1, 2, 3] only [1] are left to whom it was told"
+    assert not lan.moments, "the moment has never come"
+
+
+@pytest.mark.parametrize("untold", [0, 2])
+def test_who_can_be_told_is_waited_for(untold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lan = forming(monkeypatch, untold)
+    if untold:
+        with pytest.raises(Violation, match="the job has not ended"):
+            schedules.finish(lan)
+    else:
+        assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
+
+
+def test_a_view_can_be_told_by_who_knows_it_only() -> None:
+    """The third has put a view in force, of itself and the first, and was killed before it could tell anybody."""
+    lan, _ = training(hosts=3)
+    lan.run(lambda: lan.now > TRAINING_S)
+    first, second, third = lan.hosts
+    left = "of view 2 with [1, 3] only [] are left"
+    before = first.node.view
+    view = replace(before, number=2, live=frozenset({1, 3}), seed=bytes([2] * 16))
+    lan.checks.known(third, view)
+    third.kill()
+    third.restart()
+    assert not schedules.stuck(lan), "two of three can find what was agreed on"
+    second.node._stand_by(ended=False)
+    assert left in schedules.stuck(lan)
+    lan.checks.known(second, view)
+    assert not schedules.stuck(lan), "who was told that it is out can tell the first, who is in"
+    second.kill()
+    assert left in schedules.stuck(lan), "it has forgotten it"
+    succession = first.node._succession
+    assert succession is not None
+    succession._successor = Successor(view.members, view.live, 1, 0, 1, 5, 0, view.seed)
+    succession._accepted = (1, second.mac)
+    assert not schedules.stuck(lan), "the first and who had asked it to accept are two of three"
 
 
 def found() -> bool:
