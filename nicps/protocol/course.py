@@ -195,6 +195,8 @@ class Course:
             self._resume()
         elif phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
             self._test()
+        elif phase.adding and not self.adding:
+            self._resume()
         elif self._decided is not None and self._decided[0] == host.open_round - 1:
             self.decided(*self._decided)
         elif not self._trained:

@@ -63,8 +63,8 @@ class Node(Membership):
         assert self.leads
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
-        if self._succession is None or self._succession.under_way:
-            return self._take(now)  # whoever leads the next view decides again
+        if self._succession is None or self._succession.under_way or not self._ready:
+            return self._take(now)  # once everybody has the view, its lead decides again
         self._decided += 1
         self._generation += 1
         phase = replace(phase, number=self._decided, generation=self._generation)

@@ -83,6 +83,11 @@ def test_nobody_is_handed_the_state_while_training_is_opened() -> None:
     assert run(range(23040, 23041))
 
 
+def test_a_lead_decides_once_everybody_has_the_view() -> None:
+    """A hand-out is ready while the view is installed: it is decided on once, not before and again after that."""
+    assert run(range(43590, 43591))
+
+
 # ---- one fault, on purpose
 
 
