@@ -13,14 +13,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nicps import wire
 from nicps.agent.commands import Commands
 from nicps.agent.conductor import Conductor
-from nicps.agent.control import Access, ControlSocket
+from nicps.agent.control import Access, ControlSocket, Peer
 from nicps.agent.endings import Endings
 from nicps.agent.folders import sweep
 from nicps.agent.frames import Frames
@@ -378,12 +378,13 @@ class Agent:
         """In the background: a full disk, a broken file. It is the job's end, not ours."""
         self.act(self.node.fail(self.now, str(reason)))
 
-    def publish(self, message: Mapping[str, Any]) -> None:
-        """To whoever submitted the job, and to those who watch all."""
+    def publish(self, message: Mapping[str, Any], waiting: Collection[Peer] | None = None) -> None:
+        """To whoever submitted the job (`waiting`: only these), and to those who watch all."""
         for peer in self.control.peers[:]:
-            if peer.watches or peer.watches_all:
+            awaits = peer.watches and (waiting is None or peer in waiting)
+            if awaits or peer.watches_all:
                 self.control.post(peer, message)
-            if message["op"] in ("result", "error"):
+            if awaits and message["op"] in ("result", "error"):
                 peer.watches = False
 
     # ---- leaving

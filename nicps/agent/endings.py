@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nicps.agent.conductor import Conductor
@@ -12,6 +12,7 @@ from nicps.protocol import Phase
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
+    from nicps.agent.control import Peer
 
 
 class Endings:
@@ -78,29 +79,35 @@ class Endings:
         agent.node.busy = False
         if submission is not None:
             submission.close()
+        waiting = [peer for peer in agent.control.peers if peer.watches]  # not for the next job
 
         def tell() -> None:
             agent.last_job = {"job_id": conductor.job_id, "error": reason, "result": result}
             if reason is None:
                 agent.log(f"job {conductor.job_id} done: {result.get('report')}")
-                agent.publish({"op": "result", "result": result})
+                agent.publish({"op": "result", "result": result}, waiting)
             else:
                 agent.log(f"job stopped: {reason}")
                 if phase.settings.get("alarm"):
                     self.run_hook(reason)
-                self._tell_end(reason, phase.settings)
+                self._tell_end(reason, phase.settings, waiting)
 
         if reason is None:
             conductor.report(entry, tell)
         else:
             tell()
 
-    def _tell_end(self, reason: str, settings: Mapping[str, Any] | None = None) -> None:
-        """`settings` are those of the STOP that has ended the job."""
+    def _tell_end(
+        self,
+        reason: str,
+        settings: Mapping[str, Any] | None = None,
+        waiting: Collection[Peer] | None = None,
+    ) -> None:
+        """`settings` are those of the STOP that has ended the job; `waiting`: who has submitted it."""
         agent = self._agent
         saved = settings is not None and settings.get("alarm") and settings.get("saved")
         code = (Alarm if saved else JobFailed).exit_code
-        agent.publish({"op": "error", "message": reason, "exit_code": code})
+        agent.publish({"op": "error", "message": reason, "exit_code": code}, waiting)
 
     def run_hook(self, reason: str) -> None:
         """R18, R22: tell the user in the way that the user wants it."""

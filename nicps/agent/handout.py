@@ -115,7 +115,9 @@ class HandOut:
         agent.handed_out(phase)
 
     def offer(self, stream: OutStream) -> None:
-        """This is handed out next."""
+        """This is handed out next; what is left to send of the last one is not sent."""
+        if self.outgoing is not None:
+            self._job.agent.frames.sender.drop_fragments()
         self.withdraw()
         self.outgoing = stream
 

@@ -22,7 +22,7 @@ from nicps.agent.records import Records
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.channel import Channel
 from nicps.dataplane.maps import Accumulators
-from nicps.errors import JobFailed
+from nicps.errors import JobFailed, NicpsError
 from nicps.protocol import Committed, Installed, Phase, SendFragments
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class LocalJob:
         if phase.kind is wire.PhaseKind.HANDOUT or not counted or self.program is None:
             return
         self.program.view()
+        if self.program.arena is not None:  # and not from what was to be handed out
+            self._source = ArenaSource(self.program.arena, self.program.hurry)
         if action.again and not self.finishing:  # it was told of the phase that now does not come
             self.program.enter(phase, self.agent.node.open_round, self._room[0])
 
@@ -125,7 +127,7 @@ class LocalJob:
         if not self.digest:
             return wire.Stage.NOTHING
         if program is None or program.has_ended:
-            return wire.Stage.FILES if self.start_program() else None
+            return None if self._start_again() else wire.Stage.FILES
         return wire.Stage.WAITING if program.ready else wire.Stage.FILES
 
     def sends(self, source: ArenaSource | StreamSource) -> None:
@@ -232,6 +234,16 @@ class LocalJob:
         self.program = Program(self, float(stall_s))
         self.program.start(argv, self.folder, self.base / "trainer.log", network_access)
         return True
+
+    def _start_again(self) -> str:
+        """The training program has been lost: start another; why not, if it cannot be."""
+        try:
+            if self.start_program():
+                return ""
+        except (OSError, NicpsError) as error:  # its files, or no memory for a process
+            return f"the training program cannot be started again: {error}"
+        times = f"{_MOST_STARTS} times in a row, without a round in between"
+        return f"the training program was killed, or stood still, {times}"
 
     def start_gateway(self, connection: int) -> None:
         """A program that speaks JSON has connected (`Program.start_gateway`)."""
@@ -404,9 +416,9 @@ class LocalJob:
         if code < 0:
             self._waiting = None
             agent.views.depart(reason)  # the others go on; this host comes back with a new one
-            if not self.start_program():
-                times = f"{_MOST_STARTS} times in a row, without a round in between"
-                self.program_failed(f"the training program was killed, or stood still, {times}")
+            reason = self._start_again()
+            if reason:
+                self.program_failed(reason)
         else:
             self.program_failed(reason)
 

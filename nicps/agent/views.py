@@ -64,7 +64,10 @@ class Views:
         if left:
             agent.log(f"not in it: {view.names(left)}")
         if agent.job is not None:
-            agent.job.installed(action)
+            try:
+                agent.job.installed(action)
+            except (OSError, NicpsError) as error:
+                agent.act(agent.node.fail(agent.now, str(error)))
         if not agent.node.leads:
             agent.conductor = None
         elif agent.conductor is None:

@@ -139,7 +139,8 @@ class Membership(Deciding):
             self._telling = True
         else:
             installation.tick(now)  # the others can do without us: they have the list now
-            self._struck("the others have other weights")
+            self._struck("the others have gone on without it")
+            self._installation = installation  # perhaps nobody else who is left knows of it
 
     def _installation_of(
         self,

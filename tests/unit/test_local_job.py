@@ -14,6 +14,7 @@ import pytest
 from nicps import wire
 from nicps.agent.job import LocalJob
 from nicps.agent.program import Program as TrainingProgram
+from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.arena import Arena
 from nicps.dataplane.maps import Accumulators
 from nicps.protocol import Committed, Installed, SendFragments
@@ -50,6 +51,8 @@ class Agent:
 
 class Program:
     """The training program, which keeps what it is told."""
+
+    arena: Arena | None = None
 
     def __init__(self) -> None:
         self.trained = 0
@@ -337,6 +340,18 @@ def test_a_program_that_is_killed_again_and_again(job: Job) -> None:
     ]
 
 
+def test_a_program_that_cannot_be_started_again(job: Job) -> None:
+    """Its files are spoilt, or there is no memory: that ends the job's part here, and not the agent."""
+
+    def start_program() -> bool:
+        raise OSError(12, "Cannot allocate memory")
+
+    job.start_program = start_program  # type: ignore[method-assign]
+    _, failed = ends(job, -9, "SIGKILL has ended it")
+    assert failed.startswith("fails: the training program cannot be started again: ")
+    assert "Cannot allocate memory" in failed
+
+
 def test_a_program_that_ends_with_an_error_was_not_killed(job: Job) -> None:
     """Also where it stands by, or was killed often before: the reason is the error."""
     job._starts = 4
@@ -553,3 +568,13 @@ def test_nothing_is_offered_for_a_hand_out_that_the_view_has_ended(changes: Chan
     changes.back_to(3, wire.PhaseKind.TRAIN, **training)
     changes.works()
     assert not offered and not changes.answers and changes.blocks == 300
+
+
+def test_gradients_come_from_the_program_again(changes: Changes) -> None:
+    """The lead was about to hand out its state when the view changed: what it sends next is not that."""
+    job, arena = changes.job, Arena.create(600)
+    changes.program.arena, changes.program.hurry = arena, lambda: None  # type: ignore[attr-defined]
+    job._source = StreamSource(None, ROUND + 1)  # type: ignore[arg-type]
+    changes.back_to(4, wire.PhaseKind.TRAIN)
+    assert isinstance(job.source(), ArenaSource)
+    arena.close()

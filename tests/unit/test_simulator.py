@@ -358,6 +358,28 @@ def test_a_host_for_which_there_is_no_number_is_not_taken_in(
     assert lan.hosts[0].node.view.number == 1
 
 
+def test_who_finds_out_that_it_is_left_out_tells_the_others() -> None:
+    """It finds the list agreed on, whose proposer is dead, and is not in it; the one that is has not been told."""
+    lan, _ = training(hosts=3)
+    first, dead, out = lan.hosts
+
+    def finds() -> None:
+        node = out.node
+        members = tuple(node.view.members)
+        phase = node.phase.number if node.phase is not None else 0
+        agreed = Successor(
+            members, frozenset({1, 2}), 1, 0, phase + 1, node.open_round, 0, bytes(15) + b"1"
+        )
+        node._put_in_force(out.clock(), 2, 1, agreed, 1, {})
+        out.do(node._take(out.clock()))
+
+    lan.at(TRAINING_S + 0.1, dead.kill)
+    lan.at(TRAINING_S + 0.1001, finds)
+    lan.trouble(TRAINING_S + 0.2)
+    lan.run(lambda: first.node.view.number > 1, TRAINING_S + 5.0)
+    assert first.node.view.number > 1
+
+
 @pytest.mark.parametrize("host", range(5))
 def test_who_was_tampered_with_is_struck_off_and_takes_the_state_again(host: int) -> None:
     lan, faults = job()

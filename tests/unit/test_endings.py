@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is told how a job ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nicps.agent.agent import Agent
+from nicps.agent.endings import Endings
+
+pytestmark = pytest.mark.unit
+
+
+class Host:
+    """An agent with submitters; `told` is what each has heard."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.control = SimpleNamespace(peers=[], post=self._post)
+        self.log = self.end_job = lambda _: None
+        self.submission: Any = None
+        self.conductor: Any = None
+        self.job: Any = None
+        self.last_job: dict[str, Any] = {}
+        self.node = SimpleNamespace(busy=True, name="h1")
+
+    def submits(self, name: str) -> None:
+        self.control.peers.append(SimpleNamespace(name=name, watches=True, watches_all=False))
+
+    def publish(self, *arguments: Any) -> None:
+        Agent.publish(self, *arguments)  # type: ignore[arg-type]
+
+    def _post(self, peer: Any, message: dict[str, Any]) -> None:
+        self.told.append((peer.name, message["op"]))
+
+
+def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end() -> None:
+    """The report takes a second or two, in which the host takes another job."""
+    host = Host()
+    host.job = SimpleNamespace(entry="trainer", handout=SimpleNamespace(collected=[]))
+    host.submits("first")
+    reports: list[Any] = []
+    conductor = SimpleNamespace(
+        job_id="1", result=lambda *_: {}, report=lambda entry, then: reports.append(then)
+    )
+    phase = SimpleNamespace(settings={"ok": True})
+    Endings(host).lead_over(conductor, phase)  # type: ignore[arg-type]
+    host.submits("second")
+    reports.pop()()
+    assert host.told == [("first", "result")]
+    assert [peer.watches for peer in host.control.peers] == [False, True]
