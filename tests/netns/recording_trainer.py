@@ -45,13 +45,14 @@ class Recording(Session):
         if not half.exists():
             super().contribute(round_, vector, samples)
             return
-        arena = self._shared()
+        offers = self._out()
+        arena = offers.arena
         tell = arena.set_converted
 
         def tell_half(of: int, fragments: int) -> None:
             if fragments:
                 tell(of, fragments // 2)
-                os.eventfd_write(self._doorbell, 1)
+                os.eventfd_write(offers._doorbell, 1)
                 _wait(lambda: self.sending_since(of) or not half.exists())
                 (self.folder / f"{of}.half").touch()
                 _wait(lambda: not half.exists())
