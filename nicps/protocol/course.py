@@ -27,7 +27,8 @@ class Plan:
     """What the job's settings fix.
 
     `alarm_below`: with fewer members than this part of those that began, the job is saved and stopped (R22).
-    `admit`: hosts that were not there at the start may come in (R20). `adding`: the network's switch adds.
+    `admit`: hosts that were not there at the start may come in (R20). `redeal`: every host has all files; otherwise
+    nobody can hand them out a second time. `adding`: the network's switch adds.
     """
 
     job: str
@@ -37,6 +38,7 @@ class Plan:
     unit: int = DEFAULT_UNIT
     alarm_below: float = DEFAULT_ALARM
     admit: bool = False
+    redeal: bool = True
     adding: bool = False
 
     @classmethod
@@ -50,6 +52,7 @@ class Plan:
             int(settings.get("unit", DEFAULT_UNIT)),
             float(settings.get("alarm_below", DEFAULT_ALARM)),
             bool(settings.get("admit", False)),
+            bool(settings.get("redeal", True)),
             adding,
         )
 
@@ -146,6 +149,7 @@ class Course:
         self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
         self._collecting = False
         self._waiting: dict[bytes, Answered] = {}  # who wants to come back
+        self._refused: set[bytes] = set()  # and cannot
         self._purpose = ""  # of the hand-out that is being got ready or is under way
         self._streaming = False  # it is being got ready
         self._opening = False  # training has been decided on, and is not agreed yet
@@ -307,8 +311,18 @@ class Course:
     def answered(self, answer: Answered) -> None:
         """A host on standby wants to come back, or a new one to come in (R20)."""
         room = self.plan.admit and len(self._host.view.members) < wire.MAX_MEMBERS
-        if answer.number or room:
-            self._waiting[answer.joiner.mac] = answer
+        joiner = answer.joiner
+        if not answer.number and not room:
+            return
+        if self.plan.redeal or answer.stage is not wire.Stage.NOTHING:
+            self._waiting[joiner.mac] = answer
+        elif joiner.mac not in self._refused:
+            self._refused.add(joiner.mac)
+            self._host.tell(
+                "warning",
+                message=f"{joiner.name} is not taken back: it has none of the job's files, and nobody has all of them "
+                "(redeal is off)",
+            )
 
     def not_added(self) -> None:
         """The switch makes no sums: the hosts do it from now on, and run the round again."""

@@ -358,6 +358,18 @@ def test_a_host_for_which_there_is_no_number_is_not_taken_in(
     assert lan.hosts[0].node.view.number == 1
 
 
+def test_where_nobody_has_all_files_who_has_none_is_not_taken_back() -> None:
+    """It has been started again; the others train to the end, and are told once."""
+    plan = Plan("job", batch=30, width=16, alarm_below=0.0, redeal=False)
+    lan, _ = job(hosts=3, plan=plan, rounds=30, compute_s=0.05)
+    lan.at(TRAINING_S + 0.1, lan.hosts[2].kill)
+    lan.at(TRAINING_S + 0.5, lan.hosts[2].restart)
+    lan.trouble(TRAINING_S + 0.5)
+    assert schedules.finish(lan).what == "done"
+    assert not any("TAKES BACK" in line for line in lan.trace)
+    assert sum("event warning" in line for line in lan.trace) == 1
+
+
 def test_who_finds_out_that_it_is_left_out_tells_the_others() -> None:
     """It finds the list agreed on, whose proposer is dead, and is not in it; the one that is has not been told."""
     lan, _ = training(hosts=3)
