@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 from nicps import wire
 from nicps.protocol.actions import (
@@ -87,6 +88,12 @@ class Host:
             mac, self.name, self.timings, self._header_without_view, self._actions.append
         )
         self._succession: Succession | None = None
+        self._installation_of = partial(
+            Installation,
+            timings=self.timings,
+            header=self._header_without_view,
+            emit=self._actions.append,
+        )
         self._installation: Installation | None = None  # of the view in force; told to who asks
         self._telling = False  # this member sees to it that everybody installs it
         self._ready = False  # the lead: everybody has

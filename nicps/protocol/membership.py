@@ -20,7 +20,7 @@ from nicps.protocol.installation import Installation
 from nicps.protocol.phase import Phase
 from nicps.protocol.returns import Returns
 from nicps.protocol.succession import LEARNS, Standing, Succession
-from nicps.protocol.view import Successor, View, safe_name
+from nicps.protocol.view import Successor, safe_name
 
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
 
@@ -141,25 +141,6 @@ class Membership(Deciding):
             installation.tick(now)  # the others can do without us: they have the list now
             self._struck("the others have gone on without it")
             self._installation = installation  # perhaps nobody else who is left knows of it
-
-    def _installation_of(
-        self,
-        view: View,
-        base: int,
-        successor: Successor,
-        told: set[int],
-        nonces: dict[int, int],
-    ) -> Installation:
-        return Installation(
-            view,
-            base,
-            successor,
-            told,
-            nonces,
-            self.timings,
-            self._header_without_view,
-            self._actions.append,
-        )
 
     def _on_install(self, now: float, source: bytes, frame: wire.Frame) -> None:
         """R3, R18: a list is in force; R19: or this host has been struck off."""

@@ -173,7 +173,6 @@ class Round:
             self._held,
             self._ready,
             passes or self._passes,
-            self._undecided,
         )
 
     def unit_of(self, round_: int) -> int:

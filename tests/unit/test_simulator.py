@@ -282,7 +282,7 @@ def test_a_round_that_programs_have_left_is_run_again(fault: str, saving_s: floa
     assert not lan.moments, "the moment has never come"
 
 
-def test_no_round_counts_while_the_state_is_saved() -> None:
+def test_no_round_counts_while_the_state_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The view changes once the lead has let the round come that it then saves in: it holds that back again."""
     lan = returning(1.0, 0.2)
     lead, taken = lan.hosts[0], []
@@ -299,14 +299,11 @@ def test_no_round_counts_while_the_state_is_saved() -> None:
         return True
 
     late = Host.later
-    Host.later = lambda self, s, event: late(
-        self, 0.7 if s == 0.05 else s, event
-    )  # its program starts late
-    try:
-        lan.moments.append(learner_waits)
-        assert schedules.finish(lan).what == "done"
-    finally:
-        Host.later = late
+    monkeypatch.setattr(  # its program starts late
+        Host, "later", lambda self, s, event: late(self, 0.7 if s == 0.05 else s, event)
+    )
+    lan.moments.append(learner_waits)
+    assert schedules.finish(lan).what == "done"
     assert taken, "the moment has never come"
 
 
