@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -21,12 +20,10 @@ from nicps.protocol import (
     Action,
     Committed,
     Installed,
-    PhaseAgreed,
-    Prepare,
     Timings,
     View,
 )
-from nicps.protocol.course import Course, Plan
+from nicps.protocol.course import Plan
 from nicps.protocol.installation import Installation
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession
@@ -34,7 +31,8 @@ from nicps.protocol.token import Line
 from nicps.protocol.view import Successor
 from tests.simulator import schedules
 from tests.simulator.__main__ import one
-from tests.simulator.faults import MOMENTS, Faults
+from tests.simulator.drill import TRAINING_S, ends_well, job, training
+from tests.simulator.faults import MOMENTS
 from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
 from tests.simulator.schedules import Violation
@@ -91,17 +89,6 @@ def test_a_lead_decides_once_everybody_has_the_view() -> None:
 # ---- one fault, on purpose
 
 
-def job(hosts: int = 5, late: int = 0, **settings: object) -> tuple[Lan, Faults]:
-    """A job without any fault as yet; `late` hosts more are not switched on."""
-    plan = Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
-    lan = Lan(hosts, seed=7, plan=plan, rounds=12, fragments=4, late=late)
-    for name, value in settings.items():
-        setattr(lan, name, value)
-    lan.hosts[0].submit()
-    lan.at(0.5, lambda: schedules.look(lan, "", 0.0))
-    return lan, Faults(lan, lan.random)
-
-
 def test_without_faults_everybody_counts_in_every_round() -> None:
     lan, _ = job()
     assert schedules.finish(lan).what == "done"
@@ -112,23 +99,12 @@ def test_without_faults_everybody_counts_in_every_round() -> None:
     assert lan.hosts[0].node.view.number == 1
 
 
-TRAINING_S = 0.9  # when `training` trains
 KINDS = ("lead kill", "kill", "lead pause", "lead isolate", "lead program", "lead hang")
 #: Moments at which not everybody has the job: the starter's death may cost it.
 EARLY = (
     *("forming", "installed", "installing", "voting", "hand-out"),
     *("deciding", "broadcast", "closing", "committed"),
 )
-
-
-def training(hosts: int = 5, lost: tuple[int, ...] = ()) -> tuple[Lan, Faults]:
-    """A job that trains for more than a second, in which the hosts of these indices are killed and start again."""
-    lan, faults = job(hosts=hosts, rounds=30, compute_s=0.05)
-    for host in (lan.hosts[index] for index in lost):
-        lan.at(TRAINING_S + 0.1, host.kill)
-        lan.at(TRAINING_S + 0.6, host.restart)
-        lan.trouble(TRAINING_S + 0.6)
-    return lan, faults
 
 
 @pytest.mark.parametrize("nth", [1, 3])
@@ -149,8 +125,7 @@ def test_any_host_may_die_at_any_moment_of_the_training(name: str, kind: str, nt
     """One fault among five hosts, of which one has been lost before and comes back: the job is done all the same."""
     lan, faults = training(lost=(4,))
     lan.at(TRAINING_S, lambda: faults.at_moment(name, nth, kind))
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
+    ends_well(lan)
 
 
 def test_who_takes_over_as_it_stores_the_job_waits_for_its_disk() -> None:
@@ -167,8 +142,7 @@ def test_who_takes_over_as_it_stores_the_job_waits_for_its_disk() -> None:
         return False
 
     lan.moments.append(cut)
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
+    ends_well(lan)
     assert max(host.node.view.number for host in lan.hosts) > 1
 
 
@@ -187,8 +161,7 @@ def test_who_was_not_told_of_a_view_hears_of_it_though_its_lead_is_dead() -> Non
         return True
 
     lan.moments.append(cut)
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
+    ends_well(lan)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,196 +170,7 @@ def test_who_learns_does_not_lead(name: str, kind: str) -> None:
     """Two hosts come back at once, and the lead is lost: neither of the two takes the other for one who can lead."""
     lan, faults = training(lost=(1, 2))
     lan.at(TRAINING_S + 0.5, lambda: faults.at_moment(name, 5, kind))
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
-
-
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_a_majority_that_has_no_state_waits_for_who_has_it(hosts: int) -> None:
-    """All but the last come back, and are cut off from it before they have the state; they are the majority then."""
-    lan, _ = training(hosts=hosts)
-    full = lan.hosts[-1]
-    for host in lan.hosts[:-1]:
-        lan.at(TRAINING_S + 0.1, host.kill_program)
-
-    def cut(host: Host, action: Action) -> bool:
-        learning = len(host.node.learners) == hosts - 1
-        if host is not full or not isinstance(action, PhaseAgreed) or not learning:
-            return False
-        lan.cut([frozenset(range(hosts - 1)), frozenset({hosts - 1})])
-        lan.trouble(lan.now + 3.0)
-        lan.at(lan.now + 3.0, lambda: lan.cut([]))
-        return True
-
-    lan.moments.append(cut)
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
-
-
-@pytest.mark.parametrize("compute_s", [0.02, 0.05])
-def test_a_view_that_swallows_a_test_keeps_the_unit(compute_s: float) -> None:
-    """The lead is lost as it decides on a test; the others have the next training round whole, and go on from there."""
-    plan = Plan("job", batch=30, width=16, quorum=0.6, alarm_below=0.0)
-    lan, faults = job(hosts=3, plan=plan, rounds=30, compute_s=compute_s)
-    lan.hosts[0].slowness = 4.0  # so that a round has its quorum without it
-    lan.at(TRAINING_S, lambda: faults.at_moment("deciding", 1, "lead pause"))
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
-    assert {what[1] for what in lan.checks.commits.values() if what[2] == 2} == {plan.unit}
-
-
-@pytest.mark.parametrize("round_", [1, 2])
-def test_a_new_lead_in_a_phases_first_rounds(round_: int) -> None:
-    """The lead dies in a round after a test. In the first the next one's program has said all that it has to say."""
-    lan, _ = job(hosts=4, rounds=10, test_every=3, compute_s=0.05)
-
-    def after_a_test(host: Host, _: Action) -> bool:
-        ring, program = host.node.ring, host.job.program
-        if host is not lan.hosts[1] or ring is None or program is None or program.trained < 3:
-            return False
-        training = ring.phase.kind is wire.PhaseKind.TRAIN
-        if not training or ring.round != ring.phase.first_round + round_ - 1:
-            return False
-        lan.hosts[0].kill()
-        return True
-
-    lan.moments.append(after_a_test)
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
-
-
-def returning(saving_s: float, compute_s: float) -> Lan:
-    """Four hosts train; the last one is killed, and comes back."""
-    lan, _ = job(hosts=4, rounds=200, test_every=1000, compute_s=compute_s, saving_s=saving_s)
-    lan.at(TRAINING_S + 0.1, lan.hosts[3].kill)
-    lan.at(TRAINING_S + 1.6, lan.hosts[3].restart)
-    lan.trouble(TRAINING_S + 1.6)
-    return lan
-
-
-@pytest.mark.parametrize("saving_s", [0.01, 0.05])
-@pytest.mark.parametrize("fault", ["kill", "renew"])
-def test_a_round_that_programs_have_left_is_run_again(fault: str, saving_s: float) -> None:
-    """The lead saves its state while the others have the next round whole: it dies, or the view changes."""
-    lan = returning(saving_s, 0.01)
-
-    def prepares(host: Host, action: Action) -> bool:
-        state = isinstance(action, Prepare) and action.phase.settings.get("purpose") == "state"
-        if host is not lan.hosts[2] or not state:
-            return False
-        getattr(lan.hosts[0], fault)()
-        return True
-
-    lan.moments.append(prepares)
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
-
-
-def test_no_round_counts_while_the_state_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The view changes once the lead has let the round come that it then saves in: it holds that back again."""
-    lan = returning(1.0, 0.2)
-    lead, taken = lan.hosts[0], []
-
-    def learner_waits(_: Host, action: Action) -> bool:
-        course, ring = lead.course, lead.node.ring
-        if course is None or ring is None or ring.phase.kind is not wire.PhaseKind.TRAIN:
-            return False
-        freed = ring.round > ring.phase.first_round and not ring.frozen and not ring._undecided
-        if not freed or not course._learners(wire.Stage.WAITING):
-            return False
-        taken.append(ring.round)
-        lan.at(lan.now + 1e-4, lead.renew)
-        return True
-
-    late = Host.later
-    monkeypatch.setattr(  # its program starts late
-        Host, "later", lambda self, s, event: late(self, 0.7 if s == 0.05 else s, event)
-    )
-    lan.moments.append(learner_waits)
-    assert schedules.finish(lan).what == "done"
-    assert taken, "the moment has never come"
-
-
-def test_who_learns_of_the_end_from_another_is_at_rest() -> None:
-    """A host that is cut off as the job is stopped proposes a view; once it knows of the end nothing is due there."""
-    lan, _ = job(hosts=4, rounds=4)
-    stop = Course.stop
-
-    def stops(course: Course, *arguments: Any, **options: Any) -> None:
-        lan.cut([frozenset({2}), frozenset({0, 1, 3})])
-        stop(course, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Course, "stop", stops)
-        assert lan.run(lambda: bool(lan.groups), 30.0)
-        lan.run(lambda: False, lan.now + 4.0)
-    lan.cut([])
-    node = lan.hosts[2].node
-    assert lan.run(lambda: node.ended, lan.now + 5.0)
-    assert node.deadline() is None and not node.changing
-
-
-def test_a_lead_that_takes_over_in_a_test_keeps_the_unit() -> None:
-    """What the gradients have grown to is known to all."""
-    lan, _ = job(hosts=3, rounds=30, test_every=6, compute_s=0.02, too_large=0.5)
-
-    def tests(host: Host, action: Action) -> bool:
-        if not isinstance(action, Prepare) or action.phase.kind is not wire.PhaseKind.TEST:
-            return False
-        lan.hosts[0].kill()
-        return True
-
-    lan.moments.append(tests)
-    assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
-    units = [what[1] for key, what in sorted(lan.checks.commits.items()) if what[2] == 2]
-    assert units == sorted(units) and units[0] < units[-1]
-
-
-def test_a_host_for_which_there_is_no_number_is_not_taken_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It answers every call; as there is no room in the list no view is made for it."""
-    monkeypatch.setattr(wire, "MAX_MEMBERS", 3)
-    plan = Plan("job", batch=30, width=16, alarm_below=0.0, admit=True)
-    lan, _ = job(hosts=3, late=1, plan=plan, rounds=30, compute_s=0.05)
-    lan.at(1.0, lan.hosts[3].restart)
-    assert schedules.finish(lan).what == "done"
-    assert lan.hosts[0].node.view.number == 1
-
-
-def test_where_nobody_has_all_files_who_has_none_is_not_taken_back() -> None:
-    """It has been started again; the others train to the end, and are told once."""
-    plan = Plan("job", batch=30, width=16, alarm_below=0.0, redeal=False)
-    lan, _ = job(hosts=3, plan=plan, rounds=30, compute_s=0.05)
-    lan.at(TRAINING_S + 0.1, lan.hosts[2].kill)
-    lan.at(TRAINING_S + 0.5, lan.hosts[2].restart)
-    lan.trouble(TRAINING_S + 0.5)
-    assert schedules.finish(lan).what == "done"
-    assert not any("TAKES BACK" in line for line in lan.trace)
-    assert sum("event warning" in line for line in lan.trace) == 1
-
-
-def test_who_finds_out_that_it_is_left_out_tells_the_others() -> None:
-    """It finds the list agreed on, whose proposer is dead, and is not in it; the one that is has not been told."""
-    lan, _ = training(hosts=3)
-    first, dead, out = lan.hosts
-
-    def finds() -> None:
-        node = out.node
-        members = tuple(node.view.members)
-        phase = node.phase.number if node.phase is not None else 0
-        agreed = Successor(
-            members, frozenset({1, 2}), 1, 0, phase + 1, node.open_round, 0, bytes(15) + b"1"
-        )
-        node._put_in_force(out.clock(), 2, 1, agreed, 1, {})
-        out.do(node._take(out.clock()))
-
-    lan.at(TRAINING_S + 0.1, dead.kill)
-    lan.at(TRAINING_S + 0.1001, finds)
-    lan.trouble(TRAINING_S + 0.2)
-    lan.run(lambda: first.node.view.number > 1, TRAINING_S + 5.0)
-    assert first.node.view.number > 1
+    ends_well(lan)
 
 
 @pytest.mark.parametrize("host", range(5))
@@ -617,8 +401,7 @@ def test_who_can_be_told_is_waited_for(untold: int, monkeypatch: pytest.MonkeyPa
         with pytest.raises(Violation, match="the job has not ended"):
             schedules.finish(lan)
     else:
-        assert schedules.finish(lan).what == "done"
-    assert not lan.moments, "the moment has never come"
+        ends_well(lan)
 
 
 def test_a_view_can_be_told_by_who_knows_it_only() -> None:

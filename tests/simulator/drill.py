@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated job to which something happens on purpose."""
+
+from __future__ import annotations
+
+from nicps.protocol.course import Plan
+from tests.simulator import schedules
+from tests.simulator.faults import Faults
+from tests.simulator.lan import Lan
+
+TRAINING_S = 0.9  # when `training` trains
+
+
+def job(hosts: int = 5, late: int = 0, **settings: object) -> tuple[Lan, Faults]:
+    """A job without any fault as yet; `late` hosts more are not switched on."""
+    plan = Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
+    lan = Lan(hosts, seed=7, plan=plan, rounds=12, fragments=4, late=late)
+    for name, value in settings.items():
+        setattr(lan, name, value)
+    lan.hosts[0].submit()
+    lan.at(0.5, lambda: schedules.look(lan, "", 0.0))
+    return lan, Faults(lan, lan.random)
+
+
+def training(hosts: int = 5, lost: tuple[int, ...] = ()) -> tuple[Lan, Faults]:
+    """A job that trains for more than a second, in which the hosts of these indices are killed and start again."""
+    lan, faults = job(hosts=hosts, rounds=30, compute_s=0.05)
+    for host in (lan.hosts[index] for index in lost):
+        lan.at(TRAINING_S + 0.1, host.kill)
+        lan.at(TRAINING_S + 0.6, host.restart)
+        lan.trouble(TRAINING_S + 0.6)
+    return lan, faults
+
+
+def ends_well(lan: Lan) -> None:
+    """It ends so, and each moment that was waited for has come."""
+    assert schedules.finish(lan).what == "done"
+    assert not lan.moments, "the moment has never come"
