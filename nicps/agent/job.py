@@ -323,7 +323,7 @@ class LocalJob:
         """Tell the training program that the round closed without it."""
         if self.program is not None and self.program.arena is not None:
             self.program.arena.closed = round_
-            self.program.excused(round_)
+            self.program.excused()
 
     def _prepare_training(self) -> None:
         """Bring the training program into the phase that waits for it, if both are there."""

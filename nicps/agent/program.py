@@ -29,7 +29,6 @@ _MOST_TEXT = 300
 STALL_S = 60.0  # the job's `stall_s`: without a word of a program that others wait for
 _LONGER = {"start": 5, "end": 5}  # where it has nothing to say until it is done
 _SHORTER = 1 / 20  # while all wait for the rest of its gradient
-_NEVER = 1 << 31  # a round
 
 
 class Program:
@@ -48,7 +47,7 @@ class Program:
         self.duty = "start"
         self.stall_s = stall_s
         self._moved = job.agent.now  # it has said something, or was told what to do
-        self._from_round = 0  # its phase's first one: what it says of earlier ones is late
+        self._unanswered = 0  # phases; until it is in the last one that it was told of, it speaks of an earlier one
         self._trains = False
         self.ready = self.holds_state = False
         self.digest = ""
@@ -104,9 +103,9 @@ class Program:
         """It was told to do something."""
         self.duty, self._moved = duty, self.job.agent.now
 
-    def excused(self, round_: int) -> None:
-        """It has nothing more to do in that round until it is committed."""
-        if round_ >= self._from_round:
+    def excused(self) -> None:
+        """It has nothing more to do in the open round until it is committed."""
+        if self.duty == "work":
             self.duty = ""
 
     def move(self, now: float) -> None:
@@ -184,7 +183,6 @@ class Program:
         message = self._phase(_KINDS[phase.kind], first_round, phase.number)
         message |= {"unit": phase.unit, "shares": phase.shares, "adding": phase.adding}
         ends = phase.kind is wire.PhaseKind.FINISH
-        self._from_round = _NEVER if ends else first_round
         self._trains = phase.kind is wire.PhaseKind.TRAIN
         self.owes("end" if ends else "work")
         if self.arena is not None:
@@ -196,15 +194,15 @@ class Program:
             self._blocks_told = blocks
             message["blocks"] = blocks
             fds = (agent.dataplane.accumulators_fd, agent.dataplane.slots_fd)
-        self.post(message, fds)
+        self._send_into(message, fds)
 
     def state(self, what: str) -> None:
         """Let it "save" its state into the working folder, or "load" the one that is there."""
         self._numbers += 1
         self._saving = self._numbers
-        self._from_round = _NEVER
         self.owes(what)
-        self.post(self._phase(what, 0, self._saving) | {"unit": 0, "shares": (), "adding": False})
+        message = self._phase(what, 0, self._saving)
+        self._send_into(message | {"unit": 0, "shares": (), "adding": False})
 
     def view(self) -> None:
         """Hosts have come or gone; the phase goes on."""
@@ -223,6 +221,10 @@ class Program:
             self._channel.post(message, fds)
         except ChannelClosed:
             self._channel = None
+
+    def _send_into(self, phase: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        self._unanswered += 1
+        self.post(phase, fds)
 
     def _phase(self, kind: str, first_round: int, number: int) -> dict[str, Any]:
         return {
@@ -250,22 +252,26 @@ class Program:
         self.move(now)
         if op == "progress":
             samples = _whole(message, "samples", 0, _MOST_SAMPLES)
-            agent.act(node.progress(now, _whole(message, "round", 0, _MOST_ROUNDS), samples))
+            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
+            if not self._unanswered:
+                agent.act(node.progress(now, round_, samples))
         elif op == "offer":
             round_ = _whole(message, "round", 0, _MOST_ROUNDS)
             samples = _whole(message, "samples", 1, _MOST_SAMPLES)
             unit = None if message["unit"] is None else _whole(message, "unit", -100, 100)
-            self.excused(round_)
-            job.offered(round_, samples, unit, message["skip"] is True)
+            if not self._unanswered:  # otherwise it will offer the round again
+                self.excused()
+                job.offered(round_, samples, unit, message["skip"] is True)
         elif op == "read":
             round_ = _whole(message, "round", 0, _MOST_ROUNDS)
             self.digest = _digest(message) or self.digest
-            if round_ >= self._from_round:
+            if not self._unanswered:
                 self.duty = "work" if self._trains else ""
             if round_ < node.open_round:
                 agent.act(node.read(now, round_, short(_digest(message))))
             job.program_has_applied()
         elif op == "prepared":
+            self._unanswered -= 1
             job.program_prepared(message["number"])
         elif op == "ready" and not self.ready:
             self.lanes = _whole(message, "lanes", 1, _MOST_LANES)
@@ -281,8 +287,8 @@ class Program:
             rounds = _whole(message, "round", 0, _MOST_ROUNDS)
             job.checkpoints.written(rounds, one_line(message.get("error") or ""))
         elif op in ("decide", "report") and self.ready:
-            if message.get("what", "continue") != "continue" and self._from_round != _NEVER:
-                self.duty = ""  # the lead goes on once all do something else
+            if message.get("what", "continue") != "continue":
+                self.excused()  # the lead goes on once all do something else
             agent.trainer_says(message)
         elif op == "fail":
             agent.act(node.fail(now, str(message["message"])))

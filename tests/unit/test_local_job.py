@@ -159,16 +159,18 @@ class Silence:
         self.program = job.program = Running(job, stall_s)
         job.program_ended = lambda program, code, said: self.ended.append(said)  # type: ignore[method-assign]
 
-    def told(self, at: float, kind: wire.PhaseKind, round_: int = ROUND) -> None:
+    def told(self, at: float, kind: wire.PhaseKind, heard: bool = True) -> None:
         self.host.now = at
-        self.program.enter(Phase(9, 1, kind, round_, shares=(1, 1)), round_, 0)
+        self.program.enter(Phase(9, 1, kind, ROUND, shares=(1, 1)), ROUND, 0)
+        if heard:
+            self.says(at, "prepared", number=9)
 
     def says(self, at: float, op: str, **values: Any) -> None:
         self.host.now = at
         self.program.on_message({"op": op, "round": ROUND, "digest": "", **values})
 
-    def offers(self, at: float, round_: int = ROUND) -> None:
-        self.says(at, "offer", round=round_, samples=1, unit=None, skip=False)
+    def offers(self, at: float) -> None:
+        self.says(at, "offer", samples=1, unit=None, skip=False)
 
     def lasts(self, since: float) -> float | None:
         """After how many seconds of silence it is ended; None: never. The agent looks once a second."""
@@ -247,9 +249,26 @@ def test_who_has_offered_waits_for_the_others(silence: Silence) -> None:
 
 def test_what_it_says_of_a_phase_before_is_no_answer(silence: Silence) -> None:
     ready(silence)
-    silence.told(0.0, wire.PhaseKind.TEST, ROUND + 1)
-    silence.offers(1.0, ROUND)
+    silence.told(0.0, wire.PhaseKind.TEST, heard=False)
+    silence.offers(1.0)
     assert silence.lasts(1.0) == 60.0
+
+
+def test_a_round_that_is_run_again_is_offered_once(silence: Silence) -> None:
+    """Its program hears of another phase, and at once of the same one again; the offer was on its way before that."""
+    offered: list[int] = []
+    silence.host.node.offer = lambda now, round_, *_: offered.append(round_) or []
+    ready(silence)
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.told(1.0, wire.PhaseKind.TEST, heard=False)
+    silence.told(1.0, wire.PhaseKind.TRAIN, heard=False)
+    silence.offers(1.0)
+    silence.says(1.0, "prepared", number=9)
+    silence.offers(1.0)
+    assert not offered
+    silence.says(1.0, "prepared", number=9)
+    silence.offers(1.0)
+    assert offered == [ROUND]
 
 
 @pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
