@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -28,11 +27,16 @@ class Conductor:
     """Steers one job from this host, for as long as it leads: from the start, or since the lead before it has left.
 
     Args:
-        source: folder with what the starter hands out; None where another host has.
+        source: opens what the starter hands out; None where another host has.
     """
 
     def __init__(
-        self, agent: Agent, job_id: str, plan: Plan, source: Path | None, found: Found | None
+        self,
+        agent: Agent,
+        job_id: str,
+        plan: Plan,
+        source: Callable[[], OutStream] | None,
+        found: Found | None,
     ) -> None:
         self.agent = agent
         self.job_id = job_id
@@ -144,12 +148,12 @@ class Conductor:
             if purpose == "job":
                 assert self._source is not None
                 self._mark = self.agent.now
-                prepared = orjson.loads((self._source / "prepared.json").read_bytes())
-                self._open(purpose, self._source, prepared["files"])
+                self._offer(purpose, self._source)
             else:
                 job = self.agent.job
                 assert job is not None
-                self._open(purpose, job.folder, job.prepared["files"])
+                folder, files = job.folder, job.prepared["files"]
+                self._offer(purpose, lambda: OutStream(folder, files))
         except (OSError, NicpsError, ValueError, KeyError, TypeError) as error:
             self.fail(f"cannot hand out the {purpose}: {error}")
 
@@ -160,13 +164,14 @@ class Conductor:
         try:
             if error:
                 raise NicpsError(error)
-            self._open("state", job.folder, [{"path": STATE, "store": "all"}])
+            folder, files = job.folder, [{"path": STATE, "store": "all"}]
+            self._offer("state", lambda: OutStream(folder, files))
         except NicpsError as problem:
             self.fail(f"the state cannot be handed out: {problem}")
 
-    def _open(self, purpose: str, folder: Path, files: list[Mapping[str, Any]]) -> None:
+    def _offer(self, purpose: str, source: Callable[[], OutStream]) -> None:
         job = self.agent.job or self.agent.begin_job(self.job_id)
-        stream = OutStream(folder, files)
+        stream = source()
         job.handout.offer(stream)
         self.course.streamed(purpose, self.agent.node.number, stream.size, len(stream.index))
 

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def sweep(parent: Path) -> None:
@@ -16,7 +20,7 @@ def sweep(parent: Path) -> None:
         pid = folder.name.split("-")[1]
         ours = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
         if ours and pid.isdecimal() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 def working_folder(parent: Path) -> Path:
@@ -28,6 +32,45 @@ def working_folder(parent: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=parent))
     folder.chmod(0o755)
     return folder
+
+
+def remove(folder: Path) -> None:
+    """Remove a working folder, with whatever training programs have made in it; what cannot be removed stays.
+
+    A tree can be deeper than Python recurses, and than there are descriptors: so folders are moved to the top first.
+    """
+    with contextlib.suppress(OSError):
+        top = os.open(folder, _FOLDER)
+        try:
+            names = os.urandom(4).hex()
+            fresh = (f"{names}-{number}" for number in itertools.count())
+            waiting = _empty(top, top, fresh)
+            while waiting:
+                name = waiting.pop()
+                with contextlib.suppress(OSError):
+                    inner = os.open(name, _FOLDER, dir_fd=top)
+                    try:
+                        waiting += _empty(inner, top, fresh)
+                    finally:
+                        os.close(inner)
+                    os.rmdir(name, dir_fd=top)
+        finally:
+            os.close(top)
+        folder.rmdir()
+
+
+def _empty(folder: int, top: int, fresh: Iterator[str]) -> list[str]:
+    """Remove the files; the names of the folders, at the top."""
+    moved = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            try:
+                os.unlink(name, dir_fd=folder)
+            except IsADirectoryError:
+                aside = next(fresh)
+                os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=top)
+                moved.append(aside)
+    return moved
 
 
 def new_job_id(name: str) -> str:

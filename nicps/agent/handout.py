@@ -106,8 +106,7 @@ class HandOut:
         if phase.settings["source"] == agent.node.number:
             self.withdraw()
         if phase.settings["purpose"] in ("job", "files") and not job.digest:
-            job.digest = digest
-            job.start_program()
+            job.handed_out(digest)
         source = agent.node.members[phase.settings["source"] - 1].name
         collects = phase.settings["purpose"] == "collect" and stream.keep  # not who only looks on
         if collects and source not in self.collected:

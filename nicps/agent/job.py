@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from nicps import wire
 from nicps.agent.checkpoints import STATE, Checkpoints
 from nicps.agent.finish import Finish
-from nicps.agent.folders import working_folder
+from nicps.agent.folders import remove, working_folder
 from nicps.agent.handout import HandOut
+from nicps.agent.prepared import read_prepared
 from nicps.agent.process import python
 from nicps.agent.program import STALL_S, Program
 from nicps.agent.records import Records
@@ -53,6 +51,7 @@ class LocalJob:
         self.unit: int | None = None  # of the next training round, once one has counted
         self.coarse = False  # that is a switch's
         self.digest = ""  # of what was handed out, once it is all here
+        self.prepared: dict[str, Any] = {}  # what that said of the job
         self.finishing = False  # the end has been decided
         self.adding = agent.settings.adding  # as the last training phase had it
         self._phase: Phase | None = None
@@ -141,24 +140,19 @@ class LocalJob:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The job's settings, as they were handed out."""
+        """The job's settings, as they were handed out; a training program cannot change them."""
         settings = self.prepared.get("settings", {})
         return settings if isinstance(settings, dict) else {}
 
-    @property
-    def prepared(self) -> dict[str, Any]:
-        """prepared.json, as it was handed out.
+    def handed_out(self, digest: str) -> None:
+        """All the job's files are here: the training program can start.
 
         Raises:
-            JobFailed: it is not there, or not readable.
+            JobFailed, OSError: they are not what a job needs; it cannot be started.
         """
-        try:
-            value = orjson.loads((self.folder / "prepared.json").read_bytes())
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise JobFailed(f"the hand-out holds no readable prepared.json: {error}") from None
-        if not isinstance(value, dict):
-            raise JobFailed("the hand-out's prepared.json is no JSON object")
-        return value
+        self.digest = digest
+        self.prepared = read_prepared(self.folder)
+        self.start_program()
 
     def committed(self, commit: Committed) -> None:
         """A round counts."""
@@ -341,7 +335,7 @@ class LocalJob:
         learns = agent.node.number in agent.node.learners
         if not same_files:
             agent.act(agent.node.fail(agent.now, "what was handed out has arrived damaged"))
-        elif learns and not same_state and (self.folder / STATE).exists():
+        elif learns and not same_state and os.path.lexists(self.folder / STATE):
             if program.duty != "load":  # what the hand-out brought (R20)
                 program.state("load")
             return
@@ -450,14 +444,14 @@ class LocalJob:
         handout, records, base = self.handout, self.records, self.base
         reserved = self._reserved
 
-        def remove() -> None:  # in the thread, which may be using them
+        def clear() -> None:  # in the thread, which may be using them
             handout.close()
             for accumulators in reserved:
                 accumulators.close()
             records.close()
-            shutil.rmtree(base, ignore_errors=True)
+            remove(base)
 
-        self.agent.loop.background(remove, lambda: None)
+        self.agent.loop.background(clear, lambda: None)
 
 
 def _room_for(phase: Phase) -> tuple[int, bool]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job leaves on a host: the agent's time line and facts, and what the training program wrote.
 
-The training program owns its folder, and the agent is root: so nothing in there is opened by following a link.
+The training program owns its folder, and the agent is root: so nothing in there is opened by following a link, or is
+waited for, and only files and folders are read.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import orjson
 COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
 _FLUSH_ROWS = 256
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DEEPEST = 32  # folders in one another, of which there is a descriptor each
 
 
 class Records:
@@ -56,8 +58,11 @@ class Records:
         self.flush()
         kept.mkdir(parents=True, exist_ok=True)
         copy_tree(out, kept)
-        for path in (self._path, *logs.glob("*.log")):
-            _put(path.read_bytes(), kept / path.name)
+        for path in (
+            self._path,
+            *logs.glob("*.log"),
+        ):  # a program makes its log as large as it likes
+            copy_file(path, kept / path.name)
         _put(orjson.dumps(dict(facts)), kept / "agent.json")
         return [name for name in COLLECTED if (kept / name).exists()]
 
@@ -66,8 +71,38 @@ class Records:
         self._file.close()
 
 
+def read_file(path: Path, most: int) -> bytes:
+    """What is in a file that may be the training user's.
+
+    Raises:
+        OSError: it is missing, is no regular file, or holds more than `most` bytes.
+    """
+    fd = _open_file(path)
+    try:
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    finally:
+        os.close(fd)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"More than {most} bytes", str(path))
+    return data
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a regular file; no half of it is ever seen.
+
+    Raises:
+        OSError: it is missing, or is no regular file; the disk is full, or the folder cannot be written.
+    """
+    fd = _open_file(source)
+    try:
+        _copy_file(fd, target)
+    finally:
+        os.close(fd)
+
+
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy regular files and folders; links and everything else stay behind."""
+    """Copy regular files and folders; links and everything else stay behind, and what is too deep in the tree."""
     fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _copy_folder(fd, target)
@@ -88,10 +123,8 @@ def keep_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
     folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for name, kept in names.items():
-            fd = os.open(name, _OPEN, dir_fd=folder)
+            fd = _open_file(name, folder)
             try:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise OSError(errno.EINVAL, "Not a regular file", name)
                 _copy_file(fd, target / kept, sync=True)
             finally:
                 os.close(fd)
@@ -106,7 +139,22 @@ def keep_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
             break
 
 
-def _copy_folder(folder: int, target: Path) -> None:
+def _open_file(name: str | Path, folder: int | None = None) -> int:
+    """A descriptor of a regular file; nothing else is read, or waited for."""
+    wrong = OSError(errno.EINVAL, "Not a regular file", str(name))
+    try:
+        fd = os.open(name, _OPEN, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise wrong from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise wrong
+    return fd
+
+
+def _copy_folder(folder: int, target: Path, depth: int = 1) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(folder):
         try:
@@ -115,8 +163,8 @@ def _copy_folder(folder: int, target: Path) -> None:
             continue  # a link, or gone
         try:
             mode = os.fstat(fd).st_mode
-            if stat.S_ISDIR(mode):
-                _copy_folder(fd, target / name)
+            if stat.S_ISDIR(mode) and depth < _DEEPEST:
+                _copy_folder(fd, target / name, depth + 1)
             elif stat.S_ISREG(mode):
                 _copy_file(fd, target / name)
         finally:

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from nicps.agent.bundle import OutStream
 from nicps.agent.conductor import Conductor
-from nicps.agent.folders import new_job_id, working_folder
+from nicps.agent.folders import new_job_id, remove, working_folder
+from nicps.agent.prepared import read_prepared
 from nicps.agent.process import Child, python
 from nicps.auth import nonce
+from nicps.errors import NicpsError
 from nicps.protocol.course import Plan
 
 if TYPE_CHECKING:
@@ -63,16 +65,22 @@ class Submission:
             agent.endings.submission_failed(child.last_line())
             return
         try:
-            self.prepared = orjson.loads((self._folder / "prepared.json").read_bytes())
+            self.prepared = read_prepared(self._folder)
+            files = self.prepared["files"]
             self.job_id = new_job_id(str(self.prepared.get("job", "job")))
             plan = Plan.of(self.job_id, self.prepared["settings"], agent.settings.adding)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except NicpsError as error:
+            agent.endings.submission_failed(f"the job's preparation is not usable: {error}")
+            return
+        except (ValueError, KeyError, TypeError) as error:
             agent.endings.submission_failed(
-                f"the job's preparation left no usable prepared.json: {error}"
+                f"the job's preparation left no usable prepared.json: {error!r}"
             )
             return
         agent.tell("forming", self.job_id, data=self.prepared.get("data"))
-        agent.conductor = Conductor(agent, self.job_id, plan, self._folder, None)
+        agent.conductor = Conductor(
+            agent, self.job_id, plan, lambda: OutStream(self._folder, files), None
+        )
         agent.act(agent.node.start(agent.now, nonce()))
 
     @property
@@ -86,4 +94,4 @@ class Submission:
         if child is not None:
             self.agent.loop.unwatch(child.fileno())
             child.kill()
-        shutil.rmtree(self._base, ignore_errors=True)
+        remove(self._base)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""prepared.json: a job's settings, files and model, as its preparation has left them and as they are handed out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nicps.agent.records import read_file
+from nicps.errors import JobFailed
+
+NAME = "prepared.json"
+_MOST_BYTES = 16 << 20
+
+
+def read_prepared(folder: Path) -> dict[str, Any]:
+    """Read it, once: the folder is the training user's, who can put anything else there later.
+
+    Raises:
+        JobFailed: it is not there, or not readable.
+    """
+    try:
+        value = orjson.loads(read_file(folder / NAME, _MOST_BYTES))
+    except (OSError, orjson.JSONDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise JobFailed(f"there is no readable {NAME}: {reason}") from None
+    if not isinstance(value, dict):
+        raise JobFailed(f"{NAME} is no JSON object")
+    return value

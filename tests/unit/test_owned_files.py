@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files in a folder that belongs to the training user: whatever it puts there, the agent goes on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from nicps.agent.folders import remove
+from nicps.agent.prepared import read_prepared
+from nicps.agent.records import copy_tree
+from nicps.agent.submission import Submission
+from nicps.errors import JobFailed
+from tests.fake_agent import Job
+
+GOOD = {"job": "tiny", "files": [], "settings": {"batch": 8, "lane": "i8"}}
+DEEP = 1500
+
+
+def limited(work: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """What `work` comes to, unless it waits for ever."""
+    came: list[Any] = []
+
+    def run() -> None:
+        try:
+            came.append(work())
+        except Exception as error:
+            came.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert came, "it still waits"
+    return came[0]
+
+
+def a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_link(path: Path) -> None:
+    secret = path.with_name("secret")
+    secret.write_bytes(orjson.dumps(GOOD))
+    path.symlink_to(secret)
+
+
+def an_endless_one(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(path.parent)  # a socket's address is short
+        try:
+            server.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+def a_large_one(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+PUTS = [a_fifo, a_link, an_endless_one, a_folder, a_socket, a_large_one]
+
+
+@pytest.mark.parametrize("puts", PUTS)
+def test_what_is_no_file_is_not_read(tmp_path: Path, puts: Callable[[Path], None]) -> None:
+    puts(tmp_path / "prepared.json")
+    failed = limited(lambda: read_prepared(tmp_path))
+    assert isinstance(failed, JobFailed)
+    what = "More than 16777216 bytes" if puts is a_large_one else "Not a regular file"
+    assert str(failed) == f"there is no readable prepared.json: {what}"
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "readable"), ("[]", "no JSON object")])
+def test_what_is_no_object_is_not_taken(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "prepared.json").write_text(text)
+    with pytest.raises(JobFailed, match=said):
+        read_prepared(tmp_path)
+
+
+@pytest.mark.parametrize("puts", PUTS)
+def test_a_job_keeps_what_was_handed_out(tmp_path: Path, puts: Callable[[Path], None]) -> None:
+    """It is read before the training program starts, and never again."""
+    job = Job(tmp_path)
+    job.start_program = lambda: True  # type: ignore[method-assign]
+    path = job.folder / "prepared.json"
+    path.write_bytes(orjson.dumps(GOOD))
+    limited(lambda: job.handed_out("digest"))
+    path.unlink()
+    puts(path)
+    assert limited(lambda: job.settings) == GOOD["settings"]
+    assert limited(lambda: job.prepared) == GOOD
+    job.records.close()
+
+
+@pytest.mark.parametrize("puts", PUTS)
+def test_a_preparation_that_leaves_something_else(
+    tmp_path: Path, puts: Callable[[Path], None]
+) -> None:
+    """`nicps submit` is told so, in one line."""
+    submission = Submission.__new__(Submission)
+    failed: list[str] = []
+    submission.agent = SimpleNamespace(endings=SimpleNamespace(submission_failed=failed.append))  # type: ignore[assignment]
+    submission._folder, submission._child = tmp_path, SimpleNamespace()  # type: ignore[assignment]
+    puts(tmp_path / "prepared.json")
+    assert limited(lambda: submission._is_prepared(0)) is None
+    (said,) = failed
+    assert said.startswith(
+        "the job's preparation is not usable: there is no readable prepared.json"
+    )
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder with files, links and folders in one another; `rm` removes it however the test ends."""
+    base = tmp_path / "base"
+    (base / "work").mkdir(parents=True)
+    folder = os.open(base / "work", os.O_RDONLY)
+    for _ in range(DEEP):
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
+        os.symlink("/", "link", dir_fd=folder)
+        os.mkdir("a", dir_fd=folder)
+        inner = os.open("a", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    yield base
+    subprocess.run(["rm", "-rf", tmp_path / "base", tmp_path / "copy"], check=True)
+
+
+def test_folders_that_are_very_deep_are_removed(deep: Path) -> None:
+    """An agent begins with that, too."""
+    remove(deep)
+    assert not deep.exists()
+    remove(deep)  # nothing is there
+
+
+def test_what_lies_very_deep_is_not_kept(deep: Path) -> None:
+    copy = deep.with_name("copy")
+    copy_tree(deep, copy)
+    assert (copy / "work" / "a" / "file").exists()
