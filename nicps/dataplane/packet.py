@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 import struct
@@ -16,7 +17,7 @@ _SOL_PACKET = 263
 _PACKET_ADD_MEMBERSHIP = 1
 _PACKET_MR_MULTICAST, _PACKET_MR_PROMISC = 0, 1
 _PACKET_IGNORE_OUTGOING = 23
-_SO_RCVBUFFORCE = 33
+_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
 _RECEIVE_BYTES = 4 << 20
 _LONGEST = 2048
 
@@ -29,6 +30,7 @@ class PacketSocket:
 
     Args:
         all_destinations: hear what is for others too: a switch's controller.
+        seal: hear only frames with this destination: what the XDP program has let through (6 bytes).
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class PacketSocket:
         destination: bytes = BROADCAST,
         *,
         all_destinations: bool = False,
+        seal: bytes | None = None,
     ) -> None:
         self._name = interface.name
         self._head = destination + interface.mac + struct.pack(">H", ethertype)
@@ -53,6 +56,8 @@ class PacketSocket:
             for kind, group in wanted:  # or the interface's filter drops them
                 request = struct.pack("=iHH8s", interface.index, kind, len(group), group)
                 self._socket.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, request)
+            if seal is not None:
+                _take_only(self._socket, seal)
             self._socket.bind((interface.name, ethertype))
             self._socket.setblocking(False)
         except BaseException:
@@ -106,3 +111,20 @@ class PacketSocket:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def _take_only(packets: socket.socket, destination: bytes) -> None:
+    """Let the kernel drop all frames to other destinations: a classic BPF program (linux/filter.h)."""
+    word, half = struct.unpack(">IH", destination)
+    load_word, load_half, equal, done = 0x20, 0x28, 0x15, 0x06
+    program = (
+        (load_word, 0, 0, 0),
+        (equal, 0, 3, word),  # if not: skip 3
+        (load_half, 0, 0, 4),
+        (equal, 0, 1, half),
+        (done, 0, 0, 0xFFFFFFFF),
+        (done, 0, 0, 0),
+    )
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
+    filter = struct.pack("@HP", len(program), ctypes.addressof(code))
+    packets.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter)

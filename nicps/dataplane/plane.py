@@ -8,6 +8,8 @@ import logging
 import os
 from types import TracebackType
 
+import numpy as np
+
 from nicps import wire
 from nicps.dataplane import egress, loader, xdp
 from nicps.dataplane.interface import usable
@@ -61,7 +63,9 @@ class DataPlane(Maps):
             super().__init__(loaded.maps)
             undo.callback(super().close)
             self.config["network"] = network
-            self._packets = PacketSocket(interface, ethertype, destination)
+            seal = bytes((2, *os.urandom(5)))  # a unicast address that nobody has
+            self.config["seal"] = np.frombuffer(seal, np.uint8)
+            self._packets = PacketSocket(interface, ethertype, destination, seal=seal)
             undo.callback(self._packets.close)
             self.tx = TxRing(interface, ethertype, destination)
             undo.callback(self.tx.close)

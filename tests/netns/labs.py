@@ -16,8 +16,8 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from nicps.lab import enter, namespaces, processes, state
-from nicps.lab.lab import Host
+from nicps.lab import enter, links, namespaces, processes, state
+from nicps.lab.lab import Host, Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count(1)
@@ -73,14 +73,24 @@ def nicps(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def raw_socket(host: Host, ethertype: int) -> socket.socket:
-    """A packet socket on the host's eth1; a socket stays in the namespace that it was made in."""
+    """A packet socket on the host's eth1."""
+    return _packet_socket(host.netns, "eth1", ethertype)
+
+
+def port_socket(lab: Lab, host: Host, ethertype: int) -> socket.socket:
+    """A packet socket on the switch's port to that host."""
+    return _packet_socket(namespaces.switch_name(lab.name), links.port_name(host.number), ethertype)
+
+
+def _packet_socket(netns: str, iface: str, ethertype: int) -> socket.socket:
+    """A socket stays in the namespace that it was made in."""
 
     def make() -> socket.socket:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ethertype))
-        sock.bind(("eth1", ethertype))
+        sock.bind((iface, ethertype))
         return sock
 
-    return namespaces.inside(host.netns, make)
+    return namespaces.inside(netns, make)
 
 
 def in_lab_unmarked(netns: str, *argv: str) -> subprocess.Popen[bytes]:

@@ -228,6 +228,28 @@ def test_interfaces_that_cannot_serve() -> None:
 # ---- frames
 
 
+@pytest.mark.parametrize(
+    "tag", ["", "81000000", "81000005", "88a80005", "8100000081000000", "88a8000081000007"]
+)
+def test_what_the_program_has_not_looked_at_is_not_heard(
+    pair: tuple[DataPlane, DataPlane], tag: str
+) -> None:
+    """Linux takes VLAN tags off after the XDP program: what was behind one looks to a socket like any other frame."""
+    left, right = pair
+    expected = 1 if tag else 2
+    frame = wire.pack(wire.Header(network=NETWORK), wire.Fail())
+    ours = (
+        wire.BROADCAST + left.mac + bytes.fromhex(tag) + wire.ETHERTYPE.to_bytes(2, "big") + frame
+    )
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as stranger:
+        stranger.bind(("left", 0))
+        stranger.send(ours)
+        assert left.send(frame)  # in its order
+        got: list[tuple[bytes, bytes]] = []
+        until(lambda: got.extend(right.receive()) or len(got) >= expected, "all have come")
+    assert len(got) == right.counters()["control"] == expected
+
+
 def test_fragments_over_the_wire(pair: tuple[DataPlane, DataPlane]) -> None:
     left, right = pair
     count = 256

@@ -24,6 +24,7 @@ class Chaos:
         self.lab = drill.stage.lab
         self.dice = dice
         self.astray: set[str] = set()
+        self.alone = True  # nothing else happens at the same time
 
     def killed(self, host: str) -> None:
         self.lab.kill(host, self.dice.choice(["agent", "both"]))  # type: ignore[arg-type]
@@ -44,7 +45,8 @@ class Chaos:
         self.lab.link(host, "up")
 
     def cut(self, host: str) -> None:
-        other = self.dice.choice(self.drill.stage.names)
+        """From all others, or with another one; then nothing else happens: of fewer than half comes an alarm (R22)."""
+        other = self.dice.choice(self.drill.stage.names) if self.alone else host
         self.lab.cut(",".join({host, other}))
         time.sleep(self.dice.uniform(0.05, 3.0))
         self.lab.heal()
@@ -80,7 +82,9 @@ def test_five_minutes() -> None:
         faults += [chaos.frames, chaos.noise, chaos.damaged]
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
-            for host in dice.sample(stage.names, dice.choice([1, 1, 2])):
+            hosts = dice.sample(stage.names, dice.choice([1, 1, 2]))
+            chaos.alone = len(hosts) == 1
+            for host in hosts:
                 fault = dice.choice(faults)
                 print(f"{fault.__name__} {host}")
                 fault(host)

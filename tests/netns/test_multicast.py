@@ -14,7 +14,7 @@ import pytest
 from nicps import wire
 from nicps.dataplane import DataPlane
 from nicps.lab import namespaces
-from tests.netns.labs import raw_socket
+from tests.netns.labs import port_socket
 from tests.netns.members import Network, tiny_job
 from tests.netns.test_dataplane import (
     NETWORK,
@@ -42,7 +42,6 @@ DESTINATIONS = [
 def test_over_a_wire(of_left: bytes, of_right: bytes) -> None:
     """Small frames, fragments and tokens that the kernel hands on, both ways."""
     with veth_pair() as names, ExitStack() as stack:
-        outside = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
         left, right = (
             stack.enter_context(DataPlane(name, NETWORK, destination=destination))
             for name, destination in zip(names, (of_left, of_right), strict=True)
@@ -52,13 +51,14 @@ def test_over_a_wire(of_left: bytes, of_right: bytes) -> None:
             host.enter_view(VIEW, number, [left.mac, right.mac, THIRD], number + 1)
             config = host.config
             config["round_low"] = config["round_high"] = config["round"] = config["enabled"] = 1
-        outside.bind(("right", ETH_P_ALL))
-        for here, there, number, destination in (
-            (left, right, 1, of_left),
-            (right, left, 2, of_right),
+        for name, here, there, number, destination in (
+            ("left", left, right, 1, of_left),
+            ("right", right, left, 2, of_right),
         ):
-            talk(here, there, number)
-            assert destination in {frame[:6] for frame in heard(outside)}
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as outside:
+                outside.bind((name, ETH_P_ALL))
+                talk(here, there, number)
+                assert destination in {frame[:6] for frame in heard(outside)}
 
 
 def talk(here: DataPlane, there: DataPlane, number: int) -> None:
@@ -122,7 +122,7 @@ def test_a_job(snooping: Network, open_path: Path, group: str) -> None:
         network.join(host, "--multicast", *filter(None, [group]))
     for host in network.names:
         network.answered(host)
-    with raw_socket(network.lab.host("h3"), ETH_P_ALL) as outside:
+    with port_socket(network.lab, network.lab.host("h3"), ETH_P_ALL) as outside:
         outside.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
         outcome = network.train(tiny_job(open_path))
         frames = list(heard(outside))
