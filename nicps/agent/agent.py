@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nicps import wire
+from nicps.agent.children import Children
 from nicps.agent.commands import Commands
 from nicps.agent.conductor import Conductor
 from nicps.agent.control import Access, ControlSocket, Peer
@@ -28,7 +28,7 @@ from nicps.agent.job import LocalJob
 from nicps.agent.keyring import Keyring
 from nicps.agent.loop import Loop
 from nicps.agent.probe import STEP_S, Prober
-from nicps.agent.process import Child, User, set_nice
+from nicps.agent.process import User, set_nice
 from nicps.agent.settings import AgentSettings
 from nicps.agent.sources import Nothing
 from nicps.agent.submission import Submission
@@ -82,6 +82,7 @@ class Agent:
         self.progress: dict[str, Any] = {}
         self.trouble = ""  # why this host stands by in the middle of a job
         self.loop = Loop(self._work_failed)
+        self.children = Children(self)
         self.commands = Commands(self)
         self.prober = Prober(self)
         self.views = Views(self)
@@ -155,6 +156,7 @@ class Agent:
         self._keep_time()
         if self.job is not None:
             self.job.look(self.now)
+        self.children.look(self.now)
         self.prober.tick()
         self.frames.pump()
         self.control.flush()
@@ -339,40 +341,7 @@ class Agent:
             raise JobFailed(f"{job_id!r} is no name for a run")
         return self.settings.runs / job_id
 
-    # ---- processes, and who watches
-
-    def spawn(
-        self,
-        argv: Sequence[str],
-        folder: Path,
-        log: Path,
-        done: Callable[[int], None],
-        as_owner: bool = False,
-        fds: Sequence[int] = (),
-        connected: bool = False,
-        network_access: bool = False,
-    ) -> Child:
-        """Start a process as the training user; `done(exit_code)` is called when it has ended.
-
-        One that is to be `connected` finds a connection to us in NICPS_SOCKET.
-        """
-        user = User.named("root") if as_owner and os.geteuid() == 0 else self.user
-        env = {}
-        with contextlib.ExitStack() as stack:
-            if connected:
-                ours, theirs = socket.socketpair()
-                stack.enter_context(theirs)
-                self.control.adopt(ours, user.uid)
-                fds = (*fds, theirs.fileno())
-                env["NICPS_SOCKET"] = f"fd:{theirs.fileno()}"
-            child = Child(argv, user, folder, log, env, fds, network_access)
-
-        def ended() -> None:
-            self.loop.unwatch(child.fileno())
-            done(child.reap())
-
-        self.loop.watch(child.fileno(), ended)
-        return child
+    # ---- who is told
 
     def _work_failed(self, reason: Exception) -> None:
         """In the background: a full disk, a broken file. It is the job's end, not ours."""
@@ -415,6 +384,7 @@ class Agent:
             self.submission.close()
             self.submission = None
         self.end_job("the agent stops")
+        self.children.close()
         self.loop.drain()
         self._stack.close()
         self.loop.close()

@@ -238,4 +238,6 @@ class Conductor:
                 log.unlink(missing_ok=True)
             then()
 
-        child = agent.spawn(python(entry, "report", str(folder)), folder, log, done, as_owner=True)
+        child = agent.children.spawn(
+            python(entry, "report", str(folder)), folder, log, done, as_owner=True
+        )

@@ -117,7 +117,7 @@ class Endings:
             try:
                 agent.settings.runs.mkdir(parents=True, exist_ok=True)
                 argv = ["/bin/sh", "-c", agent.settings.alarm_hook, "nicps", reason]
-                agent.spawn(
+                agent.children.spawn(
                     argv,
                     agent.settings.runs,
                     log,

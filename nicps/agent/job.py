@@ -451,7 +451,8 @@ class LocalJob:
             records.close()
             remove(base)
 
-        self.agent.loop.background(clear, lambda: None)
+        agent = self.agent
+        agent.children.once_gone(lambda: agent.loop.background(clear, lambda: None))
 
 
 def _room_for(phase: Phase) -> tuple[int, bool]:

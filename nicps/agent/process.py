@@ -98,7 +98,7 @@ class Child:
                     preexec_fn=begin,
                 )
         except (OSError, subprocess.SubprocessError) as error:
-            why = log.read_bytes()[said:].decode() if log.exists() else ""
+            why = _text(log, said)
             raise EnvironmentProblem(
                 f"user {user.name!r} cannot run {argv[0]}: {why or error}; `nicps doctor --user {user.name}` says why"
             ) from None
@@ -113,20 +113,17 @@ class Child:
         """A descriptor that is readable once the process has ended."""
         return self._pidfd
 
-    def reap(self) -> int:
-        """The exit code of the ended process; negative for a signal."""
-        code = self._process.wait()
-        os.close(self._pidfd)
+    def reap(self) -> int | None:
+        """The exit code of the ended process, negative for a signal; None as long as its tracer has it, or it runs."""
+        code = self._process.poll()
+        if code is not None and self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         return code
 
     def last_line(self) -> str:
         """What it said last, for an error message."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                lines = file.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
+        lines = _text(self.log).strip().splitlines()
         said = lines[-1].removeprefix("trainer: error: ") if lines else ""
         code = self._process.returncode
         if code is not None and code < 0:
@@ -141,10 +138,19 @@ class Child:
         return "it said nothing"
 
     def kill(self) -> None:
-        """End it and all that it started, and wait for it."""
+        """End it, and what it has started in its session. It may be there for a moment yet."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self.reap()
+
+
+def _text(log: Path, first: int = 0) -> str:
+    """The end of a log, from byte `first` on; nothing where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(first, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _before_exec(user: User | None, network_access: bool) -> None:

@@ -67,7 +67,7 @@ class Program:
 
     def start(self, argv: Sequence[str], folder: Path, log: Path, network_access: bool) -> None:
         """Run it as the training user."""
-        self._child = self.job.agent.spawn(
+        self._child = self.job.agent.children.spawn(
             argv, folder, log, self._ended, connected=True, network_access=network_access
         )
 
@@ -80,7 +80,7 @@ class Program:
         if self._channel is not None or self._gateway is not None:
             raise JobFailed("a training program is attached already")
         argv = python("nicps.gateway", str(connection))
-        self._gateway = self.job.agent.spawn(
+        self._gateway = self.job.agent.children.spawn(
             argv, folder, log, self._gateway_ended, fds=(connection,), connected=True
         )
 
@@ -135,8 +135,7 @@ class Program:
                 self._channel.post({"op": "abort", "message": message})
         for child in (self._child, self._gateway):
             if child is not None:
-                agent.loop.unwatch(child.fileno())
-                child.kill()
+                agent.children.end(child)
         self._child = self._gateway = None
         if self.arena is not None:
             agent.loop.unwatch(self._doorbell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -49,7 +50,7 @@ class Submission:
         if message.get("resume"):
             arguments += ["--resume", str(message["resume"])]
         arguments += ["--settings", orjson.dumps(message.get("settings") or {}).decode()]
-        self._child = self.agent.spawn(
+        self._child = self.agent.children.spawn(
             python(self.entry, *arguments),
             self._folder,
             self._base / "prepare.log",
@@ -92,6 +93,6 @@ class Submission:
         """Leave nothing behind."""
         child, self._child = self._child, None
         if child is not None:
-            self.agent.loop.unwatch(child.fileno())
-            child.kill()
-        remove(self._base)
+            self.agent.children.end(child)
+        clear = partial(remove, self._base)
+        self.agent.children.once_gone(lambda: self.agent.loop.background(clear, lambda: None))

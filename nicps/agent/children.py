@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that an agent starts, and their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nicps.agent.process import Child, User
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+_PATIENCE_S = 5.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a process. `done` is None once nobody wants to hear of it."""
+
+    done: Callable[[int], None] | None
+    until: float  # then it is killed, or (`gone`) taken for killed
+    ours: bool
+    gone: bool = False
+
+
+class Children:
+    """Processes from their start until the kernel has given us their exit codes.
+
+    None of them is waited for. A process that is gone can keep its code from us for as long as it likes: it goes to who
+    traces it first, and that can be another process of the training user.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._known: dict[Child, _Known] = {}
+        self._then: list[tuple[set[Child], float, Callable[[], None]]] = []
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        log: Path,
+        done: Callable[[int], None],
+        as_owner: bool = False,
+        fds: Sequence[int] = (),
+        connected: bool = False,
+        network_access: bool = False,
+        limit_s: float = math.inf,
+    ) -> Child:
+        """Start a process as the training user; `done(exit_code)` is called when it has ended.
+
+        One that is to be `connected` finds a connection to us in NICPS_SOCKET. One that takes longer than `limit_s` is
+        killed.
+        """
+        agent = self._agent
+        user = User.named("root") if as_owner and os.geteuid() == 0 else agent.user
+        env = {}
+        with contextlib.ExitStack() as stack:
+            if connected:
+                ours, theirs = socket.socketpair()
+                stack.enter_context(theirs)
+                agent.control.adopt(ours, user.uid)
+                fds = (*fds, theirs.fileno())
+                env["NICPS_SOCKET"] = f"fd:{theirs.fileno()}"
+            child = Child(argv, user, folder, log, env, fds, network_access)
+        self._known[child] = _Known(done, agent.now + limit_s, as_owner)
+        agent.loop.watch(child.fileno(), partial(self._is_gone, child))
+        return child
+
+    def end(self, child: Child) -> None:
+        """Kill it, and what it has started in its session; nobody is told."""
+        known = self._known.get(child)
+        if known is not None:
+            known.done = None
+            child.kill()
+
+    def once_gone(self, then: Callable[[], None]) -> None:
+        """Call `then` once all that have been ended are gone, and write no more files; after 5 s in any case."""
+        ending = {child for child, known in self._known.items() if not (known.done or known.gone)}
+        self._then.append((ending, self._agent.now + _PATIENCE_S, then))
+        self._go_on()
+
+    def look(self, now: float) -> None:
+        """Processes that take too long, and those that are gone but still somebody else's."""
+        for child, known in list(self._known.items()):
+            if known.gone:
+                self._take(child, known, now)
+            elif now > known.until:
+                known.until = math.inf
+                child.kill()
+        self._go_on()
+
+    def close(self) -> None:
+        """End all of them, and wait for at most 5 s until they are gone."""
+        deadline = time.monotonic() + _PATIENCE_S
+        poll, waiting = select.poll(), {}
+        for child, known in self._known.items():
+            if not known.gone:
+                child.kill()
+                waiting[child.fileno()] = child
+                poll.register(child.fileno(), select.POLLIN)
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left_s * 1000):
+                poll.unregister(fd)
+                self._is_gone(waiting.pop(fd))
+        self._go_on(math.inf)
+
+    def _is_gone(self, child: Child) -> None:
+        known, now = self._known[child], self._agent.now
+        self._agent.loop.unwatch(child.fileno())
+        if not known.ours:
+            child.kill()  # what it has left behind in its session
+        known.gone, known.until = True, now + _PATIENCE_S
+        self._take(child, known, now)
+        self._go_on()
+
+    def _take(self, child: Child, known: _Known, now: float) -> None:
+        """Its exit code, if we can have it; who is gone without one was killed, as far as we know."""
+        code = child.reap()
+        if code is not None:
+            del self._known[child]
+        elif now <= known.until:
+            return
+        done, known.done = known.done, None
+        if done is not None:
+            done(-signal.SIGKILL if code is None else code)
+
+    def _go_on(self, now: float | None = None) -> None:
+        now = self._agent.now if now is None else now
+        waiting, self._then = self._then, []
+        for ending, until, then in waiting:
+            there = {
+                child for child in ending if child in self._known and not self._known[child].gone
+            }
+            if there and now <= until:
+                self._then.append((there, until, then))
+            else:
+                then()

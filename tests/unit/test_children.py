@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that the agent starts: it learns of their ends, and waits for none of them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nicps.agent import children
+from nicps.agent.children import Children
+from nicps.agent.loop import Loop
+from nicps.agent.process import Child, User
+
+#: A program whose end goes to its child first, which is in a session of its own. PR_SET_PTRACER, PTRACE_SEIZE.
+TRACED = """
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
+read, write = os.pipe()
+traced = os.getpid()
+if os.fork() == 0:
+    os.setsid()
+    if libc.ptrace(0x4206, traced, None, None):
+        os._exit(ctypes.get_errno())
+    os.write(write, b"%d" % os.getpid())
+    time.sleep(60)
+    os._exit(0)
+with open("tracer.new", "wb") as file:
+    file.write(os.read(read, 20))
+os.rename("tracer.new", "tracer")
+"""
+SLEEPS = "import time; time.sleep(60)"
+
+
+class Host:
+    """As much of an agent as its processes need; `codes` are those it was told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.codes: list[int] = []
+        self.loop = Loop(lambda error: None)
+        self.user = User("us", os.getuid(), pwd.getpwuid(os.getuid()).pw_gid)
+        self.now = time.monotonic()
+        self.children = Children(self)  # type: ignore[arg-type]
+
+    def starts(self, program: str, **options: Any) -> Child:
+        argv = [sys.executable, "-S", "-c", program]
+        log = self.folder / "log"
+        return self.children.spawn(
+            argv, self.folder, log, self.codes.append, network_access=True, **options
+        )
+
+    def steps(self) -> None:
+        """As the agent's loop does; none of it may take long."""
+        events = self.loop.wait(0.01)
+        self.now = time.monotonic()
+        self.loop.handle(events)
+        self.children.look(self.now)
+        assert time.monotonic() < self.now + 1.0
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + 20.0
+        while not condition():
+            assert time.monotonic() < deadline, (what, (self.folder / "log").read_text())
+            self.steps()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.children.close()
+    made.loop.drain()
+    made.loop.close()
+
+
+@pytest.fixture
+def tracer(host: Host) -> Iterator[Callable[[], int]]:
+    """Its process number, once it traces."""
+    path = host.folder / "tracer"
+
+    def number() -> int:
+        host.until(path.exists, "it is traced")
+        return int(path.read_text())
+
+    yield number
+    if path.exists():
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("program", "code"), [("raise SystemExit(3)", 3), ("", 0)])
+def test_the_exit_code_is_told_once(host: Host, program: str, code: int) -> None:
+    host.starts(program)
+    host.until(lambda: host.codes, "it has ended")
+    host.steps()
+    assert host.codes == [code]
+
+
+def test_who_is_ended_tells_nobody(host: Host) -> None:
+    child = host.starts(SLEEPS)
+    host.children.end(child)
+    gone: list[bool] = []
+    host.children.once_gone(lambda: gone.append(True))
+    host.until(lambda: gone, "it is gone")
+    assert not host.codes and child.reap() == -signal.SIGKILL
+
+
+def test_nobody_is_waited_for_where_nobody_was_ended(host: Host) -> None:
+    host.starts(SLEEPS)
+    gone: list[bool] = []
+    host.children.once_gone(lambda: gone.append(True))
+    assert gone
+
+
+def test_who_takes_too_long_is_killed(host: Host) -> None:
+    host.starts(SLEEPS, limit_s=0.2)
+    host.until(lambda: host.codes, "it is killed")
+    assert host.codes == [-signal.SIGKILL]
+
+
+LEAVES = """
+import os, time
+if os.fork() == 0:
+    with open("left.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("left.new", "left")
+    time.sleep(60)
+while not os.path.exists("left"):
+    time.sleep(0.01)
+"""
+
+
+def test_what_a_program_leaves_in_its_session_is_ended(host: Host) -> None:
+    host.starts(LEAVES)
+    host.until(lambda: host.codes, "it has ended")
+    left = int((host.folder / "left").read_text())
+    host.until(lambda: not runs(left), "what it left is ended")
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# ---- a program whose end another process is told first
+
+
+def test_a_traced_program_is_ended_without_waiting(host: Host, tracer: Callable[[], int]) -> None:
+    child = host.starts(TRACED + SLEEPS)
+    number = tracer()
+    host.children.end(child)
+    gone: list[bool] = []
+    host.children.once_gone(lambda: gone.append(True))
+    host.until(lambda: gone, "it is gone")
+    assert runs(number) and child.reap() is None
+    os.kill(number, signal.SIGKILL)
+    host.until(lambda: child.reap() is not None, "its end is told at last")
+
+
+def test_a_traced_program_that_ends_is_taken_for_killed(
+    host: Host, tracer: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_PATIENCE_S", 0.5)
+    host.starts(TRACED)
+    number = tracer()
+    host.until(lambda: host.codes, "it is taken for killed")
+    assert runs(number) and host.codes == [-signal.SIGKILL]
+
+
+def test_a_tracer_that_ends_first_keeps_nothing(host: Host, tracer: Callable[[], int]) -> None:
+    """As with a debugger."""
+    host.starts(TRACED + "raise SystemExit(3)")
+    os.kill(tracer(), signal.SIGKILL)
+    host.until(lambda: host.codes, "its end is told")
+    assert host.codes == [3]
+
+
+def test_an_agent_ends_beside_a_tracer(host: Host, tracer: Callable[[], int]) -> None:
+    child = host.starts(TRACED + SLEEPS)
+    tracer()
+    host.children.end(child)
+    then: list[bool] = []
+    host.children.once_gone(lambda: then.append(True))
+    started = time.monotonic()
+    host.children.close()
+    assert time.monotonic() < started + 4.0 and then
