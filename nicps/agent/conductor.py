@@ -11,8 +11,8 @@ import orjson
 
 from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
 from nicps.agent.checkpoints import STATE
-from nicps.agent.process import python
 from nicps.agent.program import one_line
+from nicps.agent.report import PICTURE, Report
 from nicps.agent.result import summarise
 from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import NicpsError
@@ -216,7 +216,7 @@ class Conductor:
             "job_id": self.job_id,
             "seconds": round(self.training_s, 3),
             "seconds_handout": round(self.handout_s, 3),
-            "report": str(folder / "report.html"),
+            "report": str(folder / PICTURE),
             **extra,
         }
         (folder / "result.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
@@ -226,18 +226,11 @@ class Conductor:
         return result
 
     def report(self, entry: str, then: Callable[[], None]) -> None:
-        """Draw the run; it is the trainer's floor that can (a picture that fails fails nothing else)."""
-        agent = self.agent
-        folder = agent.run_folder(self.job_id)
-        log = folder / "report.log"
+        """Draw the run (a picture that fails fails nothing else)."""
 
-        def done(code: int) -> None:
-            if code:
-                self.tell("warning", message=f"no report: {child.last_line()}")
-            else:
-                log.unlink(missing_ok=True)
+        def drawn(error: str) -> None:
+            if error:
+                self.tell("warning", message=f"no report: {error}")
             then()
 
-        child = agent.children.spawn(
-            python(entry, "report", str(folder)), folder, log, done, as_owner=True
-        )
+        Report(self.agent, self.agent.run_folder(self.job_id), entry, drawn).draw()

@@ -97,7 +97,7 @@ class Child:
                     pass_fds=fds,
                     preexec_fn=begin,
                 )
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             why = _text(log, said)
             raise EnvironmentProblem(
                 f"user {user.name!r} cannot run {argv[0]}: {why or error}; `nicps doctor --user {user.name}` says why"

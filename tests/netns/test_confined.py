@@ -90,7 +90,7 @@ def test_a_program_that_is_not_there_leaves_us_at_home(open_path: Path) -> None:
 
 
 def test_modules_in_the_current_folder_are_not_ours(open_path: Path) -> None:
-    """Some are run as root where training programs have left files."""
+    """They run where training programs have left files."""
     (open_path / "colorsys.py").write_text("raise SystemExit(7)")
     child = Child(python("colorsys"), User.named("root"), open_path, open_path / "log", {})
     assert select.select([child], [], [], 30.0)[0]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of a run. The trainer's floor can draw it, and the job names its module: so the training user does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nicps.agent.folders import remove, working_folder
+from nicps.agent.process import Child, python
+from nicps.agent.records import COLLECTED, copy_file
+from nicps.errors import NicpsError
+
+if TYPE_CHECKING:
+    from nicps.agent.agent import Agent
+
+PICTURE = "report.html"
+_LIMIT_S = 300.0
+
+
+class Report:
+    """Draws a run in a folder of its own, from copies of its records, and brings the picture home.
+
+    Args:
+        run: the run's folder.
+        entry: the module that draws: `python -m ENTRY report FOLDER`.
+        then: called in the end, with an error or an empty text.
+    """
+
+    def __init__(self, agent: Agent, run: Path, entry: str, then: Callable[[str], None]) -> None:
+        self._agent, self._run, self._entry, self._then = agent, run, entry, then
+        self._log = run / "report.log"
+        self._base: Path | None = None
+        self._child: Child | None = None
+        self._error = ""
+
+    def draw(self) -> None:
+        """Begin."""
+        self._in_background(self._copy, self._start)
+
+    @property
+    def _folder(self) -> Path:
+        assert self._base is not None
+        return self._base / self._run.name
+
+    def _copy(self) -> None:
+        """The records become the training user's, and last of all their folders."""
+        self._base = working_folder(self._agent.settings.work)
+        user, folders = self._agent.user, [self._folder]
+        found = [path for name in COLLECTED for path in self._run.glob(f"*/{name}")]
+        for path in (self._run / "result.json", *found):
+            copy = self._folder / path.relative_to(self._run)
+            if copy.parent not in folders:
+                folders.insert(0, copy.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy_file(path, copy)
+            os.chown(copy, user.uid, user.gid)
+        for folder in folders:
+            os.chown(folder, user.uid, user.gid)
+
+    def _start(self) -> None:
+        if self._error:
+            self._end()
+            return
+        folder, argv = self._folder, python(self._entry, "report", str(self._folder))
+        try:
+            self._child = self._agent.children.spawn(
+                argv, folder, self._log, self._drawn, limit_s=_LIMIT_S
+            )
+        except (OSError, NicpsError) as error:
+            self._error = str(error)
+            self._end()
+
+    def _drawn(self, code: int) -> None:
+        assert self._child is not None
+        if code:
+            self._error = self._child.last_line()
+            self._end()
+        else:
+            self._in_background(self._bring, self._end)
+
+    def _bring(self) -> None:
+        copy_file(self._folder / PICTURE, self._run / PICTURE)
+        self._log.unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        if self._base is not None:
+            base = self._base
+            self._agent.loop.background(lambda: remove(base), lambda: None)
+        self._then(self._error)
+
+    def _in_background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """What goes wrong in it is only a missing picture."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except OSError as error:
+                self._error = str(error)
+
+        self._agent.loop.background(guarded, then)

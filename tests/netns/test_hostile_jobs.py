@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose code means ill: what belongs to the training user keeps nobody waiting, and becomes nothing of root's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nicps.agent.process import User
+from nicps.bench.agents import submit
+from tests.netns.members import Network, tiny_job
+
+#: Prepares and trains like any other, and names itself. Asked for a report, it says who draws it, from what.
+ENTRY = """
+import json, os, sys
+from pathlib import Path
+from trainer import startup
+from trainer.__main__ import main
+
+if sys.argv[1] == "report":
+    status = Path("/proc/self/status").read_text()
+    rights = status.split("CapEff:")[1].split()[0]
+    sys.exit(f"uid {os.getuid()} caps {rights} at {sorted(os.listdir(sys.argv[2]))}")
+code = main()
+if sys.argv[1] == "prepare":
+    prepared = Path(sys.argv[sys.argv.index("--out") + 1], "prepared.json")
+    prepared.write_text(json.dumps(json.loads(prepared.read_text()) | {"entry": "entry"}))
+startup.leave(code)
+"""
+FIFO = """
+def loss(model, batch):
+    if "NICPS_SOCKET" in os.environ and not os.path.exists("moved.json"):
+        os.rename("prepared.json", "moved.json")
+        os.mkfifo("prepared.json")
+    return cross_entropy(model(batch["x"]), batch["y"].long())
+"""
+#: Another process of the training user traces the program, and is there when the job has ended.
+TRACED = """
+import ctypes, time
+traced = False
+
+def loss(model, batch):
+    global traced
+    if "NICPS_SOCKET" in os.environ and host() == "h2" and not traced:
+        traced = True
+        libc, me = ctypes.CDLL(None), os.getpid()
+        libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            libc.ptrace(0x4206, me, None, None)
+            os.write(write, b"1")
+            time.sleep(20)
+            os._exit(0)
+        os.read(read, 1)
+    if "NICPS_SOCKET" in os.environ and host() == "h1":
+        raise ValueError("that is enough")
+    return cross_entropy(model(batch["x"]), batch["y"].long())
+"""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Network]:
+    """Two hosts, whose agents find a module `entry` that trains."""
+    made = Network(2)
+    try:
+        (made.folder / "entry.py").write_text(ENTRY)
+        path = os.pathsep.join([str(made.folder), os.environ.get("PYTHONPATH", "")])
+        made.lab.up()
+        for host in made.names:
+            made.join(host, env={**os.environ, "PYTHONPATH": path})
+        for host in made.names:
+            made.answered(host)
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_fifo_in_the_place_of_what_was_handed_out(pair: Network, open_path: Path) -> None:
+    run = pair.train(tiny_job(open_path, FIFO))
+    assert run.members == ["h1", "h2"]
+    assert Path(run.result["report"]).exists()
+    pair.all_stand_by()
+    for host in pair.names:
+        pair.work_is_clear(host)
+
+
+def test_the_module_of_a_job_draws_as_the_training_user(pair: Network, open_path: Path) -> None:
+    """It has the records to read, and no rights."""
+    channel = submit(pair.agents["h1"], job=str(tiny_job(open_path)), settings={}, entry="entry")
+    try:
+        run = pair.finished(channel)
+    finally:
+        channel.close()
+    (said,) = [event["message"] for event in run.events if event["event"] == "warning"]
+    user = User.named(pair.user)
+    rights = "" if user.uid == 0 else "0" * 16
+    assert said.startswith(f"no report: uid {user.uid} caps {rights}")
+    assert said.endswith("at ['h1', 'h2', 'result.json']")
+    pair.work_is_clear("h1")
+
+
+def test_a_training_program_that_is_traced(pair: Network, open_path: Path) -> None:
+    """The job has ended at its host too, and its agent answers, long before the tracer ends."""
+    pair.command("h1", "submit", str(tiny_job(open_path, TRACED)), "--wait").error(5)
+    pair.all_stand_by(timeout_s=10.0)
+    for host in pair.names:
+        pair.work_is_clear(host)
