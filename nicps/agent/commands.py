@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nicps.agent.control import VERSION, Peer
+from nicps.agent.control import VERSION
+from nicps.agent.peer import Peer
 from nicps.agent.status import status_of
 from nicps.agent.submission import Submission
 from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem
@@ -95,8 +96,6 @@ class Commands:
         if agent.job is None:
             raise NetworkProblem("no job is under way that a training program could join")
         if form == "json":  # megabytes of text are for another process to read
-            if peer.channel.buffered:
-                raise UsageProblem("wait for the answer to attach before you send more")
             agent.control.hand_over(peer, agent.job.start_gateway)
         elif form == "shared":
             agent.job.attach(peer.channel)

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nicps.dataplane.channel import Channel, ChannelClosed, unix_address
-from nicps.errors import EnvironmentProblem, NicpsError
+from nicps.agent.closing import Closing
+from nicps.agent.peer import Peer as Peer
+from nicps.agent.peer import refuse_descriptors
+from nicps.dataplane.channel import ChannelClosed, unix_address
+from nicps.errors import EnvironmentProblem
 
 VERSION = 1  # of the messages (docs/socket.md)
-LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with anybody's megabytes
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERGROUPS = 59
 _MOST_GROUPS = (
@@ -24,7 +26,8 @@ _MOST_GROUPS = (
 )
 _MOST_PEERS = 64
 _MOST_STRANGERS = 8  # who may do nothing here must not take the others' places
-_MOST_BACKLOG = 1 << 20  # bytes that a peer has not read
+_MOST_MESSAGES = 32  # of one peer, before the loop looks at what else there is
+_CLOSING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +61,6 @@ class Access:
         return uid in (0, os.geteuid(), self.trainer)
 
 
-class Peer:
-    """A connection to the agent's socket: whose it is, and what that user may do."""
-
-    def __init__(self, connection: socket.socket, uid: int, commands: bool, trains: bool) -> None:
-        connection.setblocking(False)
-        self.uid, self.commands, self.trains = uid, commands, trains
-        self.channel = Channel(connection, LARGEST_MESSAGE)
-        self.is_trainer = False
-        self.watches = False  # the job that it has submitted
-        self.watches_all = False
-
-    @property
-    def is_stranger(self) -> bool:
-        """Whether it may do nothing here."""
-        return not (self.commands or self.trains)
-
-    def post(self, message: Mapping[str, Any]) -> None:
-        """Send, if the peer is still there."""
-        with contextlib.suppress(ChannelClosed):
-            self.channel.post(dict(message))
-
-    def refuse(self, error: NicpsError) -> None:
-        """Answer with an error."""
-        self.post({"op": "error", "message": str(error), "exit_code": error.exit_code})
-
-
 class ControlSocket:
     """Listens, and hands every message to `on_message(peer, message)`.
 
@@ -108,7 +85,10 @@ class ControlSocket:
         self.peers: list[Peer] = []
         self._watch, self._unwatch = watch, unwatch
         self._on_message, self._on_close = on_message, on_close
+        self._closing = Closing()
+        self._accepts = True
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        refuse_descriptors(self._listener)
         try:
             if address.startswith("@"):
                 self._listener.bind(unix_address(address))
@@ -124,6 +104,10 @@ class ControlSocket:
         watch(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
+        if self._closing.full:
+            self._accepts = False
+            self._unwatch(self._listener.fileno())
+            return
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             uid, groups = _credentials(connection)
@@ -131,7 +115,7 @@ class ControlSocket:
             peer = Peer(connection, uid, commands, trains)
             alike = [p for p in self.peers if p.is_stranger == peer.is_stranger]
             if len(alike) >= (_MOST_STRANGERS if peer.is_stranger else _MOST_PEERS):
-                connection.close()
+                self._closing.end(connection)
             else:
                 self._add(peer)
 
@@ -140,6 +124,7 @@ class ControlSocket:
 
         (Of a pair the kernel names its maker at both ends.)
         """
+        refuse_descriptors(connection)
         self._add(Peer(connection, uid, commands=False, trains=True))
 
     def _add(self, peer: Peer) -> None:
@@ -147,19 +132,19 @@ class ControlSocket:
         self._watch(peer.channel.fileno(), lambda: self._read(peer))
 
     def _read(self, peer: Peer) -> None:
+        """Work off some messages; the loop calls again for what is left with the kernel."""
         try:
-            closed = None
-            try:
+            for _ in range(_MOST_MESSAGES):
                 peer.channel.pump()
-            except ChannelClosed as error:
-                closed = error
-            while peer in self.peers and (item := peer.channel.pop()) is not None:
-                message, fds = item
-                for fd in fds:  # nobody has a descriptor to give us
-                    os.close(fd)
-                self._on_message(peer, message)
-            if closed is not None:
-                raise closed
+                item = peer.channel.pop()
+                if item is None:
+                    return
+                self._on_message(peer, item[0])
+                if peer not in self.peers:
+                    return
+                if peer.was_refused and not peer.commands:  # or it goes on and on
+                    self.drop(peer)
+                    return
         except (ChannelClosed, KeyError, TypeError, ValueError, OSError) as error:
             if not isinstance(error, ChannelClosed):
                 peer.post({"op": "error", "message": f"bad message: {error!r}", "exit_code": 2})
@@ -167,17 +152,19 @@ class ControlSocket:
 
     def post(self, peer: Peer, message: Mapping[str, Any]) -> None:
         """Send to a peer, unless it has long stopped reading."""
-        if peer.channel.backlog > _MOST_BACKLOG:
+        peer.post(message)
+        if peer.channel.deaf:
             self.drop(peer)
-        else:
-            peer.post(message)
 
     def drop(self, peer: Peer) -> None:
         """Close a connection."""
         if peer in self.peers:
             self.peers.remove(peer)
             self._unwatch(peer.channel.fileno())
-            peer.channel.close()
+            if peer.channel.ended:
+                peer.channel.close()
+            else:
+                self._closing.end(peer.channel.socket)
             self._on_close(peer)
 
     def hand_over(self, peer: Peer, give: Callable[[int], None]) -> None:
@@ -185,22 +172,26 @@ class ControlSocket:
         give(peer.channel.fileno())
         self.peers.remove(peer)
         self._unwatch(peer.channel.fileno())
-        peer.channel.close()
+        self._closing.let_go(peer.channel.socket)
 
     def flush(self) -> None:
-        """Send what did not go at once."""
+        """Send what did not go at once; who has long stopped reading is let go."""
         for peer in self.peers[:]:
-            try:
+            with contextlib.suppress(ChannelClosed):  # what it said last is read before it goes
                 peer.channel.flush()
-            except ChannelClosed:
+            if peer.channel.deaf:
                 self.drop(peer)
+        if not (self._accepts or self._closing.full):
+            self._accepts = True
+            self._watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """Close everything."""
         for peer in self.peers[:]:
             self.drop(peer)
         self._unwatch(self._listener.fileno())
-        self._listener.close()
+        self._closing.end(self._listener)
+        self._closing.wait(_CLOSING_S)
         if not self.address.startswith("@"):
             with contextlib.suppress(OSError):
                 os.unlink(self.address)

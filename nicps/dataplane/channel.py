@@ -72,11 +72,6 @@ class Channel:
         """The socket's descriptor, for selectors."""
         return self.socket.fileno()
 
-    @property
-    def buffered(self) -> int:
-        """Bytes that have been read and belong to no message that was popped."""
-        return len(self._in)
-
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a message, waiting until the other end takes it (at most 30 s).
 
@@ -161,7 +156,7 @@ class Channel:
             while len(self._fds) > _MAX_FDS:  # more than any message of ours has
                 os.close(self._fds.pop())
             if not data:
-                if len(self._in) >= _LENGTH.size and self._complete():
+                if self._complete():
                     return
                 raise ChannelClosed("the other end of the socket has gone")
             self._in += data
@@ -199,12 +194,16 @@ class Channel:
         self.socket.close()
 
     def _complete(self) -> bool:
+        return not self._missing()
+
+    def _missing(self) -> int:
+        """Bytes that are to come until a message is whole, or first its length; 0 if one is there."""
         if len(self._in) < _LENGTH.size:
-            return False
+            return _LENGTH.size - len(self._in)
         (length,) = _LENGTH.unpack_from(self._in)
         if length > self._largest:
             raise ChannelClosed(f"a message of {length} bytes is larger than {self._largest}")
-        return bool(len(self._in) >= _LENGTH.size + length)
+        return int(max(0, _LENGTH.size + length - len(self._in)))
 
 
 def _inherited(number: str) -> socket.socket:

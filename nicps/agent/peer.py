@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection to the agent's socket: whose it is, what that user may do, and what nobody may make the agent do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nicps.dataplane.channel import Channel, ChannelClosed
+from nicps.errors import NicpsError
+
+LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with anybody's megabytes
+_MOST_BACKLOG = 1 << 20  # bytes that a peer has not read
+_SO_PASSRIGHTS = 83  # from Linux 6.16
+
+
+def refuse_descriptors(connection: socket.socket) -> None:
+    """Whoever sends one is told EPERM, where the kernel can do that; connections have it from their listener."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+
+
+class GuardedChannel(Channel):
+    """The agent's end of a connection to who need not be trusted.
+
+    It reads to the end of a message and leaves what follows with the kernel, and queues so much and no more. It never
+    takes a descriptor, nor lets `recvmsg` drop one, since to close it could take for ever (`nicps.agent.closing`).
+
+    Attributes: `deaf`, the other end has long stopped reading. `ended`, it has sent all that it will ever send, and all
+    has been read: to close this end holds nobody up.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, LARGEST_MESSAGE)
+        self.deaf = self.ended = False
+
+    def pump(self) -> None:
+        """Read on in one message, to its end at most.
+
+        Raises:
+            ChannelClosed: the other end has gone, or has sent a descriptor.
+        """
+        while size := self._missing():
+            data = self._take(size)
+            if not data:
+                return
+            self._in += data
+
+    def _take(self, size: int) -> bytes:
+        """At most so many bytes; none if there are none now."""
+        try:
+            # Without room for them descriptors stay where they are, and the flag tells of them.
+            seen, _, flags, _ = self.socket.recvmsg(size, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if flags & socket.MSG_CTRUNC:
+                raise ChannelClosed("the other end of the socket sent a descriptor")
+            if not seen:
+                self.ended = True
+                raise ChannelClosed("the other end of the socket has gone")
+            return self.socket.recv(len(seen), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            raise ChannelClosed(f"the other end of the socket has gone: {error}") from None
+
+    def post(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Queue a message, as `Channel.post` does.
+
+        Raises:
+            ChannelClosed: the other end has gone, or has long stopped reading.
+        """
+        if self.backlog > _MOST_BACKLOG:
+            self.deaf = True
+            raise ChannelClosed("the other end of the socket reads nothing")
+        super().post(message, fds)
+
+
+class Peer:
+    """A connection, and what its user may do. `was_refused` something."""
+
+    def __init__(self, connection: socket.socket, uid: int, commands: bool, trains: bool) -> None:
+        connection.setblocking(False)
+        self.uid, self.commands, self.trains = uid, commands, trains
+        self.channel = GuardedChannel(connection)
+        self.is_trainer = False
+        self.was_refused = False
+        self.watches = False  # the job that it has submitted
+        self.watches_all = False
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it may do nothing here."""
+        return not (self.commands or self.trains)
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Send, if the peer is still there and reads."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.post(dict(message))
+
+    def refuse(self, error: NicpsError) -> None:
+        """Answer with an error."""
+        self.was_refused = True
+        self.post({"op": "error", "message": str(error), "exit_code": error.exit_code})
