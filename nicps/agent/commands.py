@@ -81,12 +81,17 @@ class Commands:
             if agent.trouble:
                 way_out = f"{agent.trouble}. `nicps leave`, and `nicps join` again, give it up here"
             raise NetworkProblem(f"a job is under way: {way_out}")
+        for name in ("job", "data", "resume"):
+            path = message.get(name)
+            if (path is not None or name == "job") and (not isinstance(path, str) or "\0" in path):
+                raise UsageProblem(f"{name} is to be a path, not {path!r}")
         agent.node.busy = True
         try:
             agent.submission = Submission(agent, message)
-        except (OSError, NicpsError, KeyError):
-            agent.node.busy = False
-            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageProblem(f"no job can be made of what was submitted: {error!r}") from None
+        finally:
+            agent.node.busy = agent.submission is not None
         peer.watches = True
 
     def _attach(self, peer: Peer, form: str) -> None:

@@ -411,3 +411,32 @@ def test_what_comes_behind_attach_is_for_who_is_given_the_connection(host: Host)
     assert channel.recv(5.0)[0] == {"op": "phase"}
     gateway.close()
     channel.close()
+
+
+# ---- odd submissions
+
+
+@pytest.mark.parametrize(
+    ("submission", "said"),
+    [
+        (b'{"op":"submit"}', "job is to be a path, not None"),
+        (b'{"op":"submit","job":"/a\\u0000b"}', r"job is to be a path, not '/a\x00b'"),
+        (
+            b'{"op":"submit","job":"/a","settings":' + b'{"a":' * 600 + b"1" + b"}" * 601,
+            "no job can be made of what was submitted: ",
+        ),
+    ],
+    ids=["no job", "a path that is none", "settings too deep"],
+)
+def test_an_odd_submission(host: Host, tmp_path: Path, submission: bytes, said: str) -> None:
+    """It is refused, and the host answers calls as before."""
+    channel = say(host, framed(submission))
+    (answer,) = answers(host, channel, 1)
+    assert answer["op"] == "error" and answer["exit_code"] == 2
+    assert said in answer["message"]
+    assert "\n" not in answer["message"]
+    assert host.agent.node.busy is False and host.agent.submission is None
+    host.until(lambda: not list(tmp_path.iterdir()))
+    channel.send({"op": "x"})
+    assert "knows no 'x'" in answers(host, channel, 1)[0]["message"]
+    channel.close()
