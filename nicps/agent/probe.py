@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nicps import wire
-from nicps.agent.control import Peer
+from nicps.agent.peer import Peer
 from nicps.auth import nonce
 from nicps.errors import NetworkProblem, NicpsError, UsageProblem
 from nicps.protocol import NodeState
@@ -41,6 +41,8 @@ _BATCH, _BATCHES = 256, 4  # frames for one system call, and those for one step
 _CATCH_UP_S = 0.005  # a late agent does not send more than this at once
 _SLOWER = 0.8  # of the rate asked for: this is what can be sent, faster trains would be the same
 _BUSY_S = 0.1  # between two answers while a job is under way
+_COMING_NS = 1_000_000_000  # a train whose last frame is no older is still coming in
+_ANSWERS, _ANSWER_S = 64, 0.03  # so many in a row to who asks, then one each 0.03 s
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ class Prober:
         self._hosts: dict[bytes, _Host] = {}
         self._trains: list[dict[str, Any]] = []
         self._answered_busy = 0.0
+        self._counts_for = b""  # the host whose train this one counts
+        self._answered = 0.0  # when the answers given so far are paid off
 
     @property
     def running(self) -> bool:
@@ -106,8 +110,7 @@ class Prober:
         except StopIteration:
             self._done(lambda peer: peer.post({"op": "probe", **self._result()}))
         except NicpsError as error:
-            reason = error
-            self._done(lambda peer: peer.refuse(reason))
+            self._stop(error)
 
     def on_frame(self, source: bytes, data: bytes) -> None:
         """A PROBE or ECHO frame that came up.
@@ -129,6 +132,9 @@ class Prober:
         standing_by = agent.node.state is NodeState.STANDBY
         return not standing_by or agent.job is not None or agent.submission is not None
 
+    def _stop(self, reason: NicpsError) -> None:
+        self._done(lambda peer: peer.refuse(reason))
+
     def _done(self, tell: Callable[[Peer], None]) -> None:
         peer, self._peer, self._script = self._peer, None, None
         if peer is not None:
@@ -137,26 +143,32 @@ class Prober:
     # ---- the others' questions
 
     def _on_question(self, source: bytes, probe: wire.Probe) -> None:
+        """Anybody can send an old one again, so it ends no measurement, and answers are few."""
         agent, now = self._agent, time.monotonic()
-        if self.running:
-            self._script = iter(())
-            error = NetworkProblem(
-                f"{wire.mac_text(source)} measures at the same moment: try again later"
-            )
-            self._done(lambda peer: peer.refuse(error))
         if self._busy and now < self._answered_busy + _BUSY_S:
             return
+        if self._answered > now + (_ANSWERS - 1) * _ANSWER_S:
+            return
         self._answered_busy = now
-        train = agent.dataplane.expect(probe.nonce)
-        body = wire.Echo(
-            probe.nonce,
-            int(train["first_ns"]),
-            int(train["last_ns"]),
-            min(int(train["count"]), 2**32 - 1),
-            probe.number,
-            int(self._busy),
-        )
+        self._answered = max(self._answered, now) + _ANSWER_S
+        first_ns, last_ns, count = self._counted(source, probe.nonce)
+        busy = int(self._busy or self.running)
+        body = wire.Echo(probe.nonce, first_ns, last_ns, min(count, 2**32 - 1), probe.number, busy)
         self._send(body, agent.node.name.encode())
+
+    def _counted(self, source: bytes, nonce: int) -> tuple[int, int, int]:
+        """First and last frame's time of a train, and how many; it is counted from now on.
+
+        Not in place of another host's that is coming in.
+        """
+        dataplane = self._agent.dataplane
+        train = dataplane.train
+        coming = time.monotonic_ns() < int(train["last_ns"]) + _COMING_NS
+        if coming and int(train["nonce"]) != nonce and source != self._counts_for:
+            return 0, 0, 0
+        self._counts_for = source
+        train = dataplane.expect(nonce)
+        return int(train["first_ns"]), int(train["last_ns"]), int(train["count"])
 
     # ---- our own
 
@@ -168,6 +180,13 @@ class Prober:
         if host is None:
             host = _Host(safe_name(name.decode(errors="replace"), source))
             self._hosts[source] = host
+        if echo.busy:  # it says so now: the nonce is ours
+            self._stop(
+                NetworkProblem(
+                    f"{host.name} measures at the same moment, or has a job under way: try again later"
+                )
+            )
+            return
         if self._timing and echo.number not in host.echoes:
             host.round_trips_s.append(time.monotonic() - asked_at)
         host.echoes[echo.number] = echo
@@ -175,15 +194,12 @@ class Prober:
     def _measure(self, seconds: float) -> Iterator[float]:
         """All of it, as a series of times to wait for."""
         self._nonce = nonce()
-        first = self._ask()
+        self._ask()
         yield time.monotonic() + _FIND_S
         if not self._hosts:
             raise NetworkProblem(
                 "no other host answers: run `nicps join` on it, with the same --network (and --key)"
             )
-        for host in self._hosts.values():
-            if host.echoes[first].busy:
-                raise NetworkProblem(f"a job is under way on {host.name}: measure after its end")
         self._timing = True
         for _ in range(_QUESTIONS):
             self._ask()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who measures the LAN, and who answers, where a stranger sends old questions again (SECURITY.md)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nicps import wire
+from nicps.agent import probe
+from nicps.agent.probe import Prober
+from nicps.errors import NicpsError
+from nicps.protocol import NodeState
+
+NETWORK = wire.network_id("nicps")
+MAC, OTHER, THIRD = (bytes([2, 0, 0, 0, 0, k]) for k in (1, 2, 3))
+OLD = 77  # a nonce of yesterday
+
+
+class Asker:
+    """Who wants to know; `told` is what it got."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.post = self.refuse = self.told.append
+
+
+class Host:
+    """A host that stands by; `sent` are its PROBE and ECHO frames."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[wire.Frame] = []
+        self.now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=self.now_ns)
+        monkeypatch.setattr(probe, "time", clock)
+        self.train = {"nonce": 0, "first_ns": 0, "last_ns": 0, "count": 0}
+        agent: Any = SimpleNamespace(
+            node=SimpleNamespace(network=NETWORK, mac=MAC, name="h1", state=NodeState.STANDBY),
+            keys=SimpleNamespace(sign=lambda frame, _: frame),
+            job=None,
+            submission=None,
+        )
+        sender = SimpleNamespace(frame=lambda frame: self.sent.append(wire.unpack(frame)))
+        agent.frames = SimpleNamespace(sender=sender)
+        agent.dataplane = SimpleNamespace(train=self.train, expect=self._expect)
+        self.prober = Prober(agent)
+        self.asker = Asker()
+
+    def now_ns(self) -> int:
+        return int(self.now * 1e9)
+
+    def _expect(self, nonce: int) -> dict[str, int]:
+        if self.train["nonce"] != nonce:
+            self.train.update(nonce=nonce, first_ns=0, last_ns=0, count=0)
+        return self.train
+
+    def measure(self) -> wire.Probe:
+        """Begin; the first question."""
+        self.prober.start(self.asker, 1.0)  # type: ignore[arg-type]
+        self.prober.tick()
+        body = self.sent.pop().body
+        assert isinstance(body, wire.Probe)
+        return body
+
+    def hears(self, source: bytes, body: wire.Probe | wire.Echo, tail: bytes = b"") -> None:
+        frame = wire.pack(wire.Header(network=NETWORK), body, tail=tail)
+        self.prober.on_frame(source, frame)
+
+    def asked(self, source: bytes, nonce: int, number: int = 1) -> list[wire.Echo]:
+        """A question; the answers."""
+        self.sent.clear()
+        self.hears(source, wire.Probe(nonce, number, wire.ProbeStep.ASK))
+        return [frame.body for frame in self.sent if isinstance(frame.body, wire.Echo)]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+def test_an_old_question_ends_no_measurement(host: Host) -> None:
+    host.measure()
+    (answer,) = host.asked(OTHER, OLD)
+    assert answer.busy == 1, "who asks now learns that another measures"
+    assert host.prober.running and not host.asker.told
+    host.now += 0.5
+    host.prober.tick()
+    (error,) = host.asker.told
+    assert "no other host answers" in str(error)
+
+
+def test_who_measures_now_ends_it(host: Host) -> None:
+    question = host.measure()
+    old = wire.Echo(OLD, 0, 0, 0, question.number, 1)
+    host.hears(OTHER, old, b"h2")
+    assert host.prober.running
+    host.hears(THIRD, wire.Echo(question.nonce, 0, 0, 0, question.number, 0), b"h3")
+    assert host.prober.running
+    host.hears(OTHER, wire.Echo(question.nonce, 0, 0, 0, question.number, 1), b"h2")
+    (error,) = host.asker.told
+    assert isinstance(error, NicpsError)
+    assert "h2 measures at the same moment, or has a job under way" in str(error)
+    assert not host.prober.running
+
+
+def test_a_question_that_is_sent_again_and_again_gets_few_answers(host: Host) -> None:
+    first = later = 0
+    for _ in range(1000):
+        host.now += 0.001
+        first += len(host.asked(OTHER, OLD))
+    assert 64 <= first <= 64 + 1 / 0.03
+    for _ in range(10_000):
+        host.now += 0.001
+        later += len(host.asked(OTHER, OLD))
+    assert 300 <= later <= 340
+
+
+def test_a_measurement_is_answered(host: Host) -> None:
+    """One question to find all, twenty for round trips, and the trains'."""
+    questions = [0.3, *[0.01] * 20, *[0.06, 0.1] * 6]
+    answers = 0
+    for measurement in range(10):
+        for number, seconds in enumerate(questions):
+            answers += len(host.asked(OTHER, 1000 + measurement, number))
+            host.now += seconds
+    assert answers == 10 * len(questions)
+
+
+def test_a_train_that_comes_in_is_counted_on(host: Host) -> None:
+    """An old question of another host does not take its place."""
+    host.asked(THIRD, OLD)
+    (answer,) = host.asked(OTHER, 5)
+    assert (answer.count, host.train["nonce"]) == (0, 5), "none is coming in"
+    host.train.update(first_ns=host.now_ns(), last_ns=host.now_ns(), count=9)
+    host.now += 0.5
+    (answer,) = host.asked(THIRD, OLD)
+    assert (answer.nonce, answer.count, answer.last_ns) == (OLD, 0, 0)
+    (answer,) = host.asked(OTHER, 5, 2)
+    assert answer.count == 9
+    (answer,) = host.asked(OTHER, 6, 3)
+    assert (answer.count, host.train["nonce"]) == (0, 6), "its own next one"
+    host.train.update(last_ns=host.now_ns(), count=9)
+    host.now += 1.5
+    host.asked(THIRD, OLD)
+    assert host.train["nonce"] == OLD, "the other has long ended"
