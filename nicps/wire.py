@@ -143,6 +143,14 @@ class ViewStep(IntEnum):
     ASK = 4  # R4: a switch's controller asks which one is in force
 
 
+class Ending(IntEnum):
+    """What has become of a view's job, for who was not heard when it ended."""
+
+    NONE = 0  # it goes on
+    ENDED = 1  # it was stopped
+    DONE = 2  # it has been trained to its end
+
+
 class Stage(IntEnum):
     """How far a host is that answers a call."""
 
@@ -270,7 +278,7 @@ class View:
     members: Annotated[int, _u8("entries of the list")]
     values: Annotated[int, _u8("1: the value follows; 0: none yet")]
     step: Annotated[int, _u8("1 propose, 2 accept, 3 install, 4 ask")]
-    reserved: Annotated[int, _u8("0")] = 0
+    ended: Annotated[int, _u8("install: 1 if its job has ended, 2 if it is done; 0 otherwise")] = 0
     reserved2: Annotated[int, _u16("0")] = 0
     reserved3: Annotated[int, _u32("0")] = 0
 

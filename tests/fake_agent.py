@@ -174,7 +174,7 @@ def ends(job: Job, code: int, said: str) -> list[str]:
     node.leave = lambda now, reason: told.append(f"leaves: {reason}") or []
     node.fail = lambda now, reason: told.append(f"fails: {reason}") or []
     job.host.views = SimpleNamespace(depart=lambda reason: node.leave(0.0, reason))
-    job.host.frames.sender.drop_fragments = lambda: None
+    job.host.frames.drop_fragments = lambda: None
     assert job.program is not None
     job.program_ended(job.program, code, said)
     return told

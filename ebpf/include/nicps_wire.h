@@ -196,7 +196,7 @@ struct nicps_view {
 	__u8 members;     /* entries of the list */
 	__u8 values;      /* 1: the value follows; 0: none yet */
 	__u8 step;        /* 1 propose, 2 accept, 3 install, 4 ask */
-	__u8 reserved;    /* 0 */
+	__u8 ended;       /* install: 1 if its job has ended, 2 if it is done; 0 otherwise */
 	__be16 reserved2; /* 0 */
 	__be32 reserved3; /* 0 */
 };

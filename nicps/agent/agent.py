@@ -224,9 +224,9 @@ class Agent:
             ok, message = phase.settings.get("ok"), str(phase.settings.get("message", ""))
             if self.conductor is None:
                 self.end_job("the job is done" if ok else message)
-                self.endings.over(
-                    phase, "job done, standing by" if ok else f"job stopped: {message}"
-                )
+                said = "job done, standing by" if ok else f"job stopped: {message}"
+                lead = self.node.members[self.node.view.lead - 1].name
+                self.endings.over(phase.settings, said, lead)
             self.prepared(phase.number)
             return
         try:
@@ -287,6 +287,8 @@ class Agent:
         """A job reaches this host."""
         if self.job is not None:
             self.end_job("another job has begun")
+        if self.submission is not None and self.submission.job_id != job_id:
+            self.endings.over({}, "another job has begun; the end of this one was not heard", "")
         self.job = LocalJob(self, job_id)
         self._turns_before = self.frames.turns
         self.log(f"job {job_id}")

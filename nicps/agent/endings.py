@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from nicps import wire
 from nicps.agent.conductor import Conductor
 from nicps.errors import Alarm, JobFailed, NicpsError
 from nicps.protocol import Phase
@@ -21,12 +22,11 @@ class Endings:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    def over(self, phase: Phase | None, said: str) -> None:
-        """The job has ended, led by another host."""
+    def over(self, settings: Mapping[str, Any], said: str, lead: str) -> None:
+        """The job has ended, led by another host. `settings` are those of the STOP, as far as they are known."""
         agent = self._agent
         agent.log(said)
         submission, agent.submission = agent.submission, None
-        settings = phase.settings if phase is not None else {}
         if settings.get("alarm"):
             self.run_hook(said)
         if submission is None:
@@ -35,7 +35,6 @@ class Endings:
         agent.node.busy = False
         result, error = {}, None
         if settings.get("ok"):  # the one that leads now has collected it
-            lead = agent.node.members[agent.node.view.lead - 1].name
             result = {"job_id": submission.job_id, "lead": lead}
         else:
             error = said
@@ -44,6 +43,12 @@ class Endings:
             agent.publish({"op": "result", "result": result})
         else:
             self._tell_end(error, settings)
+
+    def unheard(self, ending: wire.Ending, lead: str) -> None:
+        """It ended while this host was not heard."""
+        done = ending is wire.Ending.DONE
+        how = "is done" if done else "was stopped"
+        self.over({"ok": done}, f"the job {how} while this host was not heard; {lead} led it", lead)
 
     def submission_failed(self, reason: str) -> None:
         """A job that was submitted here has not come into the network."""

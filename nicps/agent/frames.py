@@ -109,13 +109,19 @@ class Frames:
         try:
             self.sender.pump(agent.now)
         except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
-            self.sender.drop_fragments()
+            self.drop_fragments()
             agent.act(agent.node.fail(agent.now, str(error)))
         if self.sender.down:
             self._interface(up=False)
         if self.sender.blocked_by_kernel != self._room_awaited:
             self._room_awaited = self.sender.blocked_by_kernel
             agent.loop.arm(agent.dataplane.tx.fileno(), self._room_awaited)
+
+    def drop_fragments(self) -> None:
+        """What has not gone out of this host's contributions does not. The view goes on, and nobody waits for it."""
+        agent = self._agent
+        for action in self.sender.drop_fragments():
+            agent.act(agent.node.sent(agent.now, action))
 
     def _fragments_sent(self, action: SendFragments, started: float) -> None:
         agent = self._agent

@@ -53,7 +53,7 @@ class HandOut:
         else:  # who has it already only looks on
             keep = node.number in node.learners if purpose == "state" else not job.digest
         if self._in is not None:
-            self._in.close()
+            agent.loop.background(self._in.close, lambda: None)
         self._in = InStream(
             folder,
             settings["bytes"],
@@ -86,7 +86,7 @@ class HandOut:
             fragments = phase.fragments_in(round_)
             job.later(
                 lambda: stream.write(out.read(window, 0, fragments).reshape(-1)[:size]),
-                lambda: self._stored(phase, stream, round_, last),
+                lambda: self._stored(phase, stream, round_, last, out),
             )
             if not last:
                 agent.act(agent.node.offer(agent.now, round_ + 1, 1))
@@ -95,15 +95,17 @@ class HandOut:
             data = bank.view(np.uint8).reshape(-1)[:size]
             job.later(lambda: stream.write(data), lambda: self._stored(phase, stream, round_, last))
 
-    def _stored(self, phase: Phase, stream: InStream, round_: int, last: bool) -> None:
-        """A window is on disk. The next phase may have begun meanwhile."""
+    def _stored(
+        self, phase: Phase, stream: InStream, round_: int, last: bool, out: OutStream | None = None
+    ) -> None:
+        """A window is on disk; at its source, out of `out`. The next phase may have begun meanwhile."""
         job = self._job
         agent = job.agent
         agent.act(agent.node.read(agent.now, round_))
         if not last:
             return
         digest = stream.finish()
-        if phase.settings["source"] == agent.node.number:
+        if out is not None and out is self.outgoing:
             self.withdraw()
         if phase.settings["purpose"] in ("job", "files") and not job.digest:
             job.handed_out(digest)
@@ -116,18 +118,18 @@ class HandOut:
     def offer(self, stream: OutStream) -> None:
         """This is handed out next; what is left to send of the last one is not sent."""
         if self.outgoing is not None:
-            self._job.agent.frames.sender.drop_fragments()
+            self._job.agent.frames.drop_fragments()
         self.withdraw()
         self.outgoing = stream
 
     def withdraw(self) -> None:
-        """Nothing of this host's is handed out."""
-        if self.outgoing is not None:
-            self.outgoing.close()
-            self.outgoing = None
+        """Nothing of this host's is handed out. The thread may still be reading: it closes the files."""
+        stream, self.outgoing = self.outgoing, None
+        if stream is not None:
+            self._job.agent.loop.background(stream.close, lambda: None)
 
     def close(self) -> None:
         """Close what is open; in the thread that may be using it."""
-        if self._in is not None:
-            self._in.close()
-        self.withdraw()
+        for stream in (self._in, self.outgoing):
+            if stream is not None:
+                stream.close()

@@ -405,7 +405,7 @@ class LocalJob:
         if self.finishing and not code:  # whatever phase a change of the view has gone back to
             self.finish.keep()
             return
-        agent.frames.sender.drop_fragments()  # the rest of its gradient will not come
+        agent.frames.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
         if code < 0:
             self._waiting = None

@@ -117,9 +117,11 @@ class Sender:
         template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
         self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
-    def drop_fragments(self) -> None:
-        """The job is over: forget contributions that have not gone out."""
+    def drop_fragments(self) -> list[SendFragments]:
+        """Forget contributions, or what of them has not gone out; what they were."""
+        dropped = [item.action for item in self._queue if isinstance(item, _Bulk)]
         self._queue = deque(item for item in self._queue if isinstance(item, _Small))
+        return dropped
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""

@@ -40,7 +40,7 @@ class Views:
             if agent.conductor is not None:
                 agent.conductor.course.answered(action)
         elif isinstance(action, Struck):
-            self._struck(action.reason)
+            self._struck(action)
         elif isinstance(action, Cut):
             self._cut(agent.node.view.names(action.missing))
         elif isinstance(action, Differs):
@@ -68,7 +68,7 @@ class Views:
                 agent.job.installed(action)
             except (OSError, NicpsError) as error:
                 agent.act(agent.node.fail(agent.now, str(error)))
-        if not agent.node.leads:
+        if not agent.node.leads or agent.node.leaving:
             agent.conductor = None
         elif agent.conductor is None:
             self._take_over()
@@ -106,18 +106,18 @@ class Views:
         if waits:
             agent.conductor.ready(agent.node.view)
 
-    def _struck(self, reason: str) -> None:
+    def _struck(self, action: Struck) -> None:
         """R19: the others have gone on without us, or there is nothing to go on with."""
         agent = self._agent
         agent.frames.off()
         agent.conductor = None
-        if agent.node.ended:
+        if action.ending:
             agent.end_job("the job has ended")
-            agent.endings.over(None, "the job has ended while this host was not heard")
+            agent.endings.unheard(action.ending, action.lead)
             return
         if agent.job is not None:
             agent.job.struck()
-        self.say_trouble(f"standing by: {reason}")
+        self.say_trouble(f"standing by: {action.reason}")
 
     def _cut(self, silent: str) -> None:
         """R18: nobody may go on here; what there is must not be lost if the others never come back."""
@@ -155,7 +155,8 @@ class Views:
             )
 
     def depart(self, reason: str) -> None:
-        """R17: this host cannot go on now, and comes back. It votes until the others go on without it."""
+        """R17: this host cannot go on now, and comes back. It leads no more, but votes until the others go on."""
         agent = self._agent
         agent.log(reason)
+        agent.conductor = None
         agent.act(agent.node.leave(agent.now, reason))

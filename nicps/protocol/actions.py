@@ -80,9 +80,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """This host is not in the view that the others have agreed on: it stands by (R19)."""
+    """This host is not in the view that the others have agreed on: it stands by (R19).
+
+    `ending`: or the job has ended, while it was not heard; `lead` is the name of who knows more.
+    """
 
     reason: str
+    ending: wire.Ending = wire.Ending.NONE
+    lead: str = ""
 
 
 @dataclass(frozen=True, slots=True)

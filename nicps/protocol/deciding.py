@@ -66,7 +66,7 @@ class Deciding(Host):
         assert phase is not None and phase.number == ballot.number
         self._actions.append(PhaseAgreed(phase, dict(ballot.answers)))
         if phase.kind is wire.PhaseKind.STOP:
-            self._stand_by(ended=True)
+            self._stand_by(phase.ending)
         elif phase.kind in ROUND_KINDS:
             self._enter_next()
             self.ring.create(now)  # type: ignore[union-attr]

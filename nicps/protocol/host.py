@@ -110,7 +110,9 @@ class Host:
         self._beacon_at = 0.0
         self._call_at = 0.0
         self._called: tuple[int, ...] = ()  # the nonces of the last two calls
-        self._ended = False  # the view's job has ended here (STOP)
+        self._ending = wire.Ending.NONE  # what became of the view's job (STOP)
+        self._declined = False  # this host wants no part in the job any more
+        self._asked = 0.0  # when this host, on standby, last asked or was called
 
     # ---- what others look at
 
@@ -127,7 +129,7 @@ class Host:
     @property
     def ended(self) -> bool:
         """This host stands by because the job has ended."""
-        return self._ended
+        return self._ending is not wire.Ending.NONE
 
     @property
     def leaving(self) -> bool:
@@ -201,12 +203,14 @@ class Host:
         if phase.kind is wire.PhaseKind.TRAIN:
             self.learners = frozenset(k for k in self.learners if not phase.shares[k - 1])
 
-    def _stand_by(self, *, ended: bool) -> None:
+    def _stand_by(self, ending: wire.Ending = wire.Ending.NONE) -> None:
         self.state = NodeState.STANDBY
         self._round = self.open_round
         self.ring = self._next_ring = self._waiting = self._ballot = None
         self._farewell = None
-        self._ended = ended
+        self._ending = ending
+        if self._installation is not None:
+            self._installation.ending = ending
         self._telling = self._ready = False
         self._succession = None
 

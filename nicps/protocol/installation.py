@@ -47,6 +47,7 @@ class Installation:
         self._interval = timings.decision_s
         self._answered = 0.0  # when the answers given so far are paid off
         self.heard: dict[int, float] = {}
+        self.ending = wire.Ending.NONE  # of the view's job
 
     @property
     def missing(self) -> frozenset[int]:
@@ -101,5 +102,6 @@ class Installation:
             members=len(items[1]),
             values=len(items[0]),
             step=wire.ViewStep.INSTALL,
+            ended=self.ending,
         )
         self._emit(Send(wire.pack(self._header(0, 0), body, *items)))

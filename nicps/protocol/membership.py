@@ -9,6 +9,7 @@ from nicps import wire
 from nicps.protocol.actions import (
     Answered,
     Declined,
+    Failed,
     Installed,
     Joiner,
     Send,
@@ -20,8 +21,9 @@ from nicps.protocol.installation import Installation
 from nicps.protocol.phase import Phase
 from nicps.protocol.returns import Returns
 from nicps.protocol.succession import LEARNS, Standing, Succession
-from nicps.protocol.view import Successor, safe_name
+from nicps.protocol.view import Successor, View, safe_name
 
+_UNCALLED = 6  # calls that a host on standby misses before it asks
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
 
 
@@ -42,6 +44,7 @@ class Membership(Deciding):
         elif (self.state is NodeState.STANDBY and not self.busy) or (
             call.view == self.view.number and self.number in self.learners and not self.leaving
         ):
+            self._asked = now
             stage = self._stage(frame.tail.decode(errors="replace"))
         elif self.state is NodeState.MEMBER and self._precedes(call.view, call.ballot, source):
             stage = self._until_told  # it will tell us that we have been struck off (R19)
@@ -56,7 +59,7 @@ class Membership(Deciding):
         self._formation.on_answer(now, source, frame)
         number = self.view.number_of(source)
         here = answer.view == self.view.number and number in self.view.live
-        tells = self.leads or self._ended or self.changing  # perhaps no lead is left to tell it
+        tells = self.leads or self.ended or self.changing  # perhaps no lead is left to tell it
         if 0 < answer.view <= self.view.number and not here and tells:
             self._tell(number, answer.fresh)  # perhaps it does not know yet
         if not (self.leads and self._ready and self.calls) or answer.stage >= wire.Stage.ASKS:
@@ -165,6 +168,10 @@ class Membership(Deciding):
         lead = view.members[view.lead - 1].mac
         if self.view.number and not self._precedes(view.number, view.ballot, lead):
             return
+        if body.ended:
+            if self.view.number and not self.ended:
+                self._learn_of_the_end(wire.Ending(body.ended), view)
+            return
         if number not in view.live:
             if self.state is NodeState.MEMBER:
                 self._struck("it was not heard, and the others have gone on without it")
@@ -230,7 +237,7 @@ class Membership(Deciding):
         self._round = successor.round
         self._leavers = {}
         self._called = ()
-        self._ended = False
+        self._ending, self._declined = wire.Ending.NONE, False
         self._heard = self._beacon_at = self._call_at = now
         self._succession = Succession(
             view,
@@ -260,6 +267,9 @@ class Membership(Deciding):
         self._actions.append(Installed(view, number, phase, bool(again)))
         if view.lead == number:
             self._telling = True
+            if self._farewell is not None and isinstance(self._farewell.body, wire.Fail):
+                self._actions.append(Failed(self._farewell.reason))  # whom it was told has left
+                self._farewell = None
 
     def _say_installed(self) -> None:
         body = wire.Vote(
@@ -289,12 +299,24 @@ class Membership(Deciding):
 
     def _tell(self, number: int, nonce: int) -> None:
         """Somebody is still in an older view: tell it of ours."""
-        current = self.state is NodeState.MEMBER or self._ended
+        current = self.state is NodeState.MEMBER or self.ended
         if number and self._installation is not None and current:
             self._installation.tell(number, nonce)
 
+    @property
+    def _asks(self) -> bool:
+        """Struck off, and not called: perhaps the job has ended meanwhile."""
+        return (
+            self.state is NodeState.STANDBY
+            and bool(self.view.number)
+            and not (self.ended or self.busy or self._declined)
+        )
+
+    def _ask_at(self) -> float:
+        return max(self._asked, self._heard) + _UNCALLED * self.timings.call_back_s
+
     def _ask(self) -> None:
-        """Whoever knows of a later view answers with it (R19)."""
+        """Whoever knows of a later view, or of the end, answers with it (R19)."""
         self._formation.answer(0, self._fresh, self.view.number, self._until_told)
 
     def _tick_view(self, now: float) -> None:
@@ -311,10 +333,21 @@ class Membership(Deciding):
     def _struck(self, reason: str) -> None:
         """R19: stand by; number, model and data stay."""
         farewell = self._farewell
-        self._stand_by(ended=False)
+        self._stand_by()
         self._actions.append(Struck(reason))
         if farewell is not None and farewell.declines:
-            self._actions.append(Declined(farewell.reason))
+            self._decline(farewell.reason)
+
+    def _decline(self, reason: str) -> None:
+        """Nothing more of this job for this host: what it has answered to calls takes it in no more."""
+        self._fresh, self._declined = self._nonce(), True
+        self._actions.append(Declined(reason))
+
+    def _learn_of_the_end(self, ending: wire.Ending, view: View) -> None:
+        """The job has ended in that view, while this host was not heard."""
+        self._stand_by(ending)
+        lead = view.members[view.lead - 1].name
+        self._actions.append(Struck("the job has ended", ending, lead))
 
     def _on_leave(self, now: float, number: int) -> None:
         """The lowest of those who stay acts at once, the others if it does not."""

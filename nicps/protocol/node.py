@@ -13,7 +13,6 @@ from nicps.errors import WireError
 from nicps.protocol.actions import (
     Action,
     Committed,
-    Declined,
     Failed,
     Joiner,
     PhaseAgreed,
@@ -21,13 +20,12 @@ from nicps.protocol.actions import (
     Ready,
     Send,
     SendFragments,
-    Struck,
 )
 from nicps.protocol.decision import Ballot
 from nicps.protocol.host import Farewell, Heard, NodeState
 from nicps.protocol.membership import Membership
 from nicps.protocol.phase import ROUND_KINDS, Phase
-from nicps.protocol.succession import ENDED
+from nicps.protocol.succession import DONE, ENDED
 from nicps.protocol.view import Successor
 
 _HEARD_BY_NOW = 5  # repeats of a farewell
@@ -99,14 +97,14 @@ class Node(Membership):
         else:
             self._acknowledge()
         if phase.kind is wire.PhaseKind.STOP and not self.leads:
-            self._stand_by(ended=True)
+            self._stand_by(phase.ending)
         return self._take(now)
 
     def fail(self, now: float, reason: str) -> list[Action]:
         """The job cannot go on here, and so nowhere: the lead stops it. But who has only come to it declines."""
         learns = self.number in self.learners and not self.leads
         if self.state is NodeState.STANDBY:
-            self._actions.append(Declined(reason))
+            self._decline(reason)
         elif self.leaving or learns:
             self._farewell = Farewell(wire.Leave(), reason, now, declines=True)
         elif self.leads:
@@ -261,6 +259,9 @@ class Node(Membership):
         if self._waits_for_lead and now >= self._lead_silent_at():
             assert self._succession is not None
             self._succession.suspect(now, self.view.lead)
+        if self._asks and now >= self._ask_at():
+            self._asked = now
+            self._ask()
         if self._beacons and now >= self._beacon_at:
             self._beacon_at = now + self.timings.beacon_s
             self._actions.append(
@@ -287,6 +288,7 @@ class Node(Membership):
             self._lead_silent_at() if self._waits_for_lead else None,
             self._beacon_at if self._beacons else None,
             self._call_at if self._calls_back else None,
+            self._ask_at() if self._asks else None,
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -302,7 +304,7 @@ class Node(Membership):
             if body.step == wire.ViewStep.INSTALL:
                 self._on_installed(header.sender, body)
             elif body.complete & ENDED:
-                self._learn_of_the_end()
+                self._on_ended(wire.Ending.DONE if body.complete & DONE else wire.Ending.ENDED)
             else:
                 self._succession.on_vote(now, header.sender, frame)
         elif isinstance(body, wire.Leave):
@@ -330,15 +332,15 @@ class Node(Membership):
                 name = self.members[header.sender - 1].name
                 self._actions.append(Failed(f"{name}: {frame.tail.decode(errors='replace')}"))
 
-    def _learn_of_the_end(self) -> None:
+    def _on_ended(self, ending: wire.Ending) -> None:
         """A member has stood by after the end. The lead that has decided it knows how the job has ended."""
         stop, ballot = self._balloted, self._ballot
         if self.leads and stop is not None and stop.kind is wire.PhaseKind.STOP:
             answers = dict(ballot.answers) if ballot is not None else {}
             self._actions.append(PhaseAgreed(stop, answers))
+            self._stand_by(stop.ending)
         else:
-            self._actions.append(Struck("the job has ended"))
-        self._stand_by(ended=True)
+            self._learn_of_the_end(ending, self.view)
 
     def _on_frame_standing_by(self, source: bytes, frame: wire.Frame) -> None:
         """Late repeats of the end; and who has missed it and would go on."""
@@ -346,8 +348,9 @@ class Node(Membership):
         if isinstance(body, wire.Decision):
             if body.number == self._acked[0]:
                 self._acknowledge()
-        elif isinstance(body, wire.View) and self._ended:
-            vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, ENDED)
+        elif isinstance(body, wire.View) and self.ended:
+            how = ENDED | DONE * (self._ending is wire.Ending.DONE)
+            vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, how)
             self._actions.append(Send(wire.pack(self.header(0, 0), vote)))
         elif isinstance(body, wire.View) and self._installation is not None:
             if self._installation.view.number > self.view.number:  # by which we were struck off

@@ -126,6 +126,11 @@ class Phase:
     settings: Mapping[str, Any] = field(default_factory=dict)
     adding: bool = False
 
+    @property
+    def ending(self) -> wire.Ending:
+        """What becomes of the job with this STOP."""
+        return wire.Ending.DONE if self.settings.get("ok") else wire.Ending.ENDED
+
     def among(self, live: Collection[int], number: int, unit: int) -> Phase:
         """The phase as it goes on in the next view: who is left, a quorum in proportion, the open round's unit."""
         shares = tuple(s if k in live else 0 for k, s in enumerate(self.shares, 1))

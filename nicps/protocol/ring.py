@@ -29,7 +29,7 @@ class Ring(Holder):
         self, now: float, round_: int, samples: int, unit: int | None = None, skip: bool = False
     ) -> None:
         """A gradient of `round_` is ready (`Offer`)."""
-        if round_ != self.round or self._line().settled:
+        if round_ != self.round or self._line().settled or not self.phase.shares[self.number - 1]:
             return
         self._offer = self._held = Offer(samples, unit, skip)
         self._passes = False

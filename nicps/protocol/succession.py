@@ -21,7 +21,7 @@ from nicps.protocol.phase import Member, Patience, Phase, Timings
 from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
-COMPLETE, ENDED, LEARNS = 1, 2, 4  # what a vote's `complete` says
+COMPLETE, ENDED, LEARNS, DONE = 1, 2, 4, 8  # what a vote's `complete` says
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ header nicps_view_t {
     bit<8> members;    /* entries of the list */
     bit<8> values;     /* 1: the value follows; 0: none yet */
     bit<8> step;       /* 1 propose, 2 accept, 3 install, 4 ask */
-    bit<8> reserved;   /* 0 */
+    bit<8> ended;      /* install: 1 if its job has ended, 2 if it is done; 0 otherwise */
     bit<16> reserved2; /* 0 */
     bit<32> reserved3; /* 0 */
 }

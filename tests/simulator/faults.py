@@ -123,6 +123,11 @@ class Faults:
         else:
             self.kill(host)
 
+    def break_program(self, host: Host) -> None:
+        """It ends with an error."""
+        if not host.dead and not host.paused and host.job.program is not None:
+            host.break_program()
+
     def renew(self, host: Host) -> None:
         """No fault: the view's key has served its time."""
         if member(host):
@@ -212,6 +217,7 @@ class Faults:
                 "pause": self.pause,
                 "program": self.kill_program,
                 "sicken": self.sicken,
+                "break": self.break_program,
                 "leave": self.leave,
                 "hang": self.hang,
                 "tamper": self.tamper,

@@ -60,6 +60,9 @@ class Host:
         self.sick = False  # training programs that are started here end with an error
         self.job_over = ""
         self.killed_at = 0.0
+        self.on_disk: tuple[int, str] | None = (
+            None  # what a training program had saved before it was killed
+        )
         self.stepped = True  # the agent has run since the kernel's view of it was made
         self._held: list[Callable[[], None]] = []  # what waits while the agent is stopped
         self._boot()
@@ -106,6 +109,7 @@ class Host:
         """`nicps join` again; nothing of before is known."""
         self.note("RESTARTED")
         self.dead = False
+        self.on_disk = self.job.result or self.on_disk
         self.believes = not self.lan.plan.adding or self.lan.more.random() < 0.9
         self._boot()
 
@@ -129,6 +133,13 @@ class Host:
         self.course = None
         self.job.lose_program()
         self.do(self.node.leave(self.clock(), "the training program was killed"))
+
+    def break_program(self) -> None:
+        """The training program ends with an error, as any other would here: the job cannot go on."""
+        self.note("PROGRAM BREAKS")
+        self.sick = True
+        self.job.end()
+        self.job.fail("the training program ended with an error")
 
     def hang(self) -> None:
         """SIGSTOP of the training program: after a while the agent ends it, and starts another."""
@@ -336,8 +347,8 @@ class Host:
             self.course = None
             self.job.leaving = False
             self.job.interrupt()
-            if action.reason == "the job has ended":
-                self._over(action.reason, ok=True)
+            if action.ending:
+                self._over(action.reason, ok=action.ending is wire.Ending.DONE)
         elif isinstance(action, Differs):
             self.note(f"DIFFERS {action}")
             lan.checks.differs(self, action)

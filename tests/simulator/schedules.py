@@ -35,7 +35,7 @@ AT_A_MOMENT = (
     "renew",
 )
 #: What has come later: it is laid over the schedules that were there.
-PARTINGS = ("sicken", "lead sicken", "leave", "lead leave", "hang", "hang", "lead hang")
+PARTINGS = ("sicken", "lead sicken", "leave", "lead leave", "hang", "hang", "lead hang", "break")
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,22 @@ def finish(lan: Lan) -> Outcome:
 
 
 def _over(lan: Lan) -> bool:
-    """The job has ended, at all hosts that take part in it."""
-    return bool(lan.ended) and not any(member(host) for host in lan.hosts)
+    """The job has ended, at all hosts that take part in it, and those that were struck off have heard of it."""
+    if not lan.ended or any(member(host) for host in lan.hosts):
+        return False
+    tells = [host.node for host in lan.hosts if host.node.ended and not host.dead]
+    asks = [host.node for host in lan.hosts if host.node._asks and not host.dead]
+    return not any(
+        node.view.number < teller.view.number and teller.view.number_of(node.mac)
+        for node in asks
+        for teller in tells
+    )
 
 
 def _ended_well(lan: Lan) -> None:
     """All who have saved have the same model, after all the rounds."""
     results = {host.job.result for host in lan.hosts if host.job.result is not None}
+    results = results or {host.on_disk for host in lan.hosts if host.on_disk is not None}
     good = {result for result in results if not result[1].startswith("T")}
     if not results or min(trained for trained, _ in results) < lan.rounds:
         lan.checks.fail(f"the job ended too early: {results}")

@@ -2,8 +2,8 @@
 """Who may still go on: what each host that is there knows of the views, and whom it can tell.
 
 A view binds its members from when it is agreed on, even where all who knew that have been killed. So only a majority of
-the newest may go on: those in it, and those who can be told of it. That is who is still in an older view, and asks; and
-who stands by, as long as somebody has the nonce that it has now. A host that has started again has another one.
+the newest may go on: those in it, and those who can be told of it. That is who is in an older view, or was, and asks;
+and who stands by, as long as somebody has the nonce that it has now. A host that has started again has another one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _able(lan: Lan, view: View) -> set[int]:
     if not inside and not _known(lan, view):
         return inside
     before = {k: h for k, h in there.items() if h.node.view.number < view.number}
-    asking = {k for k, h in before.items() if member(h)}
+    asking = {k for k, h in before.items() if member(h) or h.node._asks}
     tellers = [_nonces(there[k], view) for k in inside | asking]
     named = {k for k, h in before.items() if any(t.get(k) == h.node._fresh for t in tellers)}
     return inside | asking | named

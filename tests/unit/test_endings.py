@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nicps import wire
 from nicps.agent.agent import Agent
 from nicps.agent.endings import Endings
 
@@ -52,3 +53,16 @@ def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end() -> None:
     reports.pop()()
     assert host.told == [("first", "result")]
     assert [peer.watches for peer in host.control.peers] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"), [(wire.Ending.DONE, "result"), (wire.Ending.ENDED, "error")]
+)
+def test_who_was_not_heard_at_the_end_is_told_all_the_same(ending: wire.Ending, told: str) -> None:
+    host = Host()
+    host.submission = SimpleNamespace(job_id="1", close=lambda: None)
+    host.submits("first")
+    Endings(host).unheard(ending, "h2")  # type: ignore[arg-type]
+    assert host.told == [("first", told)]
+    assert host.submission is None and not host.node.busy
+    assert "h2" in str(host.last_job), "who knows more"

@@ -12,6 +12,7 @@ import pytest
 from nicps import wire
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.arena import Arena
+from nicps.protocol.phase import Phase
 from tests.fake_agent import ROUND, Changes, Job, ends
 
 
@@ -143,3 +144,31 @@ def test_gradients_come_from_the_program_again(changes: Changes) -> None:
     changes.back_to(4, wire.PhaseKind.TRAIN)
     assert isinstance(job.source(), ArenaSource)
     arena.close()
+
+
+@pytest.mark.parametrize("why", ["struck off", "handed out again"])
+def test_a_stream_is_closed_by_the_thread_that_reads_it(changes: Changes, why: str) -> None:
+    """It may be hashing a window just then."""
+    job, closed = changes.job, list[str]()
+    changes.host.frames.sender.drop_fragments = changes.host.frames.drop_fragments = list
+    job.handout.outgoing = SimpleNamespace(close=lambda: closed.append("out"))  # type: ignore[assignment]
+    if why == "struck off":
+        job.struck()
+    else:
+        job.handout.offer(SimpleNamespace())  # type: ignore[arg-type]
+    assert not closed
+    changes.works()
+    assert closed == ["out"]
+
+
+def test_the_end_of_a_hand_out_leaves_the_next_one_alone(changes: Changes) -> None:
+    """Its last window comes to the disk once the view has changed and something else is to be handed out."""
+    handout, coming = changes.job.handout, SimpleNamespace()
+    handout.outgoing = coming  # type: ignore[assignment]
+    changes.host.node.read, changes.host.handed_out = lambda *_: [], lambda _: None
+    source = SimpleNamespace(name="h1")
+    changes.host.node.members = [source]
+    phase = Phase(3, 1, wire.PhaseKind.HANDOUT, settings={"source": 1, "purpose": "state"})
+    stream = SimpleNamespace(finish=lambda: "", keep=False)
+    handout._stored(phase, stream, ROUND, True, SimpleNamespace())  # type: ignore[arg-type]
+    assert handout.outgoing is coming

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a host while its interface goes down."""
+"""What leaves a host, and what does not: its interface goes down, or its training program is lost."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from nicps import wire
+from nicps.agent.frames import Frames
 from nicps.agent.sender import Sender
 from nicps.errors import InterfaceDown
 from nicps.protocol import SendFragments
@@ -102,3 +104,19 @@ def test_what_is_sent_while_the_interface_is_down_is_lost_and_holds_up_nothing()
     assert not sender.down
     assert sent == [action, action] and interface.small == [token]
     assert interface.flushed >= FRAGMENTS
+
+
+def test_what_is_dropped_is_not_waited_for() -> None:
+    """Its training program was killed. The ring listens for others again once nothing is being sent."""
+    dataplane: Any = Interface()
+    frames, told = Frames.__new__(Frames), list[SendFragments]()
+    frames.sender = Sender(dataplane, header, lambda count: 1, lambda action, started: None)
+    node = SimpleNamespace(sent=lambda now, action: told.append(action) or [])
+    agent: Any = SimpleNamespace(now=0.0, node=node, act=lambda actions: None)
+    frames._agent = agent
+    phase = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=FRAGMENTS, width=16)
+    action = SendFragments(1, 1, phase.first_round, 8, ((0, FRAGMENTS),), False)
+    frames.sender.fragments_of(action, phase, Gradient())
+    frames.drop_fragments()
+    frames.drop_fragments()
+    assert told == [action]

@@ -416,7 +416,7 @@ def test_a_view_can_be_told_by_who_knows_it_only() -> None:
     third.kill()
     third.restart()
     assert not schedules.stuck(lan), "two of three can find what was agreed on"
-    second.node._stand_by(ended=False)
+    second.node._stand_by()
     assert left in schedules.stuck(lan)
     lan.checks.known(second, view)
     assert not schedules.stuck(lan), "who was told that it is out can tell the first, who is in"

@@ -26,7 +26,7 @@ LAYOUTS = {
     "call": "nonce:Q view:I ballot:I",
     "answer": "nonce:Q fresh:Q view:I stage:B reserved:B reserved2:H",
     "view": "live:Q nonce:Q number:I base:I ballot:I addressee:H members:B values:B step:B "
-    "reserved:B reserved2:H reserved3:I",
+    "ended:B reserved2:H reserved3:I",
     "view_value": "live:Q seed:16s follows:I phase:I round:I lead:H unit:b reserved:B",
     "view_member": "mac:6s name:14s",
     "vote": "nonce:Q ballot:I phase:I round:I decided:I mac:6s step:B complete:B accepted_ballot:I "

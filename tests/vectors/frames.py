@@ -85,6 +85,15 @@ FRAMES = (
         ),
     ),
     Vector(
+        "view: installed, and its job is done",
+        HEADER | {"view": 0, "sender": 1},
+        (
+            ("view", _installed(members=1, addressee=1, ended=2)),
+            ("view_value", {"live": 1, "seed": bytes(range(16)), "lead": 1, "unit": -40}),
+            ("view_member", {"mac": MAC[0], "name": b"h1"}),
+        ),
+    ),
+    Vector(
         "view: to be accepted, 64 members: 1392 bytes",
         HEADER | {"sender": 64},
         (

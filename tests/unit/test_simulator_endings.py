@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is not there when a job ends hears of it; who cannot go on is heard, whoever leads, and is not waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from nicps import wire
+from nicps.protocol import Action, NodeState, Prepare
+from tests.simulator import schedules
+from tests.simulator.drill import TRAINING_S, ends_well, job, training
+from tests.simulator.host import Host
+
+pytestmark = pytest.mark.unit
+
+ERROR = "the training program ended with an error"
+
+
+@pytest.mark.parametrize("well", [True, False])
+@pytest.mark.parametrize("name", ["h1", "h3"])
+def test_who_was_struck_off_before_the_end_learns_of_it(name: str, well: bool) -> None:
+    """It stood still while the others came to the end, and told nobody any more; it asks."""
+    lan, _ = training()
+    host = next(h for h in lan.hosts if h.node.name == name)
+    lan.at(TRAINING_S, host.pause)
+    if not well:
+        lan.at(TRAINING_S + 1.0, lan.hosts[1].break_program)
+    lan.at(TRAINING_S + 30.0, host.resume)
+    lan.trouble(TRAINING_S + 30.0)
+    outcome = schedules.finish(lan)
+    assert outcome.what == ("done" if well else "stopped")
+    assert host.node.ended and host.job_over == "the job has ended"
+    assert host.node._ending is (wire.Ending.DONE if well else wire.Ending.ENDED)
+    assert host.node.deadline() is None, "it asks no more"
+
+
+def test_who_leaves_as_all_save_learns_of_the_end() -> None:
+    """Its training program is killed then. It is struck off, and nobody calls it back any more."""
+    lan, _ = training()
+    host = lan.hosts[2]
+
+    def killed(at: Host, action: Action) -> bool:
+        saves = isinstance(action, Prepare) and action.phase.kind is wire.PhaseKind.FINISH
+        if at is host and saves:
+            host.kill_program()
+        return at is host and saves
+
+    lan.moments.append(killed)
+    ends_well(lan)
+    assert host.node.ended and host.job_over == "the job has ended"
+
+
+def test_a_member_that_cannot_go_on_comes_to_lead() -> None:
+    """Its training program ends with an error just as the lead dies, which it would have told."""
+    lan, _ = training(hosts=4)
+    lan.at(TRAINING_S, lan.hosts[0].kill)
+    lan.at(TRAINING_S + 0.05, lan.hosts[1].break_program)
+    outcome = schedules.finish(lan)
+    assert (outcome.what, outcome.why) == ("stopped", ERROR)
+
+
+def test_who_declines_on_standby_is_not_taken_in() -> None:
+    """Its new training program ends with an error once it has answered a call; the lead acts on the answer later."""
+    lan, _ = job(hosts=4, rounds=12, compute_s=1.0)
+    first, last = lan.hosts[0], lan.hosts[3]
+
+    def declines() -> None:
+        waits = first.course is not None and first.course._waiting.get(last.mac)
+        if last.node.state is NodeState.STANDBY and waits and waits.stage is wire.Stage.WAITING:
+            last.break_program()
+            taken.append(first.node.view.number)
+        else:
+            lan.at(lan.now + 0.001, declines)
+
+    taken: list[int] = []
+    lan.at(2.2, last.kill_program)
+    lan.at(2.201, declines)
+    ends_well(lan)
+    assert taken and last.job.declined and last.node.view.number < taken[0]
+    assert not last.node.ended, "the end is none of its business"
