@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,15 +50,20 @@ def loss(model, batch):
         libc, me = ctypes.CDLL(None), os.getpid()
         libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
         read, write = os.pipe()
-        if os.fork() == 0:
+        tracer = os.fork()
+        if tracer == 0:
             os.setsid()
-            libc.ptrace(0x4206, me, None, None)
-            os.write(write, b"1")
-            time.sleep(20)
+            os.write(write, b"%d" % libc.ptrace(0x4206, me, None, None))
+            time.sleep(60)
             os._exit(0)
-        os.read(read, 1)
-    if "NICPS_SOCKET" in os.environ and host() == "h1":
-        raise ValueError("that is enough")
+        assert os.read(read, 1) == b"0"
+        with open(FLAG + ".new", "w") as file:
+            file.write(str(tracer))
+        os.rename(FLAG + ".new", FLAG)
+    while "NICPS_SOCKET" in os.environ and host() == "h1":
+        if os.path.exists(FLAG):
+            raise ValueError("that is enough")
+        time.sleep(0.01)
     return cross_entropy(model(batch["x"]), batch["y"].long())
 """
 
@@ -105,7 +111,15 @@ def test_the_module_of_a_job_draws_as_the_training_user(pair: Network, open_path
 
 def test_a_training_program_that_is_traced(pair: Network, open_path: Path) -> None:
     """The job has ended at its host too, and its agent answers, long before the tracer ends."""
-    pair.command("h1", "submit", str(tiny_job(open_path, TRACED)), "--wait").error(5)
-    pair.all_stand_by(timeout_s=10.0)
-    for host in pair.names:
-        pair.work_is_clear(host)
+    open_path.chmod(0o777)
+    flag = open_path / "traced"
+    job = tiny_job(open_path, f"FLAG = {str(flag)!r}\n{TRACED}")
+    try:
+        text = pair.command("h1", "submit", str(job), "--wait").error(5)
+        assert "that is enough" in text
+        pair.all_stand_by(timeout_s=10.0)
+        for host in pair.names:
+            pair.work_is_clear(host)
+    finally:
+        if flag.exists():
+            os.kill(int(flag.read_text()), signal.SIGKILL)
