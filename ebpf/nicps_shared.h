@@ -47,8 +47,7 @@ struct nicps_config {
 	__u32 keyed; /* tokens and fragments are signed, with the key of the view */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same of the rounds after it */
-	__u8 seal
-		[6]; /* the destination of what goes up: the agent's socket takes nothing else */
+	__u8 seal[6]; /* destination of what goes up: the agent takes nothing else */
 	__u8 reserved[2];
 };
 

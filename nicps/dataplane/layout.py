@@ -41,6 +41,8 @@ def parse(text: str) -> Layout:
         for kind, field, size in re.findall(r"(__u\d+) (\w+)(?:\[([^\]]+)\])?;", body):
             shape = (_size(size, limits),) if size else ()
             fields.append((field, np.dtype((f"={_NUMBER[kind]}", shape))))
+        if len(fields) != body.count(";"):
+            raise ValueError(f"struct nicps_{name} has fields that this does not understand")
         records[name] = np.dtype(fields, align=True)
     enum = re.search(r"enum nicps_count \{(.*?)\};", text, re.DOTALL)
     names = re.findall(r"NICPS_COUNT_(\w+),", enum[1]) if enum else []
