@@ -134,7 +134,7 @@ def test_a_train_that_comes_in_is_counted_on(host: Host) -> None:
     (answer,) = host.asked(OTHER, 5)
     assert (answer.count, host.train["nonce"]) == (0, 5), "none is coming in"
     host.train.update(first_ns=host.now_ns(), last_ns=host.now_ns(), count=9)
-    host.now += 0.5
+    host.now += 0.2
     (answer,) = host.asked(THIRD, OLD)
     assert (answer.nonce, answer.count, answer.last_ns) == (OLD, 0, 0)
     (answer,) = host.asked(OTHER, 5, 2)
@@ -142,6 +142,6 @@ def test_a_train_that_comes_in_is_counted_on(host: Host) -> None:
     (answer,) = host.asked(OTHER, 6, 3)
     assert (answer.count, host.train["nonce"]) == (0, 6), "its own next one"
     host.train.update(last_ns=host.now_ns(), count=9)
-    host.now += 1.5
+    host.now += 0.6  # from a measurement's first question to its first train's
     host.asked(THIRD, OLD)
-    assert host.train["nonce"] == OLD, "the other has long ended"
+    assert host.train["nonce"] == OLD, "the other's last train has ended"
