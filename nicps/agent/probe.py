@@ -41,7 +41,7 @@ _BATCH, _BATCHES = 256, 4  # frames for one system call, and those for one step
 _CATCH_UP_S = 0.005  # a late agent does not send more than this at once
 _SLOWER = 0.8  # of the rate asked for: this is what can be sent, faster trains would be the same
 _BUSY_S = 0.1  # between two answers while a job is under way
-_COMING_NS = 300_000_000  # since a train's last frame; before its first train a host asks for longer
+_COMING_NS = 300_000_000  # since a train's last frame; another host's first one begins no sooner
 _ANSWERS, _ANSWER_S = 64, 0.03  # so many in a row to who asks, then one each 0.03 s
 
 
