@@ -392,7 +392,7 @@ class Echo:
     last_ns: Annotated[int, _u64("the same of its last")]
     count: Annotated[int, _u32("frames of it that came")]
     number: Annotated[int, _u32("of the question")]
-    busy: Annotated[int, _u8("1: a job is under way here")] = 0
+    busy: Annotated[int, _u8("1: a job is under way here, or a measurement of its own")] = 0
     reserved: Annotated[int, _u8("0")] = 0
     reserved2: Annotated[int, _u16("0")] = 0
     reserved3: Annotated[int, _u32("0")] = 0

@@ -298,7 +298,7 @@ struct nicps_echo {
 	__be64 last_ns;   /* the same of its last */
 	__be32 count;     /* frames of it that came */
 	__be32 number;    /* of the question */
-	__u8 busy;        /* 1: a job is under way here */
+	__u8 busy;        /* 1: a job is under way here, or a measurement of its own */
 	__u8 reserved;    /* 0 */
 	__be16 reserved2; /* 0 */
 	__be32 reserved3; /* 0 */

@@ -256,7 +256,7 @@ header nicps_echo_t {
     bit<64> last_ns;   /* the same of its last */
     bit<32> count;     /* frames of it that came */
     bit<32> number;    /* of the question */
-    bit<8> busy;       /* 1: a job is under way here */
+    bit<8> busy;       /* 1: a job is under way here, or a measurement of its own */
     bit<8> reserved;   /* 0 */
     bit<16> reserved2; /* 0 */
     bit<32> reserved3; /* 0 */
