@@ -26,6 +26,7 @@ class Endings:
         """The job has ended, led by another host. `settings` are those of the STOP, as far as they are known."""
         agent = self._agent
         agent.log(said)
+        agent.trouble = ""
         submission, agent.submission = agent.submission, None
         if settings.get("alarm"):
             self.run_hook(said)

@@ -217,3 +217,21 @@ def test_who_leaves_is_not_waited_for() -> None:
         drill.goes_on("h1", "h2", timeout_s=30.0)
         assert "not in it: h3" in stage.log("h1")
         drill.exact()
+
+
+def test_a_submitter_that_missed_the_end_hears_of_it(made: Drill) -> None:
+    """It stands still until the others are done; its user is told who has the result."""
+    drill, rest = made, others(made, "h4")
+    drill.begin("h4")
+    drill.stage.lab.pause("h4")
+    drill.goes_on(*rest)
+    lead = drill.end(*rest).members[0]
+    drill.stage.lab.resume("h4")
+
+    def knows() -> bool:
+        status = drill.status("h4")
+        return status["job"] is None and not status["trouble"]
+
+    drill.until(knows, "it hears of the end")
+    last = drill.status("h4")["last_job"]
+    assert last["error"] is None and last["result"] == {"job_id": drill.job_id, "lead": lead}
