@@ -58,6 +58,7 @@ _IDLE_S = 1.0
 _NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
 _GOODBYE_S = 2.0
+_HURRY_S = 0.01  # processes are being ended that would rather go on
 
 
 class Agent:
@@ -147,6 +148,8 @@ class Agent:
         deadline = self.node.deadline()
         if deadline is not None:
             wait = min(wait, max(0.0, deadline - time.monotonic()))
+        if self.children.hurry:
+            wait = min(wait, _HURRY_S)
         if self.frames.sender.more:
             wait = 0.0
         events = self.loop.wait(wait)

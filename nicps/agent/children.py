@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nicps.agent.process import Child, User
+from nicps.agent.strays import Strays
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
 
 _PATIENCE_S = 5.0
+_REST_S = 0.01
 
 
 @dataclass(slots=True)
@@ -37,14 +39,25 @@ class _Known:
 class Children:
     """Processes from their start until the kernel has given us their exit codes.
 
-    None of them is waited for. A process that is gone can keep its code from us for as long as it likes: it goes to who
-    traces it first, and that can be another process of the training user.
+    What a program leaves behind is ended with it. None of them is waited for: a process that is gone can keep its code
+    from us for as long as it likes, since it goes to who traces it first, and that can be another process of the
+    training user.
     """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._known: dict[Child, _Known] = {}
         self._then: list[tuple[set[Child], float, Callable[[], None]]] = []
+        self._strays: Strays | None = None
+
+    def adopt(self) -> None:
+        """What programs leave behind outside their sessions ends too. For a process that is an agent, and nothing else."""
+        self._strays = Strays(self._agent.user.uid)
+
+    @property
+    def hurry(self) -> bool:
+        """Detached processes are being ended, and more of them may come: look again soon."""
+        return self._strays is not None and self._strays.hurry(self._agent.now)
 
     def spawn(
         self,
@@ -86,7 +99,10 @@ class Children:
             child.kill()
 
     def once_gone(self, then: Callable[[], None]) -> None:
-        """Call `then` once all that have been ended are gone, and write no more files; after 5 s in any case."""
+        """Call `then` once all that have been ended are gone, and write no more files; after 5 s in any case.
+
+        What has detached itself from them is gone then, too.
+        """
         ending = {child for child, known in self._known.items() if not (known.done or known.gone)}
         self._then.append((ending, self._agent.now + _PATIENCE_S, then))
         self._go_on()
@@ -99,6 +115,8 @@ class Children:
             elif now > known.until:
                 known.until = math.inf
                 child.kill()
+        if self._strays is not None and (self._known or self._strays.there):
+            self._strays.look(now, self._numbers)
         self._go_on()
 
     def close(self) -> None:
@@ -114,13 +132,26 @@ class Children:
             for fd, _ in poll.poll(left_s * 1000):
                 poll.unregister(fd)
                 self._is_gone(waiting.pop(fd))
+        if self._strays is not None:
+            while True:
+                self._strays.end(time.monotonic(), self._numbers)
+                if not self._strays.there or time.monotonic() > deadline:
+                    break
+                time.sleep(_REST_S)
+            self._strays.close()
         self._go_on(math.inf)
+
+    @property
+    def _numbers(self) -> set[int]:
+        return {child.pid for child in self._known}
 
     def _is_gone(self, child: Child) -> None:
         known, now = self._known[child], self._agent.now
         self._agent.loop.unwatch(child.fileno())
         if not known.ours:
             child.kill()  # what it has left behind in its session
+            if self._strays is not None:
+                self._strays.end(now, self._numbers)  # and outside of that
         known.gone, known.until = True, now + _PATIENCE_S
         self._take(child, known, now)
         self._go_on()
@@ -138,12 +169,13 @@ class Children:
 
     def _go_on(self, now: float | None = None) -> None:
         now = self._agent.now if now is None else now
+        strays = self._strays is not None and self._strays.there
         waiting, self._then = self._then, []
         for ending, until, then in waiting:
             there = {
                 child for child in ending if child in self._known and not self._known[child].gone
             }
-            if there and now <= until:
+            if (there or strays) and now <= until:
                 self._then.append((there, until, then))
             else:
                 then()

@@ -158,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
         **({"name": args.name} if args.name else {}),
     )
     with Agent(settings) as agent:
+        agent.children.adopt()
         agent.log(
             f"{settings.name} on {settings.iface}, XDP {agent.dataplane.mode} mode, network"
             f" {settings.network}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from nicps.agent.process import User
 from nicps.bench.agents import submit
+from tests.netns.labs import until
 from tests.netns.members import Network, tiny_job
 
 #: Prepares and trains like any other, and names itself. Asked for a report, it says who draws it, from what.
@@ -66,6 +68,27 @@ def loss(model, batch):
         time.sleep(0.01)
     return cross_entropy(model(batch["x"]), batch["y"].long())
 """
+#: A process of the job's that has a session of its own, and whose parent has ended. It writes down its number.
+DETACHED = """
+import time
+detached = False
+
+def loss(model, batch):
+    global detached
+    if "NICPS_SOCKET" in os.environ and host() == "h2" and not detached:
+        detached = True
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                with open(FLAG + ".new", "w") as file:
+                    file.write(str(os.getpid()))
+                os.rename(FLAG + ".new", FLAG)
+                time.sleep(120)
+            os._exit(0)
+        while not os.path.exists(FLAG):
+            time.sleep(0.01)
+    return cross_entropy(model(batch["x"]), batch["y"].long())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +133,7 @@ def test_the_module_of_a_job_draws_as_the_training_user(pair: Network, open_path
 
 
 def test_a_training_program_that_is_traced(pair: Network, open_path: Path) -> None:
-    """The job has ended at its host too, and its agent answers, long before the tracer ends."""
+    """The job has ended at its host too, and its agent answers, long before the tracer would end."""
     open_path.chmod(0o777)
     flag = open_path / "traced"
     job = tiny_job(open_path, f"FLAG = {str(flag)!r}\n{TRACED}")
@@ -121,5 +144,35 @@ def test_a_training_program_that_is_traced(pair: Network, open_path: Path) -> No
         for host in pair.names:
             pair.work_is_clear(host)
     finally:
-        if flag.exists():
+        end_of(flag)
+
+
+def test_a_process_that_has_detached_itself(pair: Network, open_path: Path) -> None:
+    """It ends with the job, or with the agent. Beside it the job goes on."""
+    open_path.chmod(0o777)
+    flag = open_path / "detached"
+    job = tiny_job(open_path, f"FLAG = {str(flag)!r}\n{DETACHED}")
+    try:
+        assert pair.train(job).members == ["h1", "h2"]
+        place = Path("/proc", flag.read_text())
+        until(lambda: not place.exists(), "the job's process has ended")
+        flag.unlink()
+        endless = "settings = Settings(batch=64, rounds=100000, quorum=1.0, test_every=1000000)\n"
+        (job / "job.py").write_text((job / "job.py").read_text() + endless)
+        channel = pair.submit("h1", job)
+        pair.in_training()
+        place = Path("/proc", flag.read_text())
+        assert place.exists()
+        assert pair.leave("h2") == 0
+        channel.close()
+        assert not place.exists()
+        pair.nothing_left("h2")
+    finally:
+        end_of(flag)
+
+
+def end_of(flag: Path) -> None:
+    """Kill the process of that number, if it is there still."""
+    if flag.exists():
+        with contextlib.suppress(ProcessLookupError):
             os.kill(int(flag.read_text()), signal.SIGKILL)

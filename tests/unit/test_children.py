@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -194,3 +195,116 @@ def test_an_agent_ends_beside_a_tracer(host: Host, tracer: Callable[[], int]) ->
     started = time.monotonic()
     host.children.close()
     assert time.monotonic() < started + 4.0 and then
+
+
+# ---- processes that detach themselves
+
+
+#: Forks once, and then so often again; the last one, in a session of its own, writes down its number.
+DETACHES = """
+import os, time
+def detached(times):
+    for _ in range(times):
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+    with open("left.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("left.new", "left")
+    time.sleep(60)
+if os.fork() == 0:
+    detached(TIMES)
+while not os.path.exists("left"):
+    time.sleep(0.01)
+"""
+#: For as long as it can: a new process, whose parent ends.
+FLEES = """
+import os
+if os.fork() == 0:
+    while True:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        with open("fled", "a") as file:
+            file.write(f"{os.getpid()}\\n")
+import time
+while not os.path.exists("fled"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def adopting(host: Host) -> Iterator[Host]:
+    """As `nicps join`, which is an agent and nothing else."""
+    host.children.adopt()
+    yield host
+    host.children.close()
+
+
+def left_by(host: Host) -> int:
+    path = host.folder / "left"
+    host.until(path.exists, "it has detached itself")
+    return int(path.read_text())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_detaches_itself_is_ended_with_its_program(adopting: Host, times: int) -> None:
+    adopting.starts(f"TIMES = {times}" + DETACHES)
+    left = left_by(adopting)
+    adopting.until(lambda: adopting.codes, "the program has ended")
+    gone: list[bool] = []
+    adopting.children.once_gone(lambda: gone.append(True))
+    adopting.until(lambda: gone, "it is ended")
+    assert not Path(f"/proc/{left}").exists(), "not even as a zombie"
+
+
+def test_what_flees_is_caught(adopting: Host) -> None:
+    adopting.starts(FLEES)
+    adopting.until(lambda: adopting.codes, "the program has ended")
+    gone: list[bool] = []
+    adopting.children.once_gone(lambda: gone.append(True))
+    adopting.until(lambda: gone, "it is ended")
+    fled = adopting.folder / "fled"
+    size = fled.stat().st_size
+    adopting.steps()
+    assert fled.stat().st_size == size
+    assert not runs(int(fled.read_text().split()[-1]))
+
+
+def test_an_agents_end_is_theirs(adopting: Host) -> None:
+    adopting.starts("TIMES = 2" + DETACHES + SLEEPS)
+    left = left_by(adopting)
+    adopting.children.close()
+    assert not Path(f"/proc/{left}").exists()
+
+
+def test_the_operators_processes_are_left_alone(host: Host) -> None:
+    """What was there before the agent, and what could gain privileges, which no process of a job's can."""
+    sleeps = [sys.executable, "-S", "-c", SLEEPS]
+    before = subprocess.Popen(sleeps, start_new_session=True)
+    host.children.adopt()
+    later = subprocess.Popen(sleeps, start_new_session=True)
+    try:
+        host.starts("TIMES = 1" + DETACHES)
+        left = left_by(host)
+        host.until(lambda: not Path(f"/proc/{left}").exists(), "it is ended")
+        assert runs(before.pid) and runs(later.pid)
+    finally:
+        host.children.close()
+        for process in (before, later):
+            process.kill()
+            process.wait()
+
+
+def test_zombies_of_others_are_reaped(adopting: Host) -> None:
+    """Such as those of an alarm's hook."""
+    before = children_of_ours()
+    script = "import os, time; os.fork() or time.sleep(0.2)"
+    subprocess.run([sys.executable, "-S", "-c", script], check=True)
+    assert len(children_of_ours() - before) == 1
+    child = adopting.starts(SLEEPS)
+    adopting.until(lambda: children_of_ours() - before == {child.pid}, "only the program is left")
+
+
+def children_of_ours() -> set[int]:
+    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
