@@ -51,7 +51,10 @@ class Children:
         self._strays: Strays | None = None
 
     def adopt(self) -> None:
-        """What programs leave behind outside their sessions ends too. For a process that is an agent, and nothing else."""
+        """From now on what programs leave behind ends with them even outside their sessions.
+
+        Only for a process that is nothing but an agent.
+        """
         self._strays = Strays(self._agent.user.uid)
 
     @property
