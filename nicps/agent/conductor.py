@@ -204,26 +204,41 @@ class Conductor:
 
     # ---- the end
 
-    def result(self, names: list[str], extra: Mapping[str, Any]) -> dict[str, Any]:
+    def result(
+        self,
+        names: list[str],
+        extra: Mapping[str, Any],
+        then: Callable[[dict[str, Any], str], None],
+    ) -> None:
         """What the run has come to; result.json and the model are left in its folder.
 
-        Raises:
-            NicpsError, OSError, ValueError, KeyError, TypeError: the records are not whole, or the disk is full.
+        `then` gets the result, or why there is none. Long runs leave long records: it is made in the background.
         """
-        agent = self.agent
-        folder = agent.run_folder(self.job_id)
-        result = summarise(folder, names) | {
+        agent, mine, last_round = self.agent, self.agent.node.name, self.open_round
+        about = {
             "job_id": self.job_id,
             "seconds": round(self.training_s, 3),
             "seconds_handout": round(self.handout_s, 3),
-            "report": str(folder / PICTURE),
-            **extra,
         }
-        (folder / "result.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
-        model = folder / agent.node.name / "model.pt"
-        if model.exists():
-            shutil.copyfile(model, folder / "model.pt")
-        return result
+        result: dict[str, Any] = {}
+        problems: list[str] = []
+
+        def make() -> None:
+            try:
+                folder = agent.run_folder(self.job_id)
+                about["report"] = str(folder / PICTURE)
+                made = summarise(folder, names, last_round) | about | dict(extra)
+                (folder / "result.json").write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
+                model = folder / mine / "model.pt"
+                if model.exists():
+                    shutil.copyfile(model, folder / "model.pt")
+                result.update(made)
+            except (
+                Exception
+            ) as error:  # records come from training programs: anything can be in them
+                problems.append(f"cannot make the summary of the run: {error}")
+
+        agent.loop.background(make, lambda: then(result, "".join(problems)))
 
     def report(self, entry: str, then: Callable[[], None]) -> None:
         """Draw the run (a picture that fails fails nothing else)."""

@@ -68,26 +68,16 @@ class Endings:
         agent = self._agent
         agent.conductor = None
         submission, agent.submission = agent.submission, None
-        ok = bool(phase.settings.get("ok"))
-        reason = None if ok else str(phase.settings.get("message", ""))
-        entry, result = "trainer", {}
-        if ok and agent.job is not None:
-            try:
-                entry = agent.job.entry
-                names = [agent.node.name, *agent.job.handout.collected]
-                about = submission.about if submission is not None else {}
-                result = conductor.result(names, about)
-            except (
-                Exception
-            ) as error:  # records come from training programs: anything can be in them
-                reason = f"cannot make the summary of the run: {error}"
-        agent.end_job(reason or "the job is done")
+        job, ok = agent.job, bool(phase.settings.get("ok"))
+        about = submission.about if submission is not None else {}
+        names = [agent.node.name, *job.handout.collected] if job is not None else []
+        agent.end_job("the job is done" if ok else str(phase.settings.get("message", "")))
         agent.node.busy = False
         if submission is not None:
             submission.close()
         waiting = [peer for peer in agent.control.peers if peer.watches]  # not for the next job
 
-        def tell() -> None:
+        def tell(result: Mapping[str, Any], reason: str | None) -> None:
             agent.last_job = {"job_id": conductor.job_id, "error": reason, "result": result}
             if reason is None:
                 agent.log(f"job {conductor.job_id} done: {result.get('report')}")
@@ -98,10 +88,17 @@ class Endings:
                     self.run_hook(reason)
                 self._tell_end(reason, phase.settings, waiting)
 
-        if reason is None:
-            conductor.report(entry, tell)
+        def summarised(result: Mapping[str, Any], error: str) -> None:
+            if error:
+                tell({}, error)
+            else:
+                conductor.report(entry, lambda: tell(result, None))
+
+        if ok and job is not None:
+            entry = job.entry
+            conductor.result(names, about, summarised)
         else:
-            tell()
+            tell({}, None if ok else str(phase.settings.get("message", "")))
 
     def _tell_end(
         self,

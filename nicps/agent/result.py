@@ -1,71 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run comes to, from the records of all its hosts."""
+"""What a run comes to, from the records of all its hosts.
+
+Training programs have written most of these: nothing of them is kept but what the result needs, and they can be no
+longer than a run of so many rounds leaves them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
+from nicps.agent.records import read_file
 from nicps.errors import JobFailed
 
+_MOST_BYTES = 1 << 20  # of a file that holds one object
+_LINE_BYTES = 1 << 16
+_MOST_ROWS = 8  # a round, in which views can change
+_SPARE_ROWS = 1024
+_DIGEST_BYTES = 16
 
-def summarise(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+
+def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, Any]:
     """The run's result from `folder/<name>/`: `agent.json`, `metrics.jsonl`, `final.json`.
 
     `weights_identical` is whether all hosts had the same weights (SHA-256) after every round that they took part in;
     one that has come back lacks those before. A host that was found to have others (R19) was struck off, and took the
     state again: what it had from that round on until then does not count, and is told as `differed`.
 
+    Takes 64 bytes of memory a round, and some microseconds a row: not for the loop.
+
+    Args:
+        last_round: no row is of a later one.
+
     Raises:
-        JobFailed: a host's records are missing or cannot be read, or the kernels have added another number of
+        JobFailed: a host's records are missing, too long or cannot be read, or the kernels have added another number of
             fragments than the counted gradients hold.
     """
-    agents: list[dict[str, Any]] = []
-    metrics: list[list[dict[str, Any]]] = []
-    for name in names:
-        try:
-            agents.append(orjson.loads((folder / name / "agent.json").read_bytes()))
-            rows = (folder / name / "metrics.jsonl").read_bytes().splitlines()
-            metrics.append([orjson.loads(row) for row in rows])
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise JobFailed(f"the records of {name} are not whole: {error}") from None
+    agents = [_object(folder / name / "agent.json", name) for name in names]
     found = {
         (entry["name"], entry["round"], entry["view"])
         for agent in agents
         for entry in agent.get("differed", ())
     }
-    hashes = [
-        {
-            row["round"]: row["weights_sha256"]
-            for row in rows
-            if not any(
-                name == other and row["round"] >= round_ and row.get("view", 0) <= view
-                for other, round_, view in found
-            )
-        }
-        for name, rows in zip(names, metrics, strict=True)
-    ]
     added = sum(agent["fragments_added"] for agent in agents)
     expected = sum(agent["fragments_expected"] for agent in agents)
     if added != expected:
         raise JobFailed(
             f"the kernels have added {added} fragments, the counted gradients hold {expected}"
         )
+    first: _Weights | None = None
+    identical = True
+    for name in names:
+        own = {(round_, view) for other, round_, view in found if other == name}
+        weights = _weights(folder / name / "metrics.jsonl", name, last_round, own)
+        first = first or weights
+        identical = identical and weights.last_round == first.last_round and first.agrees(weights)
+    assert first is not None
     final: dict[str, Any] = {}
     path = folder / names[0] / "final.json"
-    if path.exists():
-        final = orjson.loads(path.read_bytes())
+    if os.path.lexists(path):
+        final = _object(path, names[0])
+    accuracy = final.get("accuracy")
     return {
         "hosts": len(names),
         "members": list(names),
         "rounds": max(agent["rounds"] for agent in agents),
-        "test_accuracy": final.get("accuracy"),
-        "weights_identical": _identical(hashes),
+        "test_accuracy": accuracy if isinstance(accuracy, int | float) else None,
+        "weights_identical": identical and first.last_round >= 0,
         "differed": [{"name": name, "round": round_} for name, round_, _ in sorted(found)],
-        "weights_sha256": hashes[0][max(hashes[0])] if hashes[0] else None,
+        "weights_sha256": first.last,
         "xdp_mode": ",".join(sorted({agent["xdp_mode"] for agent in agents})),
         "fragments_added": added,
         "fragments_sent_again": sum(agent["fragments_sent_again"] for agent in agents),
@@ -74,10 +85,75 @@ def summarise(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _identical(hashes: Sequence[dict[int, str]]) -> bool:
-    """The first is the lead's; everybody was there for the last round."""
-    common: dict[int, str] = {}
-    for of_host in hashes:
-        if any(common.setdefault(round_, digest) != digest for round_, digest in of_host.items()):
+@dataclass(slots=True)
+class _Weights:
+    """What a host says of its weights: a digest of its hash a round (rounds, 2), zeros for none; the last one whole."""
+
+    digests: NDArray[np.uint64]
+    last_round: int = -1
+    last: str | None = None
+
+    def agrees(self, other: _Weights) -> bool:
+        """Whether both had the same in all rounds that both took part in; from then on ours are those of either."""
+        here, there = self.digests.any(axis=1), other.digests.any(axis=1)
+        differ = (self.digests != other.digests).any(axis=1)
+        if (here & there & differ).any():
             return False
-    return bool(hashes[0]) and all(h and max(h) == max(hashes[0]) for h in hashes)
+        np.copyto(self.digests, other.digests, where=(there & ~here).reshape(-1, 1))
+        return True
+
+
+def _weights(
+    path: Path, name: str, last_round: int, differed: Collection[tuple[int, int]]
+) -> _Weights:
+    """Of a host, but for rounds from one in which it differed on, in views up to that one."""
+    digests = bytearray(_DIGEST_BYTES * (last_round + 1))
+    weights = _Weights(np.frombuffer(digests, np.uint64).reshape(-1, 2))
+    for row in _rows(path, name, _MOST_ROWS * (last_round + 1) + _SPARE_ROWS):
+        round_, text = row["round"], str(row["weights_sha256"])
+        if not isinstance(round_, int) or not 0 <= round_ <= last_round:
+            raise _not_whole(
+                name, f"a row is of round {round_!r:.40}, the last one was {last_round}"
+            )
+        if any(round_ >= first and row.get("view", 0) <= view for first, view in differed):
+            continue
+        at = _DIGEST_BYTES * round_
+        digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+        digests[at : at + _DIGEST_BYTES] = digest
+        if round_ >= weights.last_round:
+            weights.last_round, weights.last = round_, text
+    return weights
+
+
+def _rows(path: Path, name: str, most: int) -> Iterator[dict[str, Any]]:
+    """The lines of a file, one at a time."""
+    try:
+        with path.open("rb") as file:
+            for number in range(most + 1):
+                line = file.readline(_LINE_BYTES + 1)
+                if not line:
+                    return
+                if number == most:
+                    raise _not_whole(name, f"there are more than {most} rows")
+                if len(line) > _LINE_BYTES:
+                    raise _not_whole(name, f"row {number + 1} has more than {_LINE_BYTES} bytes")
+                row = orjson.loads(line)
+                if not isinstance(row, dict) or not {"round", "weights_sha256"} <= row.keys():
+                    raise _not_whole(name, f"row {number + 1} lacks round or weights_sha256")
+                yield row
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise _not_whole(name, str(error)) from None
+
+
+def _object(path: Path, name: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(read_file(path, _MOST_BYTES))
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise _not_whole(name, str(error)) from None
+    if not isinstance(value, dict):
+        raise _not_whole(name, f"{path.name} is no JSON object")
+    return value
+
+
+def _not_whole(name: str, why: str) -> JobFailed:
+    return JobFailed(f"the records of {name} are not whole: {why}")

@@ -45,7 +45,9 @@ def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end() -> None:
     host.submits("first")
     reports: list[Any] = []
     conductor = SimpleNamespace(
-        job_id="1", result=lambda *_: {}, report=lambda entry, then: reports.append(then)
+        job_id="1",
+        result=lambda names, about, then: then({}, ""),
+        report=lambda entry, then: reports.append(then),
     )
     phase = SimpleNamespace(settings={"ok": True})
     Endings(host).lead_over(conductor, phase)  # type: ignore[arg-type]

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run comes to, whatever training programs have written into its records."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from nicps.agent.conductor import Conductor
+from nicps.agent.result import summarise
+from nicps.errors import JobFailed
+
+LAST = 9
+HOSTS = ("h1", "h2", "h3")
+FACTS = {
+    "rounds": 8,
+    "xdp_mode": "native",
+    "fragments_added": 5,
+    "fragments_expected": 5,
+    "fragments_sent_again": 1,
+    "sums_asked_again": 0,
+    "token_turns": 30,
+}
+
+
+def sha256(round_: int, odd: str = "") -> str:
+    return hashlib.sha256(f"{round_}{odd}".encode()).hexdigest()
+
+
+def row(round_: int, odd: str = "", **more: Any) -> dict[str, Any]:
+    return {"round": round_, "view": 1, "weights_sha256": sha256(round_, odd), **more}
+
+
+class Run:
+    """A run's folder. All hosts have had the same weights after rounds 2 to 9."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in HOSTS:
+            (folder / name).mkdir()
+            self.facts(name)
+            self.rows(name, *(row(k) for k in range(2, LAST + 1)))
+        self.put("h1", "final.json", {"accuracy": 0.75})
+
+    def put(self, name: str, what: str, value: Any) -> None:
+        (self.folder / name / what).write_bytes(orjson.dumps(value))
+
+    def facts(self, name: str, **more: Any) -> None:
+        self.put(name, "agent.json", FACTS | more)
+
+    def rows(self, name: str, *rows: Any) -> None:
+        lines = [line if isinstance(line, bytes) else orjson.dumps(line) + b"\n" for line in rows]
+        (self.folder / name / "metrics.jsonl").write_bytes(b"".join(lines))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return summarise(self.folder, HOSTS, LAST)
+
+    @property
+    def error(self) -> str:
+        with pytest.raises(JobFailed) as raised:
+            summarise(self.folder, HOSTS, LAST)
+        return str(raised.value)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_run(run: Run) -> None:
+    assert run.result == {
+        "hosts": 3,
+        "members": ["h1", "h2", "h3"],
+        "rounds": 8,
+        "test_accuracy": 0.75,
+        "weights_identical": True,
+        "differed": [],
+        "weights_sha256": sha256(LAST),
+        "xdp_mode": "native",
+        "fragments_added": 15,
+        "fragments_sent_again": 3,
+        "sums_asked_again": 0,
+        "token_turns": 90,
+    }
+
+
+def test_who_has_come_late_has_the_same(run: Run) -> None:
+    run.rows("h2", row(8), row(9))
+    assert run.result["weights_identical"]
+
+
+@pytest.mark.parametrize("other", [row(5, "other"), row(9, "other")])
+def test_one_round_that_differs(run: Run, other: dict[str, Any]) -> None:
+    run.rows("h3", *(other if k == other["round"] else row(k) for k in range(2, LAST + 1)))
+    assert not run.result["weights_identical"]
+
+
+def test_two_that_differ_where_the_first_was_not_there(run: Run) -> None:
+    run.rows("h1", *(row(k) for k in range(6, LAST + 1)))
+    run.rows("h3", row(3, "other"), row(9))
+    assert not run.result["weights_identical"]
+
+
+def test_the_last_round_must_be_everybodys(run: Run) -> None:
+    run.rows("h3", *(row(k) for k in range(2, LAST)))
+    assert not run.result["weights_identical"]
+
+
+def test_a_round_that_was_run_again_counts_as_it_was_last(run: Run) -> None:
+    run.rows("h2", row(9, "other"), row(9))
+    assert run.result["weights_identical"]
+
+
+def test_what_was_found_to_differ_does_not_count(run: Run) -> None:
+    run.rows("h2", row(3), row(4, "other"), row(5, "other"), row(8, view=2), row(9, view=2))
+    assert not run.result["weights_identical"]
+    run.facts("h1", differed=[{"name": "h2", "round": 4, "view": 1}])
+    assert run.result["weights_identical"]
+    assert run.result["differed"] == [{"name": "h2", "round": 4}]
+
+
+def test_nothing_was_trained(run: Run) -> None:
+    for name in HOSTS:
+        run.rows(name)
+    assert not run.result["weights_identical"] and run.result["weights_sha256"] is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([b"{"], "unexpected end"),
+        ([[1]], "row 1 lacks round or weights_sha256"),
+        ([row(2), {"round": 3}], "row 2 lacks round or weights_sha256"),
+        ([row(2) | {"round": "2"}], "a row is of round '2', the last one was 9"),
+        ([row(2) | {"round": [2]}], "a row is of round [2], the last one was 9"),
+        ([row(10)], "a row is of round 10, the last one was 9"),
+        ([row(-1)], "a row is of round -1, the last one was 9"),
+        ([row(1 << 62)], f"a row is of round {1 << 62}, the last one was 9"),
+        ([row(2), row(3, more="x" * 70000)], "row 2 has more than 65536 bytes"),
+        ([row(2)] * 1105, "there are more than 1104 rows"),
+    ],
+)
+def test_rows_of_another_kind(run: Run, rows: list[Any], said: str) -> None:
+    run.rows("h2", *rows)
+    assert run.error.startswith(f"the records of h2 are not whole: {said}")
+
+
+@pytest.mark.parametrize("what", ["agent.json", "final.json"])
+def test_files_of_another_kind(run: Run, what: str) -> None:
+    path = run.folder / "h1" / what
+    for puts, said in [
+        (lambda: path.write_text("{"), "unexpected end"),
+        (lambda: path.write_text("[]"), f"{what} is no JSON object"),
+        (lambda: os.truncate(path, 1 << 40), "[Errno 27] More than 1048576 bytes"),
+    ]:
+        puts()
+        assert run.error.startswith(f"the records of h1 are not whole: {said}")
+
+
+def test_an_accuracy_that_is_none(run: Run) -> None:
+    run.put("h1", "final.json", {"accuracy": "<script>"})
+    assert run.result["test_accuracy"] is None
+
+
+def test_an_endless_line_is_not_read(run: Run) -> None:
+    os.truncate(run.folder / "h3" / "metrics.jsonl", 1 << 40)
+    assert "65536 bytes" in run.error
+
+
+def test_rows_are_not_kept(run: Run) -> None:
+    """Long runs leave long records."""
+    rounds = 8000
+    for name in HOSTS:
+        run.rows(name, *(row(k, padding="x" * 1000) for k in range(rounds)))
+    tracemalloc.start()
+    try:
+        assert summarise(run.folder, HOSTS, rounds)["weights_identical"]
+        assert tracemalloc.get_traced_memory()[1] < 64 * rounds + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+# ---- by the lead
+
+
+@pytest.fixture
+def lead(run: Run) -> tuple[Any, list[Any]]:
+    """`works` are what it does in the background."""
+    lead = Conductor.__new__(Conductor)
+    lead.job_id, lead.training_s, lead.handout_s = "job", 1.0, 2.0
+    works: list[Any] = []
+    lead.agent = SimpleNamespace(  # type: ignore[assignment]
+        node=SimpleNamespace(name="h1", open_round=LAST),
+        run_folder=lambda _: run.folder,
+        loop=SimpleNamespace(background=lambda *work: works.append(work)),
+    )
+    return lead, works
+
+
+def test_the_loop_reads_no_records(run: Run, lead: tuple[Any, list[Any]]) -> None:
+    conductor, works = lead
+    (run.folder / "h2" / "metrics.jsonl").unlink()
+    os.mkfifo(run.folder / "h2" / "metrics.jsonl")  # whoever reads it waits
+    came: list[Any] = []
+    thread = threading.Thread(
+        target=conductor.result,
+        args=(list(HOSTS), {"data": "tiny"}, lambda *args: came.append(args)),
+        daemon=True,
+    )
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive() and not came
+    (run.folder / "h2" / "metrics.jsonl").unlink()
+    run.rows("h2", row(9))
+    ((work, then),) = works
+    work()
+    then()
+    ((result, error),) = came
+    assert not error and result["weights_identical"] and result["data"] == "tiny"
+    assert orjson.loads((run.folder / "result.json").read_bytes()) == result
+
+
+def test_the_summarys_failure_is_told(run: Run, lead: tuple[Any, list[Any]]) -> None:
+    conductor, works = lead
+    run.rows("h2", {"round": 9, "weights_sha256": "", "view": []})
+    run.facts("h1", differed=[{"name": "h2", "round": 4, "view": 1}])
+    came: list[Any] = []
+    conductor.result(list(HOSTS), {}, lambda *args: came.append(args))
+    ((work, then),) = works
+    work()
+    then()
+    ((result, error),) = came
+    assert not result and error.startswith("cannot make the summary of the run: ")
