@@ -11,6 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from nicps.errors import JobFailed
+
+_NAME_BYTES = 100  # of a job's name
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -73,7 +76,18 @@ def _empty(folder: int, top: int, fresh: Iterator[str]) -> list[str]:
     return moved
 
 
-def new_job_id(name: str) -> str:
-    """A run's name: time and job."""
+def new_job_id(name: object) -> str:
+    """A run's name: time and job. It is a folder's on every host, and part of decisions, which must fit into frames.
+
+    Raises:
+        JobFailed: the job's name is not printable text, or too long.
+    """
+    if not isinstance(name, str) or not name.isprintable():
+        raise JobFailed(f"the job's name is to be printable text, not {name!r:.100}")
+    size = len(name.encode())
+    if size > _NAME_BYTES:
+        raise JobFailed(
+            f"the job's name has {size} bytes, {_NAME_BYTES} at most: give its folder a shorter one"
+        )
     safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-{os.urandom(2).hex()}"

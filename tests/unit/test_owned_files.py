@@ -110,7 +110,11 @@ def test_a_job_keeps_what_was_handed_out(tmp_path: Path, puts: Callable[[Path], 
     job.records.close()
 
 
-@pytest.mark.parametrize("puts", PUTS)
+def a_long_name(path: Path) -> None:
+    path.write_bytes(orjson.dumps(GOOD | {"job": "x" * 300}))
+
+
+@pytest.mark.parametrize("puts", [*PUTS, a_long_name])
 def test_a_preparation_that_leaves_something_else(
     tmp_path: Path, puts: Callable[[Path], None]
 ) -> None:
@@ -122,9 +126,8 @@ def test_a_preparation_that_leaves_something_else(
     puts(tmp_path / "prepared.json")
     assert limited(lambda: submission._is_prepared(0)) is None
     (said,) = failed
-    assert said.startswith(
-        "the job's preparation is not usable: there is no readable prepared.json"
-    )
+    why = "the job's name has 300 bytes" if puts is a_long_name else "there is no readable prepared"
+    assert said.startswith(f"the job's preparation is not usable: {why}")
 
 
 @pytest.fixture
