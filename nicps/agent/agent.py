@@ -224,12 +224,8 @@ class Agent:
 
     def _prepare(self, phase: Phase) -> None:
         if phase.kind is wire.PhaseKind.STOP:
-            ok, message = phase.settings.get("ok"), str(phase.settings.get("message", ""))
             if self.conductor is None:
-                self.end_job("the job is done" if ok else message)
-                said = "job done, standing by" if ok else f"job stopped: {message}"
-                lead = self.node.members[self.node.view.lead - 1].name
-                self.endings.over(phase.settings, said, lead)
+                self._over(phase)
             self.prepared(phase.number)
             return
         try:
@@ -249,12 +245,21 @@ class Agent:
 
     def _agreed(self, action: PhaseAgreed) -> None:
         """The lead: everybody has acknowledged."""
-        if self.conductor is None:
-            return
-        if action.phase.kind is wire.PhaseKind.STOP:
+        stops = action.phase.kind is wire.PhaseKind.STOP
+        if self.conductor is not None and stops:
             self.endings.lead_over(self.conductor, action.phase)
-        else:
+        elif self.conductor is not None:
             self.conductor.agreed(action.phase, action.answers)
+        elif stops and self.job is not None:
+            self._over(action.phase)  # it departs, and has decided that before
+
+    def _over(self, stop: Phase) -> None:
+        """The job has ended, and is not led from here."""
+        ok, message = stop.settings.get("ok"), str(stop.settings.get("message", ""))
+        self.end_job("the job is done" if ok else message)
+        said = "job done, standing by" if ok else f"job stopped: {message}"
+        lead = self.node.members[self.node.view.lead - 1].name
+        self.endings.over(stop.settings, said, lead)
 
     def _committed(self, commit: Committed) -> None:
         if self.job is None:

@@ -123,9 +123,8 @@ class OutStream:
 
     def close(self) -> None:
         """Close the files."""
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 class InStream:
@@ -188,9 +187,8 @@ class InStream:
 
     def close(self) -> None:
         """Close the files."""
-        for _, fd, _, _ in self._open:
-            os.close(fd)
-        self._open = []
+        while self._open:  # loop and thread may both be at it
+            os.close(self._open.pop()[1])
 
     def _create(self) -> None:
         try:

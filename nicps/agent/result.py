@@ -38,7 +38,7 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
     Takes 64 bytes of memory a round, and some microseconds a row: not for the loop.
 
     Args:
-        last_round: no row is of a later one.
+        last_round: the run's last one.
 
     Raises:
         JobFailed: a host's records are missing, too long or cannot be read, or the kernels have added another number of
@@ -92,9 +92,12 @@ class _Weights:
     digests: NDArray[np.uint64]
     last_round: int = -1
     last: str | None = None
+    apart: bool = False  # it has rounds that the run has not
 
     def agrees(self, other: _Weights) -> bool:
         """Whether both had the same in all rounds that both took part in; from then on ours are those of either."""
+        if self.apart or other.apart:
+            return False
         here, there = self.digests.any(axis=1), other.digests.any(axis=1)
         differ = (self.digests != other.digests).any(axis=1)
         if (here & there & differ).any():
@@ -111,10 +114,11 @@ def _weights(
     weights = _Weights(np.frombuffer(digests, np.uint64).reshape(-1, 2))
     for row in _rows(path, name, _MOST_ROWS * (last_round + 1) + _SPARE_ROWS):
         round_, text = row["round"], str(row["weights_sha256"])
-        if not isinstance(round_, int) or not 0 <= round_ <= last_round:
-            raise _not_whole(
-                name, f"a row is of round {round_!r:.40}, the last one was {last_round}"
-            )
+        if not isinstance(round_, int) or round_ < 0:
+            raise _not_whole(name, f"a row is of round {round_!r:.40}")
+        if round_ > last_round:  # it went on without the others (`--go-on-alone`)
+            weights.apart = True
+            continue
         if any(round_ >= first and row.get("view", 0) <= view for first, view in differed):
             continue
         at = _DIGEST_BYTES * round_

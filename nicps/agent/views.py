@@ -68,7 +68,8 @@ class Views:
                 agent.job.installed(action)
             except (OSError, NicpsError) as error:
                 agent.act(agent.node.fail(agent.now, str(error)))
-        if not agent.node.leads or agent.node.leaving:
+        others_stay = agent.node.leaving and len(view.live) > 1
+        if not agent.node.leads or others_stay:
             agent.conductor = None
         elif agent.conductor is None:
             self._take_over()
@@ -158,5 +159,6 @@ class Views:
         """R17: this host cannot go on now, and comes back. It leads no more, but votes until the others go on."""
         agent = self._agent
         agent.log(reason)
-        agent.conductor = None
+        if len(agent.node.view.live) > 1:
+            agent.conductor = None
         agent.act(agent.node.leave(agent.now, reason))

@@ -95,6 +95,7 @@ class Host:
             emit=self._actions.append,
         )
         self._installation: Installation | None = None  # of the view in force; told to who asks
+        self._last: Installation | None = None  # of the job before, which has ended
         self._telling = False  # this member sees to it that everybody installs it
         self._ready = False  # the lead: everybody has
         self._ballot: Ballot | None = None

@@ -44,8 +44,11 @@ class Membership(Deciding):
         elif (self.state is NodeState.STANDBY and not self.busy) or (
             call.view == self.view.number and self.number in self.learners and not self.leaving
         ):
-            self._asked = now
             stage = self._stage(frame.tail.decode(errors="replace"))
+            if stage in (wire.Stage.FILES, wire.Stage.WAITING):
+                self._asked = now  # it is the job that this host has a part of
+            if stage is not None:
+                self._declined = False  # it is another job
         elif self.state is NodeState.MEMBER and self._precedes(call.view, call.ballot, source):
             stage = self._until_told  # it will tell us that we have been struck off (R19)
         else:
@@ -62,6 +65,8 @@ class Membership(Deciding):
         tells = self.leads or self.ended or self.changing  # perhaps no lead is left to tell it
         if 0 < answer.view <= self.view.number and not here and tells:
             self._tell(number, answer.fresh)  # perhaps it does not know yet
+            if not number:
+                self._tell_of_the_last(source, answer)
         if not (self.leads and self._ready and self.calls) or answer.stage >= wire.Stage.ASKS:
             return
         if number in self.view.live and number not in self.learners:
@@ -159,19 +164,21 @@ class Membership(Deciding):
         ):
             return
         view = successor.view(body.number, body.ballot)
-        current = (self.view.number, self.view.seed)
-        if self.state is NodeState.MEMBER and current == (view.number, view.seed):
-            self._say_installed()
-            return
-        if body.nonce != self._fresh:
-            return
         lead = view.members[view.lead - 1].mac
-        if self.view.number and not self._precedes(view.number, view.ballot, lead):
-            return
+        same = (self.view.number, self.view.seed) == (view.number, view.seed)
+        behind = self._precedes(view.number, view.ballot, lead) if self.view.number else True
         if body.ended:
-            if self.view.number and not self.ended:
+            known = self.view.number and not (self.ended or self.busy)
+            if known and body.nonce == self._fresh and (same or behind):
                 self._learn_of_the_end(wire.Ending(body.ended), view)
             return
+        if self.state is NodeState.MEMBER and same:
+            self._say_installed()
+            return
+        if body.nonce != self._fresh or not behind:
+            return
+        if self._declined and body.base:
+            return  # the view of before goes on, and this host had its part
         if number not in view.live:
             if self.state is NodeState.MEMBER:
                 self._struck("it was not heard, and the others have gone on without it")
@@ -228,6 +235,8 @@ class Membership(Deciding):
             self.learners = frozenset({number})  # of itself it knows
         if member and self._succession is not None and not before.live - view.live and not joined:
             self.patience.was_wrong()
+        if self.ended:
+            self._last = self._installation
         self.state, self.view, self.number = NodeState.MEMBER, view, number
         self._fresh = self._nonce()
         self._installation, self._telling, self._ready = installation, False, False
@@ -303,13 +312,20 @@ class Membership(Deciding):
         if number and self._installation is not None and current:
             self._installation.tell(number, nonce)
 
+    def _tell_of_the_last(self, source: bytes, answer: wire.Answer) -> None:
+        """Who was in the last job's list only has perhaps not heard its end."""
+        last = self._last
+        number = last.view.number_of(source) if last is not None else 0
+        if last is not None and number and answer.view <= last.view.number:
+            last.tell(number, answer.fresh)
+
     @property
     def _asks(self) -> bool:
         """Struck off, and not called: perhaps the job has ended meanwhile."""
         return (
             self.state is NodeState.STANDBY
             and bool(self.view.number)
-            and not (self.ended or self.busy or self._declined)
+            and not (self.ended or self.busy)
         )
 
     def _ask_at(self) -> float:

@@ -130,7 +130,8 @@ class Host:
     def kill_program(self) -> None:
         """kill -9 of the training program: the agent leaves, and starts another."""
         self.note("PROGRAM KILLED")
-        self.course = None
+        if len(self.node.view.live) > 1:
+            self.course = None
         self.job.lose_program()
         self.do(self.node.leave(self.clock(), "the training program was killed"))
 
@@ -369,9 +370,8 @@ class Host:
         elif isinstance(action, Failed):
             self.note(f"FAILED {action.reason}")
             lan.checks.failed(self, action)
-            if self.node.leads:
-                course = self.course or Course(lan.plan, self)
-                course.stop(action.reason)
+            if self.node.leads and self.course is not None:
+                self.course.stop(action.reason)
 
     def _over(self, why: str, *, ok: bool) -> None:
         self.note(f"JOB OVER {why}")
@@ -396,7 +396,7 @@ class Host:
         self.lan.checks.installed(self, action)
         if action.phase is not None:
             self.job.phase = action.phase
-        if view.lead == node.number and not self.job.leaving:
+        if view.lead == node.number and not (node.leaving and len(view.live) > 1):
             if self.course is None:
                 self._take_over()
         else:

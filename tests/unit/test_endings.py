@@ -11,6 +11,8 @@ import pytest
 from nicps import wire
 from nicps.agent.agent import Agent
 from nicps.agent.endings import Endings
+from nicps.agent.views import Views
+from nicps.protocol import Phase, PhaseAgreed
 
 pytestmark = pytest.mark.unit
 
@@ -68,3 +70,26 @@ def test_who_was_not_heard_at_the_end_is_told_all_the_same(ending: wire.Ending, 
     assert host.told == [("first", told)]
     assert host.submission is None and not host.node.busy
     assert "h2" in str(host.last_job), "who knows more"
+
+
+def test_who_departs_while_it_stops_the_job_hears_of_the_end_too() -> None:
+    """Its own program is killed while the others acknowledge its STOP."""
+    host: Any = Host()
+    host.submission = SimpleNamespace(job_id="1", close=lambda: None)
+    host.submits("first")
+    host.job, host.endings = object(), Endings(host)
+    host.node.view = SimpleNamespace(lead=1)
+    host.node.members = [SimpleNamespace(name="h1")]
+    host._over = lambda stop: Agent._over(host, stop)
+    stop = Phase(3, 1, wire.PhaseKind.STOP, settings={"ok": False, "message": "no disk"})
+    Agent._agreed(host, PhaseAgreed(stop, {}))
+    assert host.told == [("first", "error")] and host.submission is None
+
+
+@pytest.mark.parametrize(("live", "leads"), [({1}, True), ({1, 2}, False)])
+def test_who_departs_leads_only_itself(live: set[int], leads: bool) -> None:
+    """Where nobody else is left, the job ends, and somebody must say so."""
+    agent: Any = SimpleNamespace(conductor="leads", now=0.0, log=lambda _: None, act=lambda _: None)
+    agent.node = SimpleNamespace(view=SimpleNamespace(live=live), leave=lambda *_: [])
+    Views(agent).depart("the training program was killed")
+    assert bool(agent.conductor) is leads

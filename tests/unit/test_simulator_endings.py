@@ -77,4 +77,25 @@ def test_who_declines_on_standby_is_not_taken_in() -> None:
     lan.at(2.201, declines)
     ends_well(lan)
     assert taken and last.job.declined and last.node.view.number < taken[0]
-    assert not last.node.ended, "the end is none of its business"
+    assert last.node.ended, "its user may wait for the end"
+
+
+def test_who_was_cut_off_learns_of_the_end_though_another_job_has_begun() -> None:
+    """The others have ended the job, and are in another network; it is not in their list any more."""
+    lan, _ = training()
+    first, last = lan.hosts[0], lan.hosts[4]
+    lan.at(TRAINING_S, lambda: lan.cut([frozenset({4}), frozenset(range(4))]))
+    assert lan.run(lambda: all(host.node.ended for host in lan.hosts[:4]), 60.0)
+    first.submit()
+    assert lan.run(lambda: all(host.node.view.number > 2 for host in lan.hosts[:4]), lan.now + 10.0)
+    assert not first.node.view.number_of(last.mac)
+    lan.cut([])
+    assert lan.run(lambda: last.node.ended, lan.now + 10.0)
+
+
+def test_where_nobody_else_is_left_a_program_that_is_killed_ends_the_job() -> None:
+    lan, _ = training(hosts=2)
+    lan.at(TRAINING_S, lan.hosts[1].kill_program)
+    lan.at(TRAINING_S + 0.1, lan.hosts[0].kill_program)
+    outcome = schedules.finish(lan)
+    assert (outcome.what, outcome.why) == ("stopped", "the training program was killed")
