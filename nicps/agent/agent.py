@@ -228,6 +228,8 @@ class Agent:
                 self._over(phase)
             self.prepared(phase.number)
             return
+        if self.job is None and self.node.leaving:
+            return  # taken in although it has declined: the others go on without it
         try:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
                 self.end_job("another job has begun")
@@ -270,8 +272,8 @@ class Agent:
 
     def _decline(self, reason: str) -> None:
         """Who has come to the others' job, and cannot take part, leaves them to it."""
+        self.views.say_trouble(f"out of the job until `nicps join` is run again: {reason}")
         if self.job is not None:
-            self.views.say_trouble(f"out of the job until `nicps join` is run again: {reason}")
             self._declined = self.job.id
             self.end_job(reason)
 

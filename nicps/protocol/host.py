@@ -112,7 +112,7 @@ class Host:
         self._call_at = 0.0
         self._called: tuple[int, ...] = ()  # the nonces of the last two calls
         self._ending = wire.Ending.NONE  # what became of the view's job (STOP)
-        self._declined = False  # this host wants no part in the job any more
+        self._declined = ""  # why this host has no part in the job any more
         self._asked = 0.0  # when this host, on standby, last asked or was called
 
     # ---- what others look at

@@ -16,7 +16,7 @@ from nicps.protocol.actions import (
     Struck,
 )
 from nicps.protocol.deciding import Deciding
-from nicps.protocol.host import NodeState
+from nicps.protocol.host import Farewell, NodeState
 from nicps.protocol.installation import Installation
 from nicps.protocol.phase import Phase
 from nicps.protocol.returns import Returns
@@ -48,7 +48,7 @@ class Membership(Deciding):
             if stage in (wire.Stage.FILES, wire.Stage.WAITING):
                 self._asked = now  # it is the job that this host has a part of
             if stage is not None:
-                self._declined = False  # it is another job
+                self._declined = ""  # it is another job
         elif self.state is NodeState.MEMBER and self._precedes(call.view, call.ballot, source):
             stage = self._until_told  # it will tell us that we have been struck off (R19)
         else:
@@ -177,8 +177,6 @@ class Membership(Deciding):
             return
         if body.nonce != self._fresh or not behind:
             return
-        if self._declined and body.base:
-            return  # the view of before goes on, and this host had its part
         if number not in view.live:
             if self.state is NodeState.MEMBER:
                 self._struck("it was not heard, and the others have gone on without it")
@@ -192,8 +190,12 @@ class Membership(Deciding):
         self._formation.lose(source)
         nonces = dict.fromkeys(view.live, 0)  # those who have it too answer without a nonce
         installation = self._installation_of(view, body.base, successor, {number}, nonces)
+        declined = self._declined if body.base else ""  # it had answered before, and is counted on
         self._install(now, number, successor, installation)
         self._say_installed()
+        if declined:
+            self._declined = declined
+            self._farewell = Farewell(wire.Leave(), declined, now, declines=True)
 
     def _on_ask(self, now: float, nonce: int) -> None:
         """R4: a switch records whom its members themselves say to be in, to a nonce of its controller's."""
@@ -246,7 +248,7 @@ class Membership(Deciding):
         self._round = successor.round
         self._leavers = {}
         self._called = ()
-        self._ending, self._declined = wire.Ending.NONE, False
+        self._ending, self._declined = wire.Ending.NONE, ""
         self._heard = self._beacon_at = self._call_at = now
         self._succession = Succession(
             view,
@@ -355,8 +357,8 @@ class Membership(Deciding):
             self._decline(farewell.reason)
 
     def _decline(self, reason: str) -> None:
-        """Nothing more of this job for this host: what it has answered to calls takes it in no more."""
-        self._fresh, self._declined = self._nonce(), True
+        """Nothing more of this job for this host; if it is taken in, as it has answered before, it leaves again."""
+        self._declined = reason
         self._actions.append(Declined(reason))
 
     def _learn_of_the_end(self, ending: wire.Ending, view: View) -> None:

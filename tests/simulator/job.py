@@ -134,7 +134,8 @@ class Job:
 
     def prepare(self, phase: Phase) -> None:
         """A decision: get ready for it (R6)."""
-        if self.leaving and phase.kind is not wire.PhaseKind.STOP:
+        has_declined = self.declined and self.program is None
+        if (self.leaving or has_declined) and phase.kind is not wire.PhaseKind.STOP:
             return
         self.host.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
         if phase.adding and not self.host.believes:

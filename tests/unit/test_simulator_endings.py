@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from nicps import wire
-from nicps.protocol import Action, NodeState, Prepare
+from nicps.protocol import Action, Joiner, NodeState, Prepare
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, job, training
 from tests.simulator.host import Host
@@ -59,7 +59,7 @@ def test_a_member_that_cannot_go_on_comes_to_lead() -> None:
     assert (outcome.what, outcome.why) == ("stopped", ERROR)
 
 
-def test_who_declines_on_standby_is_not_taken_in() -> None:
+def test_who_declines_on_standby_is_not_waited_for() -> None:
     """Its new training program ends with an error once it has answered a call; the lead acts on the answer later."""
     lan, _ = job(hosts=4, rounds=12, compute_s=1.0)
     first, last = lan.hosts[0], lan.hosts[3]
@@ -76,8 +76,25 @@ def test_who_declines_on_standby_is_not_taken_in() -> None:
     lan.at(2.2, last.kill_program)
     lan.at(2.201, declines)
     ends_well(lan)
-    assert taken and last.job.declined and last.node.view.number < taken[0]
+    assert taken and last.job.declined
     assert last.node.ended, "its user may wait for the end"
+
+
+def test_a_majority_that_needs_who_has_declined_has_it() -> None:
+    """Of two hosts the other is taken in again; it is in the list, and has to agree that it goes."""
+    lan, _ = job(hosts=2, rounds=12, compute_s=1.0)
+    first, last = lan.hosts
+    old = first.node.rebuild
+
+    def rebuilds(now: float, joiners: tuple[Joiner, ...]) -> list[Action]:
+        if joiners:
+            last.break_program()
+        return old(now, joiners)
+
+    first.node.rebuild = rebuilds  # type: ignore[method-assign]
+    lan.at(2.2, last.kill_program)
+    ends_well(lan)
+    assert last.job.declined
 
 
 def test_who_was_cut_off_learns_of_the_end_though_another_job_has_begun() -> None:
