@@ -95,7 +95,7 @@ def test_two_processors_into_the_same_slots() -> None:
     with kernel("nicps_bench.c", program) as racing:
         racing.reset(blocks=fragments // 4)
         busy = 0
-        for round_ in range(1, 200):
+        for round_ in range(1, 2000):
             racing.maps.config["round_high"] = round_
             frames = [
                 bytearray(
