@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nicps import wire
-from nicps.dataplane.channel import Channel
+from nicps.dataplane.channel import Channel, ChannelClosed
 
 _SOL_PACKET, _IGNORE_OUTGOING = 263, 23
 _KEPT = 512  # overheard frames to send again
@@ -166,8 +166,9 @@ def main() -> int:
     flooder = Flooder(args.iface)
     channel = Channel.connect(args.barrier)
     while True:
-        order, _ = channel.recv()
-        if "seconds" not in order:
+        try:
+            order, _ = channel.recv()
+        except ChannelClosed:
             return 0
         done = flooder.run(order["seconds"], order["count"], order["ethertype"])
         channel.send(dict(done))
