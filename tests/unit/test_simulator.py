@@ -296,7 +296,8 @@ def test_who_cannot_take_part_leaves_the_job_to_the_others(what: str, number: in
         lan.at(1.5, lambda: getattr(faults, what)(host))
     assert schedules.finish(lan).what == "done"
     said = [line for line in lan.trace if "DECLINES" in line]
-    assert len(said) == 1 and "the training program ended with an error" in said[0]
+    assert 1 <= len(said) <= 2, "again, if it had answered a call before: then it leaves"
+    assert all("the training program ended with an error" in line for line in said)
     assert len({h.job.result for h in lan.hosts if h.job.result}) == 1
     assert host.job.result is None
 
