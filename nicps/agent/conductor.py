@@ -235,7 +235,7 @@ class Conductor:
                 result.update(made)
             except (
                 Exception
-            ) as error:  # records come from training programs: anything can be in them
+            ) as error:  # training programs wrote the records: anything can be in them
                 problems.append(f"cannot make the summary of the run: {error}")
 
         agent.loop.background(make, lambda: then(result, "".join(problems)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from nicps.agent.records import read_file
+from nicps.agent.records import read_object
 from nicps.errors import JobFailed
 
 NAME = "prepared.json"
@@ -22,10 +22,7 @@ def read_prepared(folder: Path) -> dict[str, Any]:
         JobFailed: it is not there, or not readable.
     """
     try:
-        value = orjson.loads(read_file(folder / NAME, _MOST_BYTES))
+        return read_object(folder / NAME, _MOST_BYTES)
     except (OSError, orjson.JSONDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise JobFailed(f"there is no readable {NAME}: {reason}") from None
-    if not isinstance(value, dict):
-        raise JobFailed(f"{NAME} is no JSON object")
-    return value

@@ -17,6 +17,8 @@ from typing import Any
 
 import orjson
 
+from nicps.errors import JobFailed
+
 #: Of every host, these come to node 1 at the end.
 COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
 _FLUSH_ROWS = 256
@@ -58,10 +60,8 @@ class Records:
         self.flush()
         kept.mkdir(parents=True, exist_ok=True)
         copy_tree(out, kept)
-        for path in (
-            self._path,
-            *logs.glob("*.log"),
-        ):  # a program makes its log as large as it likes
+        # A program makes its log as large as it likes: it is copied in pieces.
+        for path in (self._path, *logs.glob("*.log")):
             copy_file(path, kept / path.name)
         _put(orjson.dumps(dict(facts)), kept / "agent.json")
         return [name for name in COLLECTED if (kept / name).exists()]
@@ -86,6 +86,19 @@ def read_file(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"More than {most} bytes", str(path))
     return data
+
+
+def read_object(path: Path, most: int) -> dict[str, Any]:
+    """The JSON object in such a file.
+
+    Raises:
+        OSError, orjson.JSONDecodeError: as `read_file`; it is no JSON.
+        JobFailed: it is something else than an object.
+    """
+    value = orjson.loads(read_file(path, most))
+    if not isinstance(value, dict):
+        raise JobFailed(f"{path.name} is no JSON object")
+    return value
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nicps.agent.records import read_file
+from nicps.agent.records import read_object
 from nicps.errors import JobFailed
 
 _MOST_BYTES = 1 << 20  # of a file that holds one object
@@ -151,12 +151,9 @@ def _rows(path: Path, name: str, most: int) -> Iterator[dict[str, Any]]:
 
 def _object(path: Path, name: str) -> dict[str, Any]:
     try:
-        value = orjson.loads(read_file(path, _MOST_BYTES))
-    except (OSError, orjson.JSONDecodeError) as error:
+        return read_object(path, _MOST_BYTES)
+    except (OSError, orjson.JSONDecodeError, JobFailed) as error:
         raise _not_whole(name, str(error)) from None
-    if not isinstance(value, dict):
-        raise _not_whole(name, f"{path.name} is no JSON object")
-    return value
 
 
 def _not_whole(name: str, why: str) -> JobFailed:

@@ -60,9 +60,7 @@ class Host:
         self.sick = False  # training programs that are started here end with an error
         self.job_over = ""
         self.killed_at = 0.0
-        self.on_disk: tuple[int, str] | None = (
-            None  # what a training program had saved before it was killed
-        )
+        self.on_disk: tuple[int, str] | None = None  # saved before the host was killed
         self.stepped = True  # the agent has run since the kernel's view of it was made
         self._held: list[Callable[[], None]] = []  # what waits while the agent is stopped
         self._boot()
