@@ -2,6 +2,8 @@
 """`nicps key`: make the key that all hosts of a network share.
 
 nicps key new [FILE]           a fresh one; copied to every host, for `nicps join --key FILE`
+
+The default file's folder is made where it is missing; that of a file which the user names is not.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nicps.auth import write_key
+from nicps.errors import EnvironmentProblem
 
 DEFAULT_KEY = Path("/etc/nicps/key")
 
@@ -35,9 +38,20 @@ def add_parser(subparsers: Any) -> None:
 def run_new(args: argparse.Namespace) -> int:
     """Write it, and say what to do with it."""
     path = args.file.absolute()
+    if path == DEFAULT_KEY:
+        _make_folder(path.parent)
     write_key(path)
     print(
         f"nicps: wrote {path}: copy it to every host of the network, and `nicps join --key {path}` there",
         file=sys.stderr,
     )
     return 0
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot make the folder {folder}: {error.strerror}; run it as root, or name a file"
+        ) from None

@@ -10,6 +10,7 @@ import pytest
 
 from nicps import cli
 from nicps.auth import NetworkKey
+from nicps.cli import key
 
 
 def test_writes_a_key_that_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +49,29 @@ def test_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_folder_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = failed(capsys, tmp_path / "no" / "key")
     assert code == 3 and f"`mkdir -p -m 700 {tmp_path / 'no'}`" in text
+
+
+def test_the_folder_of_the_default_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nicps" / "key"
+    monkeypatch.setattr(key, "DEFAULT_KEY", path)
+    assert cli.main(["key", "new"]) == 0
+    assert f"wrote {path}: " in capsys.readouterr().err
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert len(NetworkKey.read(path).secret) == 32
+    assert cli.main(["key", "new"]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_the_folder_of_the_default_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nicps").touch()
+    monkeypatch.setattr(key, "DEFAULT_KEY", tmp_path / "nicps" / "key")
+    assert cli.main(["key", "new"]) == 3
+    text = capsys.readouterr().err
+    assert f"cannot make the folder {tmp_path / 'nicps'}" in text and text.count("\n") == 1
 
 
 def test_the_folder_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
