@@ -34,8 +34,17 @@ setup:
 
 demo: setup
 	$(LIVE)job=trainer/jobs/digits; \
-	if ls "$$NICPS_DATA"/train-images-idx3-ubyte* "$$NICPS_DATA"/mnist/train-images-idx3-ubyte* \
-		2>/dev/null | grep -q .; then job=trainer/jobs/mnist; fi; \
+	if [ -n "$$NICPS_DATA" ]; then \
+		if ! [ -d "$$NICPS_DATA" ]; then \
+			echo "make demo: error: $$NICPS_DATA is no folder: DATA or NICPS_DATA names the one with MNIST" >&2; \
+			exit 2; \
+		elif ls "$$NICPS_DATA"/train-images-idx3-ubyte* "$$NICPS_DATA"/mnist/train-images-idx3-ubyte* \
+			2>/dev/null | grep -q .; then \
+			job=trainer/jobs/mnist; \
+		else \
+			echo "make demo: neither $$NICPS_DATA nor its mnist/ has MNIST: the hosts train the digits" >&2; \
+		fi; \
+	fi; \
 	exec env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL \
 		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
 

@@ -140,6 +140,30 @@ def test_demo_finds_mnist(fake_checkout: Path, tmp_path: Path, name: str) -> Non
     assert last == f'{{"args": "{wanted}"}}', done.stderr
 
 
+@pytest.mark.parametrize("how", ["DATA", "NICPS_DATA"])
+def test_demo_refuses_data_that_are_not_there(
+    fake_checkout: Path, tmp_path: Path, how: str
+) -> None:
+    given = {"NICPS_DATA": "", "MAKEFLAGS": "", how: str(tmp_path / "no data")}
+    make = ["make", "-C", str(fake_checkout), "demo"]
+    if how == "DATA":
+        make.append(f"DATA={given.pop('DATA')}")
+    done = run(*make, cwd=tmp_path, **given)
+    assert done.returncode == 2 and done.stdout == ""
+    (said,) = (line for line in done.stderr.splitlines() if "error:" in line)
+    assert f"{tmp_path / 'no data'} is no folder" in said
+
+
+def test_demo_says_that_it_has_not_found_mnist(fake_checkout: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    make = ("make", "-C", fake_checkout, "demo", f"DATA={folder}")
+    done = run(*make, cwd=tmp_path, NICPS_DATA="", MAKEFLAGS="")
+    assert done.returncode == 0
+    assert done.stderr.count(f"neither {folder} nor its mnist/ has MNIST") == 1
+    assert "lab run trainer/jobs/digits" in done.stdout.splitlines()[-1]
+
+
 def test_make_n_runs_nothing(fake_checkout: Path) -> None:
     done = run("make", "-n", "-C", fake_checkout, "demo", cwd=fake_checkout, MAKEFLAGS="")
     assert done.returncode == 0
