@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nicps import wire
-from nicps.cli.submit import parse_settings
+from nicps.cli.submit import add_data, parse_settings
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
     Lab,
@@ -110,7 +110,7 @@ def add_parser(subparsers: Any) -> None:
     command = _add(commands, "run", _run, text, None, "a new one")
     _add_shape(command, LabSettings())
     command.add_argument("job", metavar="JOB_DIR", type=Path, help="the job's folder")
-    command.add_argument("--data", metavar="PATH", type=Path, help="the job's data")
+    add_data(command)
     command.add_argument(
         "--set",
         dest="settings",
@@ -313,18 +313,21 @@ def _tell_faults(lab: Lab) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from nicps.agent.folders import check_runs
+
     parse_settings(args.settings)  # refuse what cannot be read before anything is made
     name = args.lab or f"run-{secrets.token_hex(3)}"
-    outcome = run_job(
-        RunSettings(
-            job=args.job,
-            shape=_settings(args, name),
-            data=args.data,
-            settings=tuple(args.settings),
-            user=args.user,
-            runs=args.runs,
-        )
+    settings = RunSettings(
+        job=args.job,
+        shape=_settings(args, name),
+        data=args.data,
+        settings=tuple(args.settings),
+        user=args.user,
+        runs=args.runs,
     )
+    require_root()
+    check_runs(args.runs.absolute())
+    outcome = run_job(settings)
     result = outcome.result
     if result is not None:
         if not args.json:

@@ -33,13 +33,7 @@ def add_parser(subparsers: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What a new job and one that is resumed have in common."""
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get("NICPS_DATA"),
-        metavar="PATH",
-        help="where the job finds its data ($NICPS_DATA)",
-    )
+    add_data(parser)
     parser.add_argument(
         "--set",
         action="append",
@@ -50,6 +44,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="until the job has ended")
     parser.add_argument("--json", action="store_true", help="the result as one JSON line on stdout")
     agentlink.add_socket(parser)
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Where a job finds its data: refused where nothing is, though the job may need none."""
+    parser.add_argument(
+        "--data",
+        type=_existing,
+        default=os.environ.get("NICPS_DATA") or None,
+        metavar="PATH",
+        help="where the job finds its data ($NICPS_DATA)",
+    )
+
+
+def _existing(text: str) -> Path:
+    try:
+        os.stat(text)
+    except PermissionError:
+        pass  # the training user may see more than we do
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {error.strerror}; name the data's folder, here or in NICPS_DATA"
+        ) from None
+    return Path(text)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
