@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from nicps.cli import agentlink
+from nicps.dataplane.channel import Channel
 from nicps.errors import UsageProblem
 
 DESCRIPTION = """\
@@ -106,18 +107,32 @@ def submit(args: argparse.Namespace, what: Mapping[str, Any]) -> int:
                 **what,
             }
         )
-        while True:
-            message, _ = channel.recv()
-            agentlink.checked(message)
-            if message["op"] == "result":
-                _finish(message["result"], args.json)
-                return 0 if message["result"].get("weights_identical", True) else 5
-            if message["op"] == "event":
-                if args.wait:
-                    _show(message)
-                elif message["event"] in ("formed", "training"):
-                    print(f"job {message['job_id']} is under way; `nicps status --watch` shows it")
-                    return 0
+        try:
+            return _follow(channel, args)
+        except KeyboardInterrupt:
+            # A line of its own on a terminal, where progress and ^C are on the line already.
+            start = "\n" if sys.stderr.isatty() else ""
+            print(
+                f"{start}nicps: the job goes on without this command: `nicps status --watch` shows it, `nicps leave`"
+                " on every host ends it",
+                file=sys.stderr,
+            )
+            raise
+
+
+def _follow(channel: Channel, args: argparse.Namespace) -> int:
+    while True:
+        message, _ = channel.recv()
+        agentlink.checked(message)
+        if message["op"] == "result":
+            _finish(message["result"], args.json)
+            return 0 if message["result"].get("weights_identical", True) else 5
+        if message["op"] == "event":
+            if args.wait:
+                _show(message)
+            elif message["event"] in ("formed", "training"):
+                print(f"job {message['job_id']} is under way; `nicps status --watch` shows it")
+                return 0
 
 
 def _show(event: Mapping[str, Any]) -> None:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nicps import cli
+from nicps.cli import agentlink
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "trainer/jobs/digits")
@@ -33,3 +37,39 @@ def test_data_that_are_not_there(
     assert stop.value.code == 2
     text = capsys.readouterr().err
     assert f"{missing!r}: No such file or directory" in text and text.count("\n") == 1
+
+
+class Interrupted:
+    """A connection at which the user does not wait any longer."""
+
+    sent: dict[str, Any] | None = None
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent = message
+
+    def recv(self) -> None:
+        assert self.sent is not None and self.sent["op"] == "submit"
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", ["submit", "resume"])
+def test_who_waits_no_longer_is_told_that_the_job_goes_on(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextlib.contextmanager
+    def connect(address: str) -> Iterator[Interrupted]:
+        yield Interrupted()
+
+    monkeypatch.setattr(agentlink, "connect", connect)
+    (tmp_path / "checkpoint").mkdir()
+    for name in ("checkpoint.npz", "job.tar"):
+        (tmp_path / "checkpoint" / name).touch()
+    what = DIGITS if command == "submit" else str(tmp_path)
+    assert cli.main([command, what, "--wait"]) == 130
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    for word in ("goes on", "`nicps status --watch`", "`nicps leave`"):
+        assert word in said.err
