@@ -64,6 +64,16 @@ class Alarm(JobFailed):
     exit_code = 6
 
 
+def explain(doing: str, error: Exception) -> str:
+    """An error in one line. Ours say what is wrong; before what the system says comes what could not be done."""
+    if isinstance(error, NicpsError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"cannot {doing}: {where}{error.strerror}"
+    return f"cannot {doing}: {error or repr(error)}"
+
+
 class NotRoot(EnvironmentProblem):
     """The command needs privileges that this process lacks."""
 

@@ -22,7 +22,7 @@ from nicps.agent.commands import Commands
 from nicps.agent.conductor import Conductor
 from nicps.agent.control import Access, ControlSocket, Peer
 from nicps.agent.endings import Endings
-from nicps.agent.folders import sweep
+from nicps.agent.folders import check_runs, check_work, sweep
 from nicps.agent.frames import Frames
 from nicps.agent.job import LocalJob
 from nicps.agent.keyring import Keyring
@@ -35,7 +35,7 @@ from nicps.agent.submission import Submission
 from nicps.agent.views import Views
 from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
-from nicps.errors import JobFailed, NicpsError, WireError
+from nicps.errors import JobFailed, NicpsError, WireError, explain
 from nicps.protocol import (
     Action,
     Closed,
@@ -70,6 +70,8 @@ class Agent:
         access = Access.of(self.user.uid, settings.group)
         self.keys = Keyring.read(settings.key)
         sweep(settings.work)
+        check_work(settings.work, self.user)
+        check_runs(settings.runs)
         self.now = time.monotonic()
         self.job: LocalJob | None = None
         self._declined = ""  # the job that this host has left to the others
@@ -357,7 +359,7 @@ class Agent:
 
     def _work_failed(self, reason: Exception) -> None:
         """In the background: a full disk, a broken file. It is the job's end, not ours."""
-        self.act(self.node.fail(self.now, str(reason)))
+        self.act(self.node.fail(self.now, explain("go on with the job here", reason)))
 
     def publish(self, message: Mapping[str, Any], waiting: Collection[Peer] | None = None) -> None:
         """To whoever submitted the job (`waiting`: only these), and to those who watch all."""

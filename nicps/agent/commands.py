@@ -10,7 +10,7 @@ from nicps.agent.control import VERSION
 from nicps.agent.peer import Peer
 from nicps.agent.status import status_of
 from nicps.agent.submission import Submission
-from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem
+from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem, explain
 from nicps.protocol import NodeState
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ class Commands:
             else:
                 self._command(peer, message.get("op"), message)
         except (NicpsError, OSError) as error:
+            reason = explain("go on with the job here" if peer.is_trainer else "do that", error)
             if peer.is_trainer:
-                agent.act(agent.node.fail(agent.now, str(error)))
+                agent.act(agent.node.fail(agent.now, reason))
             else:
-                peer.refuse(error if isinstance(error, NicpsError) else JobFailed(str(error)))
+                peer.refuse(error if isinstance(error, NicpsError) else JobFailed(reason))
 
     def on_close(self, peer: Peer) -> None:
         """A connection has ended."""

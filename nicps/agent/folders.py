@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from nicps.errors import JobFailed
+from nicps.agent.process import User
+from nicps.errors import EnvironmentProblem, JobFailed
 
 _NAME_BYTES = 100  # of a job's name
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -30,11 +32,50 @@ def working_folder(parent: Path) -> Path:
     """A new folder that only root can change and everybody can enter.
 
     Raises:
-        OSError: the disk is full, or there is no such parent.
+        EnvironmentProblem: the disk is full, or there is no such parent.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=parent))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"nicps-{os.getpid()}-", dir=parent))
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"jobs cannot work in {parent}: {error.strerror}; make room there, or name another folder with --work"
+        ) from None
     folder.chmod(0o755)
     return folder
+
+
+def check_work(parent: Path, user: User) -> None:
+    """Jobs can work there. Nothing is left there.
+
+    Raises:
+        EnvironmentProblem: no folder can be made, or the training user cannot enter it.
+    """
+    folder = working_folder(parent)
+    try:
+        if os.geteuid() == 0 and user.uid != 0:
+            asked = ["/bin/sh", "-c", '[ -x "$1" ]', "sh", str(folder)]
+            if subprocess.run(asked, user=user.uid, group=user.gid, extra_groups=[]).returncode:
+                raise EnvironmentProblem(
+                    f"the user {user.name} cannot enter {parent}: chmod it or the folders above, or name another"
+                    " with --work"
+                )
+    finally:
+        remove(folder)
+
+
+def check_runs(runs: Path) -> None:
+    """Results can be left there, though the folder may be yet to be made. Nothing is left there.
+
+    Raises:
+        EnvironmentProblem: they cannot.
+    """
+    there = next(path for path in (runs, *runs.parents) if os.path.lexists(path))
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix="nicps-", dir=there))
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"results cannot be left in {runs}: {there}: {error.strerror}; name another folder with --runs"
+        ) from None
 
 
 def remove(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nicps import wire
 from nicps.agent.sender import Sender
-from nicps.errors import InterfaceDown, JobFailed, WireError
+from nicps.errors import InterfaceDown, JobFailed, WireError, explain
 from nicps.protocol import SendFragments
 from nicps.protocol.ring import KernelState
 
@@ -110,7 +110,7 @@ class Frames:
             self.sender.pump(agent.now)
         except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
             self.drop_fragments()
-            agent.act(agent.node.fail(agent.now, str(error)))
+            agent.act(agent.node.fail(agent.now, explain("send this host's part", error)))
         if self.sender.down:
             self._interface(up=False)
         if self.sender.blocked_by_kernel != self._room_awaited:

@@ -97,7 +97,7 @@ class Report:
         def guarded() -> None:
             try:
                 work()
-            except OSError as error:
+            except (OSError, NicpsError) as error:
                 self._error = str(error)
 
         self._agent.loop.background(guarded, then)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nicps.agent.conductor import Conductor
-from nicps.errors import NicpsError
+from nicps.errors import NicpsError, explain
 from nicps.protocol import (
     Action,
     Answered,
@@ -67,7 +67,7 @@ class Views:
             try:
                 agent.job.installed(action)
             except (OSError, NicpsError) as error:
-                agent.act(agent.node.fail(agent.now, str(error)))
+                agent.act(agent.node.fail(agent.now, explain("go on with the job here", error)))
         others_stay = agent.node.leaving and len(view.live) > 1
         if not agent.node.leads or others_stay:
             agent.conductor = None

@@ -10,7 +10,14 @@ from typing import Any
 
 from nicps.client import DEFAULT_SOCKET
 from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.errors import Alarm, JobFailed, NetworkProblem, NicpsError, UsageProblem
+from nicps.errors import (
+    Alarm,
+    EnvironmentProblem,
+    JobFailed,
+    NetworkProblem,
+    NicpsError,
+    UsageProblem,
+)
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +69,7 @@ def checked(message: dict[str, Any]) -> dict[str, Any]:
     """The message, unless it is an error."""
     if message["op"] != "error":
         return message
-    kinds: tuple[type[NicpsError], ...] = (UsageProblem, NetworkProblem, JobFailed, Alarm)
+    kinds: tuple[type[NicpsError], ...]
+    kinds = (UsageProblem, EnvironmentProblem, NetworkProblem, JobFailed, Alarm)
     known = {kind.exit_code: kind for kind in kinds}
     raise known.get(message["exit_code"], NicpsError)(message["message"])

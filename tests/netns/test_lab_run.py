@@ -201,6 +201,12 @@ def test_an_agent_that_does_not_answer(driver: Driver, monkeypatch: pytest.Monke
     assert caught.value.exit_code == 4
 
 
+def test_results_that_cannot_be_left(driver: Driver) -> None:
+    code, _, err = driver.finish("", "--runs", "/dev/null/x")
+    assert (code, err.count("\n")) == (3, 1)
+    assert err.startswith("nicps: error: results cannot be left in /dev/null/x: ")
+
+
 def test_a_folder_in_the_way(driver: Driver) -> None:
     (driver.runs / f"lab-{driver.name}").mkdir(parents=True)
     with pytest.raises(UsageProblem, match="is in the way"):

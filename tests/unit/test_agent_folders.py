@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Working folders: an agent that was killed leaves one, the next agent on the host removes it."""
+"""Working folders: an agent that was killed leaves one, the next agent on the host removes it. What it is given for
+them, and for results, is tried before anything else.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nicps.agent.folders import new_job_id, sweep, working_folder
-from nicps.errors import JobFailed
+from nicps.agent.folders import check_runs, check_work, new_job_id, sweep, working_folder
+from nicps.agent.process import User
+from nicps.errors import EnvironmentProblem, JobFailed, explain
 
 pytestmark = pytest.mark.unit
 
@@ -59,3 +62,53 @@ def test_a_jobs_name_that_is_none(name: object, said: str) -> None:
         new_job_id(name)
     assert str(raised.value).startswith(said)
     assert len(str(raised.value)) < 200 and str(raised.value).isprintable()
+
+
+NOBODY = User("nobody", 65534, 65534)
+
+
+@pytest.mark.parametrize("work", ["missing", "file/x", "file"])
+def test_a_working_folder_that_cannot_be_had(tmp_path: Path, work: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentProblem) as raised:
+        check_work(tmp_path / work, NOBODY)
+    why = "No such file or directory" if work == "missing" else "Not a directory"
+    assert str(raised.value).startswith(f"jobs cannot work in {tmp_path / work}: {why}; ")
+    assert "--work" in str(raised.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask for another user")
+def test_a_working_folder_that_the_training_user_cannot_enter(open_path: Path) -> None:
+    inner = open_path / "closed" / "work"
+    inner.mkdir(parents=True)
+    check_work(inner, NOBODY)
+    inner.parent.chmod(0o700)
+    with pytest.raises(EnvironmentProblem, match=f"user nobody cannot enter {inner}.*--work"):
+        check_work(inner, NOBODY)
+    assert not list(inner.iterdir())
+
+
+@pytest.mark.parametrize("runs", ["runs", "new/runs"])
+def test_results_can_be_left_where_a_folder_can_be_made(tmp_path: Path, runs: str) -> None:
+    (tmp_path / "runs").mkdir()
+    check_runs(tmp_path / runs)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("runs", ["file", "file/x", "link"])
+def test_results_that_cannot_be_left(tmp_path: Path, runs: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(EnvironmentProblem, match=f"left in {tmp_path / runs}: .*; .*--runs"):
+        check_runs(tmp_path / runs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_what_the_system_says_is_not_all_that_is_said() -> None:
+    error = FileNotFoundError(2, "No such file or directory", "/nope/x")
+    assert explain("send", error) == "cannot send: /nope/x: No such file or directory"
+    assert explain("send", OSError(28, "No space left on device")).endswith(
+        "send: No space left on device"
+    )
+    assert explain("send", JobFailed("the job is wrong")) == "the job is wrong"

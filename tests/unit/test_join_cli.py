@@ -9,7 +9,7 @@ import pytest
 
 from nicps import cli
 from nicps.agent import AgentSettings
-from nicps.errors import UsageProblem
+from nicps.errors import EnvironmentProblem, UsageProblem
 
 KEY = Path("/no/such/key")
 JOIN = ["join", "--iface", "no-such-interface", "--mode", "switch", "--key", str(KEY)]
@@ -42,3 +42,17 @@ def test_the_command_goes_on_where_the_switch_is_trusted(
     """As far as to the next thing that is wrong: there is no such key."""
     assert cli.main([*JOIN, "--trust-switch"]) not in (0, 2)
     assert "--trust-switch" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--work", "--runs"])
+def test_folders_that_cannot_be_used(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, and not when a job needs them."""
+    good = {"--work": str(tmp_path), "--runs": str(tmp_path / "runs"), "--user": "root"}
+    words = [word for pair in {**good, option: "/dev/null/x"}.items() for word in pair]
+    code = cli.main(["join", "--iface", "no-such-interface", *words])
+    text = capsys.readouterr().err
+    assert code == EnvironmentProblem.exit_code
+    assert "/dev/null/x: " in text and option in text and text.count("\n") == 1
+    assert not list(tmp_path.iterdir())
