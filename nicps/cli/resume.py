@@ -61,9 +61,15 @@ def find(runs: Path, name: str | None) -> Path:
                 f"no run in {runs} has a checkpoint: name the run's folder, or --runs"
             )
         return found[-1].parent.absolute()
-    folder = Path(name) if Path(name).is_dir() else runs / name
+    places = (Path(name).absolute(), (runs / name).absolute())
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        looked_at = " nor ".join(map(str, dict.fromkeys(places)))
+        raise UsageProblem(
+            f"there is no run {name!r}: no folder {looked_at}; name the run's folder, or --runs"
+        )
     if not (folder / "checkpoint").is_dir():
         raise UsageProblem(
             f"{folder} holds no checkpoint: it is on the host that led the job, or that was left without a majority"
         )
-    return (folder / "checkpoint").absolute()
+    return folder / "checkpoint"

@@ -12,6 +12,8 @@ import pytest
 
 from nicps import cli
 from nicps.cli import agentlink
+from nicps.cli.resume import find
+from nicps.errors import UsageProblem
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "trainer/jobs/digits")
@@ -73,3 +75,24 @@ def test_who_waits_no_longer_is_told_that_the_job_goes_on(
     assert said.out == "" and said.err.count("\n") == 1
     for word in ("goes on", "`nicps status --watch`", "`nicps leave`"):
         assert word in said.err
+
+
+def test_a_run_that_is_not_there_is_told_from_one_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "kept"
+    for folder in ("kept/bare", "here", "kept/whole/checkpoint"):
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(UsageProblem) as error:
+        find(runs, "runs/nope")
+    assert str(error.value) == (
+        f"there is no run 'runs/nope': no folder {tmp_path}/runs/nope nor {runs}/runs/nope;"
+        " name the run's folder, or --runs"
+    )
+    with pytest.raises(UsageProblem, match="no folder /no/such/run; name"):
+        find(runs, "/no/such/run")
+    for name, folder in (("bare", runs / "bare"), ("here", tmp_path / "here")):
+        with pytest.raises(UsageProblem, match=f"{folder} holds no checkpoint"):
+            find(runs, name)
+    assert find(runs, "whole") == runs / "whole" / "checkpoint"
