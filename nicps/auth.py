@@ -111,6 +111,10 @@ class NetworkKey(ControlKey):
             with open(fd, "rb") as file:
                 _check_owner(path, os.fstat(fd))
                 text = file.read(_LARGEST_FILE + 1)
+        except IsADirectoryError:
+            raise EnvironmentProblem(
+                f"the key {path} is a directory: name a file, such as {path / 'NAME.key'}"
+            ) from None
         except OSError as error:
             raise EnvironmentProblem(
                 f"cannot read the key {path}: {error.strerror}; `nicps key new {path}` makes one"

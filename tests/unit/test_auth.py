@@ -210,8 +210,10 @@ def test_no_regular_file(tmp_path: Path) -> None:
     for path in (tmp_path / "fifo", Path("/dev/null")):
         with pytest.raises(EnvironmentProblem, match="no regular file"):
             NetworkKey.read(path)
-    with pytest.raises(EnvironmentProblem, match="directory"):
-        NetworkKey.read(tmp_path)
+    for folder in (tmp_path, Path("")):
+        with pytest.raises(EnvironmentProblem, match="is a directory: name a file") as error:
+            NetworkKey.read(folder)
+        assert str(folder / "NAME.key") in str(error.value) and "key new" not in str(error.value)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
