@@ -169,11 +169,13 @@ def load(folder: Path, overrides: Mapping[str, Any], name: str | None = None) ->
 
     Raises:
         JobError: no job.py, a name missing in it, an exception in it, or a wrong setting.
+        OSError: it cannot be read.
     """
     folder = folder.resolve()
     path = folder / "job.py"
     if not path.is_file():
         raise JobError(f"no job.py in {folder}: a job is a folder with a job.py (docs/jobs.md)")
+    path.open("rb").close()  # who cannot read it has made no mistake in it
     sys.dont_write_bytecode = True
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # for the modules beside job.py

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pwd
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def prepare(
         What is in prepared.json.
 
     Raises:
-        JobError: job, data or model are wrong, or cannot be written.
+        JobError: job, data or model are wrong, or cannot be read or written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,22 @@ def prepare(
                 return _prepare(Path(unpacked), out, data, overrides, resume)
             return _prepare(source.resolve(), out, data, overrides, resume)
     except OSError as error:
-        raise JobError(f"cannot write {error.filename or out}: {error.strerror}") from None
+        raise JobError(_told(error, source, out)) from None
+
+
+def _told(error: OSError, source: Path, out: Path) -> str:
+    """What is in `source` was to be read."""
+    path = Path(error.filename or out).absolute()
+    read = path.is_relative_to(source.absolute()) or path.is_relative_to(source.resolve())
+    if path.is_relative_to(out.absolute()) or not read:
+        return f"cannot write {path}: {error.strerror}"
+    if not isinstance(error, PermissionError):
+        return f"cannot read {path}: {error.strerror}"
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        user = str(os.geteuid())
+    return f"the user {user}, who trains, cannot read {path}: chmod it and the folders above, or join with --user NAME"
 
 
 def _prepare(
@@ -168,8 +184,11 @@ def pack(folder: Path, path: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
+    def unreadable(error: OSError) -> None:
+        raise error
+
     found = []
-    for root, folders, names in os.walk(folder):
+    for root, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if name not in SKIPPED]
         found += [Path(root, name) for name in names if not name.endswith(".pyc")]
         found += [Path(root, name) for name in folders if Path(root, name).is_symlink()]

@@ -20,6 +20,7 @@ from trainer import JobError, weights
 from trainer.prepare import MAX_JOB_BYTES, pack, prepare, unpack
 from trainer.records import Order, Records, fields_of, shard, write
 
+NOBODY = 65534
 JOB = """\
 import numpy as np
 import torch
@@ -173,6 +174,35 @@ def test_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
     with pytest.raises(JobError, match=r"cannot write .*out: File exists"):
         prepare(make(tmp_path / "job"), tmp_path / "out", None, {})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can prepare as another user")
+@pytest.mark.parametrize(
+    ("closed", "mode", "named"),
+    [(".", 0o700, "job.py"), (".", 0o711, "."), ("job.py", 0o600, "job.py"), ("x", 0o600, "x")],
+)
+def test_a_job_that_the_training_user_cannot_read(
+    open_path: Path, closed: str, mode: int, named: str
+) -> None:
+    """It is not one that cannot be written, and the user is told who could not."""
+    job, out = make(open_path / "job"), open_path / "out"
+    (job / "x").touch()
+    (job / closed).chmod(mode)
+    out.mkdir()
+    os.chown(out, NOBODY, NOBODY)
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer", "prepare", "--job", str(job), "--out", str(out)],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"trainer: error: the user nobody, who trains, cannot read {job / named}: chmod it and the folders above,"
+        " or join with --user NAME\n"
+    )
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
