@@ -282,7 +282,10 @@ class Lab:
             links.set_link(self.switch_netns, links.port_name(host.number), how != "unplugged")
 
     def pause(self, hosts: str, part: Part = "both") -> list[Running]:
-        """Stop (SIGSTOP) the hosts' agents, what the agents have started, or both; who was."""
+        """Stop (SIGSTOP) the hosts' agents, what the agents have started, or both; who was.
+
+        Of `all` hosts those where nothing of the kind runs are left out, here and below.
+        """
         return self._signalled(hosts, part, signals.pause)
 
     def resume(self, hosts: str, part: Part = "both") -> list[Running]:
@@ -306,11 +309,15 @@ class Lab:
         self, hosts: str, part: Part, act: Callable[[Sequence[Running]], None]
     ) -> list[Running]:
         running = self.processes()
-        chosen = [
-            process
-            for name in self.select(hosts)
-            for process in signals.choose(name, running[name], part)
-        ]
+        if hosts == "all":  # those without an agent are left out
+            everyone = [process for on_host in running.values() for process in on_host]
+            chosen = signals.choose("any host", everyone, part)
+        else:
+            chosen = [
+                process
+                for name in self.select(hosts)
+                for process in signals.choose(name, running[name], part)
+            ]
         act(chosen)
         return chosen
 

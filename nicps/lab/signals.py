@@ -34,7 +34,7 @@ def choose(host: str, running: Sequence[Running], part: Part) -> list[Running]:
         pids |= {process.pid for process in more}
     chosen = {"agent": agents, "trainer": started, "both": [*agents, *started]}[part]
     if not agents:
-        raise LabProblem(f"no agent runs on {host}: start one there with `nicps join`")
+        raise LabProblem(f"no agent runs on {host}: start one with `nicps join`")
     if not chosen:
         raise LabProblem(f"no training program runs on {host}")
     return chosen

@@ -78,8 +78,16 @@ def test_kill_both(lab: Lab) -> None:
     assert len(lab.kill("h1")) == 3
     assert running(lab, "h1") == ["OTHER"]
     with pytest.raises(LabProblem, match="no agent runs on h1"):
-        lab.pause("all")
+        lab.pause("h2,h1")
     assert running(lab, "h2") == WHOLE, "nothing is done to some when it cannot be done to all"
+
+
+def test_of_all_hosts_those_without_an_agent_are_left_out(lab: Lab) -> None:
+    lab.kill("h1")
+    assert len(lab.kill("all")) == 3
+    assert running(lab, "h2") == ["OTHER"]
+    with pytest.raises(LabProblem, match="no agent runs on any host"):
+        lab.kill("all")
 
 
 def test_down_ends_what_is_paused(lab: Lab) -> None:
@@ -102,7 +110,7 @@ def test_commands(lab: Lab) -> None:
     assert running(lab, "h1") == WHOLE
     assert [line.split()[0] for line in said("kill", "h1")] == ["killed"] * 3
     (error,) = said("kill", "h1", code=3)
-    assert error == "nicps: error: no agent runs on h1: start one there with `nicps join`"
+    assert error == "nicps: error: no agent runs on h1: start one with `nicps join`"
 
 
 @pytest.mark.xdp
