@@ -156,7 +156,7 @@ class Lab:
             if host.name == name:
                 return host
         last = self.hosts[-1].name
-        raise LabNotFound(f"lab {self.name} has no host {name}: its hosts are h1 to {last}")
+        raise LabNotFound(f"lab {self.name} has no host {name!r}: its hosts are h1 to {last}")
 
     def run(
         self, host: str | Host, argv: Sequence[str], *, user: str | None = None, **options: Any

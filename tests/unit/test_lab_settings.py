@@ -14,6 +14,8 @@ from nicps.cli import build_parser, main
 from nicps.errors import UsageProblem
 from nicps.lab import (
     Faults,
+    Lab,
+    LabNotFound,
     LabProblem,
     LabSettings,
     format_rate,
@@ -211,6 +213,13 @@ def test_a_command_keeps_its_own_options() -> None:
     assert (args.lab, args.host) == ("x", "h1")
     assert args.argv[-4:] == ["ls", "--lab", "--", "-a"]
     assert args.argv[:-4] in ([], ["--"])
+
+
+def test_a_host_without_a_name_is_told_as_such() -> None:
+    lab = Lab(LabSettings("x", hosts=2))
+    for hosts in ("", "h1,", "h2, ,h1"):
+        with pytest.raises(LabNotFound, match="lab x has no host '': its hosts are h1 to h2"):
+            lab.select(hosts)
 
 
 def test_namespaces_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
