@@ -28,6 +28,7 @@ from nicps.lab import (
     parse_probability,
     parse_rate,
     standing,
+    the_only,
 )
 from nicps.lab.jobs import RunSettings, run_job
 from nicps.lab.lab import require_root
@@ -52,7 +53,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("lab", help="a LAN of namespaces on this machine")
     commands = parser.add_subparsers(dest="lab_command", metavar="COMMAND", required=True)
 
-    command = _add(commands, "up", _up, "make hosts h1 to hN, joined by a switch")
+    text = "make hosts h1 to hN, joined by a switch"
+    command = _add(commands, "up", _up, text, DEFAULT_NAME)
     _add_shape(command, LabSettings())
     command.add_argument("--json", action="store_true", help="print the lab as JSON")
 
@@ -60,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
     command.add_argument("host", metavar="HOST", help="h1 to hN")
     command.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
 
-    command = _add(commands, "status", _status, "show the labs that stand", None, "all")
+    command = _add(commands, "status", _status, "show the labs that stand", otherwise="all")
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = _add(commands, "fault", _fault, "let switch ports lose, spoil or delay frames")
@@ -107,7 +109,7 @@ def add_parser(subparsers: Any) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
     text = "make a lab, run a job in it, take it down; ends with a JSON line"
-    command = _add(commands, "run", _run, text, None, "a new one")
+    command = _add(commands, "run", _run, text, otherwise="a new one")
     _add_shape(command, LabSettings())
     command.add_argument("job", metavar="JOB_DIR", type=Path, help="the job's folder")
     add_data(command)
@@ -135,8 +137,8 @@ def _add(
     name: str,
     run: Callable[..., int],
     text: str,
-    lab: str | None = DEFAULT_NAME,
-    otherwise: str = "",
+    lab: str | None = None,
+    otherwise: str = "the only one that stands",
 ) -> argparse.ArgumentParser:
     command = cast(argparse.ArgumentParser, commands.add_parser(name, help=text, description=text))
     command.set_defaults(func=_in_order(run))
@@ -230,7 +232,10 @@ def _status(args: argparse.Namespace) -> int:
 def _down(args: argparse.Namespace) -> int:
     require_root()
     report = {}
-    for name in standing() if args.all else [args.lab]:
+    names = standing()
+    if not args.all and (args.lab is not None or names):
+        names = [args.lab or the_only()]
+    for name in names:
         there = name in standing()
         removed = down(name)
         report[name] = {

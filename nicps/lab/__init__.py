@@ -6,7 +6,7 @@ that it runs in one.
 """
 
 from nicps.lab.errors import AgentFailed, LabExists, LabNotFound, LabProblem
-from nicps.lab.lab import Host, Lab, PortCounters, Removed, down, standing
+from nicps.lab.lab import Host, Lab, PortCounters, Removed, down, standing, the_only
 from nicps.lab.links import LinkStatus
 from nicps.lab.port import PortCount, PortFaults
 from nicps.lab.settings import (
@@ -40,4 +40,5 @@ __all__ = [
     "parse_probability",
     "parse_rate",
     "standing",
+    "the_only",
 ]

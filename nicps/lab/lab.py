@@ -91,9 +91,11 @@ class Lab:
         return tuple(_host(self.name, n) for n in range(1, self.settings.hosts + 1))
 
     @classmethod
-    def open(cls, name: str = "lab") -> Lab:
-        """The lab of that name, which must stand."""
+    def open(cls, name: str | None = None) -> Lab:
+        """The lab of that name, which must stand; without a name the only one that stands."""
         require_root()
+        if name is None:
+            name = the_only()
         found = state.read(name)
         if found is None or not found.ready:
             if found is not None or name in namespaces.find():
@@ -355,6 +357,20 @@ class Removed:
 def standing() -> list[str]:
     """The names of all labs that stand, or of which something is left."""
     return sorted({*state.names(), *namespaces.find()})
+
+
+def the_only() -> str:
+    """The name of the lab that is meant where none is named.
+
+    Raises:
+        LabNotFound: none stands, or several do.
+    """
+    names = standing()
+    if not names:
+        raise LabNotFound("no lab stands: run `nicps lab up`")
+    if len(names) > 1:
+        raise LabNotFound(f"the labs {', '.join(names)} stand: say which one with --lab NAME")
+    return names[0]
 
 
 def down(name: str = "lab") -> Removed:

@@ -27,6 +27,7 @@ from nicps.lab import (
     processes,
     signals,
     state,
+    the_only,
 )
 from nicps.lab.processes import Running
 from nicps.lab.state import LabState, ProcessRecord
@@ -236,6 +237,28 @@ def test_namespaces_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     with pytest.raises(ValueError, match="not a namespace of ours"):
         namespaces.remove(["other-a-h1"])
+
+
+def test_the_lab_that_is_meant_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces.enter, "NETNS_DIR", str(tmp_path / "netns"))
+    monkeypatch.setattr(state, "LABS_DIR", tmp_path)
+    with pytest.raises(LabNotFound, match="no lab stands: run `nicps lab up`"):
+        the_only()
+    state.write(LabState(LabSettings("try")))
+    assert the_only() == "try"
+    state.write(LabState(LabSettings("lab")))
+    with pytest.raises(LabNotFound, match="the labs lab, try stand: say which one with --lab"):
+        the_only()
+
+
+@pytest.mark.parametrize("command", ["exec", "fault", "heal", "link", "kill", "down"])
+def test_without_a_name_the_only_lab_is_meant(command: str) -> None:
+    arguments = {"exec": ["h1", "true"], "link": ["h1", "up"], "heal": [], "down": []}
+    words = ["lab", command, *arguments.get(command, ["h1"])]
+    assert build_parser("lab").parse_args(words).lab is None
+    assert build_parser("lab").parse_args(["lab", "up"]).lab == "lab"
 
 
 def test_state_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
