@@ -13,11 +13,11 @@ from typing import Any
 
 from nicps.errors import NicpsError
 from trainer import startup
-from trainer.errors import JobError
+from trainer.errors import JobError, SettingError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0, or 1 with one line on stderr."""
+    """Run one command; 0, or 1 with one line on stderr (2: a setting that was given is wrong)."""
     options = _parser().parse_args(arguments)
     try:
         options.func(options)
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"trainer: error: {error}", file=sys.stderr)
         if os.environ.get("NICPS_VERBOSE") and error.__cause__ is not None:
             raise
-        return 1
+        return error.exit_code if isinstance(error, SettingError) else 1
     except KeyboardInterrupt:
         return 130
     return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import JobError
+from trainer.errors import JobError, SettingError
 from trainer.settings import Settings, State, check, merge
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ def load(folder: Path, overrides: Mapping[str, Any], name: str | None = None) ->
         name: what the job is called; the folder's name by default.
 
     Raises:
-        JobError: no job.py, a name missing in it, an exception in it, or a wrong setting.
+        JobError: no job.py, a name missing in it, an exception in it, or a wrong setting in it.
+        SettingError: one of the overrides is wrong.
         OSError: it cannot be read.
     """
     folder = folder.resolve()
@@ -193,7 +194,10 @@ def load(folder: Path, overrides: Mapping[str, Any], name: str | None = None) ->
     if not isinstance(settings, Settings):
         raise JobError(f"{path}: no `settings = Settings(...)` (docs/jobs.md has an example)")
     check(settings)
-    merged = merge(settings, overrides)
+    try:
+        merged = merge(settings, overrides)
+    except JobError as error:
+        raise SettingError(str(error)) from None
     if merged.epochs is None and merged.rounds is None and not hasattr(module, "done"):
         raise JobError(f"{path}: no end: set `epochs` or `rounds` in settings, or define done()")
     return Job(folder, module, merged, name or folder.name)

@@ -51,8 +51,8 @@ class Endings:
         how = "is done" if done else "was stopped"
         self.over({"ok": done}, f"the job {how} while this host was not heard; {lead} led it", lead)
 
-    def submission_failed(self, reason: str) -> None:
-        """A job that was submitted here has not come into the network."""
+    def submission_failed(self, reason: str, code: int = JobFailed.exit_code) -> None:
+        """A job that was submitted here has not come into the network. `code`: for the submitter to end with."""
         agent = self._agent
         submission, agent.submission = agent.submission, None
         agent.conductor = None
@@ -61,7 +61,7 @@ class Endings:
             submission.close()
             agent.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
             agent.log(f"job stopped: {reason}")
-            self._tell_end(reason)
+            agent.publish({"op": "error", "message": reason, "exit_code": code})
 
     def lead_over(self, conductor: Conductor, phase: Phase) -> None:
         """The lead: everybody stands by. Tell how it went."""

@@ -16,7 +16,7 @@ from nicps.agent.folders import new_job_id, remove, working_folder
 from nicps.agent.prepared import read_prepared
 from nicps.agent.process import Child, python
 from nicps.auth import nonce
-from nicps.errors import NicpsError
+from nicps.errors import JobFailed, NicpsError, UsageProblem
 from nicps.protocol.course import Plan
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Submission:
         assert child is not None
         agent = self.agent
         if code:
-            agent.endings.submission_failed(child.last_line())
+            kind = UsageProblem if code == UsageProblem.exit_code else JobFailed
+            agent.endings.submission_failed(child.last_line(), kind.exit_code)
             return
         try:
             self.prepared = read_prepared(self._folder)

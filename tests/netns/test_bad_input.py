@@ -118,9 +118,9 @@ DATA = {
 }
 
 
-def refused(network: Network, job: Path, *arguments: str) -> str:
+def refused(network: Network, job: Path, *arguments: str, code: int = 5) -> str:
     """The error of a job that does not get as far as training; nothing of it may be left."""
-    text = network.command("h1", "submit", str(job), "--wait", *arguments).error(5)
+    text = network.command("h1", "submit", str(job), "--wait", *arguments).error(code)
     network.all_stand_by()
     network.work_is_clear("h1")
     return text
@@ -153,7 +153,7 @@ def test_data_that_is_cut_off(network: Network, open_path: Path, what: str) -> N
 def test_a_setting_that_makes_no_sense(
     network: Network, open_path: Path, setting: str, said: str
 ) -> None:
-    assert said in refused(network, tiny_job(open_path), "--set", setting)
+    assert said in refused(network, tiny_job(open_path), "--set", setting, code=2)
 
 
 @pytest.mark.parametrize(

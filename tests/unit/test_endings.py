@@ -11,6 +11,7 @@ import pytest
 from nicps import wire
 from nicps.agent.agent import Agent
 from nicps.agent.endings import Endings
+from nicps.agent.submission import Submission
 from nicps.agent.views import Views
 from nicps.protocol import Phase, PhaseAgreed
 
@@ -70,6 +71,22 @@ def test_who_was_not_heard_at_the_end_is_told_all_the_same(ending: wire.Ending, 
     assert host.told == [("first", told)]
     assert host.submission is None and not host.node.busy
     assert "h2" in str(host.last_job), "who knows more"
+
+
+@pytest.mark.parametrize(("ended", "code"), [(1, 5), (2, 2), (-9, 5)])
+def test_a_setting_that_makes_no_sense_is_wrong_use(ended: int, code: int) -> None:
+    """The preparation ends with 2 for it; what else it ends with is the job's failure."""
+    host: Any = Host()
+    host.endings = Endings(host)
+    codes: list[int] = []
+    host.publish = lambda message: codes.append(message["exit_code"])
+    submission = Submission.__new__(Submission)
+    submission.agent, submission.job_id = host, ""
+    submission._child = SimpleNamespace(last_line=lambda: "setting batch is 0")  # type: ignore[assignment]
+    submission.close = lambda: None  # type: ignore[method-assign]
+    host.submission = submission
+    submission._is_prepared(ended)
+    assert codes == [code]
 
 
 def test_who_departs_while_it_stops_the_job_hears_of_the_end_too() -> None:

@@ -286,8 +286,10 @@ def test_the_command(tmp_path: Path, checkout: Path) -> None:
     job, out = str(make(tmp_path / "job")), str(tmp_path / "out")
     assert command("prepare", "--job", job, "--out", out).returncode == 0
     wrong = command("prepare", "--job", job, "--out", out, "--settings", '{"quorum": 2}')
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert wrong.stderr.startswith("trainer: error: setting quorum is 2.0")
     assert wrong.stderr.count("\n") == 1
+    (tmp_path / "job" / "job.py").write_text(JOB.replace("batch=20", "batch=0"))
+    assert command("prepare", "--job", job, "--out", out).returncode == 1, "the job's own mistake"
     garbage = command("prepare", "--job", job, "--out", out, "--settings", "{")
     assert garbage.stderr.startswith("trainer: error: --settings is not JSON")
