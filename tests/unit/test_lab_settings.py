@@ -30,6 +30,7 @@ from nicps.lab import (
     the_only,
 )
 from nicps.lab.processes import Running
+from nicps.lab.show import program
 from nicps.lab.state import LabState, ProcessRecord
 
 
@@ -140,6 +141,23 @@ def test_which_processes_are_the_agent_and_which_it_has_started() -> None:
     assert chosen("agent") == [10, 20]
     assert chosen("trainer") == [11, 12]
     assert chosen("both") == [10, 20, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("/a/rather/long/way/to/.venv/bin/python3 -P -m nicps join --iface eth1", "agent"),
+        ("/usr/bin/python3 /a/rather/long/way/to/.venv/bin/nicps join --iface eth1", "agent"),
+        ("/a/rather/long/way/to/.venv/bin/python3 -P -m nicps submit trainer/join", "submit"),
+        ("nicps status", "status"),
+        ("python3 -P -m trainer run --workdir x", "trainer"),
+        ("ping 10.77.0.2", "ping 10.77.0.2"),
+        ("vi nicps join.txt", "vi nicps join.txt"),
+        ("cat " + 50 * "x", "cat " + 36 * "x"),
+    ],
+)
+def test_what_runs_in_a_word(command: str, word: str) -> None:
+    assert program(command) == word
 
 
 def test_nothing_to_signal_is_told() -> None:
