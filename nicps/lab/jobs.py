@@ -119,13 +119,13 @@ def run_job(settings: RunSettings) -> Outcome:
         work.mkdir(parents=True)
     except FileExistsError:
         raise UsageProblem(f"{work} is in the way: remove it, or choose another --runs") from None
-    lab = Lab(settings.shape)
     agents: list[_Agent] = []
     try:
         # What agents leave there when they are killed goes away with the lab.
         with tempfile.TemporaryDirectory(prefix="nicps-lab-", dir=SCRATCH) as scratch:
             os.chmod(scratch, 0o755)
             folders = _Folders(runs, work, Path(scratch))
+            lab = Lab(settings.shape, folders.scratch)
             try:
                 lab.up()
                 agents += [_start_agent(lab, host, user, folders) for host in lab.hosts]

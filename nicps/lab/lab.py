@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -62,15 +64,17 @@ class Lab:
         with Lab(LabSettings(name="two", hosts=2)) as lab:
             lab.run("h1", ["ping", "-c1", lab.hosts[1].ip]).wait()
 
-    `Lab.open` gives one that stands already; leaving its context then leaves it standing.
+    `Lab.open` gives one that stands already; leaving its context then leaves it standing. `scratch` is a folder that is
+    removed with the lab, also by `down` when this process has been killed.
 
     Raises:
         NotRoot: namespaces need root.
         LabExists: the name is taken.
     """
 
-    def __init__(self, settings: LabSettings) -> None:
+    def __init__(self, settings: LabSettings, scratch: Path | None = None) -> None:
         self.settings = settings
+        self._scratch = scratch
         self._owned = True
         self._made = False
         self._children: list[subprocess.Popen[Any]] = []
@@ -336,7 +340,7 @@ class Lab:
             )
 
     def _make(self, xdp_program: int, loaded: Loaded | None) -> None:
-        made = LabState(self.settings)
+        made = LabState(self.settings, scratch=self._scratch)
         state.write(made)
         namespaces.create([self.switch_netns, *(host.netns for host in self.hosts)])
         links.build(self.settings, xdp_program)
@@ -380,6 +384,8 @@ def down(name: str = "lab") -> Removed:
         # Ending processes can take seconds: not under the lock. Under it, none can be added.
         found = state.read(name)
         ended = processes.end(name, found.processes if found else ())
+        if found and found.scratch:
+            shutil.rmtree(found.scratch, ignore_errors=True)
         with state.lock():
             removed = _remove(name)
         return replace(removed, ended=(*ended, *removed.ended))

@@ -36,13 +36,14 @@ class ProcessRecord:
 @dataclass(frozen=True)
 class LabState:
     """`ready` is False while `up` works. The maps are the kernel's ids of what the ports are told and
-    of what they count; None until the first fault."""
+    of what they count; None until the first fault. `scratch` is a folder that goes with the lab."""
 
     settings: LabSettings
     ready: bool = False
     faults_map: int | None = None
     counts_map: int | None = None
     processes: tuple[ProcessRecord, ...] = ()
+    scratch: Path | None = None
 
 
 @contextmanager
@@ -82,6 +83,7 @@ def read(name: str) -> LabState | None:
                 ProcessRecord(int(p["pid"]), int(p["start"]), str(p["host"]), tuple(p["argv"]))
                 for p in raw["processes"]
             ),
+            scratch=Path(raw["scratch"]) if raw.get("scratch") else None,
         )
     except (OSError, ValueError, KeyError, TypeError, UsageProblem):
         return None
@@ -98,6 +100,7 @@ def write(state: LabState) -> None:
         "faults_map": state.faults_map,
         "counts_map": state.counts_map,
         "processes": [asdict(process) for process in state.processes],
+        "scratch": str(state.scratch) if state.scratch else None,
     }
     draft.write_text(json.dumps(document, indent=1) + "\n")
     os.replace(draft, path)

@@ -178,7 +178,9 @@ def test_down_after_run_was_killed(driver: Driver) -> None:
         assert child.stderr.readline() == "round 1\n"
         child.kill()
     until(lambda: "processes" in leftovers(driver.name), "the agents outlive it")
+    assert list(driver.scratch.iterdir()) != []
     assert nicps("lab", "down", "--lab", driver.name).returncode == 0
+    assert list(driver.scratch.iterdir()) == []
 
 
 def test_no_such_job(driver: Driver) -> None:

@@ -282,7 +282,8 @@ def test_without_a_name_the_only_lab_is_meant(command: str) -> None:
 def test_state_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "LABS_DIR", tmp_path)
     record = ProcessRecord(12, 3456, "h1", ("ping", "-c1"))
-    kept = LabState(LabSettings("x", 3, 10**9, 1400, 0.02), True, 17, 18, (record,))
+    shape = LabSettings("x", 3, 10**9, 1400, 0.02)
+    kept = LabState(shape, True, 17, 18, (record,), tmp_path / "scratch")
     state.write(kept)
     assert state.read("x") == kept
     assert state.names() == ["x"]
