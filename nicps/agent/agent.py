@@ -263,6 +263,8 @@ class Agent:
         self.end_job("the job is done" if ok else message)
         said = "job done, standing by" if ok else f"job stopped: {message}"
         lead = self.node.members[self.node.view.lead - 1].name
+        if stop.settings.get("saved"):
+            said += f"; {lead} has saved it: `nicps resume` goes on from there"
         self.endings.over(stop.settings, said, lead)
 
     def _committed(self, commit: Committed) -> None:

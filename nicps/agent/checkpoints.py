@@ -30,6 +30,10 @@ class Checkpoints:
         """Where they are."""
         return self._job.agent.run_folder(self._job.id) / "checkpoint"
 
+    def place(self, rounds: int) -> str:
+        """For the user: where the one with the state after so many rounds of training is."""
+        return f"saved after {rounds} rounds of training in {self.folder}"
+
     def keep(self, name: str, then: Callable[[str], None]) -> None:
         """Copy what the program saved into the run's folder, with what `nicps resume` needs beside it.
 
@@ -89,7 +93,7 @@ class Checkpoints:
     def _tell(self, error: str, rounds: int = 0) -> None:
         reason, self._cut = self._cut, ""
         if reason:
-            saved = f"saved after {rounds} rounds of training in {self.folder}"
             agent = self._job.agent
-            agent.views.say_trouble(f"{reason}; {f'not saved: {error}' if error else saved}")
+            what = f"not saved: {error}" if error else self.place(rounds)
+            agent.views.say_trouble(f"{reason}; {what}")
             agent.endings.run_hook(agent.trouble)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class Conductor:
     """Steers one job from this host, for as long as it leads: from the start, or since the lead before it has left.
 
+    Attributes: `saved`, for the user, where the model is after an alarm.
+
     Args:
         source: opens what the starter hands out; None where another host has.
     """
@@ -42,6 +44,7 @@ class Conductor:
         self.job_id = job_id
         self.course = Course(plan, self, found)
         self.training_s = self.handout_s = 0.0
+        self.saved = ""
         self._source = source
         self._mark = agent.now
         if found is not None and agent.job is not None:
@@ -186,11 +189,19 @@ class Conductor:
         job = self.agent.job
         # A decision must fit a frame.
         kept = self._while_leading(lambda error: self.course.saved(error[:100]))
-        if job is None:
-            kept("there is no job here")
-        else:
-            checkpoints = job.checkpoints
-            job.save(lambda error: kept(error) if error else checkpoints.keep(STATE, kept))
+        if job is None or job.program is None:
+            kept("there is no training program here")
+            return
+        checkpoints, program = job.checkpoints, job.program
+
+        def written(error: str) -> None:
+            if error:
+                kept(error)
+            else:
+                self.saved = checkpoints.place(program.saved)
+                checkpoints.keep(STATE, kept)
+
+        job.save(written)
 
     def _while_leading(self, then: Callable[[str], None]) -> Callable[[str], None]:
         """What the training program has saved is for nothing if this host does not lead any more."""

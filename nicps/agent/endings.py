@@ -97,8 +97,11 @@ class Endings:
         if ok and job is not None:
             entry = job.entry
             conductor.result(names, about, summarised)
-        else:
-            tell({}, None if ok else str(phase.settings.get("message", "")))
+            return
+        reason = str(phase.settings.get("message", ""))
+        if phase.settings.get("saved") and conductor.saved:  # by this host, not by a lead before it
+            reason += f"; {conductor.saved}: `nicps resume` goes on from there"
+        tell({}, None if ok else reason)
 
     def _tell_end(
         self,

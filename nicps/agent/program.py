@@ -36,7 +36,8 @@ class Program:
 
     Attributes: `ready`, it has built the model. `digest`, of the state that it holds (hexadecimal), once it has told.
     `holds_state`, that state was the others', too: it is no new program. `trained`, rounds of training that it was told
-    of. `duty`, what it is to do ("start", "work", "save", "load" or "end"); empty while it waits for us.
+    of; `saved`, of those in the state that it has saved last. `duty`, what it is to do ("start", "work", "save", "load"
+    or "end"); empty while it waits for us.
 
     Args:
         stall_s: the job's setting.
@@ -52,7 +53,7 @@ class Program:
         self.ready = self.holds_state = False
         self.digest = ""
         self.lanes = 0
-        self.trained = 0
+        self.trained = self.saved = 0
         self.arena: Arena | None = None
         self._channel: Channel | None = None
         self._doorbell = -1
@@ -280,6 +281,8 @@ class Program:
             job.program_ready()
         elif op in ("saved", "loaded") and message["number"] == self._saving:
             self._saving, self.duty = 0, ""
+            if op == "saved":
+                self.saved = _whole(message, "round", 0, _MOST_ROUNDS)
             self.digest = _digest(message) or self.digest
             job.program_has_state(op, one_line(message.get("error") or ""))
         elif op == "checkpoint":

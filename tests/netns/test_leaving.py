@@ -208,11 +208,19 @@ def test_too_few_are_left(three: Network, open_path: Path) -> None:
         gone = [{"h2"}, {"h2", "h3"}][host == "h3"]
         until(lambda gone=gone: left(three, "h1") >= gone or three.stands_by("h1"), f"{gone} left")
     text = three.finish(child).error(6)
-    assert re.fullmatch(r"h\d, h\d left: 1 of 3 members remain", text), text
-    until(told.exists, "the hook has run")
-    assert told.read_text() == f"1|{text}|"
     kept = three.place("h1", "runs") / status["job"] / "checkpoint" / "checkpoint.npz"
     assert kept.stat().st_size
+    with np.load(kept) as saved:
+        trained = json.loads(saved["state.json"])["progress"]["round"]
+    assert re.fullmatch(
+        rf"h\d, h\d left: 1 of 3 members remain; saved after {trained} rounds of training in"
+        rf" {re.escape(str(kept.parent))}: `nicps resume` goes on from there",
+        text,
+    ), text
+    until(told.exists, "the hook has run")
+    assert told.read_text() == f"1|{text}|"
+    ended = three.status("h1")
+    assert ended is not None and ended["last_job"]["error"] == text
     three.all_stand_by("h1")
     three.leave("h1")  # the next test wants no hook
     three.ready()

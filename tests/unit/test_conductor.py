@@ -37,11 +37,13 @@ class Lead:
             decide=self._decide,
         )
         self.job = SimpleNamespace(
-            program=None,
+            program=SimpleNamespace(ready=False, saved=42),
             folder=folder,
             save=self._save,
             handout=SimpleNamespace(offer=self.handed.append),
-            checkpoints=SimpleNamespace(keep=lambda name, then: then("")),
+            checkpoints=SimpleNamespace(
+                keep=lambda name, then: then(""), place=lambda rounds: f"saved after {rounds}"
+            ),
         )
         found = Found(able=True, trained=True, finishing=False)
         self.conductor: Conductor | None = Conductor(
@@ -94,6 +96,7 @@ def test_the_alarm_stops_the_job_once_it_is_saved(lead: Lead) -> None:
     for_the_alarm(lead)
     lead.then("")
     assert [phase.kind for phase in lead.decided] == [wire.PhaseKind.STOP]
+    assert lead.conductor is not None and lead.conductor.saved == "saved after 42"
 
 
 @pytest.mark.parametrize("saves", [for_a_learner, for_the_alarm])

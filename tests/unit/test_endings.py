@@ -60,6 +60,32 @@ def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end() -> None:
     assert [peer.watches for peer in host.control.peers] == [False, True]
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_after_an_alarm_all_are_told_where_the_model_is(saved: bool) -> None:
+    """The submitter, the log, `nicps status` and the hook; at the other hosts, who has it."""
+    lead: Any = Host()
+    heard: list[str] = []
+    lead.log = heard.append
+    lead.publish = lambda message, waiting: heard.append(message["message"])
+    endings = Endings(lead)
+    endings.run_hook = heard.append  # type: ignore[method-assign]
+    conductor: Any = SimpleNamespace(job_id="1", saved="saved after 42 rounds in /runs/1")
+    settings = {"ok": False, "message": "h2 left", "alarm": True, "saved": saved}
+    endings.lead_over(conductor, SimpleNamespace(settings=settings))  # type: ignore[arg-type]
+    where = "; saved after 42 rounds in /runs/1: `nicps resume` goes on from there" if saved else ""
+    assert heard == [f"job stopped: h2 left{where}", *[f"h2 left{where}"] * 2]
+    assert lead.last_job["error"] == f"h2 left{where}"
+
+    other: Any = Host()
+    other.endings, other.log = Endings(other), heard.append
+    other.settings = SimpleNamespace(alarm_hook="")
+    other.node.view = SimpleNamespace(lead=1)
+    other.node.members = [SimpleNamespace(name="h1")]
+    Agent._over(other, Phase(3, 1, wire.PhaseKind.STOP, settings=settings))
+    where = "; h1 has saved it: `nicps resume` goes on from there" if saved else ""
+    assert heard[3:] == [f"job stopped: h2 left{where}"]
+
+
 @pytest.mark.parametrize(
     ("ending", "told"), [(wire.Ending.DONE, "result"), (wire.Ending.ENDED, "error")]
 )
