@@ -319,6 +319,7 @@ def _tell_faults(lab: Lab) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from nicps.agent.folders import check_runs
+    from nicps.agent.process import User
 
     parse_settings(args.settings)  # refuse what cannot be read before anything is made
     name = args.lab or f"run-{secrets.token_hex(3)}"
@@ -332,6 +333,8 @@ def _run(args: argparse.Namespace) -> int:
     )
     require_root()
     check_runs(args.runs.absolute())
+    if args.user is not None:
+        User.named(args.user)
     outcome = run_job(settings)
     result = outcome.result
     if result is not None:

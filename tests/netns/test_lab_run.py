@@ -191,6 +191,15 @@ def test_no_such_job(driver: Driver) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("user", ["no-such-user", ""])
+def test_no_such_user(driver: Driver, user: str) -> None:
+    """Told before anything is made: no folder with the agents' logs is left."""
+    code, out, err = driver.finish("", "--user", user)
+    assert (code, out) == (3, "")
+    assert f"there is no user {user!r}" in err and err.count("\n") == 1
+    assert not driver.runs.exists()
+
+
 def test_an_agent_that_does_not_answer(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(*arguments: str) -> list[str]:
         return ["sh", "-c", "echo compiling; exec sleep 1000", *arguments]
