@@ -163,6 +163,8 @@ class Agent:
             self.job.look(self.now)
         self.children.look(self.now)
         self.prober.tick()
+        if doubt := self.keys.news(self.now):
+            self.warn(doubt)
         self.frames.pump()
         self.control.flush()
 

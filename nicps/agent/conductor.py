@@ -57,7 +57,8 @@ class Conductor:
         members = [view.members[k - 1].name for k in view.order]
         self.tell("formed", members=members, view=view.number)
         if len(view.members) == 1:
-            self.tell("warning", message="no other host is there: this one trains alone")
+            there = "with this key is there" if self.agent.keys.keyed else "is there"
+            self.tell("warning", message=f"no other host {there}: this one trains alone")
         self.course.ready(view, self.phase)
 
     def handed_out(self, phase: Phase) -> None:

@@ -19,15 +19,22 @@ _KERNELS = (wire.FrameType.TOKEN, wire.FrameType.FRAGMENT)
 _HEADER = wire.Layout.of(wire.Header)
 _VIEW_AT = _HEADER.offsets[_HEADER.names.index("view")]
 _SEQUENCE_AT = _HEADER.offsets[_HEADER.names.index("sequence")]
+_QUIET_S = 60.0  # between two warnings: anybody can send such frames
 
 
 class Keyring:
-    """Without a key every frame is admitted. `refused` counts by reason."""
+    """Without a key every frame is admitted.
+
+    Attributes: `refused` counts by reason; `strange`, those of them that were sent under another network key, or none.
+    """
 
     def __init__(self, network: NetworkKey | None) -> None:
         self._network = network
         self._views: dict[int, tuple[ViewKey, Sequences]] = {}  # this one, and the one before
         self.refused: Counter[str] = Counter()
+        self.strange = 0
+        self._told = 0  # of these
+        self._quiet_until = 0.0
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
@@ -73,6 +80,7 @@ class Keyring:
             if self._network.verify(frame, source):
                 return True
             self.refused["forged"] += 1
+            self.strange += 1
             return False
         known = self._views.get(view)
         if known is None:
@@ -86,6 +94,23 @@ class Keyring:
             self.refused["replayed"] += 1
             return False
         return True
+
+    @property
+    def doubt(self) -> str:
+        """For the user, where hosts may have different keys; otherwise an empty text."""
+        if not self.strange:
+            return ""
+        return (
+            f"frames of this network with a tag of another key, or none: {self.strange} so far; is the key file the"
+            " same on all hosts?"
+        )
+
+    def news(self, now: float) -> str:
+        """The doubt, if it is to be told now: once a minute at most, and only where there have been more."""
+        if self.strange == self._told or now < self._quiet_until:
+            return ""
+        self._told, self._quiet_until = self.strange, now + _QUIET_S
+        return self.doubt
 
 
 def _u32(frame: bytes, at: int) -> int:

@@ -45,6 +45,7 @@ def status_of(agent: Agent) -> dict[str, Any]:
         "view": view.number,
         "lead": view.lead,
         "trouble": agent.trouble,
+        "warning": agent.keys.doubt,
         "keyed": agent.keys.keyed,
         "round": node.open_round,
         "number": node.number,

@@ -56,6 +56,8 @@ def text(status: Mapping[str, Any]) -> str:
     ]
     if status["trouble"]:
         lines.append(f"trouble    {status['trouble']}")
+    if status["warning"]:
+        lines.append(f"warning    {status['warning']}")
     if status["job"]:
         lines.append(f"job        {status['job']}")
         if status["progress"]:

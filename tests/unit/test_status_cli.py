@@ -23,6 +23,7 @@ def status(**more: Any) -> dict[str, Any]:
         "state": "member",
         "phase": "train",
         "trouble": "",
+        "warning": "",
         "view": 3,
         "lead": 1,
         "round": 12,
@@ -38,6 +39,11 @@ def test_a_host_that_stands_by_says_why() -> None:
     lines = text(status(trouble="h1 cannot be heard")).splitlines()
     assert "trouble    h1 cannot be heard" in lines
     assert "trouble" not in text(status())
+
+
+def test_a_host_that_works_may_have_a_warning() -> None:
+    assert "warning    is the key the same?" in text(status(warning="is the key the same?"))
+    assert "warning" not in text(status())
 
 
 def test_who_leads() -> None:
