@@ -21,7 +21,7 @@ MIN_MICRO_BATCHES = 10  # R13
 class Settings:
     """What a job can set; a job adds its own by deriving from it (`lr: float = 0.1`).
 
-    batch: samples of a round, over all members.
+    batch: samples of a round, over all members; one for each at least.
     epochs, rounds: the job ends after so many, whichever comes first, or when its `done` says so.
     lane: integers on the wire: "i32", "i16" or "i8".
     quorum: part of the batch after which a round closes (R13).

@@ -362,7 +362,7 @@ class Course:
         adding = self.adding and len(host.view.live) > 1
         if self._coarse and not adding:
             self.unit, self._coarse = plan.unit, False
-        quorum = math.ceil(plan.quorum * plan.batch - 1e-9)
+        batch = max(plan.batch, len(full))  # who has no share is not counted
         self._decide(
             Phase(
                 number=0,
@@ -372,8 +372,8 @@ class Course:
                 fragments=self.fragments,
                 last_fragments=self.fragments,
                 width=plan.width,
-                shares=equal_shares(plan.batch, len(host.view.members), full),
-                quorum=quorum,
+                shares=equal_shares(batch, len(host.view.members), full),
+                quorum=math.ceil(plan.quorum * batch - 1e-9),
                 unit=self.unit,
                 settings=host.check(),
                 adding=adding,

@@ -226,16 +226,17 @@ class Membership(Deciding):
             undecided = leads and successor.round > ring.phase.first_round
             carried = replace(carried, unit=successor.unit, undecided=undecided)
         joined = view.live - before.live if member else frozenset[int]()
+        lost = before.live - view.live if member else frozenset[int]()
         self.learners = (self.learners | joined) & view.live if member else frozenset()
         if not member:
             self._returns = Returns(self.timings.call_back_s)
         for k in joined:
             self._returns.taken(view.members[k - 1].mac)
-        for k in before.live - view.live:
+        for k in lost:
             self._returns.lost(now, view.members[k - 1].mac)
         if not member and successor.round:
             self.learners = frozenset({number})  # of itself it knows
-        if member and self._succession is not None and not before.live - view.live and not joined:
+        if member and self._succession is not None and not lost and not joined:
             self.patience.was_wrong()
         if self.ended:
             self._last = self._installation

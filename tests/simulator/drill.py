@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from nicps.protocol.course import Plan
 from tests.simulator import schedules
+from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults
+from tests.simulator.job import Job
 from tests.simulator.lan import Lan
 
 TRAINING_S = 0.9  # when `training` trains
@@ -30,6 +32,22 @@ def training(hosts: int = 5, lost: tuple[int, ...] = ()) -> tuple[Lan, Faults]:
         lan.at(TRAINING_S + 0.6, host.restart)
         lan.trouble(TRAINING_S + 0.6)
     return lan, faults
+
+
+def idle(lan: Lan, seconds: float = 0.1) -> None:
+    """The job has ended; the last one hears of it, and whatever is left of the faults happens."""
+    lan.trouble(lan.now)
+    lan.trouble(lan.calm_at + seconds)
+    lan.run(lambda: False, lan.calm_at)
+
+
+def next_job(lan: Lan, starter: int) -> None:
+    """The agents that still run do another one, which that host submits."""
+    lan.ended, lan.well, lan.given_up = "", False, ""
+    lan.checks = Checks(lan)
+    for host in lan.hosts:
+        host.job, host.job_over, host.on_disk = Job(host), "", None
+    lan.hosts[starter].submit()
 
 
 def ends_well(lan: Lan) -> None:

@@ -182,6 +182,7 @@ class Host:
         """The user starts a job here."""
         self.course = Course(self.lan.plan, self)
         self.job.submitted = True
+        self.lan.starter = self, self.life
         self.do(self.node.start(self.clock(), 99))
 
     def if_alive(self, life: int, what: Callable[[Host], None]) -> None:

@@ -130,6 +130,7 @@ class Lan:
         ]
         for host in self.hosts[hosts:]:
             host.dead = True  # until it is switched on
+        self.starter = self.hosts[0], 0  # and which of its lives it is
 
     def note(self, text: str) -> None:
         """A line of the trace."""
@@ -146,11 +147,10 @@ class Lan:
             while not until():
                 if not queue:
                     return False
-                time, _, event = pop(queue)
-                if time > limit_s:
+                if queue[0][0] > limit_s:
                     self.now = limit_s
                     return False
-                self.now = time
+                self.now, _, event = pop(queue)
                 event()
                 step()
         return True

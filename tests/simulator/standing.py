@@ -24,7 +24,8 @@ def stuck(lan: Lan) -> str:
     alone = lan.timings.alone
     members = [h for h in lan.hosts if member(h)]
     has = [h for h in lan.hosts if h.job.program and not h.job.program.blank]
-    if not members and not has and lan.hosts[0].life:  # it has been killed
+    starter, life = lan.starter
+    if not members and not has and starter.life > life:  # it has been killed
         return "the starter was lost before anybody had the job"
     newest = lan.checks.newest
     if members and alone:
