@@ -152,6 +152,7 @@ class Conductor:
             if purpose == "job":
                 assert self._source is not None
                 self._mark = self.agent.now
+                self._look_for_slow_hosts()
                 self._offer(purpose, self._source)
             else:
                 job = self.agent.job
@@ -160,6 +161,15 @@ class Conductor:
                 self._offer(purpose, lambda: OutStream(folder, files))
         except (OSError, NicpsError, ValueError, KeyError, TypeError) as error:
             self.fail(f"cannot hand out the {purpose}: {error}")
+
+    def _look_for_slow_hosts(self) -> None:
+        """A setting `slow.HOST` for a host that is not there may be a slip."""
+        submission, names = self.agent.submission, [m.name for m in self.view.members]
+        for key in submission.prepared["settings"] if submission is not None else ():
+            host = key.removeprefix("slow.")
+            if host not in (key, *names):
+                text = f"setting {key} slows nobody down: the hosts are {', '.join(names)}"
+                self.tell("warning", message=text)
 
     def _saved(self, error: str) -> None:
         """The training program here has written its state for those who come back."""

@@ -25,7 +25,8 @@ class AgentSettings:
     sums; in a network with a key only with `trust_switch`.
 
     Raises:
-        UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted.
+        UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted; or somebody
+            has, and none is to add.
     """
 
     iface: str
@@ -51,3 +52,5 @@ class AgentSettings:
                 "a switch has no key, so nothing shows that its sums are right: add --trust-switch, or leave"
                 " --mode switch out"
             )
+        if self.trust_switch and not self.adding:
+            raise UsageProblem("no switch is to add here: give --trust-switch with --mode switch")

@@ -24,6 +24,9 @@ class Lead:
     def __init__(self, folder: Path) -> None:
         (folder / STATE).write_text("weights")
         self.now = 0.0
+        self.submission: Any = None
+        self.log: Callable[[str], None]
+        self.tell: Callable[..., None]
         self.decided: list[Phase] = []
         self.handed: list[Any] = []
         self.then: Callable[[str], None] = lambda error: None  # once the program has saved
@@ -90,6 +93,18 @@ def test_the_state_is_handed_out_once_it_is_saved(lead: Lead) -> None:
     assert not lead.decided
     lead.then("")
     assert [phase.kind for phase in lead.decided] == [wire.PhaseKind.HANDOUT]
+
+
+def test_a_setting_for_a_host_that_is_not_there(lead: Lead) -> None:
+    assert lead.conductor is not None
+    said: list[str] = []
+    lead.submission = SimpleNamespace(
+        prepared={"settings": {"seed": 1, "slow.h2": 2, "slow.h9": 3}}
+    )
+    lead.log = said.append
+    lead.tell = lambda event, job, message: said.append(event)
+    lead.conductor._look_for_slow_hosts()
+    assert said == ["setting slow.h9 slows nobody down: the hosts are h1, h2", "warning"]
 
 
 def test_the_alarm_stops_the_job_once_it_is_saved(lead: Lead) -> None:

@@ -21,6 +21,11 @@ def test_a_switch_is_not_trusted_beside_a_key() -> None:
         AgentSettings(iface="eth1", adding=True, key=KEY)
 
 
+def test_no_switch_is_trusted_that_is_not_to_add() -> None:
+    with pytest.raises(UsageProblem, match="--trust-switch with --mode switch"):
+        AgentSettings(iface="eth1", trust_switch=True)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"key": KEY}, {"adding": True}, {"adding": True, "key": KEY, "trust_switch": True}],
