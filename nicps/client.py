@@ -355,7 +355,7 @@ class Session:
             self._channel.send(self._decision)
 
     def report(self, values: Mapping[str, Any]) -> None:
-        """Live progress, for whoever watches the job."""
+        """Live progress, for whoever watches the job; what is called `warning` is shown as one."""
         self._channel.send({"op": "report", "values": dict(values)})
 
     def fail(self, message: str) -> None:

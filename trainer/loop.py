@@ -349,7 +349,7 @@ class Loop:
 
     def _warn(self, message: str) -> None:
         print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
-        self._session.report({"warning": f"{self._session.name}: {message}"})
+        self._session.report({"warning": message})
 
     def _report(self, round_: int, samples: int, seconds: float) -> None:
         state = self._training.state

@@ -99,6 +99,11 @@ def _prepare(
     training = Training(job, FlatModel(job.model()), counts["train"])
     if saved is not None and resume is not None:
         training.take(saved, resume)
+        if job.done(training.state, counts["train"]):
+            raise JobError(
+                f"the job of {resume} is done, after {training.state.round} rounds of training: "
+                "--set rounds=N, or epochs, or another run's folder, to go on"
+            )
     pack(folder, out / "job.tar")
     weights.save(out / "model.npz", training.model.arrays())
     whole = ["job.tar", "model.npz", "prepared.json"]

@@ -326,9 +326,14 @@ class Agent:
             self.conductor.job_is_ready()
 
     def trainer_says(self, message: Mapping[str, Any]) -> None:
-        """What the lead's training program has decided, or live progress."""
+        """What the lead's training program has decided, or live progress, or a warning."""
         if message["op"] == "report":
-            self.progress = dict(message["values"])
+            values = dict(message["values"])
+            if (text := values.pop("warning", None)) is not None and self.job is not None:
+                self.tell("warning", self.job.id, message=f"{self.settings.name}: {text}")
+            if not values:
+                return
+            self.progress = values
             if self.conductor is not None:
                 turns = self.frames.turns - self._turns_before
                 self.tell("progress", self.conductor.job_id, **self.progress, token_turns=turns)

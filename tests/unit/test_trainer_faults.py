@@ -196,7 +196,7 @@ def test_a_state_that_cannot_be_loaded_is_no_ones_end(tmp_path: Path) -> None:
     outcome = run_job(make(tmp_path / "job"), tmp_path / "run", 3, script=script)
     assert outcome.network.reason == "member 3 has loaded another state"
     warnings = [r["warning"] for r in outcome.sessions[2].reports if "warning" in r]
-    assert len(warnings) == 1 and warnings[0].startswith("h3: cannot read the state in ")
+    assert len(warnings) == 1 and warnings[0].startswith("cannot read the state in ")
 
 
 def test_a_state_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_state_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
     outcome = run_job(make(tmp_path / "job"), tmp_path / "run", 3, script=script)
     reason = outcome.network.reason
     assert reason is not None and reason.endswith("state.npz: No space left on device")
-    assert "h1: " + reason in [r.get("warning") for r in outcome.sessions[0].reports]
+    assert reason in [r.get("warning") for r in outcome.sessions[0].reports]
 
 
 # ---- checkpoints and going on from them
@@ -260,7 +260,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     assert seen and seen[0] > 1000
     warnings = [r["warning"] for r in outcome.sessions[0].reports if "warning" in r]
     assert len(warnings) == 1
-    assert warnings[0].startswith("h1: no checkpoint: cannot write ")
+    assert warnings[0].startswith("no checkpoint: cannot write ")
     assert warnings[0].endswith("checkpoint.npz: No space left on device")
     assert [r for _, r in outcome.network.checkpoints] == [*range(1, 10), *range(11, 23), 22]
 
@@ -342,8 +342,10 @@ def test_settings_of_a_resumed_job(tmp_path: Path) -> None:
 def test_the_resume_command(tmp_path: Path, checkout: Path) -> None:
     ended = checked(run_job(make(tmp_path / "job"), tmp_path / "a", 2, rounds=3, checkpoint_s=30))
 
-    def command(checkpoint: Path) -> subprocess.CompletedProcess[str]:
+    def command(checkpoint: Path, settings: str = "{}") -> subprocess.CompletedProcess[str]:
         arguments = [
+            "--settings",
+            settings,
             "--job",
             str(tmp_path / "a" / "prepared" / "job.tar"),
             "--out",
@@ -357,7 +359,13 @@ def test_the_resume_command(tmp_path: Path, checkout: Path) -> None:
             timeout=120,
         )
 
-    done = command(ended.folders[0] / "checkpoint.npz")
+    checkpoint = ended.folders[0] / "checkpoint.npz"
+    over = command(checkpoint)
+    assert over.returncode == 1
+    assert over.stderr.startswith(
+        f"trainer: error: the job of {checkpoint} is done, after 3 rounds"
+    )
+    done = command(checkpoint, '{"rounds": 5}')
     assert done.returncode == 0, done.stderr
     prepared = json.loads((tmp_path / "o" / "prepared.json").read_text())
     assert prepared["job"] == "job"
@@ -376,7 +384,7 @@ def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
         (job / "job.py").read_text().replace("Linear(3, 4)", "Linear(3, 4, False)")
     )
     with pytest.raises(JobError, match=r"'0\.bias' is missing here|does not fit the job"):
-        prepare(job, tmp_path / "out", None, {}, ended.folders[0] / "checkpoint.npz")
+        prepare(job, tmp_path / "out", None, {"rounds": 8}, ended.folders[0] / "checkpoint.npz")
     assert "checkpoint" not in os.listdir(tmp_path / "out")
 
 
