@@ -35,6 +35,7 @@ from nicps.agent.submission import Submission
 from nicps.agent.views import Views
 from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
+from nicps.dataplane.loader import need_root
 from nicps.errors import JobFailed, NicpsError, WireError, explain
 from nicps.protocol import (
     Action,
@@ -69,6 +70,7 @@ class Agent:
         self.user = User.named(settings.user)
         access = Access.of(self.user.uid, settings.group)
         self.keys = Keyring.read(settings.key)
+        need_root()  # before what only looks wrong without it
         sweep(settings.work)
         check_work(settings.work, self.user)
         check_runs(settings.runs)
