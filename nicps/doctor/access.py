@@ -34,7 +34,7 @@ def closed_path(paths: Iterable[Path], user: pwd.struct_passwd) -> str | None:
         try:
             os.close(read_end)
             if os.geteuid() != user.pw_uid:
-                os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+                os.setgroups([])  # as a training program
                 os.setgid(user.pw_gid)
                 os.setuid(user.pw_uid)
             answer = next(_closed(paths), "")
