@@ -99,9 +99,10 @@ def _prepare(
     training = Training(job, FlatModel(job.model()), counts["train"])
     if saved is not None and resume is not None:
         training.take(saved, resume)
-        if job.done(training.state, counts["train"]):
+        run = resume.parent.parent  # if it has ended in its last round, it has no result yet
+        if os.path.exists(run / "result.json") and job.done(training.state, counts["train"]):
             raise JobError(
-                f"the job of {resume} is done, after {training.state.round} rounds of training: "
+                f"the job of {run} is done, after {training.state.round} rounds of training: "
                 "--set rounds=N, or epochs, or another run's folder, to go on"
             )
     pack(folder, out / "job.tar")

@@ -29,6 +29,7 @@ from nicps.agent.keyring import Keyring
 from nicps.agent.loop import Loop
 from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import User, set_nice
+from nicps.agent.program import one_line
 from nicps.agent.settings import AgentSettings
 from nicps.agent.sources import Nothing
 from nicps.agent.submission import Submission
@@ -66,11 +67,11 @@ class Agent:
     """One host of the network. Use as a context manager; `run` returns when it is told to stop."""
 
     def __init__(self, settings: AgentSettings) -> None:
+        need_root()  # before what only looks wrong without it
         self.settings = settings
         self.user = User.named(settings.user)
         access = Access.of(self.user.uid, settings.group)
         self.keys = Keyring.read(settings.key)
-        need_root()  # before what only looks wrong without it
         sweep(settings.work)
         check_work(settings.work, self.user)
         check_runs(settings.runs)
@@ -268,7 +269,7 @@ class Agent:
         said = "job done, standing by" if ok else f"job stopped: {message}"
         lead = self.node.members[self.node.view.lead - 1].name
         if stop.settings.get("saved"):
-            said += f"; {lead} has saved it: `nicps resume` goes on from there"
+            said += "; it was saved where it was led: `nicps resume` goes on from there"
         self.endings.over(stop.settings, said, lead)
 
     def _committed(self, commit: Committed) -> None:
@@ -332,7 +333,7 @@ class Agent:
         if message["op"] == "report":
             values = dict(message["values"])
             if (text := values.pop("warning", None)) is not None and self.job is not None:
-                self.tell("warning", self.job.id, message=f"{self.settings.name}: {text}")
+                self.tell("warning", self.job.id, message=f"{self.settings.name}: {one_line(text)}")
             if not values:
                 return
             self.progress = values

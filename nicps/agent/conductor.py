@@ -165,11 +165,11 @@ class Conductor:
     def _look_for_slow_hosts(self) -> None:
         """A setting `slow.HOST` for a host that is not there may be a slip."""
         submission, names = self.agent.submission, [m.name for m in self.view.members]
-        for key in submission.prepared["settings"] if submission is not None else ():
-            host = key.removeprefix("slow.")
-            if host not in (key, *names):
-                text = f"setting {key} slows nobody down: the hosts are {', '.join(names)}"
-                self.tell("warning", message=text)
+        settings = submission.prepared["settings"] if submission is not None else ()
+        nobody = [k for k in settings if k.removeprefix("slow.") not in (k, *names)]
+        if nobody:
+            text = f"nobody is slowed down by {', '.join(nobody)}: the hosts are {', '.join(names)}"
+            self.tell("warning", message=one_line(text))
 
     def _saved(self, error: str) -> None:
         """The training program here has written its state for those who come back."""

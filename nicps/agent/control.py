@@ -145,7 +145,10 @@ class ControlSocket:
                 if peer.was_refused and not peer.commands:  # or it goes on and on
                     self.drop(peer)
                     return
-        except (ChannelClosed, KeyError, TypeError, ValueError, OSError) as error:
+        except (
+            *(ChannelClosed, KeyError, TypeError, ValueError, OSError),
+            RecursionError,  # of a value that is nested too deep to be shown
+        ) as error:
             if not isinstance(error, ChannelClosed):
                 peer.post({"op": "error", "message": f"bad message: {error!r}", "exit_code": 2})
             self.drop(peer)

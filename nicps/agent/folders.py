@@ -23,9 +23,10 @@ def sweep(parent: Path) -> None:
     """Remove the working folders of agents that were killed."""
     for folder in parent.glob("nicps-*-*"):
         pid = folder.name.split("-")[1]
-        ours = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
-        if ours and pid.isdecimal() and not Path("/proc", pid).exists():
-            remove(folder)
+        with contextlib.suppress(FileNotFoundError):  # its agent has just removed it
+            ours = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
+            if ours and pid.isdecimal() and not Path("/proc", pid).exists():
+                remove(folder)
 
 
 def working_folder(parent: Path) -> Path:
@@ -52,15 +53,32 @@ def check_work(parent: Path, user: User) -> None:
     """
     folder = working_folder(parent)
     try:
-        if os.geteuid() == 0 and user.uid != 0:
-            asked = ["/bin/sh", "-c", '[ -x "$1" ]', "sh", str(folder)]
-            if subprocess.run(asked, user=user.uid, group=user.gid, extra_groups=[]).returncode:
-                raise EnvironmentProblem(
-                    f"the user {user.name} cannot enter {parent}: chmod it or the folders above, or name another"
-                    " with --work"
-                )
+        if os.geteuid() == 0 and user.uid != 0 and not _can_enter(folder, user):
+            raise EnvironmentProblem(
+                f"the user {user.name} cannot enter {parent}: chmod it or the folders above, or name another with"
+                " --work"
+            )
     finally:
         remove(folder)
+
+
+def _can_enter(folder: Path, user: User) -> bool:
+    try:
+        asked = subprocess.run(
+            ["/bin/sh", "-c", '[ -x "$1" ]', "sh", str(folder)],
+            user=user.uid,
+            group=user.gid,
+            extra_groups=[],
+            env={},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"training programs cannot be run as the user {user.name}: {error.strerror}; the agent needs CAP_SETUID"
+            " and CAP_SETGID"
+        ) from None
+    return asked.returncode == 0
 
 
 def check_runs(runs: Path) -> None:

@@ -20,6 +20,7 @@ _HEADER = wire.Layout.of(wire.Header)
 _VIEW_AT = _HEADER.offsets[_HEADER.names.index("view")]
 _SEQUENCE_AT = _HEADER.offsets[_HEADER.names.index("sequence")]
 _QUIET_S = 60.0  # between two warnings: anybody can send such frames
+_DOUBT_S = 300.0  # and without more of them
 
 
 class Keyring:
@@ -35,6 +36,7 @@ class Keyring:
         self.strange = 0
         self._told = 0  # of these
         self._quiet_until = 0.0
+        self._in_doubt = False
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
@@ -97,8 +99,8 @@ class Keyring:
 
     @property
     def doubt(self) -> str:
-        """For the user, where hosts may have different keys; otherwise an empty text."""
-        if not self.strange:
+        """For the user, where hosts may have different keys; otherwise, and some minutes later, an empty text."""
+        if not self._in_doubt:
             return ""
         return (
             f"frames of this network with a tag of another key, or none: {self.strange} so far; is the key file the"
@@ -107,9 +109,12 @@ class Keyring:
 
     def news(self, now: float) -> str:
         """The doubt, if it is to be told now: once a minute at most, and only where there have been more."""
-        if self.strange == self._told or now < self._quiet_until:
+        if now < self._quiet_until:
             return ""
-        self._told, self._quiet_until = self.strange, now + _QUIET_S
+        if self.strange == self._told:
+            self._in_doubt = self._in_doubt and now < self._quiet_until + _DOUBT_S
+            return ""
+        self._told, self._quiet_until, self._in_doubt = self.strange, now + _QUIET_S, True
         return self.doubt
 
 

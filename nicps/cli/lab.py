@@ -195,7 +195,7 @@ def _up(args: argparse.Namespace) -> int:
         print(described)
         return 0
     _print_lab(lab)
-    option = "" if lab.name == DEFAULT_NAME else f" --lab {lab.name}"
+    option = "" if standing() == [lab.name] else f" --lab {lab.name}"
     print(f"run on a host: nicps lab exec{option} h1 -- ping -c1 {lab.hosts[-1].ip}")
     return 0
 
@@ -234,7 +234,7 @@ def _down(args: argparse.Namespace) -> int:
     report = {}
     names = standing()
     if not args.all and (args.lab is not None or names):
-        names = [args.lab or the_only()]
+        names = [args.lab if args.lab is not None else the_only()]
     for name in names:
         there = name in standing()
         removed = down(name)

@@ -160,9 +160,9 @@ def run_job(settings: RunSettings) -> Outcome:
 def choose_user(settings: RunSettings) -> str:
     """`nobody` if that user can run the interpreter and read packages, job and data; else root."""
     paths = [settings.job.resolve(), settings.job.resolve() / "job.py"]
-    data = settings.data or (Path(os.environ["NICPS_DATA"]) if "NICPS_DATA" in os.environ else None)
-    if data is not None and data.exists():
-        paths.append(data.resolve())
+    data = settings.data or os.environ.get("NICPS_DATA")
+    if data and Path(data).exists():
+        paths.append(Path(data).resolve())
     problem = _barrier([str(path) for path in paths if path.exists()])
     if problem is None:
         return UNPRIVILEGED

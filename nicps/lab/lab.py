@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -384,10 +383,10 @@ def down(name: str = "lab") -> Removed:
         # Ending processes can take seconds: not under the lock. Under it, none can be added.
         found = state.read(name)
         ended = processes.end(name, found.processes if found else ())
-        if found and found.scratch:
-            shutil.rmtree(found.scratch, ignore_errors=True)
         with state.lock():
             removed = _remove(name)
+        if found and found.scratch:  # a tree may be deeper than Python recurses
+            subprocess.run(["rm", "-rf", "--", found.scratch], stderr=subprocess.DEVNULL)
         return replace(removed, ended=(*ended, *removed.ended))
     except (OSError, NetlinkError) as error:
         raise LabProblem(f"lab {name} cannot be taken down: {_reason(error)}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from nicps.lab.state import ProcessRecord
 MARK = "NICPS_LAB"
 TERM_GRACE_S = 5.0
 KILL_GRACE_S = 10.0
+_OURS = re.compile(r"(?:\S+ )*?(?:(?:-m nicps|(?:\S*/)?nicps) ([a-z]+)|-m (trainer))(?: .*)?")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,14 @@ class Running:
     netns: tuple[int, int] | None
     marked: bool
     stopped: bool
+
+
+def program(command: str) -> str:
+    """What runs, in a word: `agent` (`nicps join`), another command of ours, `trainer`; of others' how they begin."""
+    found = _OURS.fullmatch(command)
+    if found is None:
+        return command[:40]
+    return "agent" if found[1] == "join" else found[1] or found[2]
 
 
 def start_time(pid: int) -> int | None:

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import Any
 
 from nicps import wire
 from nicps.lab.lab import Host, Lab
 from nicps.lab.port import PortFaults
-from nicps.lab.processes import Running
+from nicps.lab.processes import Running, program
 from nicps.lab.settings import format_rate
-
-_OURS = re.compile(r"(?:\S+ )*?(?:(?:-m nicps|(?:\S*/)?nicps) ([a-z]+)|-m (trainer))(?: .*)?")
 
 
 def describe_process(process: Running) -> dict[str, Any]:
@@ -104,11 +101,3 @@ def _link(host: Host, plugged: bool) -> str:
 
 def _process(process: Running) -> str:
     return f"{process.pid} {program(process.command)}{' (paused)' if process.stopped else ''}"
-
-
-def program(command: str) -> str:
-    """What runs, in a word: `agent` (`nicps join`), another command of ours, `trainer`; of others' how they begin."""
-    found = _OURS.fullmatch(command)
-    if found is None:
-        return command[:40]
-    return "agent" if found[1] == "join" else found[1] or found[2]

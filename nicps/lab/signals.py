@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ Part = Literal["agent", "trainer", "both"]
 
 TIMEOUT_S = 10.0
 _POLL_S = 0.005
-_AGENT = re.compile(r"(?:\S+ )*?(?:-m nicps|(?:\S*/)?nicps) join(?: .*)?")
 
 
 def choose(host: str, running: Sequence[Running], part: Part) -> list[Running]:
@@ -26,7 +24,7 @@ def choose(host: str, running: Sequence[Running], part: Part) -> list[Running]:
     Raises:
         LabProblem: there is nothing of the kind.
     """
-    agents = [process for process in running if _AGENT.fullmatch(process.command)]
+    agents = [process for process in running if processes.program(process.command) == "agent"]
     pids = {process.pid for process in agents}
     started: list[Running] = []
     while more := [p for p in running if p.parent in pids and p not in [*agents, *started]]:

@@ -29,6 +29,14 @@ def test_only_what_nobody_uses_any_more_is_removed(tmp_path: Path) -> None:
     assert living.name.startswith(f"nicps-{os.getpid()}-")
 
 
+def test_one_that_goes_while_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that start together try the same folder, each with one of its own."""
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([tmp_path / "nicps-1-gone"]))
+    sweep(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

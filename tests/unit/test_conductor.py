@@ -99,12 +99,12 @@ def test_a_setting_for_a_host_that_is_not_there(lead: Lead) -> None:
     assert lead.conductor is not None
     said: list[str] = []
     lead.submission = SimpleNamespace(
-        prepared={"settings": {"seed": 1, "slow.h2": 2, "slow.h9": 3}}
+        prepared={"settings": {"seed": 1, "slow.h2": 2, "slow.h9": 3, "slow.x\n": 3}}
     )
     lead.log = said.append
     lead.tell = lambda event, job, message: said.append(event)
     lead.conductor._look_for_slow_hosts()
-    assert said == ["setting slow.h9 slows nobody down: the hosts are h1, h2", "warning"]
+    assert said == ["nobody is slowed down by slow.h9, slow.x : the hosts are h1, h2", "warning"]
 
 
 def test_the_alarm_stops_the_job_once_it_is_saved(lead: Lead) -> None:

@@ -374,6 +374,14 @@ def test_a_message_without_end_is_read_no_further(host: Host) -> None:
     channel.close()
 
 
+def test_what_is_nested_too_deep_to_be_shown_is_a_bad_message(host: Host) -> None:
+    channel = say(host, framed(b'{"op": ' + b"[" * 1000 + b"]" * 1000 + b"}"))
+    (answer,) = answers(host, channel, 1)
+    assert answer["message"].startswith("bad message: RecursionError")
+    host.until(lambda: host.gone(channel))
+    channel.close()
+
+
 def test_many_at_once_are_all_answered(host: Host) -> None:
     """More than one pass works off, and nothing comes behind them that would wake the loop."""
     channel = say(host, EMPTY * 300)

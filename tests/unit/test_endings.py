@@ -82,7 +82,7 @@ def test_after_an_alarm_all_are_told_where_the_model_is(saved: bool) -> None:
     other.node.view = SimpleNamespace(lead=1)
     other.node.members = [SimpleNamespace(name="h1")]
     Agent._over(other, Phase(3, 1, wire.PhaseKind.STOP, settings=settings))
-    where = "; h1 has saved it: `nicps resume` goes on from there" if saved else ""
+    where = "; it was saved where it was led: `nicps resume` goes on from there" if saved else ""
     assert heard[3:] == [f"job stopped: h2 left{where}"]
 
 

@@ -30,8 +30,10 @@ def keys() -> Keyring:
 def test_another_key_or_none_is_told(keys: Keyring, other: Keyring) -> None:
     assert not keys.news(0.0) and not keys.doubt
     assert not keys.admits(OTHER, other.sign(frame(), OTHER), OWN)
-    assert ": 1 so far; " in keys.doubt and "the same on all hosts?" in keys.doubt
-    assert keys.news(5.0) == keys.doubt
+    told = keys.news(5.0)
+    assert ": 1 so far; " in told and "the same on all hosts?" in told
+    assert not keys.news(200.0) and keys.doubt == told
+    assert not keys.news(500.0) and not keys.doubt, "there have been no more"
 
 
 def test_a_flood_is_a_line_a_minute(keys: Keyring) -> None:

@@ -29,8 +29,7 @@ from nicps.lab import (
     state,
     the_only,
 )
-from nicps.lab.processes import Running
-from nicps.lab.show import program
+from nicps.lab.processes import Running, program
 from nicps.lab.state import LabState, ProcessRecord
 
 

@@ -360,17 +360,18 @@ def test_the_resume_command(tmp_path: Path, checkout: Path) -> None:
         )
 
     checkpoint = ended.folders[0] / "checkpoint.npz"
-    over = command(checkpoint)
-    assert over.returncode == 1
-    assert over.stderr.startswith(
-        f"trainer: error: the job of {checkpoint} is done, after 3 rounds"
-    )
-    done = command(checkpoint, '{"rounds": 5}')
+    done = command(checkpoint)  # after the last round, and nobody has tested or collected anything
     assert done.returncode == 0, done.stderr
     prepared = json.loads((tmp_path / "o" / "prepared.json").read_text())
     assert prepared["job"] == "job"
     names = {file["path"] for file in prepared["files"]}
     assert names == {path.name for path in (tmp_path / "o").iterdir()}
+    run = checkpoint.parent.parent
+    (run / "result.json").touch()
+    over = command(checkpoint)
+    assert over.returncode == 1
+    assert over.stderr.startswith(f"trainer: error: the job of {run} is done, after 3 rounds of ")
+    assert command(checkpoint, '{"rounds": 5}').returncode == 0
     wrong = command(tmp_path / "nothing.npz")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("trainer: error: cannot read the state in ")

@@ -25,7 +25,7 @@ def test_a_warning_is_no_progress() -> None:
         tell=lambda event, job, **values: told.append((event, job, values)),
     )
     Agent.trainer_says(agent, {"op": "report", "values": {"round": 3}})
-    Agent.trainer_says(agent, {"op": "report", "values": {"warning": "it is slow"}})
+    Agent.trainer_says(agent, {"op": "report", "values": {"warning": "it is\nslow"}})
     assert told == [
         ("progress", "a-job", {"round": 3, "token_turns": 7}),
         ("warning", "a-job", {"message": "h2: it is slow"}),
