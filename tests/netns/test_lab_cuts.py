@@ -93,7 +93,7 @@ def test_a_cut_needs_two_sides(lab: Lab) -> None:
     for hosts in ("all", "h4,h3,h2,h1"):
         with pytest.raises(UsageProblem, match="both sides"):
             lab.cut(hosts)
-    with pytest.raises(LabNotFound, match="no host h5"):
+    with pytest.raises(LabNotFound, match="no host 'h5'"):
         lab.cut("h1,h5")
     assert {told.side for told in lab.faults().values()} == {0}
 
@@ -173,8 +173,8 @@ def test_commands(name: str) -> None:
         assert "is not a delay" in lab("fault", "h1", "--delay", "long", code=2)
         assert "0 to 10000" in lab("fault", "h1", "--delay", "10001", code=2)
         assert "both sides" in lab("cut", "all", code=2)
-        assert "no host h4" in lab("fault", "h4", "--loss", "1%", code=3)
-        assert "no host h4" in lab("cut", "h1,h4", code=3)
+        assert "no host 'h4'" in lab("fault", "h4", "--loss", "1%", code=3)
+        assert "no host 'h4'" in lab("cut", "h1,h4", code=3)
         assert "invalid choice" in lab("link", "h1", "sideways", code=2)
     finally:
         lab("down")
