@@ -33,7 +33,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         for host in ("h1", "h2"):
             made.run(host, [sys.executable, str(stand_in), "join", "--iface", "eth1"])
             made.run(host, ["sleep", "1000"])
-            until(lambda h=host: len(running(made, h)) == 4, "agent, trainer and two sleeps")
+            until(lambda h=host: running(made, h) == WHOLE, "agent, trainer and two sleeps")
         yield made
     assert leftovers(name) == {}
 
