@@ -145,10 +145,7 @@ class ControlSocket:
                 if peer.was_refused and not peer.commands:  # or it goes on and on
                     self.drop(peer)
                     return
-        except (
-            *(ChannelClosed, KeyError, TypeError, ValueError, OSError),
-            RecursionError,  # of a value that is nested too deep to be shown
-        ) as error:
+        except (ChannelClosed, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
             if not isinstance(error, ChannelClosed):
                 peer.post({"op": "error", "message": f"bad message: {error!r}", "exit_code": 2})
             self.drop(peer)

@@ -16,6 +16,7 @@ from nicps.agent.process import User
 from nicps.errors import EnvironmentProblem, JobFailed
 
 _NAME_BYTES = 100  # of a job's name
+_ASK_S = 10.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -72,7 +73,12 @@ def _can_enter(folder: Path, user: User) -> bool:
             env={},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            timeout=_ASK_S,
         )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentProblem(
+            f"{folder.parent} does not answer within {_ASK_S:.0f} s: name another folder with --work"
+        ) from None
     except OSError as error:
         raise EnvironmentProblem(
             f"training programs cannot be run as the user {user.name}: {error.strerror}; the agent needs CAP_SETUID"

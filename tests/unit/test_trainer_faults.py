@@ -385,7 +385,7 @@ def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
         (job / "job.py").read_text().replace("Linear(3, 4)", "Linear(3, 4, False)")
     )
     with pytest.raises(JobError, match=r"'0\.bias' is missing here|does not fit the job"):
-        prepare(job, tmp_path / "out", None, {"rounds": 8}, ended.folders[0] / "checkpoint.npz")
+        prepare(job, tmp_path / "out", None, {}, ended.folders[0] / "checkpoint.npz")
     assert "checkpoint" not in os.listdir(tmp_path / "out")
 
 
