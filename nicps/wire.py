@@ -42,6 +42,16 @@ SWITCH = bytes.fromhex("026e69637073")  # its MAC address, of the sums that it s
 MAX_SHIFT = {0: 0, 8: 50, 16: 42, 32: 26}
 
 
+def lanes_per_fragment(width: int) -> int:
+    """Lanes of `width` bits in one fragment; bytes where the width is 0."""
+    return PAYLOAD_BYTES if width == 0 else PAYLOAD_BYTES * 8 // width
+
+
+def fragments_per_block(width: int) -> int:
+    """Fragments that share a block of `BLOCK_LANES` accumulators: 1, 2, 4 for lanes of 8, 16, 32 bits; 8 if raw."""
+    return {8: 1, 16: 2, 32: 4, 0: 8}[width]
+
+
 class Wire(NamedTuple):
     """How one field lies on the wire: `struct` code, bytes, C and P4 spelling and what it means."""
 

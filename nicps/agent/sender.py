@@ -12,10 +12,10 @@ import numpy as np
 
 from nicps import wire
 from nicps.dataplane import DataPlane
-from nicps.dataplane.lanes import U8
 from nicps.errors import InterfaceDown
 from nicps.protocol import SendFragments
-from nicps.protocol.phase import Phase, lanes_per_fragment
+from nicps.protocol.phase import Phase
+from nicps.session.lanes import U8
 
 _BATCH = 256  # frames for one system call
 _TURN = 2048  # frames before the loop looks at what else there is (25 ms at 1 Gbit/s)
@@ -112,7 +112,7 @@ class Sender:
         flags = wire.Flag.REPAIR * action.repair | wire.Flag.ADD * action.add
         total = phase.fragments_in(action.round)
         width = phase.width
-        body = wire.Fragment(0, total, lanes_per_fragment(width), width, 0, action.samples)
+        body = wire.Fragment(0, total, wire.lanes_per_fragment(width), width, 0, action.samples)
         frame = wire.pack(self._header(flags, action.round), body, tail=bytes(wire.PAYLOAD_BYTES))
         template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
         self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))

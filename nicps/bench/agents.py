@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from nicps.cli.agentlink import checked
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import NetworkProblem
 from nicps.lab import Lab, LabSettings
 from nicps.lab.namespaces import inside
+from nicps.session.channel import Channel, ChannelClosed
 
 _END_S = 30.0
 

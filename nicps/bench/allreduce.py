@@ -26,9 +26,9 @@ from nicps.bench.agents import (
     submit,
 )
 from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import Lab, LabSettings, parse_rate
+from nicps.session.channel import Channel, ChannelClosed
 
 _WARM_UP = 2
 _IDLE_S = 1.0

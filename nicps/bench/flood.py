@@ -23,9 +23,9 @@ from nicps import wire
 from nicps.auth import write_key
 from nicps.bench.agents import AgentProcess, joined, result_of, scratch, submit
 from nicps.bench.watch import Metrics, example
-from nicps.dataplane.channel import Channel
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
+from nicps.session.channel import Channel
 
 DESCRIPTION = """\
 Hosts with a key train digits; a stranger on the same LAN, without one, sends --frames forged frames (fragments, tokens

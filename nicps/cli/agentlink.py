@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from nicps.client import DEFAULT_SOCKET
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import (
     Alarm,
     EnvironmentProblem,
@@ -18,6 +17,7 @@ from nicps.errors import (
     NicpsError,
     UsageProblem,
 )
+from nicps.session.channel import Channel, ChannelClosed
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask, and wait until the agent has gone."""
-    from nicps.dataplane.channel import ChannelClosed
+    from nicps.session.channel import ChannelClosed
 
     with agentlink.connect(args.socket) as channel:
         agentlink.ask(channel, {"op": "leave"})

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from nicps.cli import agentlink
-from nicps.dataplane.channel import Channel
 from nicps.errors import UsageProblem
+from nicps.session.channel import Channel
 
 DESCRIPTION = """\
 Give a job (a folder with job.py, see docs/jobs.md) to the agent of this host. It prepares model and data, calls

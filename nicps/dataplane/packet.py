@@ -9,8 +9,8 @@ import socket
 import struct
 
 from nicps.dataplane.interface import Interface
-from nicps.dataplane.layout import layout
 from nicps.errors import InterfaceDown, InterfaceMissing
+from nicps.layout import layout
 from nicps.wire import BROADCAST, ETHERNET_BYTES, GROUP
 
 _SOL_PACKET = 263

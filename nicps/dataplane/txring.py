@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.dataplane.interface import Interface
-from nicps.dataplane.layout import layout
 from nicps.errors import InterfaceDown, InterfaceMissing, NicpsError
+from nicps.layout import layout
 from nicps.wire import BROADCAST, ETHERNET_BYTES, FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES
 
 _SOL_PACKET = 263

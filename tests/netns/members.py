@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from nicps.bench.agents import AgentProcess, result_of, submit
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.jobs import RunSettings, choose_user
+from nicps.session.channel import Channel, ChannelClosed
 from tests.netns.labs import ROOT, fresh_name, leftovers, until
 
 DIGITS = ROOT / "trainer" / "jobs" / "digits"

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from nicps.dataplane.channel import Channel
 from nicps.lab import Lab
 from nicps.lab.processes import Running
+from nicps.session.channel import Channel
 from tests import reference
 from tests.netns.labs import ROOT, nicps, until
 from tests.netns.members import Network, Run, tiny_job

@@ -36,7 +36,7 @@ sys.stdin.read()
 # Send a message, print the answer.
 ASK = """
 import json, sys
-from nicps.dataplane.channel import Channel
+from nicps.session.channel import Channel
 channel = Channel.connect("@nicps")
 channel.send(json.loads(sys.argv[1]))
 print(json.dumps(channel.recv(30.0)[0]))

@@ -21,8 +21,8 @@ from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.loop import Loop
 from nicps.agent.process import Child, User
-from nicps.dataplane.channel import Channel
 from nicps.protocol import NodeState
+from nicps.session.channel import Channel
 
 STRANGER = 54321
 LINGER_S = 3

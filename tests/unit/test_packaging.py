@@ -87,7 +87,7 @@ def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None
     path = {"PYTHONPATH": str(site)}
     done = run(sys.executable, "-m", "nicps", "--version", cwd=tmp_path, **path)
     assert done.stdout == f"nicps {nicps.__version__}\n", done.stderr
-    code = "from nicps.dataplane import sources; print(sources.path('nicps.c'))"
+    code = "from nicps import bpf_sources; print(bpf_sources.path('nicps.c'))"
     done = run(sys.executable, "-c", code, cwd=tmp_path, **path)
     assert done.stdout.strip() == str(site / "nicps/_ebpf/nicps.c"), done.stderr
     code = "from nicps.switch import program; print(program.compiled()); print(program.reasons())"
