@@ -32,6 +32,7 @@ class Agent:
         self.dataplane = SimpleNamespace(config={"view": 1}, count=lambda *_: 0)
         self.node = SimpleNamespace(number=1, offer=lambda *_: [], ring=object(), changing=False)
         self.node.view = SimpleNamespace(live={1, 2, 3})
+        self.node.name, self.node.leads = "h1", False
 
     def act(self, actions: list[Any]) -> None:
         assert not actions
