@@ -126,12 +126,17 @@ class Changes:
         node.name, node.mac, node.learners, node.open_round = "h1", bytes(6), frozenset(), ROUND
         self.host.loop = SimpleNamespace(background=lambda *work: self.waits.append(work))
         self.host.run_folder = lambda name: runs / name
+        self.leaves('{"round": 7, "weights_sha256": ""}\n')
         self.host.prepared = lambda number, answer=b"": self.answers.append((number, answer))
         plane = self.host.dataplane
         plane.mode, plane.counters = "native", dict
         plane.reserve = lambda blocks: Accumulators(blocks, -1, -1)
         self.blocks = self.used = 0
         plane.use = self._use
+
+    def leaves(self, metrics: str) -> None:
+        """What the training program writes down."""
+        (self.job.folder / "out" / "metrics.jsonl").write_text(metrics)
 
     def _use(self, accumulators: Accumulators) -> None:
         self.blocks = accumulators.blocks
