@@ -14,6 +14,7 @@ from nicps.dataplane import bpf, egress, xdp
 from nicps.dataplane.interface import Interface, look
 from nicps.doctor.check import Check, fail, ok, warn
 from nicps.errors import EnvironmentProblem, InterfaceBusy, InterfaceMissing, InterfaceUnfit
+from nicps.wire import LEAST_MTU
 
 SIOCETHTOOL = 0x8946
 ETHTOOL_GDRVINFO = 0x03
@@ -21,8 +22,6 @@ ETHTOOL_GLINK = 0x0A
 
 TC_ACT_UNSPEC = -1  # go on as if there were no program
 
-#: Every Ethernet has it, and it leaves room for what a fragment needs.
-LEAST_MTU = 1500
 #: Above this, native XDP (on veth, say) asks for programs with frags, which BCC cannot load.
 MOST_MTU = 3500
 
@@ -99,10 +98,10 @@ def _check_up(link: Interface) -> Check:
 
 
 def check_mtu(link: Interface) -> Check:
-    """Room for a fragment, and not more than native XDP takes."""
+    """Room for every frame, and not more than native XDP takes."""
     mend = f"ip link set {link.name} mtu {LEAST_MTU}"
     if link.mtu < LEAST_MTU:
-        return fail("MTU", f"{link.mtu}: a fragment's frame needs {LEAST_MTU}", mend)
+        return fail("MTU", f"{link.mtu}: the longest frame needs {LEAST_MTU}", mend)
     if link.mtu > MOST_MTU:
         text = f"{link.mtu}: most drivers refuse native XDP above {MOST_MTU}"
         return warn("MTU", text, mend)

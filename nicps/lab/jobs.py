@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import nicps
+from nicps import wire
 from nicps.errors import JobFailed, NetworkProblem, UsageProblem
 from nicps.lab import namespaces
 from nicps.lab.errors import AgentFailed
@@ -63,6 +64,12 @@ class RunSettings:
     settings: tuple[str, ...] = ()
     user: str | None = None
     runs: Path = Path("runs")
+
+    def __post_init__(self) -> None:
+        if self.shape.mtu < wire.LEAST_MTU:
+            raise UsageProblem(
+                f"agents need an MTU of {wire.LEAST_MTU} at least, not {self.shape.mtu}"
+            )
 
 
 @dataclass(frozen=True)

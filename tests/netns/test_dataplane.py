@@ -216,10 +216,11 @@ def test_interfaces_that_cannot_serve() -> None:
             DataPlane("eth9", NETWORK)
         with pytest.raises(InterfaceUnfit, match="lo is not an Ethernet"):
             DataPlane("lo", NETWORK)
-        run(f"ip link set {left} mtu 1400")
-        with pytest.raises(InterfaceUnfit, match="MTU of 1400 bytes, 1488 are needed"):
-            DataPlane(left, NETWORK)
-        run(f"ip link set {left} mtu 1500 down")
+        for mtu in (1400, wire.LEAST_MTU - 1):
+            run(f"ip link set {left} mtu {mtu}")
+            with pytest.raises(InterfaceUnfit, match=f"MTU of {mtu} bytes, {wire.LEAST_MTU} are"):
+                DataPlane(left, NETWORK)
+        run(f"ip link set {left} mtu {wire.LEAST_MTU} down")
         with pytest.raises(InterfaceDown, match="ip link set left up"):
             DataPlane(left, NETWORK)
         assert programs(left) == ""
@@ -330,6 +331,44 @@ def test_an_interface_that_goes_down(pair: tuple[DataPlane, DataPlane]) -> None:
         left.receive()
     with pytest.raises(InterfaceDown, match="left has gone down"):
         left.send(b"frame")
+
+
+def test_an_mtu_that_is_lowered(pair: tuple[DataPlane, DataPlane]) -> None:
+    """What was in the ring goes out once the MTU has been mended: the kernel does not get stuck."""
+    left, right = pair
+    headers, payload = fragments(4, random_lanes(4))
+    longest = bytes(wire.MAX_FRAME_BYTES)
+    left.link_changes.drain()
+    assert left.send(longest)
+    run("ip link set left mtu 1400")
+    left.tx.push(headers, payload)
+    for attempt in (left.tx.flush, left.tx.flush, lambda: left.send(longest)):
+        with pytest.raises(InterfaceUnfit, match="left has an MTU below 1500 bytes; run: ip link"):
+            attempt()
+    assert left.link_changes.drain() and left.tx.unsent() == 4
+    with pytest.raises(InterfaceUnfit, match="left has an MTU of 1400 bytes, 1500 are needed"):
+        left.check_interface()
+    run("ip link set left mtu 1500")
+    left.check_interface()
+    assert left.link_changes.drain() and not left.link_changes.drain()
+    run("ip link set right alias other")
+    assert not left.link_changes.drain()
+    left.tx.flush()
+    until(lambda: right.count(1, VIEW, 1) == 4, "all have come")
+    assert left.tx.unsent() == 0
+
+
+def test_an_interface_that_is_deleted(pair: tuple[DataPlane, DataPlane]) -> None:
+    left, _ = pair
+    left.link_changes.drain()
+    run("ip link delete left")
+    assert left.link_changes.drain()
+    left.tx.push(*fragments(4, random_lanes(4)))
+    with pytest.raises(InterfaceDown, match="left has gone down"):
+        left.receive()
+    for attempt in (left.tx.flush, lambda: left.send(b"frame"), left.check_interface):
+        with pytest.raises(InterfaceMissing, match="interface left has gone"):
+            attempt()
 
 
 def token(sender: int, hop: int, owner: int) -> bytes:
