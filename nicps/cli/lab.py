@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from nicps import wire
-from nicps.cli.submit import add_data, parse_settings
+from nicps.cli.arguments import add_data
+from nicps.cli.submit import parse_settings
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
     Lab,

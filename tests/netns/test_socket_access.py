@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.labs import ROOT, until
-from tests.netns.members import NICPS, Ended, Network, tiny_job
+from tests.netns.labs import NICPS, ROOT, until
+from tests.netns.members import Ended, Network, tiny_job
 
 GROUP, USER, TRAINER = "games", "daemon", "nobody"
 

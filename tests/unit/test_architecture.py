@@ -109,10 +109,10 @@ ROOMS = {
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
         *(ERRORS, WIRE, DATAPLANE, SESSION, PROTOCOL),
-        *("nicps.auth", "nicps.client", "nicps.agent"),
+        *("nicps.auth", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, "nicps.auth", "nicps.doctor"),
-    "nicps/lab": (ERRORS, WIRE, DATAPLANE, "nicps.lab"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, "nicps.lab"),
     "nicps/switch": (ERRORS, WIRE, "nicps.auth", "nicps.protocol.view", "nicps.switch"),
     "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
 }
@@ -155,9 +155,9 @@ def test_nothing_of_the_product_knows_the_lab() -> None:
     assert lab and [i for i in lab if not i.where.startswith(allowed)] == []
 
 
-def test_only_the_commands_and_benchmarks_import_the_commands() -> None:
+def test_only_the_commands_import_the_commands() -> None:
     cli = [i for i in imports("nicps") if i.within("nicps.cli")]
-    allowed = ("nicps/cli/", "nicps/bench/", "nicps/__main__.py")
+    allowed = ("nicps/cli/", "nicps/__main__.py")
     assert [i for i in cli if not i.where.startswith(allowed)] == []
 
 
