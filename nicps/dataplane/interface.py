@@ -10,6 +10,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from nicps.dataplane.ports import find_port
 from nicps.errors import InterfaceDown, InterfaceMissing, InterfaceUnfit, NicpsError
 from nicps.wire import LEAST_MTU
 
@@ -63,7 +64,7 @@ def usable(name: str) -> Interface:
     """An interface that can carry our frames now.
 
     Raises:
-        InterfaceMissing, InterfaceUnfit: as `look`; or the MTU is too small.
+        InterfaceMissing, InterfaceUnfit: as `look`; or the MTU is too small, or it is a port of a bridge or the like.
         InterfaceDown: it is down.
     """
     found = look(name)
@@ -74,6 +75,8 @@ def usable(name: str) -> Interface:
             f"interface {name} has an MTU of {found.mtu} bytes, {LEAST_MTU} are needed; "
             f"run: ip link set {name} mtu {LEAST_MTU}"
         )
+    if (port := find_port(found.index)) is not None:
+        raise InterfaceUnfit(f"interface {name} is {port}; {port.mend(name)}")
     return found
 
 

@@ -12,6 +12,7 @@ import struct
 
 from nicps.dataplane import bpf, egress, xdp
 from nicps.dataplane.interface import Interface, look
+from nicps.dataplane.ports import find_port, find_ports
 from nicps.doctor.check import Check, fail, ok, warn
 from nicps.errors import EnvironmentProblem, InterfaceBusy, InterfaceMissing, InterfaceUnfit
 from nicps.wire import LEAST_MTU
@@ -34,7 +35,7 @@ def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
     Args:
         keyed: whether the network has a key, so that tokens and fragments are to be signed.
     """
-    usable = [other for other in _names() if _look(other) is not None]
+    usable = _usable()
     choice = f"--iface with one of: {', '.join(usable)}" if usable else "add an Ethernet interface"
     if name is None:
         return [warn("interface", "none was named, so none was checked", choice)]
@@ -52,8 +53,11 @@ def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
     return rows
 
 
-def _names() -> list[str]:
-    return [name for _, name in socket.if_nameindex()]
+def _usable() -> list[str]:
+    """Names of the interfaces that could be given to `join`."""
+    ports = find_ports()
+    names = [name for index, name in socket.if_nameindex() if index not in ports]
+    return [name for name in names if _look(name) is not None]
 
 
 def _look(name: str) -> Interface | None:
@@ -91,6 +95,8 @@ def _check_up(link: Interface) -> Check:
     text = f"{link.name}, driver {driver(link.name)}"
     if not link.up:
         return fail("interface", f"{text}, is down", f"ip link set {link.name} up")
+    if (port := find_port(link.index)) is not None:
+        return fail("interface", f"{text}, is {port}", port.mend(link.name))
     if not has_carrier(link.name):
         mend = "plug the cable in, or look at the other end"
         return fail("interface", f"{text}, is up but has no carrier", mend)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from nicps.wire import LEAST_MTU
 from tests.netns.labs import until
-from tests.netns.members import DIGITS, Network
+from tests.netns.members import DIGITS, NICPS, Network, tiny_job
 from tests.netns.scenes import Drill, Stage
 
 
@@ -56,6 +57,47 @@ def test_the_mtu_is_lowered_during_a_job(drill: Drill, mtu: int) -> None:
     drill.all_train(60.0)
     assert "interface eth1 can be used again" in drill.stage.log(host)
     drill.exact()
+
+
+def test_the_interface_becomes_a_port_of_a_bridge(drill: Drill) -> None:
+    """It hears no control frame then: the others go on without that host, which says what to do."""
+    host = drill.host(2)
+    others = [name for name in drill.stage.names if name != host]
+    ip(drill.stage, host, "link add br0 type bridge")
+    ip(drill.stage, host, "link set eth1 master br0")
+    drill.goes_on(*others)
+    drill.stands_by(host, saying="there is no majority")
+    mend = "give --iface br0, or run: ip link set eth1 nomaster"
+    said = f"interface eth1 is a port of the bridge br0, which takes its frames; {mend}"
+    assert drill.stage.log(host).count(said) == 1
+    ip(drill.stage, host, "link delete br0")
+    drill.all_train(60.0)
+    assert "interface eth1 can be used again" in drill.stage.log(host)
+    drill.exact()
+
+
+def test_hosts_join_on_a_bridge_in_place_of_its_port(open_path: Path) -> None:
+    """One interface is a port of a bridge: `join` refuses it, and trains on the bridge."""
+    network = Network(2)
+    try:
+        network.lab.up()
+        ip(network, "h1", "link add br0 type bridge")
+        ip(network, "h1", "link set eth1 master br0")
+        ip(network, "h1", "link set br0 up")
+        command = network.command_line("h1")[len(NICPS) :]
+        said = network.command("h1", *command).only_error(3)
+        assert said.startswith("interface eth1 is a port of the bridge br0, which takes its frames")
+        network.join("h1", "--iface", "br0")
+        network.join("h2")
+        for host in network.names:
+            network.answered(host)
+        run = network.train(tiny_job(open_path), rounds=30)
+        assert sorted(run.members) == ["h1", "h2"]
+        assert run.result["weights_identical"] is True
+        assert run.facts("h1")["xdp_mode"] == "generic"
+        assert run.facts("h2")["xdp_mode"] == "native"
+    finally:
+        network.close()
 
 
 def test_the_interface_is_deleted(alone: Network) -> None:
