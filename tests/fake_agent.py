@@ -11,11 +11,11 @@ from typing import Any
 
 from nicps import wire
 from nicps.agent.job import LocalJob
-from nicps.dataplane.arena import Arena
 from nicps.dataplane.maps import Accumulators
 from nicps.protocol import Committed, Installed, SendFragments
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
+from nicps.session.arena import Arena
 
 ROUND = 7
 

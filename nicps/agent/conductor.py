@@ -14,10 +14,10 @@ from nicps.agent.checkpoints import STATE
 from nicps.agent.program import one_line
 from nicps.agent.report import PICTURE, Report
 from nicps.agent.result import summarise
-from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import NicpsError
 from nicps.protocol import Joiner, Phase, View
 from nicps.protocol.course import Course, Found, Plan
+from nicps.session.lanes import LaneFormat
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent

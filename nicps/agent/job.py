@@ -18,10 +18,10 @@ from nicps.agent.process import python
 from nicps.agent.program import STALL_S, Program
 from nicps.agent.records import Records
 from nicps.agent.sources import ArenaSource, StreamSource
-from nicps.dataplane.channel import Channel
 from nicps.dataplane.maps import Accumulators
 from nicps.errors import JobFailed, NicpsError
 from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.session.channel import Channel
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent

@@ -90,6 +90,7 @@ class Prober:
             raise NetworkProblem("a job is under way: measure after its end (`nicps status`)")
         if self.running:
             raise NetworkProblem("a measurement is under way here already: wait for its end")
+        self._agent.dataplane.check_interface()
         self._peer, self._hosts, self._asked, self._trains = peer, {}, {}, []
         self._next, self._timing = 0.0, False
         self._script = self._measure(float(seconds))

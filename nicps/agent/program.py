@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.agent.process import Child, python, set_nice
-from nicps.dataplane.arena import Arena
-from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import JobFailed
 from nicps.protocol import Phase
+from nicps.session.arena import Arena
+from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.lanes import LaneFormat
 
 if TYPE_CHECKING:
     from nicps.agent.job import LocalJob

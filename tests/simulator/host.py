@@ -311,6 +311,7 @@ class Host:
                 self.kernel.seen = max(self.kernel.seen, (token.generation, token.hop))
         elif isinstance(action, SendFragments):
             self._tx_free = max(now, self._tx_free)
+            lan.digest.add_contribution(self.index, self._tx_free, action)
             number = self.node.number
             for first, count in action.ranges:
                 for index in range(first, first + count):

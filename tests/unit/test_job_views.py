@@ -11,9 +11,9 @@ import pytest
 
 from nicps import wire
 from nicps.agent.sources import ArenaSource, StreamSource
-from nicps.dataplane.arena import Arena
 from nicps.errors import JobFailed
 from nicps.protocol.phase import Phase
+from nicps.session.arena import Arena
 from tests.fake_agent import ROUND, Changes, Job, ends
 
 

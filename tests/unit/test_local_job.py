@@ -12,10 +12,10 @@ import pytest
 
 from nicps import wire
 from nicps.agent.program import Program as TrainingProgram
-from nicps.dataplane.arena import Arena
 from nicps.protocol import Installed
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
+from nicps.session.arena import Arena
 from tests.fake_agent import ROUND, Job, ends
 
 

@@ -44,7 +44,9 @@ class Host:
         )
         sender = SimpleNamespace(frame=lambda frame: self.sent.append(wire.unpack(frame)))
         agent.frames = SimpleNamespace(sender=sender)
-        agent.dataplane = SimpleNamespace(train=self.train, expect=self._expect)
+        agent.dataplane = SimpleNamespace(
+            train=self.train, expect=self._expect, check_interface=lambda: None
+        )
         self.prober = Prober(agent)
         self.asker = Asker()
 
