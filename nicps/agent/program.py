@@ -189,7 +189,7 @@ class Program:
         """Leave whatever it does, and go into this phase."""
         agent = self.job.agent
         message = self._phase(_KINDS[phase.kind], first_round, phase.number)
-        message |= {"unit": phase.unit, "shares": phase.shares, "adding": phase.adding}
+        message |= {"unit": phase.unit, "shares": phase.shares, "adding": phase.exchange.to_json()}
         ends = phase.kind is wire.PhaseKind.FINISH
         self._trains = phase.kind is wire.PhaseKind.TRAIN
         self.owes("end" if ends else "work")
