@@ -32,6 +32,8 @@ MAX_MEMBERS = 64  # one seen-bit for each in 64 bits, and 64-bit sums that canno
 PAYLOAD_BYTES = 1440  # of a fragment: 360, 720 or 1440 lanes
 BLOCK_LANES = 1440  # 64-bit accumulators in one block of the map
 MAX_FRAME_BYTES = 1500  # the LAN's usual MTU
+#: The MTU that an interface needs: that of our longest frame.
+LEAST_MTU = MAX_FRAME_BYTES
 NAME_BYTES = 14
 
 #: Where a switch adds: fragments that a holder sends at a time. The switch has room for twice as many sums.

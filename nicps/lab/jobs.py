@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nicps import wire
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab.agents import (
     AgentProcess,
@@ -60,6 +61,12 @@ class RunSettings:
     settings: tuple[str, ...] = ()
     user: str | None = None
     runs: Path = Path("runs")
+
+    def __post_init__(self) -> None:
+        if self.shape.mtu < wire.LEAST_MTU:
+            raise UsageProblem(
+                f"agents need an MTU of {wire.LEAST_MTU} at least, not {self.shape.mtu}"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from nicps import wire
+from nicps.wiretable import ENUMS
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("nicps", "trainer", "tests")
 
@@ -224,6 +227,19 @@ def test_what_the_documents_point_at_is_there() -> None:
     assert len(found) > 50
     missing = [(p, n) for p, n in found if not (ROOT / p).is_file() or not has(ROOT / p, n)]
     assert missing == []
+
+
+#: Words in capitals in the documents below that are not the wire's.
+OTHER_CAPITALS = {"BPF", "JSON", "LAN", "MAC", "SHA", "SPDX", "TCP", "VLAN", "XDP", "XDP_TX"}
+
+
+def test_the_frames_that_documents_name_are_on_the_wire() -> None:
+    """So are flags, marks, steps and phases: all that is in capitals."""
+    known = {name for values in ENUMS for name in values.enum.__members__}
+    for name in ("rules.md", "protocol.md"):
+        found = set(re.findall(r"\b[A-Z][A-Z_]{2,}\b", page(name)))
+        assert found & set(wire.FrameType.__members__)
+        assert sorted(found - known - OTHER_CAPITALS) == [], name
 
 
 def test_the_files_of_tests_that_documents_name_are_there() -> None:

@@ -62,6 +62,7 @@ class Host:
             prober=SimpleNamespace(forget=lambda peer: None),
             node=SimpleNamespace(state=NodeState.STANDBY, busy=False),
             settings=SimpleNamespace(work=tmp_path),
+            dataplane=SimpleNamespace(check_interface=lambda: None),
             children=Children(),
             loop=self.loop,
             **dict.fromkeys(("job", "submission", "trouble")),
