@@ -12,6 +12,7 @@ from typing import Any
 from nicps.errors import EnvironmentProblem
 from nicps.session import json_form, messages
 from nicps.session.fields import REST, Message, codec
+from nicps.session.metrics import MetricsRow
 
 _REGION = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _HEAD = ("| message | key | holds | means |", "| --- | --- | --- | --- |")
@@ -43,6 +44,7 @@ def tables() -> dict[str, str]:
         "events": _table((cls, "") for cls in messages.ANSWERS.classes if cls.event),
         "ends": _table((cls, "") for cls in (messages.Result, messages.Error)),
         "status": _fields_table(messages.Status),
+        "metrics": _fields_table(MetricsRow),
     }
     for name, requests in _JSON_FORM.items():
         answers = {request: json_form.ANSWERS[request] for request in requests}

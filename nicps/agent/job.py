@@ -21,6 +21,7 @@ from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.maps import Accumulators
 from nicps.errors import JobFailed, NicpsError
 from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.session import shared_form
 from nicps.session.channel import Channel
 
 if TYPE_CHECKING:
@@ -180,15 +181,14 @@ class LocalJob:
         self.program.trained = commit.round
         self.program.owes("work")
         self.program.post(
-            {
-                "op": "committed",
-                "round": commit.round,
-                "counted": dict(commit.counted),
-                "unit": commit.unit,
-                "next_unit": commit.next_unit,
-                "added": commit.added,
-                "seconds_waited": max(0.0, agent.now - self._offered_at - self._sending_s),
-            }
+            shared_form.Committed(
+                commit.round,
+                commit.counted,
+                commit.unit,
+                commit.next_unit,
+                commit.added,
+                max(0.0, agent.now - self._offered_at - self._sending_s),
+            )
         )
 
     def later(self, work: Callable[[], None], then: Callable[[], None]) -> None:

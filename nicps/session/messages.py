@@ -415,9 +415,12 @@ class Warned(Message):
 
 
 Event: TypeAlias = Forming | Formed | HandedOut | Training | TakingBack | Progressed | Warned
+EVENTS: dict[str, type[Event]] = {
+    cls.event: cls for cls in (Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned)
+}
 Answer: TypeAlias = Ok | Error | Status | Probe | Result | Event
 ANSWERS: Conversation[Answer] = Conversation(
     "a command",
     *(Ok, Error, Status, Probe, Result),
-    *(Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned),
+    *EVENTS.values(),
 )
