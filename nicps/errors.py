@@ -3,6 +3,7 @@
 
     NicpsError                  exit code 1
     ├── UsageProblem            2   the command or its arguments are wrong
+    │   └── MessageError                a message at the agent's socket is not as docs/socket.md says
     ├── EnvironmentProblem      3   this host lacks something
     ├── NetworkProblem          4   another host, or the local agent, is not there or does not fit
     │   └── WireError               bytes that are not a frame of ours
@@ -26,6 +27,10 @@ class UsageProblem(NicpsError):
     """The command or its arguments are wrong."""
 
     exit_code = 2
+
+
+class MessageError(UsageProblem):
+    """A message at the agent's socket is not as docs/socket.md says."""
 
 
 class EnvironmentProblem(NicpsError):

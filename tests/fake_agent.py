@@ -16,7 +16,9 @@ from nicps.exchange import Exchange
 from nicps.protocol import Committed, Installed, SendFragments
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
+from nicps.session import shared_form
 from nicps.session.arena import Arena
+from nicps.session.fields import Message
 
 ROUND = 7
 
@@ -55,7 +57,7 @@ class Program:
     def __init__(self) -> None:
         self.trained = 0
         self.has_ended = False
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Message] = []
         self.post = self.told.append
 
     def owes(self, duty: str) -> None:
@@ -92,7 +94,9 @@ class Job(LocalJob):
         self.host.now = now
         assert self._phase is not None
         self.committed(Committed(self._phase, ROUND, {1: 4, 2: 4, 3: 4}, -20, -20, Exchange.SWITCH))
-        return float(self.told.told[-1]["seconds_waited"])
+        last = self.told.told[-1]
+        assert isinstance(last, shared_form.Committed)
+        return last.seconds_waited
 
 
 class Told(Program):

@@ -22,6 +22,7 @@ from nicps.dataplane.maps import Accumulators
 from nicps.errors import JobFailed, NicpsError
 from nicps.exchange import Exchange
 from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.session import shared_form
 from nicps.session.channel import Channel
 
 if TYPE_CHECKING:
@@ -179,15 +180,14 @@ class LocalJob:
         self.program.trained = commit.round
         self.program.owes("work")
         self.program.post(
-            {
-                "op": "committed",
-                "round": commit.round,
-                "counted": dict(commit.counted),
-                "unit": commit.unit,
-                "next_unit": commit.next_unit,
-                "added": commit.exchange.to_json(),
-                "seconds_waited": max(0.0, agent.now - self._offered_at - self._sending_s),
-            }
+            shared_form.Committed(
+                commit.round,
+                commit.counted,
+                commit.unit,
+                commit.next_unit,
+                commit.exchange.to_json(),
+                max(0.0, agent.now - self._offered_at - self._sending_s),
+            )
         )
 
     def later(self, work: Callable[[], None], then: Callable[[], None]) -> None:

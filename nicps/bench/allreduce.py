@@ -188,7 +188,7 @@ class _Bench:
                 "quorum": 1.0,
             }
             channel = agents[0].submit(
-                job=str(self.folder),
+                self.folder,
                 entry="nicps.bench.reduce_job",
                 settings=settings,
             )

@@ -203,7 +203,7 @@ def _ours(lab: Lab, folder: Path, key: bool) -> Iterator[_Ours]:
         write_key(folder / "network.key")
         arguments = ["--key", str(folder / "network.key")]
     with joined(lab, lab.hosts, folder, *arguments) as agents:
-        channel = agents[0].submit(job=str(example("digits")), settings={"epochs": 1e6})
+        channel = agents[0].submit(example("digits"), settings={"epochs": 1e6})
         ours = _Ours(lab, agents, arguments)
         try:
             yield ours

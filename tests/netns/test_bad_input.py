@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nicps.session.messages import Warned
 from tests.netns.labs import until
 from tests.netns.members import DIGITS, MNIST, Network, tiny_job
 
@@ -251,7 +252,7 @@ def test_the_others_are_on_another_network(bare: Network, open_path: Path) -> No
         bare.answered("h1"), bare.answered("h2")
         run = bare.train(tiny_job(open_path))
         assert run.members == ["h1"]
-        warnings = [event["message"] for event in run.events if event["event"] == "warning"]
+        warnings = [event.message for event in run.events if isinstance(event, Warned)]
         assert warnings == ["no other host is there: this one trains alone"]
         other = bare.status("h2")
         assert other is not None and other["counters"]["network"] > 0

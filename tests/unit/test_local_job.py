@@ -17,6 +17,7 @@ from nicps.protocol import Installed
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
 from nicps.session.arena import Arena
+from nicps.session.shared_form import FROM_PROGRAM
 from tests.fake_agent import ROUND, Job, ends
 
 
@@ -92,7 +93,8 @@ class Silence:
 
     def says(self, at: float, op: str, **values: Any) -> None:
         self.host.now = at
-        self.program.on_message({"op": op, "round": ROUND, "digest": "", **values})
+        raw = {"op": op, "round": ROUND, "digest": "", **values}
+        self.program.on_message(FROM_PROGRAM.decode(raw))
 
     def offers(self, at: float) -> None:
         self.says(at, "offer", samples=1, unit=None, skip=False)
