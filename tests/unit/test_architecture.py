@@ -90,6 +90,7 @@ ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
     "nicps.session",
 )
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
+PROGRAMS = "nicps.programs"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
@@ -97,6 +98,7 @@ ROOMS = {
     "nicps/wire.py": (ERRORS,),
     "nicps/auth.py": (ERRORS, WIRE),
     "nicps/bpf_sources.py": (ERRORS,),
+    "nicps/programs.py": (ERRORS,),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
     "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable"),
@@ -112,8 +114,11 @@ ROOMS = {
         *("nicps.auth", "nicps.client", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, "nicps.auth", "nicps.doctor"),
-    "nicps/lab": (ERRORS, WIRE, DATAPLANE, "nicps.lab"),
-    "nicps/switch": (ERRORS, WIRE, "nicps.auth", "nicps.protocol.view", "nicps.switch"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, PROGRAMS, "nicps.lab"),
+    "nicps/switch": (
+        *(ERRORS, WIRE, PROGRAMS),
+        *("nicps.auth", "nicps.protocol.view", "nicps.switch"),
+    ),
     "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
 }
 

@@ -287,4 +287,5 @@ def test_who_needs_what_of_p4(
     assert done.returncode == code, done.stdout
     counted = f"{passed} passed, " if passed else ""
     assert f"{counted}{3 - passed} skipped" in done.stdout
-    assert ("needs simple_switch and p4c-bm2-ss" in done.stdout) == (not programs)
+    both = "needs simple_switch (the p4lang project's package p4lang-bmv2, see docs/switch.md) and p4c-bm2-ss"
+    assert (both in done.stdout) == (not programs)
