@@ -16,7 +16,7 @@ from nicps.agent.folders import new_job_id, remove, working_folder
 from nicps.agent.prepared import read_prepared
 from nicps.agent.process import Child, python
 from nicps.auth import nonce
-from nicps.errors import JobFailed, NicpsError, UsageProblem
+from nicps.errors import EnvironmentProblem, JobFailed, NicpsError, UsageProblem
 from nicps.protocol.course import Plan
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ class Submission:
         assert child is not None
         agent = self.agent
         if code:
-            kind = UsageProblem if code == UsageProblem.exit_code else JobFailed
-            agent.endings.submission_failed(child.last_line(), kind.exit_code)
+            known = UsageProblem.exit_code, EnvironmentProblem.exit_code
+            reason = code if code in known else JobFailed.exit_code
+            agent.endings.submission_failed(child.last_line(), reason)
             return
         try:
             self.prepared = read_prepared(self._folder)

@@ -27,6 +27,7 @@ from nicps.bench.agents import (
 )
 from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
 from nicps.errors import JobFailed, UsageProblem
+from nicps.extras import require_extra
 from nicps.lab import Lab, LabSettings, parse_rate
 from nicps.session.channel import Channel, ChannelClosed
 
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if any(lane not in ("i32", "i16", "i8") for lane in lanes):
         raise UsageProblem(f"lanes are i32, i16 and i8, not {args.lane}")
     rate = parse_rate(args.rate)
+    if args.against == "gloo" and not args.key:
+        require_extra("torch")
     rows: list[Measured] = []
     with scratch() as folder, contextlib.ExitStack() as stack:
         labs = [

@@ -21,6 +21,7 @@ from nicps.bench.agents import AgentProcess, await_agents, joined, scratch, star
 from nicps.bench.barrier import median
 from nicps.bench.watch import Metrics, example, until
 from nicps.errors import JobFailed
+from nicps.extras import require_extra
 from nicps.lab import Lab, LabSettings, processes, signals
 from nicps.lab.processes import Running
 
@@ -80,6 +81,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     scenes = [scene for scene in SCENES if scene in args.scenes.split(",")]
+    if args.against == "gloo":
+        require_extra("torch")
     rows: list[Row] = []
 
     def show(row: Row) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nicps.errors import EnvironmentProblem, NetworkProblem
+from nicps.extras import install_command
 from nicps.programs import find_program
 from nicps.switch import program
 
@@ -340,7 +341,7 @@ def require_modules() -> None:
     if missing := missing_modules():
         raise EnvironmentProblem(
             f"the Python module {missing[0]} is missing: it comes with BMv2, the p4lang project's "
-            "package p4lang-bmv2 (docs/switch.md); thrift is also on PyPI"
+            f"package p4lang-bmv2 (docs/switch.md); thrift also with {install_command('switch')}"
         )
 
 

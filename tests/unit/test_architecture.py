@@ -90,7 +90,7 @@ ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
     "nicps.session",
 )
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
-PROGRAMS = "nicps.programs"
+EXTRAS, PROGRAMS = "nicps.extras", "nicps.programs"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
@@ -98,6 +98,7 @@ ROOMS = {
     "nicps/wire.py": (ERRORS,),
     "nicps/auth.py": (ERRORS, WIRE),
     "nicps/bpf_sources.py": (ERRORS,),
+    "nicps/extras.py": (ERRORS,),
     "nicps/programs.py": (ERRORS,),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
@@ -113,13 +114,13 @@ ROOMS = {
         *(ERRORS, WIRE, DATAPLANE, SESSION, PROTOCOL),
         *("nicps.auth", "nicps.client", "nicps.agent"),
     ),
-    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, "nicps.auth", "nicps.doctor"),
+    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
     "nicps/lab": (ERRORS, WIRE, DATAPLANE, PROGRAMS, "nicps.lab"),
     "nicps/switch": (
-        *(ERRORS, WIRE, PROGRAMS),
+        *(ERRORS, WIRE, EXTRAS, PROGRAMS),
         *("nicps.auth", "nicps.protocol.view", "nicps.switch"),
     ),
-    "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
+    "trainer": ("nicps.client", ERRORS, EXTRAS, "nicps.gradient_json", "trainer"),
 }
 
 

@@ -77,6 +77,20 @@ def test_wheel_holds_every_source(checkout: Path, wheel: Path) -> None:
     assert any(name.endswith("entry_points.txt") for name in held)
 
 
+def test_wheel_asks_for_what_nicps_alone_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(name).decode()
+    needs = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, re.M)
+    assert {name for name, more in needs if "extra ==" not in more} == {
+        "numpy",
+        "orjson",
+        "pyroute2",
+    }
+    extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
+    assert extras == {"train", "captures", "switch", "lab", "vm", "all", "dev"}
+
+
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     done = run(
