@@ -32,6 +32,7 @@
 /* Written by the agent, through the mapped memory. */
 struct nicps_config {
 	__u64 alive_until_ns; /* CLOCK_MONOTONIC: bounce no token after that */
+	__u64 position; /* of the newest token that the agent has sent: older ones are stale */
 	__u32 enabled; /* take tokens and fragments */
 	__u32 network;
 	__u32 view;
@@ -91,7 +92,7 @@ struct nicps_train {
 
 /* The token, as this host saw it; a position is generation << 32 | hop. */
 struct nicps_ring {
-	__u64 seen; /* highest position accepted or handed on */
+	__u64 seen; /* highest position that the kernel accepted or handed on */
 	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last sign of life of a member */
 	__u64 bounced; /* position that the kernel handed on last */
 	__u64 bounces;

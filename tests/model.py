@@ -33,7 +33,10 @@ PER_BLOCK = {0: 8, 8: 1, 16: 2, 32: 4}
 
 @dataclass
 class Config:
-    """`struct nicps_config`; `alive` stands for the heartbeat, `next` is who is handed the token."""
+    """`struct nicps_config`; `alive` stands for the heartbeat, `next` is who is handed the token.
+
+    `position` is that of the newest token that the agent has sent.
+    """
 
     enabled: int = 1
     network: int = 0
@@ -54,6 +57,7 @@ class Config:
     sums: int = 0
     sums_next: int = 0
     alive: bool = True
+    position: int = 0
 
 
 @dataclass
@@ -209,7 +213,7 @@ class XdpModel:
         if doubt := self._doubt(ours, header):
             return Outcome(DROP, (doubt,))
         key = token.generation << 32 | token.hop
-        if key <= self.seen:
+        if key <= max(self.seen, config.position):
             if header.flags & Flag.REPEAT:
                 return Outcome(PASS, ("raised",))
             return Outcome(DROP, ("stale",))

@@ -156,7 +156,8 @@ class Frames:
         ring = agent.dataplane.ring
         seen, bounced = int(ring["seen"]), int(ring["bounced"])
         token = agent.dataplane.bounced() if bounced != self._bounced else None
-        self._bounced = bounced
+        if token is not None:
+            self._bounced = bounced
         agent.node.kernel_saw(
             agent.now, (seen >> 32, seen & 0xFFFFFFFF), int(ring["heard_ns"]) / 1e9, token
         )

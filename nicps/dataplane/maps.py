@@ -22,6 +22,8 @@ from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 KEY_BYTES = 16
 #: The part of a count that says how many (`struct nicps_progress`).
 _DISTINCT = np.uint64(0xFFFFFFFF)
+#: Tries to read what the kernel may be writing: it takes a microsecond for that, unless its processor is taken away.
+_READS = 100
 
 I64 = npt.NDArray[np.int64]
 Records = npt.NDArray[np.void]
@@ -151,22 +153,26 @@ class Maps:
         config["members"] = len(members)
         config["live"] = sum(mac is not None for mac in members)
         config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
-        self.ring["seen"] = self.ring["bounced"] = 0
+        self.ring["seen"] = self.ring["bounced"] = config["position"] = 0
         self.set_key(key)
 
     def saw(self, generation: int, hop: int) -> None:
-        """From now on only tokens newer than this one are taken: for every token that the agent sends."""
+        """From now on only tokens newer than this one are taken: for every token that the agent sends.
+
+        The position is a word that only the agent writes. To raise `ring["seen"]` from here, by a comparison and a
+        store, could undo what the kernel stores between the two.
+        """
         position = np.uint64(generation << 32 | hop)
-        if position > self._ring["seen"][0]:
-            self._ring["seen"] = position
+        if position > self.config["position"]:
+            self.config["position"] = position
 
     def quiesce(self) -> None:
         """Return when every program that saw the settings as they were has ended (10 to 30 ms).
 
         Between `enabled = 0` and this, no frame of the old view can be added any more.
         """
-        if self._slots_fd >= 0:
-            bpf.map_update(self._fds["slots"], bytes(4), self._slots_fd.to_bytes(4, "little"))
+        slots_fd = self._slots_fd if self._slots_fd >= 0 else self._fds["slots_shape"]
+        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, sys.byteorder))
 
     def reserve(self, blocks: int) -> Accumulators:
         """New accumulators for `use`; for millions of lanes it takes long, and may be done in another thread.
@@ -248,13 +254,20 @@ class Maps:
         return dict(zip(layout().counters, self._counters.tolist(), strict=True))
 
     def bounced(self) -> bytes | None:
-        """The token that the kernel handed on last, from the version byte on (R16)."""
+        """The token that the kernel handed on last, from the version byte on (R16).
+
+        None: there is none, or the kernel is writing it right now. Then ask again later.
+        """
         saved = self._saved
-        while True:
+        for _ in range(_READS):
+            barrier()
             version = int(saved["version"][0])
+            barrier()
             frame = saved["frame"][0, : int(saved["length"][0])].tobytes()
+            barrier()
             if version % 2 == 0 and version == int(saved["version"][0]):
                 return frame or None
+        return None
 
     def _release(self) -> None:
         for fd in (self._slots_fd, self.accumulators_fd):

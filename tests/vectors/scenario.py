@@ -76,6 +76,7 @@ class Scenario:
             "sums": 0,
             "sums_next": 0,
             "alive": True,
+            "position": 0,
         }
         assert set(config) <= set(usual), set(config) - set(usual)
         self.config = usual | config

@@ -8,6 +8,7 @@
 #define STALL_CHECKED 1 /* a fragment's round is checked, its slot is not claimed */
 #define STALL_CLAIMED 2 /* the slot is claimed */
 #define STALL_ADDED 3 /* the fragment is added, and not counted */
+#define STALL_BOUNCED 4 /* a token is bounced, its copy is not written */
 
 #define STALL_PIECE (1 << 21)
 #define STALL_PIECES 300

@@ -21,8 +21,8 @@ from tests.xdp.kernel import Kernel, kernel
 SOURCE = Path(__file__).with_name("stall.c")
 WORDS = ("place", "reached", "go", "late")
 #: A fragment's round is checked, and its slot is not claimed; the slot is claimed; the fragment is added, and not
-#: counted.
-CHECKED, CLAIMED, ADDED = 1, 2, 3
+#: counted; a token is bounced, and its copy is not written.
+CHECKED, CLAIMED, ADDED, BOUNCED = 1, 2, 3, 4
 LIMIT_S = 60.0
 
 T = TypeVar("T")

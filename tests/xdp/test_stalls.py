@@ -4,20 +4,29 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import struct
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from nicps import wire
 from nicps.dataplane import bpf, images, loader
+from nicps.dataplane.maps import Maps
 from tests.xdp import stall
-from tests.xdp.kernel import VIEW, fragment, lanes, payload_of
+from tests.xdp.kernel import MACS, NETWORK, VIEW, fragment, kernel, lanes, payload_of, token
 from tests.xdp.stall import Stalling, stalling
 
 #: What a later frame may belong to, as (view, round); the older one is of round 1. Both are in one bank.
 LATER = {"round": (VIEW, 3), "view": (VIEW + 1, 1)}
+HOUR_NS = 3_600_000_000_000
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +120,114 @@ def test_a_fragment_counts_for_its_own_round(program: Stalling, later: str, send
         assert others == 1
 
 
+def bouncing(maps: Maps) -> None:
+    """The agent lets the kernel hand tokens on."""
+    maps.config["bounce"] = 1
+    maps.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
+
+
+def test_one_processor_bounces_at_a_time(program: Stalling) -> None:
+    """The copy is of the newest token, and whole; while it is written, the agent does not wait for it."""
+
+    def prepare() -> None:
+        program.reset()
+        bouncing(program.maps)
+
+    def meanwhile() -> tuple[bytes | None, int]:
+        return program.maps.bounced(), program.kernel.run(token(1, 9, 1, idle=1)).verdict
+
+    met = program.meet(stall.BOUNCED, token(1, 5, 1), prepare, meanwhile)
+    assert met.run.verdict == bpf.XDP_TX
+    assert met.meanwhile == (None, bpf.XDP_PASS), "the agent has the other token"
+    assert program.maps.bounced() == met.run.frame[wire.ETHERNET_BYTES :]
+    assert int(program.maps.ring["bounced"]) == 1 << 32 | 6
+    assert int(program.maps.ring["seen"]) == 1 << 32 | 9
+    newest = program.kernel.run(token(1, 12, 1))
+    assert newest.verdict == bpf.XDP_TX
+    assert program.maps.bounced() == newest.frame[wire.ETHERNET_BYTES :]
+
+
+def test_a_new_view_waits_for_a_stalled_processor() -> None:
+    """Also before the first accumulators: a token of the old view would be the newest one of the new view."""
+    stall.need_two_processors()
+    loaded = loader.load(str(stall.SOURCE), {"nicps_xdp": "xdp"})
+    try:
+        maps, run = Maps(loaded.maps), loaded.programs["nicps_xdp"]
+        words = stall.words_of(loaded.maps)
+        deadline, waited = time.monotonic() + stall.LIMIT_S, 0
+        for view in itertools.count(VIEW):
+            assert time.monotonic() < deadline, f"stalled {waited} times"
+            maps.enter_view(view, 1, MACS, 2)
+            maps.config["network"], maps.config["round"], maps.config["enabled"] = NETWORK, 1, 1
+            bouncing(maps)
+            words["reached"], words["late"], words["place"] = 0, 0, stall.BOUNCED
+            frame = token(1, 5, 1, view=view)
+            other = threading.Thread(target=bpf.prog_test_run, args=(run, frame))
+            other.start()
+            while not words["reached"]:
+                assert time.monotonic() < deadline
+            stalled = not words["late"]
+            maps.enter_view(view + 1, 1, MACS, 2)
+            other.join(stall.LIMIT_S)
+            assert (int(maps.ring["bounced"]), int(maps.ring["seen"])) == (0, 0)
+            waited += stalled
+            if waited == 3:
+                return
+    finally:
+        loaded.close()
+
+
+def test_what_the_agent_sends_never_makes_a_token_new_again() -> None:
+    """The kernel takes a newer token between any two lines of `Maps.saw`; its repeat is no new one."""
+    code, lines = Maps.saw.__code__, 0
+    with kernel() as loaded:
+
+        def run_at(line: int) -> bool:
+            loaded.reset()
+            left = line
+
+            def trace(frame: FrameType, event: str, _: Any) -> Any:
+                nonlocal left
+                if frame.f_code is not code:
+                    return None
+                if event == "line":
+                    left -= 1
+                    if left == 0:
+                        assert loaded.run(token(2, 1, 1)).verdict == bpf.XDP_PASS
+                return trace
+
+            sys.settrace(trace)
+            try:
+                loaded.maps.saw(1, 5)
+            finally:
+                sys.settrace(None)
+            assert loaded.run(token(1, 5, 1)).verdict == bpf.XDP_DROP
+            if left <= 0:
+                assert loaded.run(token(2, 1, 1)).verdict == bpf.XDP_DROP, f"line {line}"
+            return left <= 0
+
+        while run_at(lines + 1):
+            lines += 1
+        assert lines > 1
+
+
 #: What orders, each in a program of its own, on a word of a map.
 ORDERING = {
     "claim": "nicps_claim(&slot->claim);",
     "release": "nicps_release(&slot->claim);",
     "publish": "nicps_publish(&slot->tag, slot->seen);",
     "leave": "return nicps_leave(progress);",
+    "begin_saving": "if (nicps_begin_saving(saved)) saved->length = 0;",
+    "end_saving": "nicps_end_saving(saved);",
 }
 PROGRAM = """
 int %s(struct xdp_md *ctx)
 {
 	struct nicps_progress *progress = nicps_progress(0, 1);
+	struct nicps_saved *saved = nicps_saved();
 	struct nicps_slot *slot = nicps_slot(0);
 
-	if (!progress || !slot)
+	if (!progress || !saved || !slot)
 		return XDP_DROP;
 	%s
 	return XDP_DROP;
