@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from nicps.errors import JobFailed, NetworkProblem
+from nicps.exchange import Exchange
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
@@ -51,15 +52,15 @@ class JobAborted(JobFailed):
 class Phase:
     """What to do next: "train", "test" (one round), "save" or "load" the state, or "end".
 
-    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted. `adding`: the network's
-    switch makes the sums.
+    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted. `exchange`
+    makes one sum of a round's contributions.
     """
 
     kind: str
     first_round: int
     number: int
     shares: tuple[int, ...]
-    adding: bool = False
+    exchange: Exchange = Exchange.BROADCAST
 
     def share_of(self, number: int) -> int:
         """A member's part of a round, in samples."""
@@ -71,7 +72,7 @@ class Commit:
     """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12).
 
     `seconds_waited` is what passed from this member's offer to the commit, its own sending left out. `members`: of so
-    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds. `added`: it has.
+    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds. `exchange` has made the sum.
     """
 
     round: int
@@ -80,7 +81,7 @@ class Commit:
     unit: int
     seconds_waited: float = 0.0
     members: int = 0
-    added: bool = False
+    exchange: Exchange = Exchange.BROADCAST
     left_out: bool = False
 
 
@@ -161,9 +162,11 @@ class Session:
         phase = self._next or self._receive(shared_form.Phase)[0]
         self._next = None
         self._offered = 0
-        self._phase = Phase(phase.kind, phase.first_round, phase.number, phase.shares, phase.adding)
+        self._phase = Phase(
+            phase.kind, phase.first_round, phase.number, phase.shares, phase.exchange
+        )
         if self._offers is not None:
-            self._offers.enter(phase.unit, len(phase.shares), phase.adding)
+            self._offers.enter(phase.unit, len(phase.shares), phase.exchange)
         self._enter_view(phase)
         if self.lead and phase.kind == "train" and self._decision is not None:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
@@ -262,7 +265,7 @@ class Session:
                     message.unit,
                     message.seconds_waited if self._offered == round_ else 0.0,
                     offers.members,
-                    message.added,
+                    message.exchange,
                     left_out=message.next_unit > message.unit + offers.coarser,
                 )
 
@@ -280,9 +283,9 @@ class Session:
         offers, sums = self._out(), self._read()
         if out is None:
             out = np.empty(sums.format.lanes, np.float32)
-        if sums.ready_made != commit.added:  # the view has changed with the commit
+        if sums.exchange != commit.exchange:  # the view has changed with the commit
             sums.forget()
-            sums.ready_made = commit.added
+            sums.exchange = commit.exchange
         sums.total(commit.round, commit.counted, commit.unit, offers.own(commit.round), out)
         if self.number in commit.counted:
             offers.counted()
@@ -433,7 +436,7 @@ class Session:
         """Another view is in force, or another phase; whether this member has become the lead."""
         if self._sums is not None:
             self._sums.forget()  # what was summed early may be sent again
-            self._sums.ready_made = self._phase.adding and len(message.live) > 1
+            self._sums.exchange = self._phase.exchange.among(len(message.live))
         led, self.lead = self.lead, message.lead == self.number
         self.view, self.live = message.view, frozenset(message.live)
         return self.lead and not led

@@ -208,7 +208,7 @@ class Agent:
         elif isinstance(action, SendFragments):
             current = self.node.ring is not None and action.view == self.node.view.number
             if self.job is not None and self.node.ring is not None and current:
-                source = self.job.source() if action.samples else Nothing()
+                source = Nothing() if action.only_asks else self.job.source()
                 self.frames.sender.fragments_of(action, self.node.ring.phase, source)
         elif isinstance(action, Need):
             if self.job is not None:
@@ -244,7 +244,7 @@ class Agent:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
                 self.end_job("another job has begun")
             job = self.job or self.begin_job(str(phase.settings["job"]))
-            if phase.adding and not self.settings.adding:
+            if not self.settings.believes(phase.exchange):
                 raise JobFailed(
                     "the network's switch is to add, which this host has not been told to believe: "
                     "run `nicps join` with --mode switch there too"
@@ -279,7 +279,7 @@ class Agent:
         if self.job is None:
             return
         if self.conductor is not None and commit.phase.kind is wire.PhaseKind.TRAIN:
-            self.conductor.course.committed(commit.next_unit, commit.phase.adding)
+            self.conductor.course.committed(commit.next_unit, commit.phase.exchange)
         self.job.committed(commit)
 
     def _decline(self, reason: str) -> None:

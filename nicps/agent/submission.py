@@ -72,7 +72,7 @@ class Submission:
             self.prepared = read_prepared(self._folder)
             files = self.prepared["files"]
             self.job_id = new_job_id(self.prepared.get("job", "job"))
-            plan = Plan.of(self.job_id, self.prepared["settings"], agent.settings.adding)
+            plan = Plan.of(self.job_id, self.prepared["settings"], agent.settings.exchange)
         except NicpsError as error:
             agent.endings.submission_failed(f"the job's preparation is not usable: {error}")
             return

@@ -12,6 +12,7 @@ import pytest
 
 from nicps import wire
 from nicps.agent.program import Program as TrainingProgram
+from nicps.exchange import Exchange
 from nicps.protocol import Installed
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
@@ -64,7 +65,7 @@ def test_sums_that_do_not_come_are_told_once(job: Job) -> None:
 
 
 def test_repairs_among_hosts_are_everyday(job: Job) -> None:
-    job.repairs(ROUND, 3, add=False)
+    job.repairs(ROUND, 3, exchange=Exchange.BROADCAST)
     assert not job.host.said and job.finish.asked_again == 0
 
 
