@@ -15,7 +15,7 @@ from nicps.agent.folders import new_job_id, remove, working_folder
 from nicps.agent.prepared import read_prepared
 from nicps.agent.process import Child, python
 from nicps.auth import nonce
-from nicps.errors import JobFailed, NicpsError, UsageProblem
+from nicps.errors import EnvironmentProblem, JobFailed, NicpsError, UsageProblem
 from nicps.protocol.course import Plan
 from nicps.session.messages import Submit
 
@@ -63,10 +63,11 @@ class Submission:
         assert child is not None
         agent = self.agent
         if code:
-            kind = UsageProblem if code == UsageProblem.exit_code else JobFailed
+            known = UsageProblem.exit_code, EnvironmentProblem.exit_code
+            reason = code if code in known else JobFailed.exit_code
             reported = child.reported_error()
             why = reported or f"the job's preparation ended: {child.last_line()}"
-            agent.endings.submission_failed(why, kind.exit_code)
+            agent.endings.submission_failed(why, reason)
             return
         try:
             self.prepared = read_prepared(self._folder)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a lab.
+"""What can be wrong with a lab, as branches of the tree in nicps.errors.
 
-EnvironmentProblem              3
-└── LabProblem
-    ├── LabExists                   a lab of that name stands already
-    └── LabNotFound                 no lab of that name, or it has no such host
+    EnvironmentProblem              exit code 3
+    └── LabProblem                      the lab cannot be made, used or removed
+        ├── LabExists                   a lab of that name stands already
+        └── LabNotFound                 no lab of that name, or it has no such host
+    JobFailed                       5
+    └── AgentFailed                     an agent ended before it answered
+
+The exit code of AgentFailed is the agent's own.
 """
 
 from __future__ import annotations

@@ -176,6 +176,14 @@ def test_a_job_that_is_wrong(network: Network, open_path: Path, more: str, said:
     assert said in refused(network, tiny_job(open_path, more))
 
 
+def test_a_job_that_needs_what_is_not_installed(network: Network, open_path: Path) -> None:
+    more = "import sys\nsys.modules['sklearn'] = None\nimport sklearn"
+    ended = network.command("h1", "submit", str(tiny_job(open_path, more)), "--wait")
+    assert "sklearn is not installed" in (text := ended.error(3)), text
+    assert text.endswith("-m pip install 'nicps[train]'")
+    network.all_stand_by()
+
+
 # ---- jobs that go wrong at one of the hosts
 
 

@@ -94,6 +94,7 @@ ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
 )
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
 EXCHANGE = "nicps.exchange"
+EXTRAS, PROGRAMS = "nicps.extras", "nicps.programs"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
@@ -102,6 +103,8 @@ ROOMS = {
     "nicps/auth.py": (ERRORS, WIRE),
     "nicps/bpf_sources.py": (ERRORS,),
     "nicps/exchange.py": (WIRE,),
+    "nicps/extras.py": (ERRORS,),
+    "nicps/programs.py": (ERRORS,),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
     "nicps/messagetable.py": (ERRORS, SESSION),
@@ -117,10 +120,13 @@ ROOMS = {
         *(ERRORS, WIRE, EXCHANGE, DATAPLANE, SESSION, PROTOCOL),
         *("nicps.auth", "nicps.agent"),
     ),
-    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, "nicps.auth", "nicps.doctor"),
-    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, "nicps.lab"),
-    "nicps/switch": (ERRORS, WIRE, "nicps.auth", "nicps.protocol.view", "nicps.switch"),
-    "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
+    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, "nicps.lab"),
+    "nicps/switch": (
+        *(ERRORS, WIRE, EXTRAS, PROGRAMS),
+        *("nicps.auth", "nicps.protocol.view", "nicps.switch"),
+    ),
+    "trainer": ("nicps.client", ERRORS, EXTRAS, "nicps.gradient_json", "trainer"),
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nicps.errors import Alarm, MessageError, UsageProblem
@@ -332,6 +332,7 @@ JSON = st.recursive(
 
 
 @given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # other tests run beside it
 @pytest.mark.parametrize(("conversation", "sent"), WHOLE)
 def test_whatever_comes_is_a_message_or_one_error(
     conversation: Conversation[Any], sent: list[dict[str, Any]], data: Any
