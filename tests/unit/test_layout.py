@@ -61,7 +61,7 @@ def test_the_headers_records_are_the_compilers() -> None:
 
 def test_every_setting_is_read_by_a_program() -> None:
     """One that is read by nobody looks as if the kernel acted on it."""
-    programs = [*sources.folder().glob("*.c"), *sources.folder().glob("*.h")]
+    programs = [*bpf_sources.folder().glob("*.c"), *bpf_sources.folder().glob("*.h")]
     read = set(re.findall(r"\bconfig->(\w+)", "".join(path.read_text() for path in programs)))
     assert read == set(layout().records["config"].names or ()) - {"reserved"}
 
