@@ -11,10 +11,13 @@
 #include <linux/types.h>
 
 #define NICPS_BANKS 2 /* a round's bank is its parity */
-#define NICPS_SENDERS 65 /* member numbers from 1; 0 stands for all */
+#define NICPS_SENDERS 65 /* member numbers from 1; 0 is a switch that adds */
 #define NICPS_BLOCK_BYTES 11520 /* 1440 accumulators of 64 bits */
 #define NICPS_BLOCK_SLOTS 8 /* most fragments in a block: raw bytes */
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
+
+#define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
+#define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
 
 #define NICPS_MARK 0x6e696370 /* of the agent's sockets: what they send is signed */
 #define NICPS_REPLAY_WINDOW 1024 /* frames of one sender that may overtake each other */
@@ -100,9 +103,13 @@ struct nicps_saved {
 	__u8 frame[NICPS_SAVED_BYTES]; /* from the version byte on */
 };
 
-/* Distinct fragments taken, by bank and sender; the tag is view << 32 | round. */
+/*
+ * Distinct fragments taken, by bank and sender; sender 0: a switch's sums. The
+ * tag is view << 32 | round: it only grows. The low 32 bits of `count` are how
+ * many; above them are the processors that are about to count one under this
+ * tag, and at the top, whether a processor opens a new tag.
+ */
 struct nicps_progress {
-	__u64 claim;
 	__u64 tag;
 	__u64 count;
 };

@@ -239,7 +239,7 @@ class Scenario:
         """The state at the end; whatever is not named is as it was at the start.
 
         Args:
-            progress: (round, sender, distinct fragments); sender 0 is the total over all. A fourth
+            progress: (round, sender, distinct fragments); sender 0 is a switch's sums. A fourth
                 number is the view, where it is not `view`.
             slots: (round, fragment, senders seen).
             accumulators: {"bank", "block", "lane", "values"} or, for raw bytes, {"bank", "block",

@@ -100,7 +100,7 @@ def sums_refused() -> Scenario:
     s.agent("no switch adds in the open round", sums=0)
     s.fragment("a sum", DROP, "mode", **one, **SUM)
     return s.ends(
-        progress=[(ROUND + 1, 0, 2), (ROUND + 1, 2, 1)],
+        progress=[(ROUND + 1, 0, 1), (ROUND + 1, 2, 1)],
         slots=[(ROUND + 1, 0, ALL), (ROUND + 1, 1, [2])],
         accumulators=[
             {"bank": 1 - BANK, "block": 0, "lane": 0, "values": [1]},
