@@ -162,10 +162,11 @@ class Session:
         phase = self._next or self._receive(shared_form.Phase)[0]
         self._next = None
         self._offered = 0
-        exchange = Exchange.from_json(phase.adding)
-        self._phase = Phase(phase.kind, phase.first_round, phase.number, phase.shares, exchange)
+        self._phase = Phase(
+            phase.kind, phase.first_round, phase.number, phase.shares, phase.exchange
+        )
         if self._offers is not None:
-            self._offers.enter(phase.unit, len(phase.shares), exchange)
+            self._offers.enter(phase.unit, len(phase.shares), phase.exchange)
         self._enter_view(phase)
         if self.lead and phase.kind == "train" and self._decision is not None:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
@@ -264,7 +265,7 @@ class Session:
                     message.unit,
                     message.seconds_waited if self._offered == round_ else 0.0,
                     offers.members,
-                    Exchange.from_json(message.added),
+                    message.exchange,
                     left_out=message.next_unit > message.unit + offers.coarser,
                 )
 

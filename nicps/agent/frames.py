@@ -202,7 +202,6 @@ def write_settings(config: Any, state: KernelState) -> None:
     config["round"] = state.round
     barrier()
     config["round_high"] = state.round_high
-    config["fragments"] = state.fragments
     config["sent_seen"], config["own_sent"] = state.sent_seen, state.own_sent
     barrier()
     config["bounce"] = int(state.bounce)

@@ -185,7 +185,7 @@ class LocalJob:
                 commit.counted,
                 commit.unit,
                 commit.next_unit,
-                commit.exchange.to_json(),
+                commit.exchange,
                 max(0.0, agent.now - self._offered_at - self._sending_s),
             )
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nicps import wire
 from nicps.agent.process import Child, python, set_nice
 from nicps.errors import JobFailed
+from nicps.exchange import Exchange
 from nicps.protocol import Phase
 from nicps.session import shared_form
 from nicps.session.arena import Arena
@@ -206,7 +207,7 @@ class Program:
             phase.number,
             phase.unit,
             phase.shares,
-            phase.exchange.to_json(),
+            phase.exchange,
             view.number,
             view.order,
             view.lead,
@@ -221,7 +222,9 @@ class Program:
         self.owes(what)
         view = self.job.agent.node.view
         number, order, lead = view.number, view.order, view.lead
-        self._send_into(shared_form.Phase(what, 0, self._saving, 0, (), False, number, order, lead))
+        self._send_into(
+            shared_form.Phase(what, 0, self._saving, 0, (), Exchange.BROADCAST, number, order, lead)
+        )
 
     def view(self) -> None:
         """Hosts have come or gone; the phase goes on."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
 
+from nicps.exchange import Exchange
 from nicps.session.fields import (
     COUNT,
     DIGEST,
@@ -22,6 +23,7 @@ from nicps.session.fields import (
     TEXT,
     Conversation,
     Field,
+    Kind,
     Message,
     by_number,
     choice,
@@ -39,6 +41,11 @@ LEAST_UNIT, MOST_UNIT = -100, 100
 PHASE = whole(0, (1 << 32) - 1)
 UNIT = whole(LEAST_UNIT, MOST_UNIT)
 UNIT_IN_FORCE = whole(-128, 127)  # as the token carries it
+EXCHANGE = Kind(
+    FLAG.text,
+    lambda value: Exchange.from_json(FLAG.read(value)),
+    lambda exchange: exchange.to_json(),
+)
 DECISIONS = ("continue", "test", "end")
 
 
@@ -224,7 +231,9 @@ class Phase(Message):
     shares: Annotated[
         tuple[int, ...], Field(listed(SAMPLES, "whole numbers"), "samples of a round, by member")
     ]
-    adding: Annotated[bool, Field(FLAG, "the network's switch makes the sums")]
+    exchange: Annotated[
+        Exchange, Field(EXCHANGE, "whether the network's switch makes the sums", key="adding")
+    ]
     view: Annotated[int, Field(VIEW, "the view in force")]
     live: Annotated[tuple[int, ...], Field(listed(MEMBER, "members"), "who is in the view")]
     lead: Annotated[int, Field(NO_MEMBER, "the member that acts as node 1 (R22)")]
@@ -255,7 +264,9 @@ class Committed(Message):
     ]
     unit: Annotated[int, Field(UNIT_IN_FORCE, "log2 of what its numbers are multiples of")]
     next_unit: Annotated[int, Field(UNIT_IN_FORCE, "the same, of the next round")]
-    added: Annotated[bool, Field(FLAG, "the network's switch has made the sum")]
+    exchange: Annotated[
+        Exchange, Field(EXCHANGE, "whether the network's switch has made the sum", key="added")
+    ]
     seconds_waited: Annotated[
         float, Field(number(), "from this member's offer to the commit, without its own sending")
     ]

@@ -94,7 +94,7 @@ ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
 )
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
 BARRIER, EXCHANGE = "nicps.barrier", "nicps.exchange"
-EXTRAS, PROGRAMS = "nicps.extras", "nicps.programs"
+EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
@@ -106,6 +106,7 @@ ROOMS = {
     "nicps/exchange.py": (WIRE,),
     "nicps/extras.py": (ERRORS,),
     "nicps/programs.py": (ERRORS,),
+    "nicps/shutdown.py": (),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
     "nicps/messagetable.py": (ERRORS, SESSION),
@@ -119,10 +120,10 @@ ROOMS = {
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
         *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL),
-        *("nicps.auth", "nicps.agent"),
+        *(SHUTDOWN, "nicps.auth", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
-    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, "nicps.lab"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, SHUTDOWN, "nicps.lab"),
     "nicps/switch": (
         *(ERRORS, WIRE, EXTRAS, PROGRAMS),
         *("nicps.auth", "nicps.protocol.view", "nicps.switch"),

@@ -15,7 +15,7 @@ from tests.model import Config, XdpModel
 
 NETWORK, VIEW, ROUND = 1, 3, 7
 MACS = [bytes([2, 0, 0, 0, 0, number]) for number in (1, 2)]
-HOSTS = KernelState(ROUND, ROUND, ROUND, 1, 0, 0, bounce=True)
+HOSTS = KernelState(ROUND, ROUND, ROUND, 0, 0, bounce=True)
 SWITCH = replace(HOSTS, sums=True, sums_next=True)
 
 
