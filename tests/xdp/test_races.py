@@ -120,7 +120,7 @@ class Race:
         """The round is open; the next one too, once this one is complete."""
         sums, high = 0 in self.senders, self.round + complete
         settings = {"bounce": False, "sums": sums, "sums_next": sums}
-        state = KernelState(self.round, self.round, high, FRAGMENTS, 0, 0, **settings)
+        state = KernelState(self.round, self.round, high, 0, 0, **settings)
         write_settings(self.maps.config, state)
 
     def missing(self) -> list[tuple[int, int]]:
