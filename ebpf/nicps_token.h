@@ -13,17 +13,28 @@
 
 /*
  * Is every fragment that the token knows of here? Counts what came in, not
- * what is in the sum that a reader may have taken since.
+ * what is in the sum that a reader may have taken since. A count that another
+ * processor opens meanwhile may be read wrong: a token that is bounced for
+ * that comes round again, since only the agent marks a member complete.
  */
 static __always_inline bool nicps_complete(const struct nicps_config *config,
 					   const struct nicps_sender *sender, u32 sent)
 {
-	struct nicps_progress *all = nicps_progress(sender->round & 1, 0);
 	u64 tag = (u64)sender->view << 32 | sender->round;
+	struct nicps_progress *progress;
+	u32 here = config->own_sent;
 
-	if (!all)
-		return false;
-	return (all->tag == tag ? all->count : 0) + config->own_sent == sent;
+#pragma clang loop unroll(disable)
+	for (u32 number = 0; number < NICPS_SENDERS; number++) {
+		if (number > config->members)
+			break;
+		progress = nicps_progress(sender->round & 1, number);
+		if (!progress)
+			return false;
+		if (progress->tag == tag)
+			here += (u32)progress->count;
+	}
+	return here == sent;
 }
 
 /*

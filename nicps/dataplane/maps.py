@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nicps.barrier import barrier
 from nicps.dataplane import bpf
 from nicps.errors import EnvironmentProblem
 from nicps.layout import layout
@@ -18,6 +20,8 @@ from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 
 #: Of SipHash.
 KEY_BYTES = 16
+#: The part of a count that says how many (`struct nicps_progress`).
+_DISTINCT = np.uint64(0xFFFFFFFF)
 
 I64 = npt.NDArray[np.int64]
 Records = npt.NDArray[np.void]
@@ -196,8 +200,11 @@ class Maps:
         slots_fd, sums_fd = reserved.slots_fd, reserved.sums_fd
         enabled = int(self._config["enabled"][0])
         self._config["enabled"] = 0
-        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, "little"))
-        bpf.map_update(self._fds["accumulators"], bytes(4), sums_fd.to_bytes(4, "little"))
+        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, sys.byteorder))
+        # No program is at work now. The second update is a barrier too: a program that finds `enabled` set finds these.
+        self._progress[...] = np.zeros((), self._progress.dtype)
+        self._config["blocks"] = blocks
+        bpf.map_update(self._fds["accumulators"], bytes(4), sums_fd.to_bytes(4, sys.byteorder))
         self._release()
         self._slots_fd, self.accumulators_fd, self.blocks = slots_fd, sums_fd, blocks
         slots = np.frombuffer(
@@ -206,8 +213,6 @@ class Maps:
         sums = np.frombuffer(bpf.map_memory(sums_fd), np.int64, self._banks * blocks * BLOCK_LANES)
         self._slots = slots.reshape(self._banks, -1)
         self.accumulators = sums.reshape(self._banks, blocks, BLOCK_LANES)
-        self._progress[...] = np.zeros((), self._progress.dtype)
-        self._config["blocks"] = blocks
         self._config["enabled"] = enabled
 
     def allocate(self, blocks: int) -> None:
@@ -216,10 +221,12 @@ class Maps:
 
     def count(self, round_: int, view: int, sender: int) -> int:
         """Distinct fragments taken of a sender's contribution to a round; sender 0: of all, or a switch's sums."""
-        progress = self._progress[round_ % self._banks, sender]
-        if int(progress["tag"]) != view << 32 | round_:
-            return 0
-        return int(progress["count"])
+        progress = self._progress[round_ % self._banks]
+        if sender:
+            progress = progress[sender : sender + 1]
+        here = progress["tag"] == np.uint64(view << 32 | round_)
+        barrier()  # a count is set back before its tag is written
+        return int((progress["count"][here] & _DISTINCT).sum())
 
     def missing(
         self, round_: int, view: int, sender: int, fragments: int, limit: int
@@ -229,7 +236,9 @@ class Maps:
             return []
         slots = self._slots[round_ % self._banks, :fragments]
         bit = np.uint64(1 << max(sender - 1, 0))
-        have = (slots["tag"] == np.uint64(view << 32 | round_)) & (slots["seen"] & bit != 0)
+        tagged = slots["tag"] == np.uint64(view << 32 | round_)
+        barrier()  # the first seen-bits are written before the tag
+        have = tagged & (slots["seen"] & bit != 0)
         edges = np.flatnonzero(np.diff(np.concatenate(([True], have, [True]))))
         firsts, ends = edges[0::2][:limit], edges[1::2][:limit]
         return list(zip(firsts.tolist(), (ends - firsts).tolist(), strict=True))

@@ -58,7 +58,6 @@ class KernelState:
     round: int
     round_low: int
     round_high: int
-    fragments: int
     sent_seen: int
     own_sent: int
     bounce: bool
@@ -283,7 +282,6 @@ class Round:
             round=self.round,
             round_low=self.round,
             round_high=self.round + (1 if self._complete else 0),
-            fragments=self.phase.fragments_in(self.round),
             sent_seen=token.sent if token is not None else 0,
             own_sent=self.exchange.own_sent,
             bounce=quiet and not self._frozen,

@@ -93,35 +93,37 @@ ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
     "nicps.session",
 )
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
-EXCHANGE = "nicps.exchange"
-EXTRAS, PROGRAMS = "nicps.extras", "nicps.programs"
+BARRIER, EXCHANGE = "nicps.barrier", "nicps.exchange"
+EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
     "nicps/errors.py": (),
     "nicps/wire.py": (ERRORS,),
     "nicps/auth.py": (ERRORS, WIRE),
+    "nicps/barrier.py": (),
     "nicps/bpf_sources.py": (ERRORS,),
     "nicps/exchange.py": (WIRE,),
     "nicps/extras.py": (ERRORS,),
     "nicps/programs.py": (ERRORS,),
+    "nicps/shutdown.py": (),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
     "nicps/messagetable.py": (ERRORS, SESSION),
     "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable", "nicps.messagetable"),
     "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
     "nicps/protocol": (ERRORS, WIRE, EXCHANGE, PROTOCOL),
-    "nicps/dataplane": (ERRORS, WIRE, LAYOUT, SOURCES, DATAPLANE),
-    "nicps/session": (ERRORS, WIRE, EXCHANGE, LAYOUT, SESSION),
+    "nicps/dataplane": (ERRORS, WIRE, BARRIER, LAYOUT, SOURCES, DATAPLANE),
+    "nicps/session": (ERRORS, WIRE, BARRIER, EXCHANGE, LAYOUT, SESSION),
     "nicps/gradient_json.py": (ERRORS,),
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
-        *(ERRORS, WIRE, EXCHANGE, DATAPLANE, SESSION, PROTOCOL),
-        *("nicps.auth", "nicps.agent"),
+        *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL),
+        *(SHUTDOWN, "nicps.auth", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
-    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, "nicps.lab"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, SHUTDOWN, "nicps.lab"),
     "nicps/switch": (
         *(ERRORS, WIRE, EXTRAS, PROGRAMS),
         *("nicps.auth", "nicps.protocol.view", "nicps.switch"),

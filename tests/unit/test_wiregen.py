@@ -112,3 +112,13 @@ def test_every_struct_and_value_of_the_definition_is_listed() -> None:
     items = {cls for _, groups in wire.FORMATS.values() for cls, _ in groups}
     assert set(STRUCTS) == bodies | items | {wire.Header}
     assert all(values.bits in (8, 16) for values in ENUMS)
+
+
+def test_no_size_of_the_wire_is_written_by_hand_in_p4() -> None:
+    """Whatever is added to, taken from or multiplied by anything has a name; but 1 is no size."""
+    sources = sorted((wiregen.ROOT / "p4").rglob("*.p4"))
+    assert sources
+    for source in sources:
+        code = re.sub(r"//.*|/\*.*?\*/", "", source.read_text("utf-8"))
+        numbers = re.findall(r"[-+*]\s*(\d+)\b", code) + re.findall(r"\b(\d+)\s*[-+*]", code)
+        assert not set(numbers) - {"1"}, source.name

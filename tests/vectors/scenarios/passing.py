@@ -147,7 +147,7 @@ def bounced_with_gradients() -> Scenario:
         "its old count does not stand for round 9", PASS, UP, hop=22, sent=2, header={"round": 9}
     )
     return s.ends(
-        progress=[(ROUND, 0, 2), (ROUND, 2, 2)],
+        progress=[(ROUND, 2, 2)],
         slots=[(ROUND, 0, [2]), (ROUND, 1, [2])],
         accumulators=[
             {"bank": BANK, "block": 0, "lane": 0, "values": [1]},
