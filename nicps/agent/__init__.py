@@ -31,6 +31,8 @@ A job:
     conductor.py    the lead's side of a job
     job.py          this host's part in a job
     program.py      the training program, and what is said to it
+    crash.py        how a training program ended, in words
+    metrics.py      the rows that a training program writes, checked
     views.py        what a change of the view asks of this host
     handout.py      files between the members
     bundle.py       files as a stream for the hand-out, and back

@@ -126,6 +126,7 @@ def test_a_training_program_without_pytorch(site: Path, command: list[str]) -> N
 def test_a_job_that_imports_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.delitem(sys.modules, "sklearn.datasets", raising=False)  # another test's
     monkeypatch.setitem(sys.modules, "sklearn", None)
     needs = pytest.raises(EnvironmentProblem, match=r"sklearn is not .* 'nicps\[train\]'")
     with needs, Blame(tmp_path, "data()"):

@@ -32,7 +32,8 @@ def bindings(body: list[ast.stmt]) -> Iterator[str]:
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
-                yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
+                names = (name for name in ast.walk(target) if isinstance(name, ast.Name))
+                yield from (name.id for name in names if isinstance(name.ctx, ast.Store))
 
 
 def test_a_module_binds_a_name_once() -> None:
