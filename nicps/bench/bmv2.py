@@ -27,6 +27,8 @@ CONTROLLER, NEAR_CPU, CPU = 64, "near-cpu", "cpu"
 _READY_S = 20.0
 _POLL_S = 0.02
 SIMPLE_SWITCH = "simple_switch"
+# Nobody listens. By itself it is a file in /tmp that all switches of a machine share, and the second one ends.
+_NOTIFICATIONS = f"tcp://127.0.0.1:{DEFAULT_PORT + 1}"
 _IPV6 = Path("/proc/sys/net/ipv6/conf")
 _NO_ADDRESS = "1"  # of addr_gen_mode: `ip link set IF addrgenmode none`
 
@@ -45,7 +47,7 @@ def require_bmv2() -> str:
 def switch_command(ports: Mapping[int, str], config: Path | None = None) -> list[str]:
     """The switch on these interfaces, with our program or another (p4c's JSON)."""
     command = [require_bmv2(), str(config or program.compiled())]
-    command += ["--thrift-port", str(DEFAULT_PORT)]
+    command += ["--thrift-port", str(DEFAULT_PORT), "--notifications-addr", _NOTIFICATIONS]
     return command + [word for port in ports.items() for word in ("-i", "{}@{}".format(*port))]
 
 

@@ -252,7 +252,7 @@ def compare(members: list[Turns], width: int, windows: int, round_: int) -> None
     """
     kind, per_window = f"i{width // 8}", wire.QUANTUM * wire.PAYLOAD_BYTES * 8 // width
     sent = [_lanes(member.number).view(f">{kind}").astype(kind) for member in members]
-    sums = np.add.reduce(sent, dtype=kind)
+    sums = np.stack(sent).sum(axis=0, dtype=kind)
     for member in members:
         lanes = member.plane.accumulators[round_ & 1].reshape(-1)
         for window in range(windows):

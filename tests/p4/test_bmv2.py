@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The switch of the benchmarks and tests, when it cannot be started."""
+"""The switch of the benchmarks and tests: two at once, and when it cannot be started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from nicps.bench.bmv2 import Bmv2
 from nicps.errors import EnvironmentProblem
-from nicps.lab import namespaces
+from nicps.lab import links, namespaces
+from nicps.switch.runtime import Program
 from tests.netns.labs import fresh_name
 
 
@@ -19,6 +20,19 @@ def netns() -> Iterator[str]:
     namespaces.create([name])
     yield name
     namespaces.remove([name])
+
+
+def test_two_at_once(netns: str) -> None:
+    """Each in a namespace of its own: they share no address."""
+    other = namespaces.switch_name(fresh_name())
+    namespaces.create([other])
+    try:
+        for name in (netns, other):
+            links.with_netlink(name, lambda ipr: ipr.link("set", index=1, state="up"))
+        with Bmv2(netns, {}) as first, Bmv2(other, {}) as second:
+            assert first.connect().info().runs is second.connect().info().runs is Program.OURS
+    finally:
+        namespaces.remove([other])
 
 
 @pytest.mark.parametrize("error", [EnvironmentProblem, KeyboardInterrupt])
