@@ -109,7 +109,7 @@ def test_commands(lab: Lab) -> None:
     assert len(said("resume", "h1")) == 3
     assert running(lab, "h1") == WHOLE
     assert [line.split()[0] for line in said("kill", "h1")] == ["killed"] * 3
-    (error,) = said("kill", "h1", code=3)
+    (error,) = said("kill", "h1", code=4)
     assert error == "nicps: error: no agent runs on h1: start one with `nicps join`"
 
 

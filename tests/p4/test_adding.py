@@ -20,6 +20,7 @@ from nicps import wire
 from nicps.bench.bmv2 import CONTROLLER, in_place_of_the_bridge
 from nicps.dataplane import bpf
 from nicps.lab import links
+from nicps.session.messages import Warned
 from nicps.switch import program
 from nicps.switch.runtime import Switch
 from tests import reference
@@ -191,7 +192,7 @@ def train(rig: Rig, **settings: object) -> Run:
 
 
 def warnings(done: Run) -> list[str]:
-    return [str(event["message"]) for event in done.events if event.get("event") == "warning"]
+    return [event.message for event in done.events if isinstance(event, Warned)]
 
 
 def all_send_again(rig: Rig, round_: int, view: int) -> None:
