@@ -221,7 +221,7 @@ class Agent:
             self._agreed(action)
         elif isinstance(action, NotAdded):
             if self.conductor is not None:
-                self.conductor.course.not_added()
+                self.conductor.not_added()
         elif isinstance(action, Declined):
             self._decline(action.reason)
         elif isinstance(action, Failed):
@@ -276,7 +276,7 @@ class Agent:
         if self.job is None:
             return
         if self.conductor is not None and commit.phase.kind is wire.PhaseKind.TRAIN:
-            self.conductor.course.committed(commit.next_unit, commit.phase.adding)
+            self.conductor.course.round_committed(commit.next_unit, commit.phase.adding)
         self.job.committed(commit)
 
     def _decline(self, reason: str) -> None:

@@ -5,19 +5,32 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from nicps.agent.bundle import WINDOW_FRAGMENTS, OutStream, windows
+from nicps import wire
+from nicps.agent.bundle import OutStream
 from nicps.agent.checkpoints import STATE
 from nicps.agent.program import one_line
 from nicps.agent.report import PICTURE, Report
 from nicps.agent.result import summarise
 from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import NicpsError
-from nicps.protocol import Joiner, Phase, View
-from nicps.protocol.course import Course, Found, Plan
+from nicps.job.course import Course
+from nicps.job.orders import (
+    CallHosts,
+    CommitNext,
+    Decide,
+    OpenHandOut,
+    Orders,
+    RebuildView,
+    Tell,
+)
+from nicps.job.place import NodePlace
+from nicps.job.plan import Found, Plan
+from nicps.protocol import Answered, Phase, View
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -42,7 +55,8 @@ class Conductor:
     ) -> None:
         self.agent = agent
         self.job_id = job_id
-        self.course = Course(plan, self, found)
+        self._place = NodePlace(agent.node)
+        self.course = Course(plan, self._place, found)
         self.training_s = self.handout_s = 0.0
         self.saved = ""
         self._source = source
@@ -59,87 +73,76 @@ class Conductor:
         if len(view.members) == 1:
             there = "with this key is there" if self.agent.keys.keyed else "is there"
             self.tell("warning", message=f"no other host {there}: this one trains alone")
-        self.course.ready(view, self.phase)
+        self._carry_out(self.course.view_installed(view))
 
     def handed_out(self, phase: Phase) -> None:
         """A hand-out has ended here, and so everywhere."""
         if phase.settings["purpose"] == "job":
             self.handout_s = self.agent.now - self._mark
             self.tell("handed out", bytes=phase.settings["bytes"], seconds=self.handout_s)
-        self.course.handed_out(phase)
+        self._carry_out(self.course.hand_out_ended(phase))
 
     def job_is_ready(self) -> None:
         """The training program here has built the model."""
         job = self.agent.job
         if job is not None and job.program is not None and job.program.ready:
             self._mark = self.agent.now
-            self.course.program_ready(
-                LaneFormat(job.program.lanes, self.course.plan.width).fragments
-            )
+            fragments = LaneFormat(job.program.lanes, self.course.plan.width).fragments
+            self._carry_out(self.course.model_built(fragments))
 
     def decided(self, round_: int, what: str) -> None:
         """R14, R15: the training program here has looked at the round."""
         if what == "end":
             self.training_s = self.agent.now - self._mark
-        self.course.decided(round_, what)
+        self._carry_out(self.course.round_judged(round_, what))
 
     def agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> None:
         """Everybody has acknowledged a decision."""
         try:
             sizes = {k: orjson.loads(answer) if answer else {} for k, answer in answers.items()}
-            self.course.agreed(phase, sizes)
+            orders = self.course.decision_agreed(phase, sizes)
         except (ValueError, KeyError, TypeError) as error:
             self.fail(f"a member's answer cannot be read: {error!r}")
+        else:
+            self._carry_out(orders)
+
+    def answered(self, answer: Answered) -> None:
+        """A host on standby wants to come back."""
+        self._carry_out(self.course.host_answered(answer))
+
+    def not_added(self) -> None:
+        """The switch makes no sums."""
+        self._carry_out(self.course.switch_silent())
 
     def fail(self, reason: str) -> None:
         """The job cannot go on; everybody is told."""
         if not self.course.stopping:
-            self.course.stop(one_line(reason))
+            self._carry_out(self.course.stop(one_line(reason)))
 
-    # ---- Steered: what the course asks for
+    # ---- what the course asks for
 
-    @property
-    def view(self) -> View:
-        """In force here."""
-        return self.agent.node.view
-
-    @property
-    def learners(self) -> frozenset[int]:
-        """Members that have no state yet."""
-        return self.agent.node.learners
-
-    @property
-    def open_round(self) -> int:
-        """The round that is open here."""
-        return self.agent.node.open_round
-
-    @property
-    def phase(self) -> Phase | None:
-        """In force here."""
-        ring = self.agent.node.ring
-        return ring.phase if ring is not None else None
-
-    def decide(self, phase: Phase) -> None:
-        """`Node.decide`"""
-        self.agent.act(self.agent.node.decide(self.agent.now, phase))
-
-    def go_on(self) -> None:
-        """`Node.go_on`"""
-        self.agent.act(self.agent.node.go_on(self.agent.now))
-
-    def rebuild(self, joiners: tuple[Joiner, ...]) -> None:
-        """`Node.rebuild`"""
-        self.tell("taking back", members=[joiner.name for joiner in joiners])
-        self.agent.act(self.agent.node.rebuild(self.agent.now, joiners))
-
-    def call_back(self, job: str) -> None:
-        """`Node.calls`"""
-        self.agent.node.calls = job
-
-    def windows(self, size: int) -> tuple[int, int, int]:
-        """`bundle.windows`"""
-        rounds, last = windows(size)
-        return rounds, last if rounds == 1 else WINDOW_FRAGMENTS, last
+    def _carry_out(self, orders: Orders) -> None:
+        """One order after the other."""
+        agent = self.agent
+        for order in orders:
+            if isinstance(order, Decide):
+                phase = order.phase
+                if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+                    phase = replace(phase, settings=self.check())
+                agent.act(agent.node.decide(agent.now, phase))
+            elif isinstance(order, CommitNext):
+                agent.act(agent.node.go_on(agent.now))
+            elif isinstance(order, RebuildView):
+                self.tell("taking back", members=[joiner.name for joiner in order.joiners])
+                agent.act(agent.node.rebuild(agent.now, order.joiners))
+            elif isinstance(order, CallHosts):
+                agent.node.calls = order.job
+            elif isinstance(order, OpenHandOut):
+                self.stream(order.purpose)
+            elif isinstance(order, Tell):
+                self.tell(order.event, **order.values)
+            else:
+                self.save()
 
     def stream(self, purpose: str) -> None:
         """Open what is to be handed out."""
@@ -164,7 +167,7 @@ class Conductor:
 
     def _look_for_slow_hosts(self) -> None:
         """A setting `slow.HOST` for a host that is not there may be a slip."""
-        submission, names = self.agent.submission, [m.name for m in self.view.members]
+        submission, names = self.agent.submission, [m.name for m in self._place.view.members]
         settings = submission.prepared["settings"] if submission is not None else ()
         nobody = [k for k in settings if k.removeprefix("slow.") not in (k, *names)]
         if nobody:
@@ -187,7 +190,8 @@ class Conductor:
         job = self.agent.job or self.agent.begin_job(self.job_id)
         stream = source()
         job.handout.offer(stream)
-        self.course.streamed(purpose, self.agent.node.number, stream.size, len(stream.index))
+        number, size = self.agent.node.number, stream.size
+        self._carry_out(self.course.stream_opened(purpose, number, size, len(stream.index)))
 
     def check(self) -> Mapping[str, str]:
         """What every member compares with its own before it trains."""
@@ -199,7 +203,9 @@ class Conductor:
         """Before the alarm: the model goes into the run's folder (R22)."""
         job = self.agent.job
         # A decision must fit a frame.
-        kept = self._while_leading(lambda error: self.course.saved(error[:100]))
+        kept = self._while_leading(
+            lambda error: self._carry_out(self.course.model_saved(error[:100]))
+        )
         if job is None or job.program is None:
             kept("there is no training program here")
             return
@@ -236,7 +242,7 @@ class Conductor:
 
         `then` gets the result, or why there is none. Long runs leave long records: it is made in the background.
         """
-        agent, mine, last_round = self.agent, self.agent.node.name, self.open_round
+        agent, mine, last_round = self.agent, self.agent.node.name, self.agent.node.open_round
         about = {
             "job_id": self.job_id,
             "seconds": round(self.training_s, 3),

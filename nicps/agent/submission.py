@@ -17,7 +17,7 @@ from nicps.agent.prepared import read_prepared
 from nicps.agent.process import Child, python
 from nicps.auth import nonce
 from nicps.errors import JobFailed, NicpsError, UsageProblem
-from nicps.protocol.course import Plan
+from nicps.job.plan import Plan
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent

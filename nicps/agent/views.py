@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nicps.agent.conductor import Conductor
 from nicps.errors import NicpsError, explain
+from nicps.job.plan import Found, Plan
 from nicps.protocol import (
     Action,
     Answered,
@@ -16,7 +17,6 @@ from nicps.protocol import (
     Ready,
     Struck,
 )
-from nicps.protocol.course import Found, Plan
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -38,7 +38,7 @@ class Views:
                 agent.conductor.ready(action.view)
         elif isinstance(action, Answered):
             if agent.conductor is not None:
-                agent.conductor.course.answered(action)
+                agent.conductor.answered(action)
         elif isinstance(action, Struck):
             self._struck(action)
         elif isinstance(action, Cut):
@@ -151,7 +151,7 @@ class Views:
             if rest and rest[0] == node.number:
                 agent.act(node.strike(agent.now, action.numbers))
         elif agent.conductor is not None:
-            agent.conductor.course.alarm(
+            agent.conductor.course.raise_alarm(
                 f"after round {action.round} the members' weights differ, and no half agrees"
             )
 

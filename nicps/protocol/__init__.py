@@ -8,7 +8,6 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     succession.py    how one view follows another, by ballot (R17, R18)
     installation.py  a list in force is told to everybody (R18, R19)
     decision.py      the lead decides, everybody acknowledges (R5 to R7, R14)
-    course.py        what the lead decides, from the hand-out to the end (R5 to R7, R14, R15, R20 to R22)
     phase.py         what a decision starts; waiting times
     token.py         the token, as its holder works on it
     round.py         the open round at one member (R11 to R13)

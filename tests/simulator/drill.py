@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from nicps.protocol.course import Plan
+from nicps.job.plan import Plan
 from tests.simulator import schedules
 from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults

@@ -7,9 +7,12 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nicps import wire
+from nicps.job.course import Course
+from nicps.job.orders import CallHosts, CommitNext, Decide, OpenHandOut, Orders, RebuildView, Tell
+from nicps.job.place import NodePlace
 from nicps.protocol import (
     Action,
     Answered,
@@ -19,7 +22,6 @@ from nicps.protocol import (
     Differs,
     Failed,
     Installed,
-    Joiner,
     Node,
     NodeState,
     NotAdded,
@@ -32,14 +34,13 @@ from nicps.protocol import (
     Struck,
     View,
 )
-from nicps.protocol.course import Course
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
-from tests.simulator.job import WINDOW, Job
+from tests.simulator.job import Job
 from tests.simulator.kernel import Kernel
-from tests.simulator.lan import FRAGMENT_S
+from tests.simulator.lan import FRAGMENT_S, WINDOW
 
 GOODBYE_S = 2.0
 STALL_S = 1.0
@@ -180,7 +181,7 @@ class Host:
 
     def submit(self) -> None:
         """The user starts a job here."""
-        self.course = Course(self.lan.plan, self)
+        self.course = Course(self.lan.plan, NodePlace(self.node))
         self.job.submitted = True
         self.lan.starter = self, self.life
         self.do(self.node.start(self.clock(), 99))
@@ -325,9 +326,8 @@ class Host:
             self._installed(action)
         elif isinstance(action, Ready):
             self.note(f"READY view {action.view.number}")
-            phase = self.node.ring.phase if self.node.ring is not None else None
             if self.course is not None:
-                self.course.ready(action.view, phase)
+                self.obey(self.course.view_installed(action.view))
         elif isinstance(action, Prepare):
             self.job.prepare(action.phase)
         elif isinstance(action, PhaseAgreed):
@@ -336,12 +336,12 @@ class Host:
             if action.phase.kind is wire.PhaseKind.STOP:
                 self.stopped(action.phase)
             elif self.course is not None:
-                self.course.agreed(action.phase, answers)
+                self.obey(self.course.decision_agreed(action.phase, answers))
         elif isinstance(action, Committed):
             self.job.committed(action)
         elif isinstance(action, Answered):
             if self.course is not None:
-                self.course.answered(action)
+                self.obey(self.course.host_answered(action))
         elif isinstance(action, Struck):
             self.note(f"STRUCK {action.reason}")
             self.course = None
@@ -356,13 +356,15 @@ class Host:
             if action.numbers and rest[0] == self.node.number:
                 self.do(self.node.strike(self.clock(), action.numbers))
             elif not action.numbers and self.course is not None:
-                self.course.alarm(f"no half of the members agrees on the weights: {action.round}")
+                self.course.raise_alarm(
+                    f"no half of the members agrees on the weights: {action.round}"
+                )
         elif isinstance(action, Cut):
             self.note(f"NO MAJORITY, {sorted(action.missing)} are silent")
         elif isinstance(action, NotAdded):
             self.note(f"NOT ADDED, round {action.round}")
             if self.course is not None:
-                self.course.not_added()
+                self.obey(self.course.switch_silent())
         elif isinstance(action, Declined):
             self.note(f"DECLINES {action.reason}")
             self.job.decline()
@@ -370,7 +372,7 @@ class Host:
             self.note(f"FAILED {action.reason}")
             lan.checks.failed(self, action)
             if self.node.leads and self.course is not None:
-                self.course.stop(action.reason)
+                self.obey(self.course.stop(action.reason))
 
     def _over(self, why: str, *, ok: bool) -> None:
         self.note(f"JOB OVER {why}")
@@ -406,7 +408,7 @@ class Host:
     def _take_over(self) -> Course:
         program = self.job.program
         plan = replace(self.lan.plan, adding=self.lan.plan.adding and self.job.adding)
-        self.course = course = Course(plan, self, self.job.found)
+        self.course = course = Course(plan, NodePlace(self.node), self.job.found)
         course.fragments = self.lan.fragments if program is not None else 0
         if program is not None and program.last:
             self.job.decide_later()
@@ -418,45 +420,40 @@ class Host:
         if course is not None and not course.able:
             able = self._take_over()
             if course.waits:
-                able.ready(self.view, self.phase)
+                self.obey(able.view_installed(self.node.view))
 
-    # ---- Steered
+    # ---- what the course asks for
 
-    @property
-    def view(self) -> View:
-        return self.node.view
+    def obey(self, orders: Orders) -> None:
+        for order in orders:
+            if isinstance(order, Decide):
+                self._decide(order.phase)
+            elif isinstance(order, CommitNext):
+                self.do(self.node.go_on(self.clock()))
+            elif isinstance(order, RebuildView):
+                self.note(f"TAKES BACK {[joiner.name for joiner in order.joiners]}")
+                self.do(self.node.rebuild(self.clock(), order.joiners))
+            elif isinstance(order, CallHosts):
+                self.node.calls = order.job
+            elif isinstance(order, OpenHandOut):
+                self.stream(order.purpose)
+            elif isinstance(order, Tell):
+                self.note(f"event {order.event}")
+            else:
+                self.save()
 
-    @property
-    def learners(self) -> frozenset[int]:
-        return self.node.learners
-
-    @property
-    def open_round(self) -> int:
-        return self.node.open_round
-
-    @property
-    def phase(self) -> Phase | None:
-        return self.node.ring.phase if self.node.ring is not None else None
-
-    def decide(self, phase: Phase) -> None:
-        if self.node.leads:
-            if phase.kind is wire.PhaseKind.STOP and phase is not self._stop:  # not a repeat
-                self._stop = phase
-                self.lan.checks.stops(self, phase)
-            self.do(self.node.decide(self.clock(), phase))
-
-    def go_on(self) -> None:
-        self.do(self.node.go_on(self.clock()))
-
-    def rebuild(self, joiners: tuple[Joiner, ...]) -> None:
-        self.note(f"TAKES BACK {[j.name for j in joiners]}")
-        self.do(self.node.rebuild(self.clock(), joiners))
-
-    def call_back(self, job: str) -> None:
-        self.node.calls = job
+    def _decide(self, phase: Phase) -> None:
+        if not self.node.leads:
+            return
+        if phase.kind is wire.PhaseKind.STOP and phase is not self._stop:  # not a repeat
+            self._stop = phase
+            self.lan.checks.stops(self, phase)
+        if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+            phase = replace(phase, settings=self.check())
+        self.do(self.node.decide(self.clock(), phase))
 
     def stream(self, purpose: str) -> None:
-        size = {"job": 3, "files": 2, "state": 1}[purpose] * WINDOW
+        size = {"job": 3, "files": 2, "state": 1}[purpose] * WINDOW * wire.PAYLOAD_BYTES
         course, counted = self.course, self.job.rounds
 
         def ready() -> None:
@@ -469,13 +466,9 @@ class Host:
                         1e-3, ready
                     )  # the program saves when it has applied what came before
                     return
-            course.streamed(purpose, self.node.number, size, 7)
+            self.obey(course.stream_opened(purpose, self.node.number, size, 7))
 
         self.later(self.lan.saving_s, ready)
-
-    def windows(self, size: int) -> tuple[int, int, int]:
-        rounds = -(-size // WINDOW)
-        return rounds, WINDOW, size - (rounds - 1) * WINDOW
 
     def check(self) -> Mapping[str, str]:
         program = self.job.program
@@ -490,9 +483,6 @@ class Host:
     def save(self) -> None:
         def saved() -> None:
             if self.course is not None and not self.job.hung:
-                self.course.saved()
+                self.obey(self.course.model_saved())
 
         self.later(0.001, saved)
-
-    def tell(self, event: str, **values: Any) -> None:
-        self.note(f"event {event}")

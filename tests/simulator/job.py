@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
+from nicps.job.plan import Found
 from nicps.protocol import Committed, NodeState, Phase
-from nicps.protocol.course import Found
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
 
-WINDOW = 10  # fragments in a hand-out's round
 SWITCH_UNITS = 0, 5  # far above those that hosts use where they add
 
 
@@ -270,7 +269,7 @@ class Job:
         if in_force.kind is wire.PhaseKind.TRAIN:
             self.counted = commit.next_unit, in_force.adding
             if self.host.course is not None:
-                self.host.course.committed(*self.counted)
+                self.host.course.round_committed(*self.counted)
         counted_here = bool(in_force.shares[node.number - 1])
         if not counted_here or self.program is None or self.program.blank:
             self.host.later(1e-5, lambda: self.host.do(node.read(self.host.clock(), commit.round)))
@@ -335,7 +334,7 @@ class Job:
             if self.host.course is not None and self.host.node.leads and self._moves(program):
                 self.host.note(f"DECIDES {what} after {round_}")
                 self._decided = max(self._decided, round_)
-                self.host.course.decided(round_, what)
+                self.host.obey(self.host.course.round_judged(round_, what))
 
         self.host.later(2e-4, say)
 
@@ -364,7 +363,7 @@ class Job:
                 self.host.later(0.05, lambda: self._program_started(blank=purpose == "files"))
             self.host.lead_with_the_job()
             if self.host.course is not None and self.host.node.view.number >= view:
-                self.host.course.handed_out(phase)
+                self.host.obey(self.host.course.hand_out_ended(phase))
 
         self.host.later(3e-4, stored)
 
@@ -377,4 +376,4 @@ class Job:
             return
         self.program = Program(blank=blank)
         if self.host.course is not None:
-            self.host.course.program_ready(self.lan.fragments)
+            self.host.obey(self.host.course.model_built(self.lan.fragments))

@@ -11,18 +11,19 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nicps import wire
+from nicps.job.plan import Plan
 from nicps.protocol import Action, Timings
-from nicps.protocol.course import Plan
 from tests.simulator.switch import QUANTUM, Switch
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
 
 HOP_S = 50e-6  # a frame's way through the LAN
+WINDOW = 10  # fragments in a hand-out's round
 FRAGMENT_S = 12e-6  # line time of a fragment
 Fragment = tuple[int, "bytes | None", int, int, int]  # view, key, sender, round, index
 _STEP_AT = (
@@ -103,13 +104,14 @@ class Lan:
         self.more = random.Random(~seed)
         self.conditions = conditions or Conditions()
         self.timings = timings or Timings()
-        self.plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
+        plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
+        self.plan = replace(plan, window=WINDOW)
         self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
         self.saving_s = 0.01  # what a lead takes to get ready what it hands out
         self.compute_s = compute_s
         self.too_large = too_large  # part of the gradients that do not fit their round's unit
         self.frames = 0
-        self.records = b'{"bytes": 17, "index_bytes": 5}'  # of each member, to be collected
+        self.records = b'{"bytes": 24480, "index_bytes": 5}'  # of each member, to be collected
         self.ended = ""  # how the job has ended, at whoever was the first
         self.well = False  # it has ended well
         self.calm_at = 0.0  # no fault is planned for later

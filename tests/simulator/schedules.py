@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from nicps.job.plan import Plan
 from nicps.protocol import Timings
-from nicps.protocol.course import Plan
 from tests.simulator.checks import Violation
 from tests.simulator.faults import MOMENTS, Faults, member
 from tests.simulator.lan import Conditions, Lan

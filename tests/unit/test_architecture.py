@@ -82,10 +82,11 @@ def wrong(found: list[Import], *allowed: str) -> list[Import]:
     return [i for i in ours if not i.within(*allowed)]
 
 
-ERRORS, WIRE, PROTOCOL, DATAPLANE = (
+ERRORS, WIRE, PROTOCOL, JOB, DATAPLANE = (
     "nicps.errors",
     "nicps.wire",
     "nicps.protocol",
+    "nicps.job",
     "nicps.dataplane",
 )
 PHASE = "nicps.protocol.phase"
@@ -99,12 +100,13 @@ ROOMS = {
     "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable"),
     "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
     "nicps/protocol": (ERRORS, WIRE, PROTOCOL),
+    "nicps/job": (ERRORS, WIRE, PROTOCOL, JOB),
     "nicps/dataplane": (ERRORS, WIRE, DATAPLANE, PHASE),
     "nicps/gradient_json.py": (ERRORS,),
     "nicps/client.py": (ERRORS, WIRE, DATAPLANE),
     "nicps/gateway.py": (ERRORS, WIRE, DATAPLANE, PHASE, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
-        *(ERRORS, WIRE, DATAPLANE, PROTOCOL),
+        *(ERRORS, WIRE, DATAPLANE, PROTOCOL, JOB),
         *("nicps.auth", "nicps.client", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.auth", "nicps.doctor"),
@@ -124,15 +126,28 @@ def test_the_dataplane_takes_helpers_of_the_protocol_and_no_state_machine() -> N
     assert taken <= {"lanes_per_fragment", "fragments_per_block"}
 
 
-def test_wire_keys_and_protocol_need_the_standard_library_only() -> None:
-    found = imports("nicps/wire.py", "nicps/auth.py", "nicps/errors.py", "nicps/protocol")
+def test_wire_keys_and_state_machines_need_the_standard_library_only() -> None:
+    found = imports(
+        *("nicps/wire.py", "nicps/auth.py", "nicps/errors.py", "nicps/protocol", "nicps/job")
+    )
     assert [i for i in found if i.third_party] == []
 
 
-def test_the_protocol_knows_no_clock_and_no_socket() -> None:
+@pytest.mark.parametrize("room", ["nicps/protocol", "nicps/job"])
+def test_a_state_machine_knows_no_clock_and_no_socket(room: str) -> None:
     """Events in, actions out: that is what lets a simulator run it."""
-    found = imports("nicps/protocol")
-    forbidden = ("asyncio", "ctypes", "mmap", "os", "random", "secrets", "select", "selectors")
+    found = imports(room)
+    forbidden = (
+        "asyncio",
+        "ctypes",
+        "mmap",
+        "os",
+        "pathlib",
+        "random",
+        "secrets",
+        "select",
+        "selectors",
+    )
     forbidden += ("signal", "socket", "subprocess", "threading", "time")
     assert [i for i in found if i.within(*forbidden)] == []
 

@@ -13,8 +13,8 @@ import pytest
 from nicps import wire
 from nicps.agent.checkpoints import STATE
 from nicps.agent.conductor import Conductor
+from nicps.job.plan import Found, Plan
 from nicps.protocol import View
-from nicps.protocol.course import Found, Plan
 from nicps.protocol.phase import Member, Phase
 
 
@@ -84,7 +84,7 @@ def for_a_learner(lead: Lead) -> None:
 
 def for_the_alarm(lead: Lead) -> None:
     assert lead.conductor is not None
-    lead.conductor.course.alarm("h2 left")
+    lead.conductor.course.raise_alarm("h2 left")
     lead.conductor.save()
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 
 from nicps import wire
+from nicps.job.plan import Plan
 from nicps.protocol import (
     Action,
     Committed,
@@ -23,7 +24,6 @@ from nicps.protocol import (
     Timings,
     View,
 )
-from nicps.protocol.course import Plan
 from nicps.protocol.installation import Installation
 from nicps.protocol.ring import Ring
 from nicps.protocol.succession import Succession

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from nicps import wire
+from nicps.job.course import Course
+from nicps.job.orders import Orders
+from nicps.job.plan import Plan
 from nicps.protocol import Action, PhaseAgreed, Prepare
-from nicps.protocol.course import Course, Plan
 from nicps.protocol.view import Successor
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, job, training
@@ -126,9 +128,9 @@ def test_who_learns_of_the_end_from_another_is_at_rest() -> None:
     lan, _ = job(hosts=4, rounds=4)
     stop = Course.stop
 
-    def stops(course: Course, *arguments: Any, **options: Any) -> None:
+    def stops(course: Course, *arguments: Any, **options: Any) -> Orders:
         lan.cut([frozenset({2}), frozenset({0, 1, 3})])
-        stop(course, *arguments, **options)
+        return stop(course, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Course, "stop", stops)
