@@ -6,3 +6,8 @@ plan.py     what a job's settings fix; the phases that the lead decides on
 orders.py   what the machines ask for
 place.py    where this host is in the network
 """
+
+from nicps.job.life import Life
+from nicps.job.roles import LifeSettings
+
+__all__ = ["Life", "LifeSettings"]

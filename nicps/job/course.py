@@ -19,7 +19,8 @@ from nicps.job.orders import (
     OpenHandOut,
     Orders,
     RebuildView,
-    SaveModel,
+    SaveState,
+    Saving,
     Tell,
 )
 from nicps.job.place import Place
@@ -54,6 +55,7 @@ class Course:
         self.waits = False
         self._trained = found is not None and found.trained
         self._finishing = found is not None and found.finishing
+        self._crash = found.crash if found is not None else ""
         self._decided: tuple[int, str] | None = None  # the training program's last word
         self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
         self._collecting = False
@@ -96,7 +98,8 @@ class Course:
                 self.waits = True  # a course that is able goes on
                 return []
             lacks = "has the model's state" if place.learners else "has the whole job"
-            return self.stop(f"nobody is left who {lacks}")
+            lost = f"nobody is left who {lacks}"
+            return self.stop(f"{self._crash}; {lost}" if self._crash else lost)
         if self._finishing:
             return self._finish()
         if self._streaming:
@@ -164,7 +167,7 @@ class Course:
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
         if self._alarm is not None:
-            return [SaveModel()]
+            return [SaveState(Saving.ALARM)]
         if what == "test":
             return self._test()
         if what == "end":
@@ -295,7 +298,9 @@ class Course:
         )
         if joiners:
             self._purpose = "state"
-            return [RebuildView(joiners)]  # `view_installed` goes on
+            names = [joiner.name for joiner in joiners]
+            # `view_installed` goes on
+            return [Tell("taking back", {"members": names}), RebuildView(joiners)]
         if self._learners(wire.Stage.NOTHING) or self._learners(wire.Stage.WAITING):
             return self._give()
         return []

@@ -129,7 +129,7 @@ class Found:
 
     `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what comes
     after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
-    counted; `coarse`: it is a switch's.
+    counted; `coarse`: it is a switch's. `crash`: what ended this host's last training program, if one has crashed.
     """
 
     able: bool
@@ -137,3 +137,4 @@ class Found:
     finishing: bool
     unit: int | None = None
     coarse: bool = False
+    crash: str = ""

@@ -164,7 +164,7 @@ def _over(lan: Lan) -> bool:
 
 def _ended_well(lan: Lan) -> None:
     """All who have saved have the same model, after all the rounds."""
-    results = {host.job.result for host in lan.hosts if host.job.result is not None}
+    results = {host.result for host in lan.hosts if host.result is not None}
     results = results or {host.on_disk for host in lan.hosts if host.on_disk is not None}
     good = {result for result in results if not result[1].startswith("T")}
     if not results or min(trained for trained, _ in results) < lan.rounds:

@@ -59,8 +59,8 @@ def test_a_new_lead_in_a_phases_first_rounds(round_: int) -> None:
     lan, _ = job(hosts=4, rounds=10, test_every=3, compute_s=0.05)
 
     def after_a_test(host: Host, _: Action) -> bool:
-        ring, program = host.node.ring, host.job.program
-        if host is not lan.hosts[1] or ring is None or program is None or program.trained < 3:
+        ring, program = host.node.ring, host.process
+        if host is not lan.hosts[1] or ring is None or program is None or program.state.trained < 3:
             return False
         training = ring.phase.kind is wire.PhaseKind.TRAIN
         if not training or ring.round != ring.phase.first_round + round_ - 1:
@@ -104,20 +104,17 @@ def test_no_round_counts_while_the_state_is_saved(monkeypatch: pytest.MonkeyPatc
     lead, taken = lan.hosts[0], []
 
     def learner_waits(_: Host, action: Action) -> bool:
-        course, ring = lead.course, lead.node.ring
-        if course is None or ring is None or ring.phase.kind is not wire.PhaseKind.TRAIN:
+        role, ring = lead.machine.roles.lead, lead.node.ring
+        if role is None or ring is None or ring.phase.kind is not wire.PhaseKind.TRAIN:
             return False
         freed = ring.round > ring.phase.first_round and not ring.frozen and not ring._undecided
-        if not freed or not course._learners(wire.Stage.WAITING):
+        if not freed or not role.course._learners(wire.Stage.WAITING):
             return False
         taken.append(ring.round)
         lan.at(lan.now + 1e-4, lead.renew)
         return True
 
-    late = Host.later
-    monkeypatch.setattr(  # its program starts late
-        Host, "later", lambda self, s, event: late(self, 0.7 if s == 0.05 else s, event)
-    )
+    monkeypatch.setattr("tests.simulator.program.START_S", 0.7)
     lan.moments.append(learner_waits)
     assert schedules.finish(lan).what == "done"
     assert taken, "the moment has never come"

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training program (R8): what it owes, what it is told, and how long it may say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nicps import wire
+from nicps.job.actions import EndProgram, EnterPhase, Post, Welcome
+from nicps.job.orders import Orders
+from nicps.job.place import Place
+from nicps.protocol import Committed, Phase
+
+STALL_S = 60.0  # the job's `stall_s`: without a word of a program that others wait for
+_KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
+_LONGER = {"start": 5, "end": 5}  # where it has nothing to say until it is done
+_SHORTER = 1 / 20  # while all wait for the rest of its gradient
+_OWN_PHASES = 1 << 30  # saving and loading: none of the network's phases has such a number
+
+
+class Program:
+    """One training program, from its start to its end.
+
+    Args:
+        number: of the program: the how manieth of this host's agent.
+        stall_s: the job's setting.
+
+    Attributes: `attached`, it has connected; `gateway`, a process connects for it. `ready`, it has built the model,
+    whose gradient has `fragments`. `ended`, its process is gone. `digest`, of the state that it holds (hexadecimal).
+    `holds_state`: that was the others' state, too, so it is no new program. `trained`, the last round that it was told
+    of; `saved`, how many rounds the state has that it saved last. `duty`, what it has to do ("start", "work", "save",
+    "load" or "end"); empty while it waits for this host.
+    """
+
+    def __init__(self, number: int, stall_s: float, now: float) -> None:
+        self.number = number
+        self.stall_s = stall_s
+        self.duty = "start"
+        self.attached = self.gateway = self.ready = self.ended = self.holds_state = False
+        self.digest = ""
+        self.fragments = 0
+        self.trained = self.saved = 0
+        self._moved = now  # it has said something, or was told what to do
+        self._unanswered = 0  # phases; until it is in the last one that it was told of, it speaks of an earlier one
+        self._trains = False
+        self._blocks_shown = 0
+        self._saving = 0  # number of the phase in which it saves or loads
+        self._own_phase = _OWN_PHASES
+
+    # ---- time
+
+    def give_duty(self, now: float, duty: str) -> None:
+        """It was told to do something."""
+        self.duty, self._moved = duty, now
+
+    def excuse(self) -> None:
+        """It has nothing more to do in the open round until that is committed."""
+        if self.duty == "work":
+            self.duty = ""
+
+    def note_movement(self, now: float) -> None:
+        """It has said something, or could not."""
+        self._moved = now
+
+    def silent_at(self, awaited: bool) -> float | None:
+        """When it will have been silent for too long; None while it may be silent.
+
+        Args:
+            awaited: all members wait for the rest of its gradient.
+        """
+        return self._moved + self.patience_s(awaited) if awaited or self.duty else None
+
+    def patience_s(self, awaited: bool) -> float:
+        """For how long it may be silent."""
+        return self.stall_s * (_SHORTER if awaited else _LONGER.get(self.duty, 1))
+
+    # ---- what it is told
+
+    def welcome(self, place: Place, settings: Mapping[str, Any]) -> Orders:
+        """It has connected."""
+        view = place.view
+        message = {
+            "op": "welcome",
+            "number": place.number,
+            "members": [{"number": m.number, "name": m.name} for m in view.members],
+            "name": place.name,
+            "lead": view.lead,
+            "settings": settings,
+            "view": view.number,
+        }
+        return [Welcome(self.number, message)]
+
+    def enter(
+        self, now: float, phase: Phase, first_round: int, blocks: int, place: Place
+    ) -> Orders:
+        """Leave whatever it does, and go into this phase; `blocks` are those of a bank of the accumulators."""
+        message = self._phase(_KINDS[phase.kind], first_round, phase.number, place)
+        message |= {"unit": phase.unit, "shares": phase.shares, "adding": phase.adding}
+        self._trains = phase.kind is wire.PhaseKind.TRAIN
+        self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
+        shows_blocks = bool(blocks) and self._blocks_shown != blocks
+        if shows_blocks:
+            self._blocks_shown = blocks
+            message["blocks"] = blocks
+        self._unanswered += 1
+        return [EnterPhase(self.number, phase.number, first_round, message, shows_blocks)]
+
+    def change_state(self, now: float, what: str, place: Place) -> Orders:
+        """Let it "save" its state into the working folder, or "load" the one that is there."""
+        self._own_phase += 1
+        self._saving = self._own_phase
+        self.give_duty(now, what)
+        self._unanswered += 1
+        message = self._phase(what, 0, self._saving, place)
+        return [Post(self.number, message | {"unit": 0, "shares": (), "adding": False})]
+
+    def show_view(self, place: Place) -> Orders:
+        """Hosts have come or gone; the phase goes on."""
+        return [Post(self.number, {"op": "view", "round": place.open_round} | _view(place))]
+
+    def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:
+        """A round counts: its sum can be read."""
+        self.trained = commit.round
+        self.give_duty(now, "work")
+        message = {
+            "op": "committed",
+            "round": commit.round,
+            "counted": dict(commit.counted),
+            "unit": commit.unit,
+            "next_unit": commit.next_unit,
+            "added": commit.added,
+            "seconds_waited": seconds_waited,
+        }
+        return [Post(self.number, message)]
+
+    def forget_blocks(self) -> None:
+        """The accumulators are new: it must map them again."""
+        self._blocks_shown = 0
+
+    def end(self, reason: str) -> Orders:
+        """End it, whatever it is doing."""
+        if self.ended:
+            return []
+        self.ended = True
+        return [EndProgram(self.number, reason)]
+
+    def _phase(self, kind: str, first_round: int, number: int, place: Place) -> dict[str, Any]:
+        about = {"op": "phase", "kind": kind, "first_round": first_round, "number": number}
+        return about | _view(place)
+
+    # ---- what it says
+
+    @property
+    def lags(self) -> bool:
+        """It was told of a phase that it is not in yet: what it says is of an earlier one."""
+        return self._unanswered > 0
+
+    def note_prepared(self) -> None:
+        """It is in a phase that it was told of."""
+        self._unanswered -= 1
+
+    def note_read(self, digest: str) -> None:
+        """It has read a sum, and holds the state after it."""
+        self.digest = digest or self.digest
+        if not self.lags:
+            self.duty = "work" if self._trains else ""
+
+    def note_ready(self, fragments: int, digest: str) -> None:
+        """It has built the model."""
+        self.ready, self.fragments, self.digest, self.duty = True, fragments, digest, ""
+
+    def note_state(self, number: int, digest: str) -> bool:
+        """It has saved its state, or loaded another's; whether it was told to do that last."""
+        if number != self._saving:
+            return False
+        self._saving, self.duty = 0, ""
+        self.digest = digest or self.digest
+        return True
+
+
+def _view(place: Place) -> dict[str, Any]:
+    view = place.view
+    return {"view": view.number, "live": view.order, "lead": view.lead}
