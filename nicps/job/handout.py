@@ -17,8 +17,8 @@ class HandOut:
     Args:
         window: fragments in a round.
 
-    Attributes: `outgoing`, the stream that this host hands out next, 0 for none. `keeps`, what comes is written, not only
-    hashed. `collected`, hosts whose records have come (the lead).
+    Attributes: `outgoing`, the stream that this host hands out next, 0 for none. `keeps`, what comes is written, not
+    only hashed. `collected`, hosts whose records have come (the lead).
     """
 
     def __init__(self, place: Place, window: int) -> None:
