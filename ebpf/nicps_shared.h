@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
  * What the XDP program and the agent share: the maps' contents and the reasons
- * that are counted. Read by ebpf/nicps.c, and by nicps/dataplane/layout.py,
+ * that are counted. Read by ebpf/nicps.c, and by nicps/layout.py,
  * which takes its NumPy records, names and limits from the text of this file:
  * so only unsigned numbers, byte arrays and plain #defines here.
  */

@@ -21,14 +21,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from nicps.dataplane.arena import Arena
-from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.dataplane.lanes import F32, LaneFormat
-from nicps.dataplane.offers import Offers
-from nicps.dataplane.sums import Sums
 from nicps.errors import JobFailed, NetworkProblem
+from nicps.session.arena import Arena
+from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
+from nicps.session.lanes import F32, LaneFormat
+from nicps.session.offers import Offers
+from nicps.session.sums import Sums
 
-DEFAULT_SOCKET = "@nicps"
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
 
 

@@ -23,8 +23,8 @@ import orjson
 
 from nicps import gradient_json
 from nicps.client import Commit, JobAborted, Phase, Session
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import GradientFormatError, JobFailed, NicpsError
+from nicps.session.channel import Channel, ChannelClosed
 
 VERSION = 1
 GRACE_S = 2.0  # for the agent to see why a program has gone, before we say that it has

@@ -5,6 +5,9 @@ A test in tests/unit, tests/xdp, tests/netns, tests/p4 or tests/vm gets its fold
 itself, unless it has it by hand: `@pytest.mark.p4("p4c-bm2-ss")` names what is needed in place of
 BMv2. With NICPS_NO_SKIPS=1 a skipped unit, xdp or netns test fails the run (`.ci/run` sets it for
 root), and a p4 test where both BMv2 and the compiler are installed.
+
+`make test` runs the files in parallel (pytest-xdist): all tests of a file in one worker, since they share
+labs, and files that mostly wait before files that mostly compute.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +30,15 @@ ROOT = Path(__file__).resolve().parent.parent
 MUST_RUN = frozenset({"unit", "xdp", "netns"})
 BMV2, P4C = "simple_switch", "p4c-bm2-ss"
 CLONE_NEWNET = 0x40000000
+SKIPPED = "nicps-skipped"
 NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 
 #: Says what is missing, or None.
 Probe = Callable[..., str | None]
+
+#: The folders in the order in which their files are handed to workers. Labs wait most of the time: what is
+#: started first overlaps best, and short unit tests fill the end.
+ORDER = ("netns", "p4", "vm", "xdp", "unit")
 
 
 @functools.cache
@@ -97,12 +107,19 @@ PROBES: dict[str, Probe] = {
 }
 
 
+def folder_of(item: pytest.Item) -> str:
+    """The folder below tests/ that a test is in."""
+    return item.path.relative_to(ROOT / "tests").parts[0]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its folder's marker, if it has none."""
+    """Give each test its folder's marker, if it has none, and put the folders in order."""
     for item in items:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        folder = folder_of(item)
         if folder in {"unit", *PROBES} and item.get_closest_marker(folder) is None:
             item.add_marker(folder)
+    rank = {folder: at for at, folder in enumerate(ORDER)}
+    items.sort(key=lambda item: rank.get(folder_of(item), len(ORDER)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -124,27 +141,41 @@ def must_run(item: pytest.Item) -> bool:
 
 
 class SkipGuard:
-    """Turns skips of the tests that must run into a failed session."""
+    """Turns skips of the tests that must run into a failed session.
+
+    With pytest-xdist each worker collects and runs tests, and the controller decides on the exit code: what a
+    worker knows travels in its reports and in its last message.
+    """
 
     def __init__(self) -> None:
-        self.skipped: list[str] = []
-        self.must_run: set[str] = set()
+        self.skipped: dict[str, None] = {}  # node ids, each once, in order
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.must_run = {item.nodeid for item in items if must_run(item)}
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.skipped and not hasattr(report, "wasxfail") and must_run(item):
+            report.user_properties.append((SKIPPED, True))
+        return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
-            self.skipped.append(report.nodeid)
+            self.skipped[report.nodeid] = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid in self.must_run:
-            self.skipped.append(report.nodeid)
+        if (SKIPPED, True) in map(tuple, report.user_properties):
+            self.skipped[report.nodeid] = None
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.skipped and session.exitstatus in (pytest.ExitCode.OK, 5):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[SKIPPED] = list(self.skipped)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.skipped |= dict.fromkeys(getattr(node, "workeroutput", {}).get(SKIPPED, ()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for nodeid in self.skipped:
@@ -152,7 +183,13 @@ class SkipGuard:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the guard in where skips are not allowed."""
+    """Put the guard in where skips are not allowed, and see to it that SIGINT works in what tests start.
+
+    A shell without job control starts background commands with SIGINT ignored, and a process hands an ignored
+    signal on to whatever it starts; a handler it does not. Python then installs its own at the start of each child.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if NO_SKIPS:
         config.pluginmanager.register(SkipGuard(), "nicps-skip-guard")
 

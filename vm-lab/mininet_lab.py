@@ -25,9 +25,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -41,20 +41,21 @@ from nicps.errors import (  # noqa: E402
     NicpsError,
     UsageProblem,
 )
-from nicps.lab import LabSettings, enter, links, namespaces, port  # noqa: E402
-from nicps.lab.jobs import (  # noqa: E402
-    RunSettings,
-    choose_user,
+from nicps.lab import LabSettings, links, namespaces, port  # noqa: E402
+from nicps.lab.agents import (  # noqa: E402
+    AgentProcess,
+    Folders,
+    await_agents,
     environment,
+    join_command,
     nicps_command,
-    submission,
 )
+from nicps.lab.jobs import RunSettings, choose_user, submission  # noqa: E402
 from nicps.lab.shield import orderly, shielded  # noqa: E402
 
 NICPS = nicps_command()
 ENVIRONMENT = environment()
 READY_S, POLL_S, END_S = 60.0, 0.2, 15.0
-T = TypeVar("T")
 
 
 def main() -> int:
@@ -199,22 +200,23 @@ class MininetLab:
                 self._execute(
                     switch, *(command for name in names for command in bmv2.quieten(name))
                 )
-                inside(switch, lambda names=names: attach(names, program))
+                namespaces.inside(netns_of(switch), lambda names=names: attach(names, program))
                 self._switch(switch, names)
         for host in net.hosts:
             self._execute(host, *bmv2.quieten(str(host.defaultIntf().name)))
-        agents = [self._start(h, self._join(h), f"{h.name}'s agent") for h in net.hosts]
-        for host, agent in zip(net.hosts, agents, strict=True):
-            agent.until(lambda host=host: self._succeeds(host, *NICPS, "status"))
+        await_agents([self._join(host) for host in net.hosts])
 
-    def _join(self, host: Any) -> list[str]:
-        own = self.folder / host.name
-        (own / "work").mkdir(parents=True)
-        runs = self.args.runs.resolve() if host.name == "h1" else own / "runs"
-        command = [*NICPS, "join", "--iface", str(host.defaultIntf().name), "--name", host.name]
-        command += ["--runs", str(runs), "--work", str(own / "work"), "--user", self.user]
+    def _join(self, host: Any) -> AgentProcess:
+        """Start the agent of a host."""
+        folders = Folders.below(self.folder / host.name)
+        if host.name == "h1":
+            folders = replace(folders, runs=self.args.runs.resolve())
+        command = join_command(str(host.defaultIntf().name), host.name, self.user, folders)
         trust = ["--trust-switch"] if self.key and self.args.mode == "switch" else []
-        return [*command, "--mode", self.args.mode, *self.key, *trust]
+        command += ["--mode", self.args.mode, *self.key, *trust]
+        with folders.log.open("wb") as file:
+            process = self._popen(host, command, stdout=file, stderr=file)
+        return AgentProcess(host.name, netns_of(host), process, folders)
 
     def _switch(self, switch: Any, names: list[str]) -> None:
         """Start what switches there."""
@@ -319,18 +321,9 @@ class MininetLab:
                 self.net.stop()
 
 
-def inside(node: Any, work: Callable[[], T]) -> T:
-    """Do something in a node's network namespace."""
-
-    def entered() -> T:
-        fd = os.open(f"/proc/{node.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            enter.setns(fd)
-        finally:
-            os.close(fd)
-        return work()
-
-    return namespaces.in_thread(entered)
+def netns_of(node: Any) -> str:
+    """The path of a node's network namespace."""
+    return f"/proc/{node.pid}/ns/net"
 
 
 def attach(names: Sequence[str], program: int) -> None:

@@ -44,7 +44,8 @@ from nicps.errors import (  # noqa: E402
     UsageProblem,
 )
 from nicps.lab import LabSettings  # noqa: E402
-from nicps.lab.jobs import RunSettings, choose_user, nicps_command, submission  # noqa: E402
+from nicps.lab.agents import join_command  # noqa: E402
+from nicps.lab.jobs import RunSettings, choose_user, submission  # noqa: E402
 from nicps.lab.links import mac_of  # noqa: E402
 from nicps.lab.shield import orderly, shielded  # noqa: E402
 
@@ -157,8 +158,7 @@ class VmLab:
         """A guest that joins, and submits the job if it is h1 and told to (a line)."""
         _say(f"{hardware.name}: Linux {kernel.version}, {hardware.accelerator.upper()}")
         silence_s = self.args.silence or SILENCE_S[hardware.accelerator]
-        join = nicps_command("join", "--iface", "eth0", "--name", hardware.name)
-        join += ["--user", self.user, "--silence", f"{silence_s}"]
+        join = [*join_command("eth0", hardware.name, self.user), "--silence", f"{silence_s}"]
         command = f"export PYTHONPATH={shlex.quote(str(ROOT))}; {NAME_ETH0} && "
         if not self.guests:
             join += ["--runs", str(self.args.runs.resolve())]

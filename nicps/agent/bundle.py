@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from nicps.dataplane.lanes import U8
 from nicps.errors import JobFailed
 from nicps.job.plan import WINDOW_FRAGMENTS
+from nicps.session.lanes import U8
 from nicps.wire import PAYLOAD_BYTES
 
 WINDOW_BYTES = WINDOW_FRAGMENTS * PAYLOAD_BYTES

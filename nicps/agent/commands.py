@@ -86,6 +86,7 @@ class Commands:
             path = message.get(name)
             if (path is not None or name == "job") and (not isinstance(path, str) or "\0" in path):
                 raise UsageProblem(f"{name} is to be a path, not {path!r}")
+        agent.dataplane.check_interface()
         agent.node.busy = True
         try:
             agent.submission = Submission(agent, message)

@@ -16,7 +16,6 @@ from nicps.agent.checkpoints import STATE
 from nicps.agent.program import one_line
 from nicps.agent.report import PICTURE, Report
 from nicps.agent.result import summarise
-from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import NicpsError
 from nicps.job.course import Course
 from nicps.job.orders import (
@@ -31,6 +30,7 @@ from nicps.job.orders import (
 from nicps.job.place import NodePlace
 from nicps.job.plan import Found, Plan
 from nicps.protocol import Answered, Phase, View
+from nicps.session.lanes import LaneFormat
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent

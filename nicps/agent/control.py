@@ -15,8 +15,8 @@ from typing import Any
 from nicps.agent.closing import Closing
 from nicps.agent.peer import Peer as Peer
 from nicps.agent.peer import refuse_descriptors
-from nicps.dataplane.channel import ChannelClosed, unix_address
 from nicps.errors import EnvironmentProblem
+from nicps.session.channel import ChannelClosed, unix_address
 
 VERSION = 1  # of the messages (docs/socket.md)
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid

@@ -45,11 +45,12 @@ class Endings:
         else:
             self._tell_end(error, settings)
 
-    def unheard(self, ending: wire.Ending, lead: str) -> None:
-        """It ended while this host was not heard."""
+    def unheard(self, ending: wire.Ending, lead: str, crash: str = "") -> None:
+        """It ended while this host was not heard. `crash`: what ended the last training program here."""
         done = ending is wire.Ending.DONE
         how = "is done" if done else "was stopped"
-        self.over({"ok": done}, f"the job {how} while this host was not heard; {lead} led it", lead)
+        said = f"the job {how} while this host was not heard; {lead} led it"
+        self.over({"ok": done}, f"{crash}; {said}" if crash and not done else said, lead)
 
     def submission_failed(self, reason: str, code: int = JobFailed.exit_code) -> None:
         """A job that was submitted here has not come into the network. `code`: for the submitter to end with."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nicps import wire
 from nicps.agent.sender import Sender
-from nicps.errors import InterfaceDown, JobFailed, WireError, explain
+from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
 from nicps.protocol import SendFragments
 from nicps.protocol.ring import KernelState
 
@@ -33,12 +33,13 @@ class Frames:
         self.turns = 0
         self.malformed = 0
         self._hold_started = 0.0
-        self._up = True  # the interface is
+        self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface is, and why
         self._kernel: KernelState | None = None  # as the program knows it
         self._bounced = 0
         self._room_awaited = False  # in the TX ring
         agent.loop.watch(dataplane.rx_fileno(), self._receive)
         agent.loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
+        agent.loop.watch(dataplane.link_changes.fileno(), self._link_changed)
 
     # ---- in
 
@@ -48,10 +49,8 @@ class Frames:
         try:
             frames = agent.dataplane.receive()
         except InterfaceDown:
-            self._interface(up=False)
+            self._check_interface()
             return
-        if frames:
-            self._interface(up=True)
         for source, frame in frames:
             if not agent.keys.admits(source, frame, agent.dataplane.mac):
                 continue
@@ -69,12 +68,27 @@ class Frames:
                 self.turns += 1
                 self._hold_started = agent.now
 
-    def _interface(self, *, up: bool) -> None:
-        """Like a cable that is pulled: others find this host silent, and it comes back."""
-        agent = self._agent
-        if up != self._up:
-            self._up = up
-            agent.log(f"interface {agent.settings.iface} is {'up again' if up else 'down'}")
+    def _link_changed(self) -> None:
+        if self._agent.dataplane.link_changes.drain():
+            self._check_interface()
+
+    def _check_interface(self) -> None:
+        """While the interface cannot be used this host is silent, as with a cable that is pulled.
+
+        The others go on without it, and it comes back. A host that sent only its short frames would hold them up.
+        """
+        agent, before = self._agent, self._unusable
+        self._unusable = None
+        try:
+            agent.dataplane.check_interface()
+        except (InterfaceDown, InterfaceUnfit) as problem:
+            self._unusable = problem
+        self.sender.muted = self._unusable is not None
+        if self._unusable is not None and str(self._unusable) != str(before):
+            agent.warn(str(self._unusable))
+        elif self._unusable is None and before is not None:
+            how = "is up again" if isinstance(before, InterfaceDown) else "can be used again"
+            agent.log(f"interface {agent.dataplane.iface} {how}")
 
     # ---- out
 
@@ -112,7 +126,7 @@ class Frames:
             self.drop_fragments()
             agent.act(agent.node.fail(agent.now, explain("send this host's part", error)))
         if self.sender.down:
-            self._interface(up=False)
+            self._check_interface()
         if self.sender.blocked_by_kernel != self._room_awaited:
             self._room_awaited = self.sender.blocked_by_kernel
             agent.loop.arm(agent.dataplane.tx.fileno(), self._room_awaited)
@@ -150,7 +164,7 @@ class Frames:
         agent = self._agent
         state = agent.node.kernel
         config = agent.dataplane.config
-        if state is not None:
+        if state is not None and not self.sender.muted:
             config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
         if state == self._kernel:
             return

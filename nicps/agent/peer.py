@@ -8,8 +8,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import NicpsError
+from nicps.session.channel import Channel, ChannelClosed
 
 LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with anybody's megabytes
 _MOST_BACKLOG = 1 << 20  # bytes that a peer has not read

@@ -34,7 +34,7 @@ LEAST_S, MOST_S = 0.05, 3.0
 
 _QUESTIONS = 20
 _FIND_S = 0.3  # until all hosts have been heard of
-_ANSWER_S = 0.1
+_WAIT_S = 0.1  # for the answers to one question
 _TRIES = 5
 _LINE_BYTES = 1526  # of a train's frame, with preamble, checksum and gap
 _BATCH, _BATCHES = 256, 4  # frames for one system call, and those for one step
@@ -42,7 +42,7 @@ _CATCH_UP_S = 0.005  # a late agent does not send more than this at once
 _SLOWER = 0.8  # of the rate asked for: this is what can be sent, faster trains would be the same
 _BUSY_S = 0.1  # between two answers while a job is under way
 _COMING_NS = 300_000_000  # since a train's last frame; another host's first one begins no sooner
-_ANSWERS, _ANSWER_S = 64, 0.03  # so many in a row to who asks, then one each 0.03 s
+_MOST_ANSWERS, _ANSWER_EVERY_S = 64, 0.03  # so many in a row, then one every 0.03 s
 
 
 @dataclass(slots=True)
@@ -90,6 +90,7 @@ class Prober:
             raise NetworkProblem("a job is under way: measure after its end (`nicps status`)")
         if self.running:
             raise NetworkProblem("a measurement is under way here already: wait for its end")
+        self._agent.dataplane.check_interface()
         self._peer, self._hosts, self._asked, self._trains = peer, {}, {}, []
         self._next, self._timing = 0.0, False
         self._script = self._measure(float(seconds))
@@ -147,10 +148,10 @@ class Prober:
         agent, now = self._agent, time.monotonic()
         if self._busy and now < self._answered_busy + _BUSY_S:
             return
-        if self._answered > now + (_ANSWERS - 1) * _ANSWER_S:
+        if self._answered > now + (_MOST_ANSWERS - 1) * _ANSWER_EVERY_S:
             return
         self._answered_busy = now
-        self._answered = max(self._answered, now) + _ANSWER_S
+        self._answered = max(self._answered, now) + _ANSWER_EVERY_S
         first_ns, last_ns, count = self._counted(source, probe.nonce)
         busy = int(self._busy or self.running)
         body = wire.Echo(probe.nonce, first_ns, last_ns, min(count, 2**32 - 1), probe.number, busy)
@@ -204,7 +205,7 @@ class Prober:
         for _ in range(_QUESTIONS):
             self._ask()
             yield time.monotonic() + max(0.01, 0.002 * len(self._hosts))
-        yield time.monotonic() + _ANSWER_S
+        yield time.monotonic() + _WAIT_S
         self._timing = False  # what is asked from now on waits behind trains
         for rate in RATES_BPS:
             yield from self._train(rate, seconds)
@@ -224,7 +225,7 @@ class Prober:
         first = len(self._asked) + 1
         for _ in range(_TRIES):
             self._ask()
-            until = time.monotonic() + _ANSWER_S
+            until = time.monotonic() + _WAIT_S
             while time.monotonic() < until:
                 if all(max(host.echoes, default=0) >= first for host in self._hosts.values()):
                     return

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.agent.process import Child, python, set_nice
-from nicps.dataplane.arena import Arena
-from nicps.dataplane.channel import Channel, ChannelClosed
-from nicps.dataplane.lanes import LaneFormat
 from nicps.errors import JobFailed
 from nicps.protocol import Phase
+from nicps.session.arena import Arena
+from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.lanes import LaneFormat
 
 if TYPE_CHECKING:
     from nicps.agent.job import LocalJob
@@ -93,7 +93,15 @@ class Program:
     def _ended(self, code: int) -> None:
         child, self._child = self._child, None
         if child is not None:
-            self.job.program_ended(self, code, child.last_line())
+            self.job.program_ended(self, code, child.last_line(self._when()))
+
+    def _when(self) -> str:
+        """In which round it is, for an error message."""
+        if self.duty == "end":
+            return " after the last round"
+        if not self.holds_state:
+            return " before its first round"
+        return f" in round {self.job.agent.node.open_round}"
 
     @property
     def has_ended(self) -> bool:

@@ -64,7 +64,9 @@ class Submission:
         agent = self.agent
         if code:
             kind = UsageProblem if code == UsageProblem.exit_code else JobFailed
-            agent.endings.submission_failed(child.last_line(), kind.exit_code)
+            reported = child.reported_error()
+            why = reported or f"the job's preparation ended: {child.last_line()}"
+            agent.endings.submission_failed(why, kind.exit_code)
             return
         try:
             self.prepared = read_prepared(self._folder)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nicps.agent.conductor import Conductor
+from nicps.agent.program import one_line
 from nicps.errors import NicpsError, explain
 from nicps.job.plan import Found, Plan
 from nicps.protocol import (
@@ -93,6 +94,7 @@ class Views:
             finishing=job is not None and job.finishing,
             unit=job.unit if job is not None else None,
             coarse=job is not None and job.coarse,
+            crash=one_line(job.crash) if job is not None else "",
         )
         agent.log("this host leads the job from now on")
         agent.conductor = Conductor(agent, plan.job, plan, None, found)
@@ -113,8 +115,9 @@ class Views:
         agent.frames.off()
         agent.conductor = None
         if action.ending:
+            crash = agent.job.crash if agent.job is not None else ""
             agent.end_job("the job has ended")
-            agent.endings.unheard(action.ending, action.lead)
+            agent.endings.unheard(action.ending, action.lead, one_line(crash))
             return
         if agent.job is not None:
             agent.job.struck()

@@ -11,14 +11,15 @@ from typing import Any
 
 import orjson
 
-from nicps.cli import agentlink
+from nicps.cli.arguments import add_socket
 from nicps.cli.submit import progress_line
+from nicps.session.commands import ask, connect
 
 
 def add_parser(subparsers: Any) -> None:
     """The arguments of `nicps status`."""
     parser = subparsers.add_parser("status", help="show the network, its members and the job")
-    agentlink.add_socket(parser)
+    add_socket(parser)
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object (a line each with --watch)"
@@ -28,9 +29,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state once, or every second."""
-    with agentlink.connect(args.socket) as channel:
+    with connect(args.socket) as channel:
         while True:
-            status = agentlink.ask(channel, {"op": "status"})
+            status = ask(channel, {"op": "status"})
             status.pop("op")
             if args.json:
                 sys.stdout.write(orjson.dumps(status).decode() + "\n")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 import orjson
 
-from nicps.cli import agentlink
-from nicps.dataplane.channel import Channel
+from nicps.cli.arguments import add_data, add_socket
 from nicps.errors import UsageProblem
+from nicps.session.channel import Channel
+from nicps.session.commands import connect, follow
 
 DESCRIPTION = """\
 Give a job (a folder with job.py, see docs/jobs.md) to the agent of this host. It prepares model and data, calls
@@ -44,30 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--wait", action="store_true", help="until the job has ended")
     parser.add_argument("--json", action="store_true", help="the result as one JSON line on stdout")
-    agentlink.add_socket(parser)
-
-
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Where a job finds its data: refused where nothing is, though the job may need none."""
-    parser.add_argument(
-        "--data",
-        type=_existing,
-        default=os.environ.get("NICPS_DATA") or None,
-        metavar="PATH",
-        help="where the job finds its data ($NICPS_DATA)",
-    )
-
-
-def _existing(text: str) -> Path:
-    try:
-        os.stat(text)
-    except PermissionError:
-        pass  # the training user may see more than we do
-    except OSError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: {error.strerror}; name the data's folder, here or in NICPS_DATA"
-        ) from None
-    return Path(text)
+    add_socket(parser)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
@@ -98,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def submit(args: argparse.Namespace, what: Mapping[str, Any]) -> int:
     """Give the agent a job, and show how it goes; the exit code."""
-    with agentlink.connect(args.socket) as channel:
+    with connect(args.socket) as channel:
         channel.send(
             {
                 "op": "submit",
@@ -121,9 +98,7 @@ def submit(args: argparse.Namespace, what: Mapping[str, Any]) -> int:
 
 
 def _follow(channel: Channel, args: argparse.Namespace) -> int:
-    while True:
-        message, _ = channel.recv()
-        agentlink.checked(message)
+    for message in follow(channel):
         if message["op"] == "result":
             _finish(message["result"], args.json)
             return 0 if message["result"].get("weights_identical", True) else 5
@@ -133,6 +108,7 @@ def _follow(channel: Channel, args: argparse.Namespace) -> int:
             elif message["event"] in ("formed", "training"):
                 print(f"job {message['job_id']} is under way; `nicps status --watch` shows it")
                 return 0
+    raise AssertionError("a job ends with a result or an error")
 
 
 def _show(event: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.dataplane import bpf
-from nicps.dataplane.layout import layout
 from nicps.errors import EnvironmentProblem
+from nicps.layout import layout
 from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 
 #: Of SipHash.

@@ -48,10 +48,10 @@ def check_headers() -> Check:
 
 def check_sources() -> Check:
     """The BPF programs' sources: the checkout's, or the wheel's."""
-    from nicps.dataplane import sources
+    from nicps import bpf_sources
 
     try:
-        return ok("BPF sources", str(sources.folder()))
+        return ok("BPF sources", str(bpf_sources.folder()))
     except NicpsError as error:
         return fail("BPF sources", str(error), "install nicps again")
 

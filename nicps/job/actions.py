@@ -308,10 +308,11 @@ class KeepCheckpoint:
 class KeepRecords:
     """Copy what the training program has left, and this host's facts, into the run's folder.
 
-    The outcome is the names of the files that the lead collects.
+    The outcome is the names of the files that the lead collects. `last_round`: no record can be of a later one.
     """
 
     facts: Mapping[str, Any]
+    last_round: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,9 @@ class Finish:
             "fragments_expected": self.expected,
             "sums_asked_again": self.asked_again,
         }
-        return [self._works.begin(self._owner, KeepRecords(facts), self._kept)]
+        return [
+            self._works.begin(self._owner, KeepRecords(facts, self._place.open_round), self._kept)
+        ]
 
     def _kept(self, now: float, names: Sequence[str]) -> Orders:
         self._names = names

@@ -47,7 +47,6 @@ from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.works import Works
 from nicps.protocol import Committed, Installed, Phase, SendFragments
-from nicps.protocol.phase import lanes_per_fragment
 
 
 class Part:
@@ -399,7 +398,7 @@ class Part:
     def _build(self, now: float, program: Program, lanes: int, digest: str) -> Orders:
         width = self.settings.get("lane", "i16")
         try:
-            per_fragment = lanes_per_fragment(int(str(width).removeprefix("i")))
+            per_fragment = wire.lanes_per_fragment(int(str(width).removeprefix("i")))
         except (ValueError, KeyError):
             raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
         program.note_ready(max(1, -(-lanes // per_fragment)), digest)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -108,7 +107,7 @@ class Roles:
         Raises:
             JobFailed: its name cannot be a folder's.
         """
-        if os.path.basename(job_id) != job_id or job_id in ("", ".", ".."):
+        if "/" in job_id or job_id in ("", ".", ".."):
             raise JobFailed(f"{job_id!r} is not a valid run name")
         orders: Orders = []
         if self.part is not None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nicps.lab import namespaces
-from tests.netns.labs import until
-from tests.netns.members import NICPS, Network, tiny_job
+from tests.netns.labs import NICPS, until
+from tests.netns.members import Network, tiny_job
 from tests.netns.wires import run
 
 

@@ -3,6 +3,7 @@
 
 python -m tests.simulator --seeds 2000            seeds 0 to 1999
 python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of its trace
+python -m tests.simulator --seeds 1000 --digest   a hash for each seed, and one over all: a refactoring changes none
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import traceback
 
 from tests.simulator import schedules
+from tests.simulator.digest import digest_of_all
 
 
 def one(job: tuple[int, int | None]) -> tuple[int, str, str]:
@@ -27,6 +29,27 @@ def one(job: tuple[int, int | None]) -> tuple[int, str, str]:
     except Exception as error:
         return seed, "error", f"{error!r} {traceback.format_exc().splitlines()[-3].strip()}"
     return seed, outcome.what, outcome.why
+
+
+def digest(job: tuple[int, int | None]) -> tuple[int, str, str]:
+    """(seed, digest, outcome), also of a seed that fails."""
+    lan = schedules.lan_of(*job)
+    try:
+        what = schedules.finish(lan).what
+    except Exception as error:
+        what = f"error: {error!r}"
+    return job[0], lan.digest.hexdigest(), what
+
+
+def digests(seeds: range, hosts: int | None, processes: int) -> int:
+    """Print the digest of each seed, in order, and of all."""
+    found = []
+    with multiprocessing.Pool(processes) as pool:
+        for seed, hexdigest, what in pool.imap(digest, ((seed, hosts) for seed in seeds)):
+            print(f"{seed:6} {hexdigest} {what}", flush=True)
+            found.append((seed, hexdigest))
+    print(f"{len(found)} seeds: {digest_of_all(found)}")
+    return 0
 
 
 def again(seed: int, hosts: int | None, lines: int) -> int:
@@ -51,9 +74,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", type=int, default=0, metavar="LINES", help="of that one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument(
+        "--digest", action="store_true", help="a hash of all frames and commits, by seed"
+    )
     options = parser.parse_args()
     if options.seed is not None:
         return again(options.seed, options.hosts, options.trace)
+    if options.digest:
+        seeds = range(options.first, options.first + options.seeds)
+        return digests(seeds, options.hosts, options.jobs)
     counts: collections.Counter[str] = collections.Counter()
     failed = 0
     with multiprocessing.Pool(options.jobs) as pool:

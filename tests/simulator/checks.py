@@ -201,6 +201,7 @@ class Checks:
 
     def committed(self, host: Host, commit: Committed, phase: Phase) -> None:
         """A round counts at a host."""
+        self.lan.digest.add_commit(host.index, self.lan.now, commit)
         what = (tuple(sorted(commit.counted.items())), commit.unit, phase.kind)
         key = self.branch(host), commit.round
         if self.commits.setdefault(key, what) != what:

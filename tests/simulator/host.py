@@ -481,6 +481,7 @@ class Host:
         fragments = action.fragments
         if action.source is act.Source.STREAM:
             lan.checks.can_read(self, self.disk.hand_out(action.stream, action.phase.first_round))
+        lan.digest.add_contribution(self.index, self._tx_free, fragments)
         for first, count in fragments.ranges:
             for index in range(first, first + count):
                 self._tx_free += FRAGMENT_S

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nicps import wire
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Timings
+from tests.simulator.digest import Digest
 from tests.simulator.switch import QUANTUM, Switch
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Lan:
         self.switch = Switch()  # where the plan has it that one adds
         self.deaf: Host | None = None  # gets none of its sums
         self.checks = Checks(self)
+        self.digest = Digest()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._arrival: dict[tuple[int, int], float] = {}
@@ -196,6 +198,7 @@ class Lan:
     def broadcast(self, sender: Host, frame: bytes, key: bytes | None, when: float) -> None:
         """A small frame; `key` stands for what its tag was made with."""
         self.frames += 1
+        self.digest.add_frame(sender.index, when, frame)
         if self.lose:
             kind = kind_of(frame)
             if self.lose.get(kind):

@@ -21,8 +21,8 @@ from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.loop import Loop
 from nicps.agent.process import Child, User
-from nicps.dataplane.channel import Channel
 from nicps.protocol import NodeState
+from nicps.session.channel import Channel
 
 STRANGER = 54321
 LINGER_S = 3
@@ -62,6 +62,7 @@ class Host:
             prober=SimpleNamespace(forget=lambda peer: None),
             node=SimpleNamespace(state=NodeState.STANDBY, busy=False),
             settings=SimpleNamespace(work=tmp_path),
+            dataplane=SimpleNamespace(check_interface=lambda: None),
             children=Children(),
             loop=self.loop,
             **dict.fromkeys(("job", "submission", "trouble")),

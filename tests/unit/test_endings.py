@@ -99,6 +99,15 @@ def test_who_was_not_heard_at_the_end_is_told_all_the_same(ending: wire.Ending, 
     assert "h2" in str(host.last_job), "who knows more"
 
 
+def test_who_was_not_heard_after_a_crash_is_told_of_that() -> None:
+    """At every host, say: the one that submitted has only its own crash to go by."""
+    host = Host()
+    host.submission = SimpleNamespace(job_id="1", close=lambda: None)
+    Endings(host).unheard(wire.Ending.ENDED, "h2", "h1: the training program ended: SIGSEGV")  # type: ignore[arg-type]
+    said = "the job was stopped while this host was not heard; h2 led it"
+    assert host.last_job["error"] == f"h1: the training program ended: SIGSEGV; {said}"
+
+
 @pytest.mark.parametrize(("ended", "code"), [(1, 5), (2, 2), (-9, 5)])
 def test_a_setting_that_makes_no_sense_is_wrong_use(ended: int, code: int) -> None:
     """The preparation ends with 2 for it; what else it ends with is the job's failure."""
@@ -108,7 +117,8 @@ def test_a_setting_that_makes_no_sense_is_wrong_use(ended: int, code: int) -> No
     host.publish = lambda message: codes.append(message["exit_code"])
     submission = Submission.__new__(Submission)
     submission.agent, submission.job_id = host, ""
-    submission._child = SimpleNamespace(last_line=lambda: "setting batch is 0")  # type: ignore[assignment]
+    child = SimpleNamespace(reported_error=lambda: "setting batch is 0")
+    submission._child = child  # type: ignore[assignment]
     submission.close = lambda: None  # type: ignore[method-assign]
     host.submission = submission
     submission._is_prepared(ended)

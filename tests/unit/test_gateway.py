@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from nicps import gateway, gradient_json
-from nicps.dataplane.channel import Channel
 from nicps.gateway import run
+from nicps.session.channel import Channel
 from tests.fake_session import FakeNetwork, FakeSession
 
 PARAMETERS = [{"name": "w", "shape": [2, 2]}, {"name": "b", "shape": [2]}]

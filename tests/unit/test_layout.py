@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nicps import wire
-from nicps.dataplane import sources
-from nicps.dataplane.layout import layout, parse
+from nicps import bpf_sources, wire
 from nicps.errors import EnvironmentProblem
+from nicps.layout import layout, parse
 
 
 def test_parse() -> None:
@@ -64,7 +63,7 @@ def test_flatten(tmp_path: Path) -> None:
     (tmp_path / "outer.h").write_text('#include "inner.h"\nint outer;\n')
     source = tmp_path / "main.c"
     source.write_text('#include <linux/types.h>\n#include "outer.h"\nint last;\n')
-    lines = sources.flatten(source).splitlines()
+    lines = bpf_sources.flatten(source).splitlines()
     assert [line for line in lines if line and not line.startswith("#line")] == [
         "#include <linux/types.h>",
         "int inner;",
@@ -74,9 +73,9 @@ def test_flatten(tmp_path: Path) -> None:
     assert lines[lines.index("int last;") - 1] == '#line 3 "main.c"'
     source.write_text('\n#include "nothing.h"\n')
     with pytest.raises(EnvironmentProblem, match=r"main\.c:2: nothing\.h is not there"):
-        sources.flatten(source)
+        bpf_sources.flatten(source)
 
 
 def test_no_such_source() -> None:
     with pytest.raises(EnvironmentProblem, match=r"no_such\.c is not there"):
-        sources.path("no_such.c")
+        bpf_sources.path("no_such.c")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from nicps.client import JobAborted, Session
-from nicps.dataplane.arena import Arena
-from nicps.dataplane.channel import Channel
-from nicps.dataplane.layout import layout
+from nicps.layout import layout
+from nicps.session.arena import Arena
+from nicps.session.channel import Channel
 from nicps.wire import BLOCK_LANES
 
 LANES = 720  # one fragment of i16

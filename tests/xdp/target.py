@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.layout import layout
+from nicps.layout import layout
 from tests.model import BANKS, SLOTS_PER_BLOCK, Outcome
 from tests.replay import State, bits, halves
 

@@ -12,8 +12,8 @@ from siphash24 import siphash24
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.layout import layout
 from nicps.dataplane.maps import Maps
+from nicps.layout import layout
 from tests.vectors import encode
 from tests.xdp.kernel import MACS, NETWORK, VIEW
 

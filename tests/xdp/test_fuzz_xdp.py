@@ -20,8 +20,8 @@ import pytest
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.layout import layout
 from nicps.dataplane.maps import Maps
+from nicps.layout import layout
 from tests import replay
 from tests.model import DROP, PASS, TX
 from tests.vectors import encode

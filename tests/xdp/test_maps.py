@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from nicps import wire
 from nicps.dataplane import bpf
-from nicps.dataplane.layout import layout
 from nicps.errors import EnvironmentProblem
+from nicps.layout import layout
 from tests.xdp.kernel import MACS, NETWORK, VIEW, Kernel, fragment, kernel
 
 HOUR_NS = 3_600_000_000_000

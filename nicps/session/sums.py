@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from nicps.dataplane.lanes import F32, I64, U8, LaneFormat, Summer
-from nicps.dataplane.layout import layout
+from nicps.layout import layout
+from nicps.session.lanes import F32, I64, U8, LaneFormat, Summer
 from nicps.wire import BLOCK_LANES
 
 
