@@ -95,7 +95,7 @@ class StartProgram:
 
 @dataclass(frozen=True, slots=True)
 class EndProgram:
-    """End it, whatever it is doing; nothing more is heard of it."""
+    """End it, whatever it is doing, and free the memory that is shared with it; nothing more is heard of it."""
 
     program: int
     reason: str

@@ -1,45 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a job at one host: what is told to this host, and what it does about that (R1 to R22).
+r"""The life of a job at one host: what is told to this host, and what it does about that (R1 to R22).
 
-`Life` owns the node of the protocol and this host's part in a job. Every method that takes `now` is an event, and
+`Life` owns the node of the protocol and this host's roles in a job. Every method that takes `now` is an event, and
 returns the actions to carry out, in order.
 
-    frames, time, the kernel's state ---> Node --actions--> Life ---> actions for the host
-    commands ------------------------\\                      |  ^
-    the training program's messages ---> Life --events--> parts  orders
-    works that are done -------------/                      \\__/
-
-Orders of the parts are carried out at once; actions of the node wait in a queue until those before them are done with,
-since frames must leave in the order in which the node made them.
+    frames, time, the kernel's state -----> Node --actions--> Hub ---> actions for the host
+    commands ---------------------------\                    |  ^
+    what the training program says ------+--> roles <-events-+  |
+    works that are done ----------------/       \-----orders----/
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nicps import protocol, wire
-from nicps.errors import JobFailed, NetworkProblem, NicpsError, WireError
-from nicps.job import orders as ask
+from nicps.errors import JobFailed, NetworkProblem, WireError
 from nicps.job import said
-from nicps.job.actions import (
-    Action,
-    CloseStream,
-    DropFragments,
-    EnterView,
-    Log,
-    RunHook,
-    Source,
-    StreamSize,
-    Transmit,
-)
-from nicps.job.orders import Fail, Order, Orders
+from nicps.job.actions import Action, Log
+from nicps.job.hub import Hub
+from nicps.job.orders import Fail, Orders, Warn
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
-from nicps.job.said import one_line
 from nicps.job.works import Works
-from nicps.protocol import Node, NodeState, Phase
+from nicps.protocol import Node, NodeState
 
 
 class Life:
@@ -48,8 +33,6 @@ class Life:
     Args:
         receiver: what has arrived (the kernel's maps).
         nonce: fresh random 64-bit numbers, never 0.
-
-    Attributes: `turns`, how often this host had the token.
     """
 
     def __init__(
@@ -62,18 +45,20 @@ class Life:
         self.settings = settings
         name, network, timings = settings.name, settings.network, settings.timings
         self.node = Node(mac, name, network, receiver, nonce, timings, self._stage)
-        self.turns = 0
         self._works = Works()
         self.roles = Roles(settings, self.node, self._works)
+        self._hub = Hub(settings, self.node, self.roles)
         self._nonce = nonce
         self._leaving = False
         self._called = False  # for the job that is here
         self._awaited = False  # all members wait for the rest of this host's gradient
-        self._turns_before = 0  # this job
-        self._queue: deque[protocol.Action] = deque()
-        self._out: list[Action] = []
 
     # ---- what others look at
+
+    @property
+    def turns(self) -> int:
+        """How often this host had the token."""
+        return self._hub.turns
 
     @property
     def busy_with(self) -> str:
@@ -111,9 +96,9 @@ class Life:
         self._called = False
         actions = self.node.on_frame(now, source, data)
         called = self.part.start_missing_program(now) if self.part and self._called else []
-        out = self._run(now, actions, called)
+        out = self._hub.run(now, actions, called)
         if self.node.ring is not None and self.node.ring.turns > turns:
-            self.turns += 1
+            self._hub.turns += 1
         return out
 
     def kernel_saw(
@@ -131,7 +116,7 @@ class Life:
         if started is not None and part is not None and phase is not None:
             if phase.kind is wire.PhaseKind.TRAIN:
                 orders = part.note_sent(fragments, started, now)
-        return self._run(now, self.node.sent(now, fragments), orders)
+        return self._hub.run(now, self.node.sent(now, fragments), orders)
 
     def tick(self, now: float, awaited: bool = False) -> list[Action]:
         """Time has passed; call at `deadline` at the latest.
@@ -148,7 +133,7 @@ class Life:
                 actions = self.node.tick(now)
             except WireError as error:  # a number that no frame can hold
                 orders.append(Fail(str(error)))
-        return self._run(now, actions, orders)
+        return self._hub.run(now, actions, orders)
 
     def deadline(self) -> float | None:
         """When `tick` must be called next, or None."""
@@ -158,21 +143,25 @@ class Life:
 
     def renew_key(self, now: float) -> list[Action]:
         """The view's key has served its time: another view of the same members has another."""
-        return self._run(now, [] if self.node.changing else self.node.rebuild(now, ()))
+        return self._hub.run(now, [] if self.node.changing else self.node.rebuild(now, ()))
 
     # ---- events: works, and what could not be done
 
     def work_done(self, now: float, ticket: int, outcome: Any = None) -> list[Action]:
         """A work has come to its outcome."""
-        return self._run(now, (), self._works.finish(now, ticket, outcome))
+        return self._hub.run(now, (), self._works.finish(now, ticket, outcome))
 
     def work_failed(self, now: float, ticket: int, reason: str) -> list[Action]:
         """A work cannot be done: a full disk, a broken file."""
-        return self._run(now, (), self._works.fail(now, ticket, reason))
+        return self._hub.run(now, (), self._works.fail(now, ticket, reason))
 
     def action_failed(self, now: float, reason: str) -> list[Action]:
-        """An action for the job could not be carried out."""
-        return self._run(now, (), [Fail(reason)] if self.part is not None else [])
+        """An action could not be carried out: the job, if there is one, cannot go on here."""
+        return self._hub.run(now, (), [Log(reason) if self.part is None else Fail(reason)])
+
+    def warn(self, now: float, text: str) -> list[Action]:
+        """Something at this host that ends nothing."""
+        return self._hub.run(now, (), [Warn(text)])
 
     # ---- events: the training program
 
@@ -183,7 +172,7 @@ class Life:
             NetworkProblem, JobFailed: none is expected, or one is attached.
         """
         part = self._expecting()
-        return self._run(now, (), part.programs.attach(part.settings))
+        return self._hub.run(now, (), part.programs.attach(part.settings))
 
     def attach_gateway(self) -> int:
         """The training program speaks JSON: a gateway is started for the program of this number.
@@ -211,7 +200,7 @@ class Life:
             orders = self.part.hear(now, message)
         except JobFailed as error:
             orders = [Fail(str(error))]
-        return self._run(now, (), orders)
+        return self._hub.run(now, (), orders)
 
     def note_converted(self, now: float) -> None:
         """The training program has converted more of its gradient."""
@@ -221,28 +210,38 @@ class Life:
     def program_unstarted(self, now: float, number: int, reason: str) -> list[Action]:
         """A training program could not be started."""
         part = self.part
-        return self._run(now, (), part.programs.note_unstarted(number, reason) if part else [])
+        return self._hub.run(now, (), part.programs.note_unstarted(number, reason) if part else [])
 
     def program_ended(self, now: float, number: int, code: int, last: str) -> list[Action]:
         """The process of a training program is gone, with that exit code (negative for a signal) and last line."""
         part = self.part
-        return self._run(now, (), part.note_ended(now, number, code, last) if part else [])
+        return self._hub.run(now, (), part.note_ended(now, number, code, last) if part else [])
 
     def gateway_ended(self, now: float, number: int, code: int, last: str) -> list[Action]:
         """The gateway of a training program is gone."""
         part = self.part
-        return self._run(now, (), part.programs.gateway_ended(number, code, last) if part else [])
+        return self._hub.run(
+            now, (), part.programs.gateway_ended(number, code, last) if part else []
+        )
 
     # ---- events: commands
+
+    def check_free(self) -> None:
+        """A job can be submitted here.
+
+        Raises:
+            NetworkProblem: another one is under way.
+        """
+        if why := self.busy_with:
+            raise NetworkProblem(f"a job is under way: {why}")
 
     def submit(self) -> int:
         """A job is submitted here, and is prepared now: the submission's number. Nobody else hears of it yet.
 
         Raises:
-            NetworkProblem: a job is under way.
+            NetworkProblem: another one is under way.
         """
-        if why := self.busy_with:
-            raise NetworkProblem(f"a job is under way: {why}")
+        self.check_free()
         return self.roles.submit().number
 
     def withdraw_submission(self) -> None:
@@ -259,10 +258,10 @@ class Life:
         try:
             plan = submission.plan(job_id, prepared, self.settings.adding)
         except JobFailed as error:
-            return self._run(now, (), roles.fail_submission(str(error)))
+            return self._hub.run(now, (), roles.fail_submission(str(error)))
         roles.begin_lead(now, plan)
         forming = roles.tell("forming", job_id, {"data": prepared.get("data")})
-        return self._run(now, self.node.start(now, self._nonce()), forming)
+        return self._hub.run(now, self.node.start(now, self._nonce()), forming)
 
     def submission_failed(
         self, now: float, number: int, reason: str, code: int = JobFailed.exit_code
@@ -271,7 +270,7 @@ class Life:
         submission = self.roles.submission
         if submission is None or submission.number != number:
             return []
-        return self._run(now, (), self.roles.fail_submission(reason, code))
+        return self._hub.run(now, (), self.roles.fail_submission(reason, code))
 
     def leave(self, now: float) -> list[Action]:
         """This agent ends: the others go on without it, or the job stops for all where they cannot."""
@@ -280,301 +279,13 @@ class Life:
         if self.node.state is not NodeState.MEMBER:
             return []
         if self.part is not None and self.part.digest:
-            return self._run(now, self.node.leave(now, reason))
+            return self._hub.run(now, self.node.leave(now, reason))
         if self.roles.lead is not None:
-            return self._run(now, (), self.roles.lead.fail(reason))
-        return self._run(now, self.node.fail(now, reason))
+            return self._hub.run(now, (), self.roles.lead.fail(reason))
+        return self._hub.run(now, self.node.fail(now, reason))
 
     def end(self, now: float, reason: str) -> list[Action]:
         """This agent has left, or must go at once."""
         roles = self.roles
         ended = roles.fail_submission(reason) if roles.submission is not None else []
-        return self._run(now, (), [*ended, *roles.end_part(reason)])
-
-    # ---- the queue
-
-    def _run(
-        self, now: float, actions: Sequence[protocol.Action], orders: Sequence[Order] = ()
-    ) -> list[Action]:
-        self._queue.extend(actions)
-        self._carry_out(now, orders)
-        while self._queue:
-            self._obey_node(now, self._queue.popleft())
-        out, self._out = self._out, []
-        return out
-
-    # ---- what the node asks for
-
-    def _obey_node(self, now: float, action: protocol.Action) -> None:
-        part, lead, roles = self.part, self.roles.lead, self.roles
-        orders: Orders = []
-        match action:
-            case protocol.Send():
-                self._out.append(action)
-            case protocol.SendFragments():
-                self._transmit(action)
-            case protocol.Need(round_, samples):
-                orders = part.show_need(round_, samples) if part else []
-            case protocol.Closed(round_):
-                orders = part.show_closed(round_) if part else []
-            case protocol.Committed():
-                if lead is not None and action.phase.kind is wire.PhaseKind.TRAIN:
-                    lead.course.round_committed(action.next_unit, action.phase.adding)
-                orders = part.commit(now, action) if part else []
-            case protocol.Prepare(phase):
-                orders = self._prepare(now, phase)
-            case protocol.PhaseAgreed(phase, answers):
-                orders = self._agreed(phase, answers)
-            case protocol.NotAdded():
-                orders = lead.course.switch_silent() if lead else []
-            case protocol.Installed():
-                orders = self._install(now, action)
-            case protocol.Ready(view):
-                orders = lead.view_installed(view, self.settings.keyed) if lead else []
-            case protocol.Answered():
-                orders = lead.course.host_answered(action) if lead else []
-            case protocol.Differs():
-                orders = self._differ(now, action)
-            case protocol.Struck():
-                orders = roles.strike_off(action)
-            case protocol.Cut(missing):
-                orders = self._cut_off(now, self.node.view.names(missing))
-            case protocol.Declined(reason):
-                orders = roles.decline(reason)
-            case protocol.Failed(reason):
-                orders = self._fail_job(reason)
-        self._carry_out(now, orders)
-
-    def _transmit(self, action: protocol.SendFragments) -> None:
-        ring = self.node.ring
-        of_view = ring is not None and action.view == self.node.view.number
-        if ring is None or self.part is None or not of_view:
-            return
-        source, stream = Source.PROGRAM, 0
-        if not action.samples:
-            source = Source.NOTHING
-        elif ring.phase.kind is wire.PhaseKind.HANDOUT:
-            source, stream = Source.STREAM, self.part.hand_out.stream_of(ring.phase)
-        self._out.append(Transmit(action, ring.phase, source, stream))
-
-    def _prepare(self, now: float, phase: Phase) -> Orders:
-        """A decision's turn has come."""
-        roles = self.roles
-        if phase.kind is wire.PhaseKind.STOP:
-            over = roles.end_others_job(phase) if roles.lead is None else []
-            return [*over, ask.Acknowledge(phase.number)]
-        if self.part is None and self.node.leaving:
-            return []  # taken in although it has declined: the others go on without it
-        orders: Orders = []
-        try:
-            if self.part is not None and phase.settings.get("job", self.part.id) != self.part.id:
-                orders = roles.end_part("another job has begun")
-            if roles.part is None:
-                orders += self._begin_part(now, str(phase.settings["job"]))
-            if phase.adding and not self.settings.adding:
-                raise JobFailed(
-                    "the network's switch is to add, which this host has not been told to believe: "
-                    "run `nicps join` with --mode switch there too"
-                )
-            assert roles.part is not None
-            return [*orders, *roles.part.prepare(now, phase)]
-        except (NicpsError, LookupError, TypeError, ValueError) as error:
-            return [*orders, Fail(f"cannot prepare for {phase.kind.name.lower()}: {error}")]
-
-    def _begin_part(self, now: float, job_id: str) -> Orders:
-        self._turns_before = self.turns
-        return self.roles.begin_part(now, job_id)
-
-    def _agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> Orders:
-        """The lead: every member has acknowledged."""
-        roles = self.roles
-        stops = phase.kind is wire.PhaseKind.STOP
-        if roles.lead is not None:
-            return roles.end_own_job(phase) if stops else roles.lead.decision_agreed(phase, answers)
-        if stops and self.part is not None:
-            return roles.end_others_job(phase)  # it departs, and has decided that before
-        return []
-
-    def _fail_job(self, reason: str) -> Orders:
-        roles = self.roles
-        if roles.lead is not None and self.node.leads:
-            return roles.lead.fail(reason)
-        return roles.fail_submission(reason) if roles.submission is not None else []
-
-    # ---- views (R17 to R20, R22)
-
-    def _install(self, now: float, action: protocol.Installed) -> Orders:
-        """A view is in force: the kernel follows it, and the job goes on in it."""
-        view, roles = action.view, self.roles
-        roles.notices.trouble = ""
-        # The network that it was about to start is there; struck off, it comes back to it.
-        self.node.busy = False
-        orders: Orders = [
-            DropFragments(),  # of the view before
-            EnterView(view, action.number),
-            Log(f"network {self.settings.network}: view {view.number}, {view.names(view.live)}"),
-        ]
-        left = set(range(1, len(view.members) + 1)) - view.live
-        if left:
-            orders.append(Log(f"not in it: {view.names(left)}"))
-        if self.part is not None:
-            orders += self.part.enter_view(now, action)
-        return [*orders, *roles.follow_lead(now, self.node.leaving)]
-
-    def _cut_off(self, now: float, silent: str) -> Orders:
-        """R18: nobody may go on here; what there is must not be lost if the others never come back."""
-        text = f"{silent} cannot be heard, and there is no majority without: standing by"
-        trouble, part = ask.Trouble(text), self.part
-        if part is None:
-            return [trouble, RunHook(text)]
-        return [trouble, *part.checkpoints.cut_off(now, text, part.program)]
-
-    def _differ(self, now: float, action: protocol.Differs) -> Orders:
-        """Members that hold other weights than most stand by and take the state again; a tie is for the user."""
-        view, lead = self.node.view, self.roles.lead
-        if not action.numbers:
-            if lead is not None:
-                lead.course.raise_alarm(
-                    f"after round {action.round} the members' weights differ, and no half agrees"
-                )
-            return []
-        names = view.names(action.numbers)
-        text = f"after round {action.round} the weights of {names} differ from the others'"
-        if self.part is not None:
-            self.part.finish.differed += [
-                {"name": view.members[k - 1].name, "round": action.round, "view": view.number}
-                for k in sorted(action.numbers)
-            ]
-        rest = [k for k in view.order if k not in action.numbers]
-        if rest and rest[0] == self.node.number:
-            return [ask.Warn(text), ask.StrikeOff(action.numbers)]
-        return [ask.Warn(text)]
-
-    # ---- what the parts ask for
-
-    def _carry_out(self, now: float, orders: Sequence[Order]) -> None:
-        for order in orders:
-            asked = self._ask_node(now, order)
-            if asked is not None:
-                self._queue.extend(asked)
-            elif (follow := self._ask_part(now, order)) is not None:
-                self._carry_out(now, follow)
-            else:
-                self._out.append(order)  # type: ignore[arg-type]
-
-    def _ask_node(self, now: float, order: Order) -> Sequence[protocol.Action] | None:
-        """What the node makes of an order; None if it is not for the node."""
-        node = self.node
-        match order:
-            case ask.Acknowledge(number, answer):
-                return node.prepared(now, number, answer)
-            case ask.Offer(round_, samples, unit, skip):
-                return node.offer(now, round_, samples, unit, skip)
-            case ask.MarkReady(round_, samples):
-                return node.progress(now, round_, samples)
-            case ask.MarkRead(round_, digest):
-                return node.read(now, round_, digest)
-            case ask.Fail(reason):
-                return node.fail(now, reason)
-            case ask.CommitNext():
-                return node.go_on(now)
-            case ask.RebuildView(joiners):
-                return node.rebuild(now, joiners)
-            case ask.StrikeOff(numbers):
-                return node.strike(now, numbers)
-            case ask.CallHosts(job):
-                node.calls = job
-                return ()
-            case ask.Decide(phase):
-                return self._decide(now, phase)
-        return None
-
-    def _decide(self, now: float, phase: Phase) -> Sequence[protocol.Action]:
-        lead = self.roles.lead
-        if lead is None or not self.node.leads:
-            return ()
-        try:
-            return self.node.decide(now, lead.complete(phase, self.part))
-        except WireError as error:  # a decision that no frame can hold
-            return self.node.fail(now, str(error))
-
-    def _ask_part(self, now: float, order: Order) -> Orders | None:
-        """What follows from an order for another part; None if it is an action for the host."""
-        part, roles, lead = self.part, self.roles, self.roles.lead
-        match order:
-            case ask.Tell(event, values, job):
-                job = job or (lead.plan.job if lead is not None else "")
-                log: Orders = [Log(str(values["message"]))] if event == "warning" else []
-                return [*log, *roles.tell(event, job, values)]
-            case ask.Warn(text):
-                return [Log(text), *self._warn(text)]
-            case ask.Trouble(text, hook):
-                roles.notices.trouble = text
-                return [Log(text), *self._warn(text), *([RunHook(text)] if hook else [])]
-            case ask.Depart(reason):
-                roles.depart()
-                self._queue.extend(self.node.leave(now, reason))
-                return [Log(reason)]
-            case ask.OpenHandOut(purpose):
-                return lead.open_hand_out(now, purpose, part, roles.submission) if lead else []
-            case ask.OfferStream(purpose, stream, size):
-                return self._offer_stream(now, purpose, stream, size)
-            case ask.SaveState(saving):
-                if part is None:
-                    return [ask.StateSaved(saving, "there is no training program here")]
-                return part.save(now, saving)
-            case ask.StateSaved(saving, error):
-                return lead.state_saved(saving, error, part) if lead else []
-            case ask.HandOutEnded(phase):
-                return self._end_hand_out(now, phase)
-            case ask.ModelBuilt():
-                return lead.model_built(now, part) if lead else []
-            case ask.RoundJudged(round_, what):
-                return lead.round_judged(now, round_, what) if lead else []
-            case ask.Reported(values):
-                return self._report(values)
-        return None
-
-    def _warn(self, text: str) -> Orders:
-        """The watchers of the job that is here are warned."""
-        if self.part is None:
-            return []
-        values = {"message": f"{self.settings.name}: {text}"}
-        return self.roles.tell("warning", self.part.id, values)
-
-    def _offer_stream(self, now: float, purpose: str, stream: int, size: StreamSize) -> Orders:
-        """What the lead hands out is open."""
-        lead = self.roles.lead
-        if lead is None:
-            return [CloseStream(stream)]
-        begun: Orders = []
-        if self.part is None:
-            try:
-                begun = self._begin_part(now, lead.plan.job)
-            except JobFailed as error:
-                return [CloseStream(stream), *lead.fail(f"cannot hand out the {purpose}: {error}")]
-        assert self.roles.part is not None
-        offered = self.roles.part.hand_out.offer(stream)
-        decided = lead.course.stream_opened(purpose, self.node.number, size.size, size.index_bytes)
-        return [*begun, *offered, *decided]
-
-    def _end_hand_out(self, now: float, phase: Phase) -> Orders:
-        orders = self.roles.lead_with_the_job(now)
-        lead = self.roles.lead
-        self._carry_out(now, orders)
-        return lead.hand_out_ended(now, phase) if lead is not None else []
-
-    def _report(self, values: Mapping[str, Any]) -> Orders:
-        """Live progress of the training program here, or a warning."""
-        shown = dict(values)
-        orders: Orders = []
-        if (text := shown.pop("warning", None)) is not None:
-            orders += self._warn(one_line(text))
-        if not shown:
-            return orders
-        self.roles.notices.progress = shown
-        lead = self.roles.lead
-        if lead is not None:
-            turns = self.turns - self._turns_before
-            orders += self.roles.tell("progress", lead.plan.job, shown | {"token_turns": turns})
-        return orders
+        return self._hub.run(now, (), [*ended, *roles.end_part(reason)])

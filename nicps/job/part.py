@@ -170,7 +170,7 @@ class Part:
         self.checkpoints.call_off()
         phase, program = action.phase, self.program
         if phase is None:
-            return program.show_view(self._place) if program is not None else []
+            return program.show_view(now, self._place, None) if program is not None else []
         self.phase, self._waiting = phase, None
         orders = self.accumulators.renew(phase)  # it was getting ready for another phase
         if orders and program is not None:
@@ -178,7 +178,7 @@ class Part:
         hands_out = phase.kind is wire.PhaseKind.HANDOUT
         if hands_out or not self._has_share(phase) or program is None:
             return orders
-        orders += program.show_view(self._place)
+        orders += program.show_view(now, self._place, phase)
         if action.again and not self.finishing:  # it was told of the phase that now does not come
             blocks = self.accumulators.blocks
             orders += program.enter(now, phase, self._place.open_round, blocks, self._place)
@@ -369,8 +369,7 @@ class Part:
             case said.Checkpoint(round_, error):
                 return self.checkpoints.write(round_, error)
             case said.Judged(round_, what) if program.ready:
-                if what != "continue":
-                    program.excuse()  # the lead goes on once all do something else
+                program.note_judged(what)
                 return [RoundJudged(round_, what)]
             case said.Report(values) if program.ready:
                 return [Reported(values)]

@@ -30,7 +30,7 @@ class Program:
     whose gradient has `fragments`. `ended`, its process is gone. `digest`, of the state that it holds (hexadecimal).
     `holds_state`: that was the others' state, too, so it is no new program. `trained`, the last round that it was told
     of; `saved`, how many rounds the state has that it saved last. `duty`, what it has to do ("start", "work", "save",
-    "load" or "end"); empty while it waits for this host.
+    "load", "judge" or "end"); empty while it waits for this host.
     """
 
     def __init__(self, number: int, stall_s: float, now: float) -> None:
@@ -47,8 +47,16 @@ class Program:
         self._blocks_shown = 0
         self._saving = 0  # number of the phase in which it saves or loads
         self._own_phase = _OWN_PHASES
+        self._leads = False  # as it was told last
+        self._released = False
 
     # ---- time
+
+    def describe_moment(self, open_round: int) -> str:
+        """In which round it is, for an error message."""
+        if self.duty == "end":
+            return " after the last round"
+        return f" in round {open_round}" if self.holds_state else " before its first round"
 
     def give_duty(self, now: float, duty: str) -> None:
         """It was told to do something."""
@@ -79,7 +87,7 @@ class Program:
 
     def welcome(self, place: Place, settings: Mapping[str, Any]) -> Orders:
         """It has connected."""
-        view = place.view
+        view, self._leads = place.view, place.leads
         message = {
             "op": "welcome",
             "number": place.number,
@@ -115,9 +123,14 @@ class Program:
         message = self._phase(what, 0, self._saving, place)
         return [Post(self.number, message | {"unit": 0, "shares": (), "adding": False})]
 
-    def show_view(self, place: Place) -> Orders:
-        """Hosts have come or gone; the phase goes on."""
-        return [Post(self.number, {"op": "view", "round": place.open_round} | _view(place))]
+    def show_view(self, now: float, place: Place, phase: Phase | None) -> Orders:
+        """Hosts have come or gone; the phase goes on, or none does."""
+        leads_now = place.leads and not self._leads
+        between = phase is None or place.open_round <= phase.first_round
+        if leads_now and not between and self._trains and not self.duty:
+            self.give_duty(now, "judge")  # R14: it says again what comes next
+        about = {"op": "view", "round": place.open_round}
+        return [Post(self.number, about | self._view(place))]
 
     def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:
         """A round counts: its sum can be read."""
@@ -139,15 +152,19 @@ class Program:
         self._blocks_shown = 0
 
     def end(self, reason: str) -> Orders:
-        """End it, whatever it is doing."""
-        if self.ended:
+        """End it, whatever it is doing, and let go of what was shared with it."""
+        if self._released:
             return []
-        self.ended = True
+        self.ended = self._released = True
         return [EndProgram(self.number, reason)]
 
     def _phase(self, kind: str, first_round: int, number: int, place: Place) -> dict[str, Any]:
         about = {"op": "phase", "kind": kind, "first_round": first_round, "number": number}
-        return about | _view(place)
+        return about | self._view(place)
+
+    def _view(self, place: Place) -> dict[str, Any]:
+        view, self._leads = place.view, place.leads
+        return {"view": view.number, "live": view.order, "lead": view.lead}
 
     # ---- what it says
 
@@ -166,6 +183,13 @@ class Program:
         if not self.lags:
             self.duty = "work" if self._trains else ""
 
+    def note_judged(self, what: str) -> None:
+        """It has said what comes after a round."""
+        if self.duty == "judge":
+            self.duty = ""
+        if what != "continue":
+            self.excuse()  # the lead goes on once all do something else
+
     def note_ready(self, fragments: int, digest: str) -> None:
         """It has built the model."""
         self.ready, self.fragments, self.digest, self.duty = True, fragments, digest, ""
@@ -177,8 +201,3 @@ class Program:
         self._saving, self.duty = 0, ""
         self.digest = digest or self.digest
         return True
-
-
-def _view(place: Place) -> dict[str, Any]:
-    view = place.view
-    return {"view": view.number, "live": view.order, "lead": view.lead}

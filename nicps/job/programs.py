@@ -50,6 +50,12 @@ class Programs:
         there = program is not None and program.number == number and not program.ended
         return program if there else None
 
+    @property
+    def moment(self) -> str:
+        """In which round the current one is, for an error message."""
+        program = self.current
+        return program.describe_moment(self._place.open_round) if program is not None else ""
+
     def note_training(self) -> None:
         """The current one has trained a round."""
         self._starts = 1

@@ -45,19 +45,15 @@ class _Begun:
     begin: Begin
     files: dict[str, Any]
     incoming: Incoming | None
-    source: Disk | None
+    source: Host | None
 
 
 class Disk:
-    """Files by name, streams by number, and works in their order.
-
-    Attributes: `handed_out`, what this host hands out, by the first round of the phase.
-    """
+    """Files by name, streams by number, and works in their order."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._lan = host, host.lan
         self.files: dict[str, Any] = {}
-        self.handed_out: dict[int, Any] = {}
         self.incoming: Incoming | None = None
         self._streams: dict[int, Any] = {}
         self._queue: deque[_Begun] = deque()
@@ -74,7 +70,7 @@ class Disk:
         """That stream goes out; whether it is open."""
         if stream not in self._streams:
             return False
-        self.handed_out[first_round] = self._streams[stream]
+        self._host.handed_out[first_round] = self._streams[stream]
         return True
 
     def close(self, stream: int) -> None:
@@ -96,7 +92,7 @@ class Disk:
             for begun in self._queue
         )
 
-    def begin(self, begin: Begin, source: Disk | None) -> None:
+    def begin(self, begin: Begin, source: Host | None) -> None:
         """A work; what it works on is settled now. `source`: of the hand-out that is under way."""
         self._queue.append(_Begun(begin, self.files, self.incoming, source))
         if not self._busy:

@@ -16,6 +16,7 @@ from nicps import protocol, wire
 from nicps.errors import NetworkProblem
 from nicps.job import Life, LifeSettings, said
 from nicps.job import actions as act
+from nicps.job.hub import Hub
 from nicps.job.part import Part
 from nicps.protocol import Node, NodeState, Phase, View
 from tests.simulator.disk import WINDOW, Disk, Incoming
@@ -45,8 +46,8 @@ class Done:
     action: protocol.Action
 
 
-class WatchedLife(Life):
-    """Says among its actions what they come from."""
+class WatchedHub(Hub):
+    """Says among the actions what they come from."""
 
     def _obey_node(self, now: float, action: protocol.Action) -> None:
         about: Any = About(action, self.part.phase if self.part is not None else None)
@@ -54,6 +55,14 @@ class WatchedLife(Life):
         super()._obey_node(now, action)
         done: Any = Done(action)
         self._out.append(done)
+
+
+class WatchedLife(Life):
+    """With such a hub."""
+
+    def __init__(self, mac: bytes, settings: LifeSettings, host: Host) -> None:
+        super().__init__(mac, settings, host, lambda: host.lan.random.getrandbits(63) + 1)
+        self._hub = WatchedHub(settings, self.node, self.roles)
 
 
 class Host:
@@ -72,6 +81,9 @@ class Host:
         self.killed_at = 0.0
         self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
         self.on_disk: tuple[int, str] | None = None  # saved before the host was killed
+        self.published: list[act.Publish] = []  # ends, progress and warnings
+        self.hooks: list[str] = []
+        self.handed_out: dict[int, Any] = {}  # by the first round of the phase; frames outlive it
         self.stepped = True  # the agent has run since the kernel's view of it was made
         self._held: list[Callable[[], None]] = []  # what waits while the agent is stopped
         self._boot()
@@ -88,8 +100,9 @@ class Host:
         )
         self.kernel = Kernel(self)
         self.disk = Disk(self)
-        self.machine = WatchedLife(self.mac, settings, self, lambda: lan.random.getrandbits(63) + 1)
+        self.machine = WatchedLife(self.mac, settings, self)
         self.process: Program | None = None
+        self.memory: Program | None = None  # the one whose gradient is in the shared memory
         self.submitted = False  # a job, by the user, here
         self.started = False  # a training program of the job that is here
         self._restores = False  # it has come to the job in the middle of it
@@ -99,7 +112,7 @@ class Host:
         self.judged = 0  # the last round that its training program, the lead's, has judged
         self.keys: dict[int, bytes] = {}  # view -> its seed: this one's and the one's before
         self._blocks = 0  # in a bank of the accumulators
-        self._source: Disk | None = None  # of the hand-out that is under way
+        self._source: Host | None = None  # of the hand-out that is under way
         self._line: deque[act.Transmit | protocol.Send] = deque()  # waits for the program
         self._tx_free = 0.0
         self._timer: float | None = None
@@ -359,7 +372,7 @@ class Host:
     def _can_leave(self, action: act.Transmit | protocol.Send) -> bool:
         if isinstance(action, protocol.Send) or action.source is not act.Source.PROGRAM:
             return True
-        return self.process is not None and self.process.converted(action.fragments.round)
+        return self.memory is None or self.memory.converted(action.fragments.round)
 
     @property
     def _awaited(self) -> bool:
@@ -419,11 +432,12 @@ class Host:
                 self._blocks = blocks
             case act.StartProgram(number):
                 assert self.part is not None
-                self.process = Program(self, number, self.part.settings)
+                self.process = self.memory = Program(self, number, self.part.settings)
                 self.process.blank = self._restores or self.started
                 self.started = True
             case act.EndProgram(number, reason):
                 self.note(f"PROGRAM ENDED {reason}")
+                self.memory = None
                 if self.process is not None and self.process.number == number:
                     self.process = None
             case act.ShareArena(number):
@@ -458,8 +472,11 @@ class Host:
                 self.note(f"log: {text}")
             case act.Publish(message):
                 self.note(f"{message['op']} {message.get('event', '')}")
+                if message["op"] != "event" or message["event"] in ("progress", "warning"):
+                    self.published.append(action)
             case act.RunHook(reason):
                 self.note(f"HOOK {reason}")
+                self.hooks.append(reason)
 
     def _deliver(self, number: int, message: Any) -> None:
         if self.process is not None and self.process.number == number:
@@ -570,7 +587,7 @@ class Host:
         checks.decided_before(self, commit)
         if phase.kind is wire.PhaseKind.HANDOUT:
             source = self.node.view.members[phase.settings["source"] - 1].mac
-            self._source = next(host.disk for host in self.lan.hosts if host.mac == source)
+            self._source = next(host for host in self.lan.hosts if host.mac == source)
             self._restores = phase.settings["purpose"] != "job"
         elif phase.kind is wire.PhaseKind.TRAIN:
             self.committed = commit.round

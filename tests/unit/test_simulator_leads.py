@@ -11,7 +11,7 @@ from nicps import wire
 from nicps.job.course import Course
 from nicps.job.orders import Orders
 from nicps.job.plan import Plan
-from nicps.protocol import Action, PhaseAgreed, Prepare
+from nicps.protocol import Action, PhaseAgreed, Prepare, SendFragments
 from nicps.protocol.view import Successor
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, job, training
@@ -199,3 +199,21 @@ def test_who_finds_out_that_it_is_left_out_tells_the_others() -> None:
     lan.trouble(TRAINING_S + 0.2)
     lan.run(lambda: first.node.view.number > 1, TRAINING_S + 5.0)
     assert first.node.view.number > 1
+
+
+def test_a_new_lead_whose_program_stands_still_is_found() -> None:
+    """It has offered, and may be silent until the commit; as the lead's it has to say again what comes next."""
+    lan, _ = training(hosts=4)
+    lan.hosts[3].slowness = 4.0  # the round is open for a while yet
+
+    def offered(host: Host, action: Action) -> bool:
+        open_ = host.node.ring is not None and host.node.ring.round > 5
+        if host is not lan.hosts[1] or not isinstance(action, SendFragments) or not open_:
+            return False
+        lan.at(lan.now + 1e-3, host.hang)
+        lan.at(lan.now + 2e-3, lan.hosts[0].kill)
+        lan.trouble(lan.now + 1.0)
+        return True
+
+    lan.moments.append(offered)
+    ends_well(lan)
