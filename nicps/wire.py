@@ -572,11 +572,9 @@ def unpack(frame: bytes) -> Frame:
     return Frame(header, body, items, bytes(frame[at:end]))
 
 
-def ethernet(
-    source: bytes, frame: bytes, ethertype: int = ETHERTYPE, destination: bytes = BROADCAST
-) -> bytes:
+def ethernet(source: bytes, frame: bytes, destination: bytes = BROADCAST) -> bytes:
     """The frame behind its Ethernet header, from `source` to all, or to a multicast group (6 bytes each)."""
-    return destination + source + struct.pack(">H", ethertype) + frame
+    return destination + source + struct.pack(">H", ETHERTYPE) + frame
 
 
 def network_id(name: str) -> int:

@@ -190,15 +190,7 @@ class Frames:
         if state is None:
             config["enabled"] = config["bounce"] = 0
             return
-        config["round_high"] = state.round_high
-        config["round_low"] = state.round_low
-        config["round"] = state.round
-        config["fragments"] = state.fragments
-        config["sent_seen"] = state.sent_seen
-        config["own_sent"] = state.own_sent
-        config["bounce"] = int(state.bounce)
-        config["sums"], config["sums_next"] = int(state.sums), int(state.sums_next)
-        config["enabled"] = 1
+        write_settings(config, state)
 
     def enter_view(self, action: EnterView) -> None:
         """The program takes tokens and fragments of another view, with that view's key."""
@@ -213,3 +205,23 @@ class Frames:
         """The program takes no tokens and fragments until there is a view again."""
         self._dataplane.config["enabled"] = self._dataplane.config["bounce"] = 0
         self._kernel = None
+
+
+def write_settings(config: Any, state: KernelState) -> None:
+    """Write what the program must know, one word after the other, while the program works.
+
+    A fragment that comes between two words must not be added unless the old settings or the new ones allow it. So
+    rounds are closed first and opened last. In between, a round's number comes after the words that say who adds it.
+    """
+    config["bounce"] = 0
+    config["round_low"] = state.round_low
+    barrier()
+    config["sums_next"], config["sums"] = int(state.sums_next), int(state.sums)
+    barrier()
+    config["round"] = state.round
+    barrier()
+    config["round_high"] = state.round_high
+    config["sent_seen"], config["own_sent"] = state.sent_seen, state.own_sent
+    barrier()
+    config["bounce"] = int(state.bounce)
+    config["enabled"] = 1

@@ -20,15 +20,15 @@ from nicps import wire
 from nicps.agent.peer import Peer
 from nicps.auth import nonce
 from nicps.dataplane import DataPlane
-from nicps.errors import NetworkProblem, NicpsError, UsageProblem
+from nicps.errors import NetworkProblem, NicpsError
 from nicps.job import Life
 from nicps.protocol.view import safe_name
+from nicps.session.messages import Probe, ProbedHost, RoundTrips, Train, TrainSeen
 
 #: While a measurement is under way the agent looks after it at least this often.
 STEP_S = 0.001
 #: Bits per second on the line; the last train goes as fast as this host can send.
 RATES_BPS: tuple[float | None, ...] = (3e6, 30e6, 100e6, 300e6, 1e9, None)
-LEAST_S, MOST_S = 0.05, 3.0
 
 _QUESTIONS = 20
 _FIND_S = 0.3  # until all hosts have been heard of
@@ -50,7 +50,7 @@ class _Host:
     name: str
     round_trips_s: list[float] = field(default_factory=list)
     echoes: dict[int, wire.Echo] = field(default_factory=dict)
-    trains: list[dict[str, Any] | None] = field(default_factory=list)
+    trains: list[TrainSeen | None] = field(default_factory=list)
 
 
 class Prober:
@@ -72,7 +72,7 @@ class Prober:
         self._timing = False  # answers tell round trips
         self._asked: dict[int, tuple[int, float]] = {}  # question -> nonce, when
         self._hosts: dict[bytes, _Host] = {}
-        self._trains: list[dict[str, Any]] = []
+        self._trains: list[Train] = []
         self._answered_busy = 0.0
         self._counts_for = b""  # the host whose train this one counts
         self._answered = 0.0  # when the answers given so far are paid off
@@ -82,15 +82,12 @@ class Prober:
         """This host measures."""
         return self._script is not None
 
-    def start(self, peer: Peer, seconds: object) -> None:
+    def start(self, peer: Peer, seconds: float) -> None:
         """Measure, with trains of that length, and post the result to `peer`.
 
         Raises:
-            UsageProblem: the length.
             NetworkProblem: a job, or another measurement, is under way.
         """
-        if not isinstance(seconds, int | float) or not LEAST_S <= seconds <= MOST_S:
-            raise UsageProblem(f"trains take {LEAST_S:g} to {MOST_S:g} seconds, not {seconds!r}")
         if self._life.busy_with:
             raise NetworkProblem("a job is under way: measure after its end (`nicps status`)")
         if self.running:
@@ -98,7 +95,7 @@ class Prober:
         self._dataplane.check_interface()
         self._peer, self._hosts, self._asked, self._trains = peer, {}, {}, []
         self._next, self._timing = 0.0, False
-        self._script = self._measure(float(seconds))
+        self._script = self._measure(seconds)
 
     def forget(self, peer: Peer) -> None:
         """Nobody waits for the result any more."""
@@ -114,7 +111,7 @@ class Prober:
                 raise NetworkProblem("a job has begun: measure after its end")
             self._next = next(self._script)
         except StopIteration:
-            self._done(lambda peer: peer.post({"op": "probe", **self._result()}))
+            self._done(lambda peer: peer.post(self._result()))
         except NicpsError as error:
             self._stop(error)
 
@@ -209,7 +206,7 @@ class Prober:
         self._timing = False  # what is asked from now on waits behind trains
         for rate in RATES_BPS:
             yield from self._train(rate, seconds)
-            offered = self._trains[-1]["offered_bps"]
+            offered = self._trains[-1].offered_bps
             if rate is not None and offered < _SLOWER * rate:
                 break
 
@@ -260,9 +257,7 @@ class Prober:
         took = time.monotonic() - began
         asked = len(self._asked)
         yield from self._answers()
-        self._trains.append(
-            {"rate_bps": rate_bps, "sent": sent, "offered_bps": sent * 8 * _LINE_BYTES / took}
-        )
+        self._trains.append(Train(rate_bps, sent, sent * 8 * _LINE_BYTES / took))
         for host in self._hosts.values():
             counts = any(ready < number <= asked for number in host.echoes)
             last_answer = max(host.echoes, default=0)
@@ -285,37 +280,35 @@ class Prober:
     def _send(self, body: wire.Probe | wire.Echo, tail: bytes = b"") -> None:
         self._send_frame(wire.pack(self._header(), body, tail=tail))
 
-    def _result(self) -> dict[str, Any]:
-        """docs/socket.md"""
-        return {
-            "name": self._life.node.name,
-            "iface": self._dataplane.iface,
-            "destination": wire.mac_text(self._destination),
-            "questions": _QUESTIONS,
-            "trains": self._trains,
-            "hosts": [
-                {
-                    "name": host.name,
-                    "mac": wire.mac_text(mac),
-                    "answers": len(host.round_trips_s),
-                    "round_trip_us": _spread(host.round_trips_s),
-                    "trains": host.trains,
-                }
+    def _result(self) -> Probe:
+        return Probe(
+            self._life.node.name,
+            self._dataplane.iface,
+            wire.mac_text(self._destination),
+            _QUESTIONS,
+            tuple(self._trains),
+            tuple(
+                ProbedHost(
+                    host.name,
+                    wire.mac_text(mac),
+                    len(host.round_trips_s),
+                    _spread(host.round_trips_s),
+                    tuple(host.trains),
+                )
                 for mac, host in sorted(self._hosts.items(), key=lambda found: found[1].name)
-            ],
-        }
+            ),
+        )
 
 
-def _seen(echo: wire.Echo) -> dict[str, Any]:
+def _seen(echo: wire.Echo) -> TrainSeen:
     """What came of a train, and how fast (bits per second on the line)."""
     took_ns = echo.last_ns - echo.first_ns
     rate_bps = 8e9 * _LINE_BYTES * (echo.count - 1) / took_ns if took_ns > 0 else 0.0
-    return {"received": echo.count, "rate_bps": rate_bps}
+    return TrainSeen(echo.count, rate_bps)
 
 
-def _spread(seconds: list[float]) -> dict[str, float] | None:
+def _spread(seconds: list[float]) -> RoundTrips | None:
     """Minimum, median and maximum in microseconds; None of none."""
     if not seconds:
         return None
-    found = {"min": min(seconds), "median": median(seconds), "max": max(seconds)}
-    return {name: 1e6 * value for name, value in found.items()}
+    return RoundTrips(1e6 * min(seconds), 1e6 * median(seconds), 1e6 * max(seconds))

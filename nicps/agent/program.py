@@ -155,7 +155,7 @@ class Program:
         """It says something.
 
         Raises:
-            JobFailed, KeyError, TypeError, ValueError: it is not one that a training program may send.
+            JobFailed: its digest is not hexadecimal.
         """
         driver, heard = self._driver, said.parse(message)
         if heard is not None:

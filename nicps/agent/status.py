@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nicps import wire
-from nicps.agent.frames import Frames
+from nicps.frames import Frames
 from nicps.agent.keyring import Keyring
 from nicps.dataplane import DataPlane
 from nicps.job import Life
 from nicps.protocol import NodeState
+from nicps.session.messages import MemberStatus, Status
 
 
-def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -> dict[str, Any]:
-    """docs/socket.md"""
+
+def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -> Status:
+    """What `nicps status` shows."""
     node, notices = life.node, life.roles.notices
     ring = node.ring
     phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
@@ -28,35 +28,35 @@ def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -
                 line = ring.token.lines[member.number - 1]
                 state = "sent" if line.settled else "computing"
         members.append(
-            {
-                "number": member.number,
-                "mac": wire.mac_text(member.mac),
-                "name": member.name,
-                "state": state,
-                "self": member.number == node.number,
-            }
+            MemberStatus(
+                member.number,
+                wire.mac_text(member.mac),
+                member.name,
+                state,
+                is_self=member.number == node.number,
+            )
         )
-    return {
-        "network": life.settings.network,
-        "name": life.settings.name,
-        "iface": dataplane.iface,
-        "xdp_mode": dataplane.mode,
-        "state": node.state.value,
-        "phase": phase,
-        "view": view.number,
-        "lead": view.lead,
-        "trouble": notices.trouble,
-        "warning": keys.doubt,
-        "keyed": keys.keyed,
-        "round": node.open_round,
-        "number": node.number,
-        "members": members,
-        "job": life.part.id if life.part is not None else None,
-        "progress": notices.progress,
-        "last_job": notices.last_job,
-        "token_turns": life.turns,
-        "fragments_sent": frames.sender.fragments,
-        "frames_malformed": frames.malformed,
-        "control_refused": dict(keys.refused),
-        "counters": dataplane.counters(),
-    }
+    return Status(
+        network=life.settings.network,
+        name=life.settings.name,
+        iface=dataplane.iface,
+        xdp_mode=dataplane.mode,
+        state=node.state.value,
+        phase=phase,
+        view=view.number,
+        lead=view.lead,
+        trouble=notices.trouble,
+        warning=keys.doubt,
+        keyed=keys.keyed,
+        round=node.open_round,
+        number=node.number,
+        members=tuple(members),
+        job=life.part.id if life.part is not None else None,
+        progress=notices.progress,
+        last_job=notices.last_job,
+        token_turns=life.turns,
+        fragments_sent=frames.sender.fragments,
+        frames_malformed=frames.malformed,
+        control_refused=dict(keys.refused),
+        counters=dataplane.counters(),
+    )

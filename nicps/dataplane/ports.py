@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces that are ports of another one, such as a bridge, which takes their frames before a socket hears them.
+"""Interfaces that are ports of another one, and so hear none or not all of their host's frames.
 
-The XDP program sees the frames of such a port, but what it passes goes to the port's receive handler
-(`br_handle_frame`, `netdev_frame_hook` of Open vSwitch), and from there to the ports' master. The kernel names master
-and kind in every link's message: IFLA_MASTER, IFLA_INFO_SLAVE_KIND.
+The XDP program sees the frames of a bridge's port, but what it passes goes to the port's receive handler
+(`br_handle_frame`, `netdev_frame_hook` of Open vSwitch), and from there to the master, not to a socket on the port. A
+link of a bond or a team hears its frames, but the other end may send them on any of the links. The kernel names
+master and kind in every link's message: IFLA_MASTER, IFLA_INFO_SLAVE_KIND.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 #: A master of this kind takes no frames from its interfaces: it only chooses a routing table for them.
 _TAKES_NONE = "vrf"
 _OPEN_VSWITCH = "openvswitch"
+_SHARED = ("bond", "team")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,10 @@ class Port:
 
     def __str__(self) -> str:
         """`a port of the bridge br0, which takes its frames`"""
+        if self.kind in _SHARED:
+            return (
+                f"a link of the {self.kind} {self.master}, whose frames come in at any of its links"
+            )
         what = "Open vSwitch" if self.kind == _OPEN_VSWITCH else f"the {self.kind} {self.master}"
         return f"a port of {what}, which takes its frames"
 

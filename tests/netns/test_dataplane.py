@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pyroute2 import IPRoute
 
 from nicps import wire
-from nicps.dataplane import DataPlane, interface, loader, xdp
+from nicps.dataplane import DataPlane, bpf, interface, loader, xdp
 from nicps.errors import InterfaceBusy, InterfaceDown, InterfaceMissing, InterfaceUnfit
 from tests.netns.wires import run, veth_pair
 
@@ -44,6 +45,14 @@ def programs(name: str) -> str:
     return "\n".join(
         line for line in run(f"ip -d link show {name}").splitlines() if "prog/xdp" in line
     )
+
+
+def set_by_netlink(ifindex: int, program_fd: int, mode: str) -> None:
+    """Attach a program the old way, without a link, so that it outlives its process; -1 takes away what is there."""
+    flags = {"native": bpf.XDP_FLAGS_DRV_MODE, "generic": bpf.XDP_FLAGS_SKB_MODE}[mode]
+    with IPRoute() as route:
+        attributes = {"attrs": [("IFLA_XDP_FD", program_fd), ("IFLA_XDP_FLAGS", flags)]}
+        route.link("set", index=ifindex, xdp=attributes)
 
 
 @pytest.fixture
@@ -188,7 +197,7 @@ def others(tmp_path: Path) -> Iterator[loader.Loaded]:
 @pytest.mark.parametrize("mode", ["native", "generic"])
 def test_somebody_elses_program_stays(others: loader.Loaded, mode: xdp.Mode) -> None:
     with veth_pair() as (left, _):
-        xdp.set_by_netlink(socket.if_nametoindex(left), others.programs["firewall"], mode)
+        set_by_netlink(socket.if_nametoindex(left), others.programs["firewall"], mode)
         with pytest.raises(InterfaceBusy, match=r"another XDP program, firewall .*xdp off"):
             DataPlane(left, NETWORK)
         assert "firewall" in programs(left)
@@ -200,7 +209,7 @@ def test_what_an_older_run_left_is_cleared(
 ) -> None:
     with veth_pair() as (left, _):
         found = interface.look(left)
-        xdp.set_by_netlink(found.index, others.programs["nicps_xdp"], mode)
+        set_by_netlink(found.index, others.programs["nicps_xdp"], mode)
         assert (there := xdp.attached(found.index)) is not None
         assert (there.name, there.mode) == ("nicps_xdp", mode)
         with DataPlane(left, NETWORK) as host:

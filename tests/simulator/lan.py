@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.job.plan import Plan
+from nicps.exchange import Exchange
 from nicps.protocol import Action, Timings
 from tests.simulator.digest import Digest
 from tests.simulator.switch import QUANTUM, Switch
@@ -205,7 +206,7 @@ class Lan:
                 self.lose[kind] -= 1
                 self.note(f"LOST {wire.FrameType(frame[1]).name} of {sender.node.name}")
                 return
-        if self.plan.adding and frame[1] == wire.FrameType.TOKEN:
+        if self.plan.exchange == Exchange.SWITCH and frame[1] == wire.FrameType.TOKEN:
             passing = wire.unpack(frame)
             self._to_switch(sender, when, lambda: self.switch.follow(passing.header, passing.body))
         if kind_of(frame) in OUTSIDE:

@@ -4,9 +4,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from nicps import errors
+from nicps.errors import NicpsError
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for room in ("nicps", "trainer") for path in (ROOT / room).rglob("*.py"))
@@ -38,3 +47,77 @@ def test_a_module_binds_a_name_once() -> None:
 
 def counted(path: Path) -> Counter[str]:
     return Counter(bindings(ast.parse(path.read_text()).body))
+
+
+# ---- the tree of errors
+
+BRANCH = re.compile(r"^ {4}((?:│   |    )*)(?:[├└]── )?(\w+) +(?:exit code )?(\d?)")
+
+
+def drawn(module: ModuleType) -> dict[str, tuple[str, int]]:
+    """The tree in a module's docstring: class -> its parent ("": none is drawn), and its exit code."""
+    found: dict[str, tuple[str, int]] = {}
+    above: list[str] = []
+    for line in str(module.__doc__).splitlines():
+        if match := BRANCH.match(line):
+            depth = len(match[1]) // 4 + ("── " in line)
+            above = [*above[:depth], match[2]]
+            parent = above[depth - 1] if depth else ""
+            code = int(match[3]) if match[3] else found[parent][1]
+            found[match[2]] = (parent, code)
+    return found
+
+
+def defined(module: ModuleType) -> dict[str, type[NicpsError]]:
+    """The classes of errors that a module defines."""
+    classes = inspect.getmembers(module, inspect.isclass)
+    return {
+        name: cls
+        for name, cls in classes
+        if issubclass(cls, NicpsError) and cls.__module__ == module.__name__
+    }
+
+
+@pytest.mark.parametrize("name", ["nicps.errors", "nicps.lab.errors"])
+def test_the_tree_of_errors_is_as_drawn(name: str) -> None:
+    module = importlib.import_module(name)
+    tree, classes = drawn(module), defined(module)
+    roots = {root for root, (parent, _) in tree.items() if not parent}
+    assert roots | classes.keys() == tree.keys()
+    for name, cls in classes.items():
+        parent, code = tree[name]
+        assert parent == ("" if cls is NicpsError else cls.__base__.__name__), name
+        assert code == cls.exit_code, name
+
+
+def test_the_modules_with_errors_of_their_own_are_named() -> None:
+    """In the docstring of nicps.errors; a class counts by the name of its base."""
+    known = set(defined(errors))
+    found: set[str] = set()
+    for _ in range(3):  # an error's child can be in a file before it
+        for path in SOURCES:
+            for node in ast.walk(ast.parse(path.read_text())):
+                bases = {ast.unparse(base) for base in getattr(node, "bases", ())}
+                if isinstance(node, ast.ClassDef) and bases & known:
+                    known.add(node.name)
+                    found.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    text = str(errors.__doc__).partition("More leaves")[2]
+    assert set(re.findall(r"\b(?:nicps|trainer)\.[\w.]*\w", text)) == found - {"nicps.errors"}
+
+
+# ---- what a folder holds
+
+
+def listed(package: Path) -> list[str]:
+    """Files that the docstring of a folder's `__init__.py` lists, one a line."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    return re.findall(r"^ *(\w+\.py)  ", text, re.MULTILINE)
+
+
+def test_a_folder_that_lists_its_files_lists_them_all() -> None:
+    packages = [path.parent for path in SOURCES if path.name == "__init__.py"]
+    promising = [package for package in packages if listed(package)]
+    assert len(promising) >= 2
+    for package in promising:
+        there = sorted(path.name for path in package.glob("*.py") if path.name != "__init__.py")
+        assert sorted(listed(package)) == there, package

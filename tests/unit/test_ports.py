@@ -31,12 +31,20 @@ class Link(dict[str, Any]):
         return self._attributes[names[-1]]
 
 
-@pytest.mark.parametrize("kind", ["bridge", "bond", "team", "netvsc"])
-def test_a_port_of_one_master(kind: str) -> None:
-    """What hears its frames is the master."""
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("bridge", "a port of the bridge m0, which takes its frames"),
+        ("hsr", "a port of the hsr m0, which takes its frames"),
+        ("bond", "a link of the bond m0, whose frames come in at any of its links"),
+        ("team", "a link of the team m0, whose frames come in at any of its links"),
+    ],
+)
+def test_a_port_of_one_master(kind: str, said: str) -> None:
+    """What hears its frames, or all of them, is the master."""
     found = _ports([Link(2, "eth1", master=3, port=kind), Link(3, "m0", kind), Link(4, "eth2")])
     assert found == {2: Port(kind, "m0", ("m0",))}
-    assert str(found[2]) == f"a port of the {kind} m0, which takes its frames"
+    assert str(found[2]) == said
     assert found[2].mend("eth1") == "give --iface m0, or run: ip link set eth1 nomaster"
 
 

@@ -77,7 +77,6 @@ class Batch:
             "round": self.round,
             "sent_seen": int(rng.integers(3)),
             "own_sent": int(rng.integers(3)),
-            "fragments": 2,
             "blocks": int(rng.integers(1, BLOCKS)),
             "keyed": int(bool(self.key)),
             "sums": int(rng.random() < 0.25),
