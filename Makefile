@@ -8,7 +8,8 @@
 #   make clean      remove what was built;  make distclean  .venv and runs/ too
 #
 # DATA=PATH names the folder that holds the data sets, HOSTS=N the number of the demo's hosts, ARGS=...
-# more arguments for the command, TORCH_INDEX=URL the package index that has PyTorch's CPU builds.
+# more arguments for the command, WORKERS=N the test processes (they mostly wait: two for each processor or
+# so), TORCH_INDEX=URL the package index that has PyTorch's CPU builds.
 
 # The demo's result must be the last line on stdout, so make may not print "Leaving directory" after it
 # when it is called with -C. GNU make 4.4 and newer obey --no-print-directory here. Older ones only keep
@@ -22,6 +23,7 @@ RUN := $(LIVE)env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
 PYTHON := .venv/bin/python
 HOSTS ?= 4
 ARGS ?=
+WORKERS ?= 4
 ifdef DATA
 export NICPS_DATA := $(DATA)
 endif
@@ -49,7 +51,7 @@ demo: setup
 		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
 
 test: setup
-	$(RUN) $(PYTHON) -m pytest $(ARGS)
+	$(RUN) $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: setup
 	$(RUN) $(PYTHON) -m pytest -m long $(ARGS)

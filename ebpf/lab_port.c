@@ -18,6 +18,7 @@
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/if_ether.h>
 #include <uapi/linux/pkt_cls.h>
+#include "include/nicps_wire.h"
 
 /* Interface numbers count up from 1 in a namespace; 64 ports fit well. */
 #define LAB_PORTS 256
@@ -32,9 +33,6 @@
 /* To the delay line and back; the low byte has LAB_LATE and the direction. */
 #define LAB_WAITING(ifindex) (0x4d000000 | ((ifindex) << 8))
 #define LAB_LATE 2
-
-/* Of the frames that have a type: version and type follow it. */
-#define LAB_ETHERTYPE 0x88b5
 
 struct lab_faults {
 	/* It happens if 32 random bits are below this; 1 << 32: always. */
@@ -89,13 +87,16 @@ static __always_inline int lab_severed(struct __sk_buff *skb, u32 side)
 /* Whether it is one of those frames of a type that shall be lost. */
 static __always_inline int lab_chosen(struct __sk_buff *skb, struct lab_faults *fault)
 {
-	u8 head[4];
+	__be16 ethertype;
+	u8 type;
 
 	if (fault->lose_left <= 0 ||
-	    bpf_skb_load_bytes(skb, 2 * ETH_ALEN, head, sizeof(head)))
+	    bpf_skb_load_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
+			       sizeof(ethertype)) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct nicps_header, type),
+			       &type, sizeof(type)))
 		return 0;
-	if (head[0] << 8 != (LAB_ETHERTYPE & 0xff00) ||
-	    head[1] != (LAB_ETHERTYPE & 0xff) || head[3] != fault->lose_type)
+	if (ethertype != bpf_htons(NICPS_ETHERTYPE) || type != fault->lose_type)
 		return 0;
 	__sync_fetch_and_add(&fault->lose_left, -1);
 	return 1;

@@ -4,8 +4,14 @@
  *
  * Two processors can receive at once, and plain additions into one slot would
  * lose each other's (tried: 359 of 360 lanes wrong). So a slot is claimed
- * before anything in it is read; who finds it claimed drops its frame, and
- * the sender repairs it later like any other loss.
+ * before anything in it is read; a processor that finds it claimed drops its
+ * frame, and the sender repairs it later like any other loss.
+ *
+ * A processor can also stall anywhere, for longer than a round takes: the
+ * round that a frame was checked against may be over when the frame is added,
+ * and a later round may have its bank. So tags are compared again under the
+ * claim. They grow with the view and, in a view, with the round; a frame that
+ * is older than the tag which it finds is dropped.
  */
 #ifndef NICPS_FRAGMENT_H
 #define NICPS_FRAGMENT_H
@@ -14,6 +20,9 @@
 #include "nicps_lanes.h"
 #include "nicps_maps.h"
 #include "nicps_parse.h"
+#include "nicps_stall.h"
+
+#define NICPS_ENTERED -1
 
 static __always_inline bool nicps_claim(u64 *claim)
 {
@@ -35,19 +44,44 @@ static __always_inline void nicps_publish(u64 *word, u64 value)
 	__sync_lock_test_and_set(word, value);
 }
 
-/* Make the count one of this tag, from zero; false if another processor is at it. */
-static __always_inline bool nicps_open(struct nicps_progress *progress, u64 tag)
+/*
+ * Enter the count of this tag: until the caller has counted, nobody can open
+ * another tag there. A count that has been entered under an older tag is not
+ * opened: the caller drops its frame. Returns the reason to drop the frame, or
+ * NICPS_ENTERED.
+ */
+static __always_inline int nicps_enter(struct nicps_progress *progress, u64 tag)
 {
-	if (progress->tag == tag)
-		return true;
-	if (!nicps_claim(&progress->claim))
-		return false;
-	if (progress->tag != tag) {
-		progress->count = 0;
-		__sync_lock_test_and_set(&progress->tag, tag);
+	u64 count = __sync_fetch_and_add(&progress->count, NICPS_COUNTING);
+
+	if (!(count & NICPS_OPENING) && progress->tag == tag)
+		return NICPS_ENTERED;
+	__sync_fetch_and_add(&progress->count, -(u64)NICPS_COUNTING);
+	if (progress->tag > tag)
+		return NICPS_COUNT_ROUND;
+	count = (u32)progress->count;
+	if (__sync_val_compare_and_swap(&progress->count, count,
+					count | NICPS_OPENING) != count)
+		return NICPS_COUNT_BUSY;
+	if (progress->tag < tag) {
+		/* In this order: the agent never reads an old count under a new tag. */
+		__sync_fetch_and_add(&progress->count, -count);
+		nicps_publish(&progress->tag, tag);
 	}
-	nicps_release(&progress->claim);
-	return true;
+	if (progress->tag > tag) {
+		__sync_fetch_and_add(&progress->count, -(u64)NICPS_OPENING);
+		return NICPS_COUNT_ROUND;
+	}
+	__sync_fetch_and_add(&progress->count, NICPS_COUNTING - NICPS_OPENING);
+	return NICPS_ENTERED;
+}
+
+/* Count one fragment under the tag that was entered, and leave; the count with it. */
+static __always_inline u32 nicps_leave(struct nicps_progress *progress)
+{
+	u64 before = __sync_fetch_and_add(&progress->count, 1 - (u64)NICPS_COUNTING);
+
+	return (u32)before + 1;
 }
 
 static __always_inline void nicps_put_fragment(struct nicps_block *block, u32 part,
@@ -106,13 +140,14 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	u64 tag = (u64)sender->view << 32 | sender->round;
 	u32 bank = sender->round & 1;
 	struct nicps_window *window = nicps_window(sender->number);
-	struct nicps_progress *own, *all;
+	struct nicps_progress *progress;
 	struct nicps_block *block;
 	struct nicps_slot *slot;
 	u32 index, fragments;
 	bool fresh = true, sum = sender->number == 0;
-	int parts, doubt;
-	u64 bit, count;
+	int parts, reason;
+	u32 count;
+	u64 bit;
 
 	if (!fragment || !payload ||
 	    sender->length != NICPS_FRAGMENT_HEADER_BYTES + NICPS_PAYLOAD_BYTES)
@@ -131,46 +166,51 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 
 	block = nicps_block(bank * config->blocks + (index >> parts));
 	slot = nicps_slot(bank * config->blocks * NICPS_BLOCK_SLOTS + index);
-	own = nicps_progress(bank, sender->number);
-	all = nicps_progress(bank, 0);
-	if (!block || !slot || !own || !all || !ring || !window)
+	progress = nicps_progress(bank, sender->number);
+	if (!block || !slot || !progress || !ring || !window)
 		return nicps_drop(NICPS_COUNT_RANGE);
 	if (config->keyed && !sum) {
-		doubt = nicps_doubt(NICPS_TYPE_FRAGMENT, header, sender, window,
-				    cursor->end);
-		if (doubt != NICPS_BELIEVED)
-			return nicps_drop(doubt);
+		reason = nicps_doubt(NICPS_TYPE_FRAGMENT, header, sender, window,
+				     cursor->end);
+		if (reason != NICPS_BELIEVED)
+			return nicps_drop(reason);
 		fresh = nicps_raise(&window->highest, sender->sequence);
 	}
-	/* Counts are opened first: what has been added must be countable. */
-	if (!nicps_open(own, tag) || !nicps_open(all, tag) ||
-	    !nicps_claim(&slot->claim))
+	NICPS_STALL(CHECKED);
+	if (!nicps_claim(&slot->claim))
 		return nicps_drop(NICPS_COUNT_BUSY);
+	NICPS_STALL(CLAIMED);
 
 	bit = sum ? ~0ULL : 1ULL << ((sender->number - 1) & 63);
+	if (slot->tag > tag)
+		reason = NICPS_COUNT_ROUND;
+	else if (slot->tag == tag && slot->seen & bit)
+		reason = NICPS_COUNT_DUPLICATE;
+	else /* The last that can fail: what has been added must be countable. */
+		reason = nicps_enter(progress, tag);
+	if (reason != NICPS_ENTERED) {
+		nicps_release(&slot->claim);
+		/* A repair that somebody else needed: its sender lives. */
+		if (reason == NICPS_COUNT_DUPLICATE && fresh)
+			ring->heard_ns = bpf_ktime_get_coarse_ns();
+		return nicps_drop(reason);
+	}
 	if (slot->tag != tag) {
 		nicps_put_fragment(block, index, fragment->width, payload,
 				   fragment->shift, true);
 		slot->seen = bit;
 		nicps_publish(&slot->tag, tag);
-	} else if (!(slot->seen & bit)) {
+	} else {
 		nicps_put_fragment(block, index, fragment->width, payload,
 				   fragment->shift, false);
 		nicps_publish(&slot->seen, slot->seen | bit);
-	} else {
-		nicps_release(&slot->claim);
-		/* A repair that somebody else needed: its sender lives. */
-		if (fresh)
-			ring->heard_ns = bpf_ktime_get_coarse_ns();
-		return nicps_drop(NICPS_COUNT_DUPLICATE);
 	}
 	nicps_release(&slot->claim);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
 
+	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_ADDED);
-	if (!sum)
-		__sync_fetch_and_add(&all->count, 1);
-	count = __sync_fetch_and_add(&own->count, 1) + 1;
+	count = nicps_leave(progress);
 	return count == fragments ? XDP_PASS : XDP_DROP;
 }
 

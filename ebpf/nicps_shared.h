@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
  * What the XDP program and the agent share: the maps' contents and the reasons
- * that are counted. Read by ebpf/nicps.c, and by nicps/dataplane/layout.py,
+ * that are counted. Read by ebpf/nicps.c, and by nicps/layout.py,
  * which takes its NumPy records, names and limits from the text of this file:
  * so only unsigned numbers, byte arrays and plain #defines here.
  */
@@ -11,10 +11,13 @@
 #include <linux/types.h>
 
 #define NICPS_BANKS 2 /* a round's bank is its parity */
-#define NICPS_SENDERS 65 /* member numbers from 1; 0 stands for all */
+#define NICPS_SENDERS 65 /* member numbers from 1; 0 is a switch that adds */
 #define NICPS_BLOCK_BYTES 11520 /* 1440 accumulators of 64 bits */
 #define NICPS_BLOCK_SLOTS 8 /* most fragments in a block: raw bytes */
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
+
+#define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
+#define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
 
 #define NICPS_MARK 0x6e696370 /* of the agent's sockets: what they send is signed */
 #define NICPS_REPLAY_WINDOW 1024 /* frames of one sender that may overtake each other */
@@ -29,6 +32,7 @@
 /* Written by the agent, through the mapped memory. */
 struct nicps_config {
 	__u64 alive_until_ns; /* CLOCK_MONOTONIC: bounce no token after that */
+	__u64 position; /* of the newest token that the agent has sent: older ones are stale */
 	__u32 enabled; /* take tokens and fragments */
 	__u32 network;
 	__u32 view;
@@ -42,13 +46,12 @@ struct nicps_config {
 	__u32 round; /* the open one */
 	__u32 sent_seen; /* the token's `sent`, as the agent knows it */
 	__u32 own_sent; /* fragments that this host sent in the open round */
-	__u32 fragments; /* expected of a contribution, for people who look */
 	__u32 blocks; /* accumulator blocks in a bank */
 	__u32 keyed; /* tokens and fragments are signed, with the key of the view */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same of the rounds after it */
 	__u8 seal[6]; /* destination of what goes up: the agent takes nothing else */
-	__u8 reserved[2];
+	__u8 reserved[6];
 };
 
 /* SipHash's key, two words in the processor's byte order; for no eyes but the agent's. */
@@ -88,7 +91,7 @@ struct nicps_train {
 
 /* The token, as this host saw it; a position is generation << 32 | hop. */
 struct nicps_ring {
-	__u64 seen; /* highest position accepted or handed on */
+	__u64 seen; /* highest position that the kernel accepted or handed on */
 	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last sign of life of a member */
 	__u64 bounced; /* position that the kernel handed on last */
 	__u64 bounces;
@@ -101,9 +104,13 @@ struct nicps_saved {
 	__u8 frame[NICPS_SAVED_BYTES]; /* from the version byte on */
 };
 
-/* Distinct fragments taken, by bank and sender; the tag is view << 32 | round. */
+/*
+ * Distinct fragments taken, by bank and sender; sender 0: a switch's sums. The
+ * tag is view << 32 | round: it only grows. The low 32 bits of `count` are how
+ * many; above them are the processors that are about to count one under this
+ * tag, and at the top, whether a processor opens a new tag.
+ */
 struct nicps_progress {
-	__u64 claim;
 	__u64 tag;
 	__u64 count;
 };

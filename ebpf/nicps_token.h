@@ -10,20 +10,53 @@
 #include "nicps_maps.h"
 #include "nicps_parse.h"
 #include "nicps_sign.h"
+#include "nicps_stall.h"
 
 /*
  * Is every fragment that the token knows of here? Counts what came in, not
- * what is in the sum that a reader may have taken since.
+ * what is in the sum that a reader may have taken since. A count that another
+ * processor opens meanwhile may be read wrong: a token that is bounced for
+ * that comes round again, since only the agent marks a member complete.
  */
 static __always_inline bool nicps_complete(const struct nicps_config *config,
 					   const struct nicps_sender *sender, u32 sent)
 {
-	struct nicps_progress *all = nicps_progress(sender->round & 1, 0);
 	u64 tag = (u64)sender->view << 32 | sender->round;
+	struct nicps_progress *progress;
+	u32 here = config->own_sent;
 
-	if (!all)
-		return false;
-	return (all->tag == tag ? all->count : 0) + config->own_sent == sent;
+#pragma clang loop unroll(disable)
+	for (u32 number = 0; number < NICPS_SENDERS; number++) {
+		if (number > config->members)
+			break;
+		progress = nicps_progress(sender->round & 1, number);
+		if (!progress)
+			return false;
+		if (progress->tag == tag)
+			here += (u32)progress->count;
+	}
+	return here == sent;
+}
+
+/*
+ * The copy of the bounced token is written by one processor at a time; its
+ * version is odd meanwhile. What begins and ends that must be a full barrier,
+ * or the agent can meet an even version beside half a frame. Of the atomic
+ * operations of BPF those that return the old value are one on every
+ * architecture. An addition whose result nobody uses is compiled to one that
+ * returns nothing: it orders nothing on arm64.
+ */
+static __always_inline bool nicps_begin_saving(struct nicps_saved *saved)
+{
+	u64 version = saved->version;
+
+	return !(version & 1) && __sync_val_compare_and_swap(&saved->version, version,
+							     version + 1) == version;
+}
+
+static __always_inline void nicps_end_saving(struct nicps_saved *saved)
+{
+	__sync_lock_test_and_set(&saved->version, saved->version + 1);
 }
 
 /*
@@ -46,20 +79,22 @@ static __always_inline bool nicps_may_bounce(const struct nicps_config *config,
 	       bpf_ktime_get_ns() < config->alive_until_ns;
 }
 
+/* Between nicps_begin_saving and nicps_end_saving. */
 static __always_inline int
 nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
 	     struct nicps_header *header, struct nicps_token *token,
-	     const struct nicps_config *config, u32 length, u64 position)
+	     const struct nicps_config *config, struct nicps_saved *saved,
+	     struct nicps_ring *ring, u32 length, u64 position)
 {
 	struct nicps_outgoing *outgoing = nicps_outgoing();
 	struct nicps_key *key = nicps_key();
 	struct nicps_member *me = nicps_member(config->number);
-	struct nicps_saved *saved = nicps_saved();
-	struct nicps_ring *ring = nicps_ring();
 	u64 size = length;
 
-	if (!me || !saved || !ring || !outgoing || !key)
+	if (!me || !outgoing || !key) {
+		nicps_end_saving(saved);
 		return nicps_drop(NICPS_COUNT_MALFORMED);
+	}
 	__builtin_memcpy(ethernet->h_source, me->mac, ETH_ALEN);
 	header->sender = bpf_htons(config->number);
 	header->flags = bpf_htons(NICPS_FLAG_BOUNCED);
@@ -71,7 +106,7 @@ nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
 		nicps_frame_tag(key, header, end, length, &header->tag);
 	}
 
-	__sync_fetch_and_add(&saved->version, 1);
+	NICPS_STALL(BOUNCED);
 	saved->length = size;
 	/* Checked before: but the verifier of Linux 6.1 wants to see each bound here. */
 	asm volatile("" : "+r"(size));
@@ -80,9 +115,9 @@ nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
 		if (size >= NICPS_TOKEN_HEADER_BYTES)
 			bpf_xdp_load_bytes(ctx, sizeof(*ethernet), saved->frame, size);
 	}
-	__sync_fetch_and_add(&saved->version, 1);
 	ring->bounced = position;
-	__sync_fetch_and_add(&ring->bounces, 1);
+	ring->bounces++;
+	nicps_end_saving(saved);
 	nicps_count(NICPS_COUNT_BOUNCED);
 	return XDP_TX;
 }
@@ -94,6 +129,7 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 {
 	struct nicps_window *window = nicps_window(sender->number);
 	struct nicps_token *token = nicps_take_token(cursor);
+	struct nicps_saved *saved = nicps_saved();
 	struct nicps_ring *ring = nicps_ring();
 	struct nicps_member *owner;
 	u32 length = sender->length;
@@ -101,7 +137,7 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 	bool mine, bounce;
 	int doubt;
 
-	if (!token || !ring || !window || length < NICPS_TOKEN_HEADER_BYTES ||
+	if (!token || !ring || !saved || !window || length < NICPS_TOKEN_HEADER_BYTES ||
 	    length > NICPS_MAX_FRAME_BYTES)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
 	owner = nicps_live(config, bpf_ntohs(token->owner));
@@ -125,22 +161,27 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 
 	position = (u64)bpf_ntohl(token->generation) << 32 | bpf_ntohl(token->hop);
 	seen = ring->seen;
-	if (position <= seen) {
+	if (position <= seen || position <= config->position) {
 		if (!(sender->flags & NICPS_FLAG_REPEAT))
 			return nicps_drop(NICPS_COUNT_STALE);
 		nicps_count(NICPS_COUNT_RAISED);
 		return XDP_PASS;
 	}
 	mine = bpf_ntohs(token->owner) == config->number;
-	bounce = mine && nicps_may_bounce(config, sender, token);
+	/* Where another processor bounces a token now, this one is the agent's. */
+	bounce = mine && nicps_may_bounce(config, sender, token) &&
+		 nicps_begin_saving(saved);
 	next = bounce ? position + 1 : position;
-	/* Whoever loses here has met a copy of the same token on another processor. */
-	if (__sync_val_compare_and_swap(&ring->seen, seen, next) != seen)
+	/* Whoever loses here has met a token on another processor: mostly a copy of this one. */
+	if (__sync_val_compare_and_swap(&ring->seen, seen, next) != seen) {
+		if (bounce)
+			nicps_end_saving(saved);
 		return nicps_drop(NICPS_COUNT_STALE);
+	}
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
 	if (bounce)
 		return nicps_bounce(ctx, cursor->end, ethernet, header, token, config,
-				    length, next);
+				    saved, ring, length, next);
 	if (!mine && !(sender->flags & (NICPS_FLAG_REPEAT | NICPS_FLAG_PARKED)) &&
 	    sender->round == config->round && token->state == NICPS_STATE_OPEN &&
 	    bpf_ntohl(token->sent) == config->sent_seen)

@@ -32,6 +32,8 @@ MAX_MEMBERS = 64  # one seen-bit for each in 64 bits, and 64-bit sums that canno
 PAYLOAD_BYTES = 1440  # of a fragment: 360, 720 or 1440 lanes
 BLOCK_LANES = 1440  # 64-bit accumulators in one block of the map
 MAX_FRAME_BYTES = 1500  # the LAN's usual MTU
+#: The MTU that an interface needs: that of our longest frame.
+LEAST_MTU = MAX_FRAME_BYTES
 NAME_BYTES = 14
 
 #: Where a switch adds: fragments that a holder sends at a time. The switch has room for twice as many sums.
@@ -40,6 +42,16 @@ SWITCH = bytes.fromhex("026e69637073")  # its MAC address, of the sums that it s
 
 #: Largest shift by lane width: 64 members' `lane << shift` cannot overflow 64 bits. Width 0 is raw bytes.
 MAX_SHIFT = {0: 0, 8: 50, 16: 42, 32: 26}
+
+
+def lanes_per_fragment(width: int) -> int:
+    """Lanes of `width` bits in one fragment; bytes where the width is 0."""
+    return PAYLOAD_BYTES if width == 0 else PAYLOAD_BYTES * 8 // width
+
+
+def fragments_per_block(width: int) -> int:
+    """Fragments that share a block of `BLOCK_LANES` accumulators: 1, 2, 4 for lanes of 8, 16, 32 bits; 8 if raw."""
+    return {8: 1, 16: 2, 32: 4, 0: 8}[width]
 
 
 class Wire(NamedTuple):
@@ -564,11 +576,9 @@ def unpack(frame: bytes) -> Frame:
     return Frame(header, body, items, bytes(frame[at:end]))
 
 
-def ethernet(
-    source: bytes, frame: bytes, ethertype: int = ETHERTYPE, destination: bytes = BROADCAST
-) -> bytes:
+def ethernet(source: bytes, frame: bytes, destination: bytes = BROADCAST) -> bytes:
     """The frame behind its Ethernet header, from `source` to all, or to a multicast group (6 bytes each)."""
-    return destination + source + struct.pack(">H", ethertype) + frame
+    return destination + source + struct.pack(">H", ETHERTYPE) + frame
 
 
 def network_id(name: str) -> int:

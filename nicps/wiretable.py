@@ -107,9 +107,12 @@ def constants() -> tuple[Constant, ...]:
         Constant(
             "SWITCH", int.from_bytes(wire.SWITCH, "big"), 48, "MAC address of a switch that adds"
         ),
+        Constant("ETHERNET_BYTES", wire.ETHERNET_BYTES, 16, "Ethernet header, before version"),
         Constant("HEADER_BYTES", wire.HEADER_BYTES, 16, "header"),
         Constant("FRAGMENT_HEADER_BYTES", wire.FRAGMENT_HEADER_BYTES, 16, "header and fragment"),
         Constant("TOKEN_HEADER_BYTES", wire.TOKEN_HEADER_BYTES, 16, "header and token"),
+        Constant("ENTRY_BYTES", size_of(wire.Entry), 16, "a member's line in the token"),
+        Constant("RANGE_BYTES", size_of(wire.Range), 16, "a missing range in the token"),
         *(
             Constant(f"MAX_SHIFT_{width}", shift, 8, f"largest shift, lanes of {width} bits")
             if width

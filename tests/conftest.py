@@ -5,6 +5,9 @@ A test in tests/unit, tests/xdp, tests/netns, tests/p4 or tests/vm gets its fold
 itself, unless it has it by hand: `@pytest.mark.p4("p4c-bm2-ss")` names what is needed in place of
 BMv2. With NICPS_NO_SKIPS=1 a skipped unit, xdp or netns test fails the run (`.ci/run` sets it for
 root), and a p4 test where both BMv2 and the compiler are installed.
+
+`make test` runs the files in parallel (pytest-xdist): all tests of a file in one worker, since they share
+labs, and files that mostly wait before files that mostly compute.
 """
 
 from __future__ import annotations
@@ -14,28 +17,44 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from nicps.programs import PACKAGES, find_program, missing_programs
 
 ROOT = Path(__file__).resolve().parent.parent
 MUST_RUN = frozenset({"unit", "xdp", "netns"})
 BMV2, P4C = "simple_switch", "p4c-bm2-ss"
 CLONE_NEWNET = 0x40000000
+SKIPPED = "nicps-skipped"
 NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 
 #: Says what is missing, or None.
 Probe = Callable[..., str | None]
 
+#: The folders in the order in which their files are handed to workers. Labs wait most of the time: what is
+#: started first overlaps best, and short unit tests fill the end.
+ORDER = ("netns", "p4", "vm", "xdp", "unit")
+
+
+def needed(missing: Sequence[str]) -> str | None:
+    """The reason to skip, if anything is missing."""
+    return f"needs {' and '.join(missing)}" if missing else None
+
 
 @functools.cache
 def missing_for_netns() -> str | None:
-    """A new network namespace, made in a child that ends at once."""
+    """Root, the programs that tests call, and a new network namespace, made in a child that ends at once."""
     if os.geteuid() != 0:
         return "needs root"
+    if missing := missing_programs("ip", "tc", "ping", "unshare", "nsenter"):
+        return needed(missing)
     child = os.fork()
     if child == 0:
         os._exit(0 if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0 else 1)
@@ -60,20 +79,22 @@ def missing_for_xdp() -> str | None:
 
 def installed(name: str) -> bool:
     """Whether there is a program or a Python module of that name."""
-    return shutil.which(name) is not None or importlib.util.find_spec(name) is not None
+    return find_program(name) is not None or importlib.util.find_spec(name) is not None
 
 
 @functools.cache
 def missing_for_p4(*needs: str) -> str | None:
     """The programs and modules that the marker names, or BMv2's simple switch; with that its Python modules."""
     needs = needs or (BMV2,)
-    absent = [name for name in needs if not installed(name)]
+    absent = missing_programs(*(name for name in needs if name in PACKAGES))
+    modules = [name for name in needs if name not in PACKAGES]
+    absent += [name for name in modules if importlib.util.find_spec(name) is None]
     if BMV2 in needs:
         from nicps.switch.runtime import missing_modules
 
         absent += missing_modules()
     if absent:
-        return f"needs {' and '.join(absent)}"
+        return needed(absent)
     return missing_for_xdp() if BMV2 in needs else None
 
 
@@ -83,10 +104,9 @@ def missing_for_vm() -> str | None:
     if os.geteuid() != 0:
         return "needs root"
     sys.path.insert(0, str(ROOT / "vm-lab"))
-    from machines import missing_packages
+    from machines import PROGRAMS
 
-    absent = missing_packages()
-    return f"needs {' and '.join(absent)}" if absent else None
+    return needed(missing_programs(*PROGRAMS))
 
 
 PROBES: dict[str, Probe] = {
@@ -97,12 +117,19 @@ PROBES: dict[str, Probe] = {
 }
 
 
+def folder_of(item: pytest.Item) -> str:
+    """The folder below tests/ that a test is in."""
+    return item.path.relative_to(ROOT / "tests").parts[0]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its folder's marker, if it has none."""
+    """Give each test its folder's marker, if it has none, and put the folders in order."""
     for item in items:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        folder = folder_of(item)
         if folder in {"unit", *PROBES} and item.get_closest_marker(folder) is None:
             item.add_marker(folder)
+    rank = {folder: at for at, folder in enumerate(ORDER)}
+    items.sort(key=lambda item: rank.get(folder_of(item), len(ORDER)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -124,27 +151,41 @@ def must_run(item: pytest.Item) -> bool:
 
 
 class SkipGuard:
-    """Turns skips of the tests that must run into a failed session."""
+    """Turns skips of the tests that must run into a failed session.
+
+    With pytest-xdist each worker collects and runs tests, and the controller decides on the exit code: what a
+    worker knows travels in its reports and in its last message.
+    """
 
     def __init__(self) -> None:
-        self.skipped: list[str] = []
-        self.must_run: set[str] = set()
+        self.skipped: dict[str, None] = {}  # node ids, each once, in order
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.must_run = {item.nodeid for item in items if must_run(item)}
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.skipped and not hasattr(report, "wasxfail") and must_run(item):
+            report.user_properties.append((SKIPPED, True))
+        return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
-            self.skipped.append(report.nodeid)
+            self.skipped[report.nodeid] = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid in self.must_run:
-            self.skipped.append(report.nodeid)
+        if (SKIPPED, True) in map(tuple, report.user_properties):
+            self.skipped[report.nodeid] = None
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.skipped and session.exitstatus in (pytest.ExitCode.OK, 5):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[SKIPPED] = list(self.skipped)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.skipped |= dict.fromkeys(getattr(node, "workeroutput", {}).get(SKIPPED, ()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for nodeid in self.skipped:
@@ -152,7 +193,13 @@ class SkipGuard:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the guard in where skips are not allowed."""
+    """Put the guard in where skips are not allowed, and see to it that SIGINT works in what tests start.
+
+    A shell without job control starts background commands with SIGINT ignored, and a process hands an ignored
+    signal on to whatever it starts; a handler it does not. Python then installs its own at the start of each child.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if NO_SKIPS:
         config.pluginmanager.register(SkipGuard(), "nicps-skip-guard")
 

@@ -11,12 +11,14 @@ from typing import Any
 
 from nicps import wire
 from nicps.agent.job import LocalJob
-from nicps.dataplane.arena import Arena
 from nicps.dataplane.maps import Accumulators
 from nicps.exchange import Exchange
 from nicps.protocol import Committed, Installed, SendFragments
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
+from nicps.session import shared_form
+from nicps.session.arena import Arena
+from nicps.session.fields import Message
 
 ROUND = 7
 
@@ -33,6 +35,7 @@ class Agent:
         self.dataplane = SimpleNamespace(config={"view": 1}, count=lambda *_: 0)
         self.node = SimpleNamespace(number=1, offer=lambda *_: [], ring=object(), changing=False)
         self.node.view = SimpleNamespace(live={1, 2, 3})
+        self.node.name, self.node.leads = "h1", False
 
     def act(self, actions: list[Any]) -> None:
         assert not actions
@@ -54,7 +57,7 @@ class Program:
     def __init__(self) -> None:
         self.trained = 0
         self.has_ended = False
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Message] = []
         self.post = self.told.append
 
     def owes(self, duty: str) -> None:
@@ -91,7 +94,9 @@ class Job(LocalJob):
         self.host.now = now
         assert self._phase is not None
         self.committed(Committed(self._phase, ROUND, {1: 4, 2: 4, 3: 4}, -20, -20, Exchange.SWITCH))
-        return float(self.told.told[-1]["seconds_waited"])
+        last = self.told.told[-1]
+        assert isinstance(last, shared_form.Committed)
+        return last.seconds_waited
 
 
 class Told(Program):
@@ -128,12 +133,17 @@ class Changes:
         node.name, node.mac, node.learners, node.open_round = "h1", bytes(6), frozenset(), ROUND
         self.host.loop = SimpleNamespace(background=lambda *work: self.waits.append(work))
         self.host.run_folder = lambda name: runs / name
+        self.leaves('{"round": 7, "weights_sha256": ""}\n')
         self.host.prepared = lambda number, answer=b"": self.answers.append((number, answer))
         plane = self.host.dataplane
         plane.mode, plane.counters = "native", dict
         plane.reserve = lambda blocks: Accumulators(blocks, -1, -1)
         self.blocks = self.used = 0
         plane.use = self._use
+
+    def leaves(self, metrics: str) -> None:
+        """What the training program writes down."""
+        (self.job.folder / "out" / "metrics.jsonl").write_text(metrics)
 
     def _use(self, accumulators: Accumulators) -> None:
         self.blocks = accumulators.blocks

@@ -33,7 +33,10 @@ PER_BLOCK = {0: 8, 8: 1, 16: 2, 32: 4}
 
 @dataclass
 class Config:
-    """`struct nicps_config`; `alive` stands for the heartbeat, `next` is who is handed the token."""
+    """`struct nicps_config`; `alive` stands for the heartbeat, `next` is who is handed the token.
+
+    `position` is that of the newest token that the agent has sent.
+    """
 
     enabled: int = 1
     network: int = 0
@@ -54,6 +57,7 @@ class Config:
     sums: int = 0
     sums_next: int = 0
     alive: bool = True
+    position: int = 0
 
 
 @dataclass
@@ -209,7 +213,7 @@ class XdpModel:
         if doubt := self._doubt(ours, header):
             return Outcome(DROP, (doubt,))
         key = token.generation << 32 | token.hop
-        if key <= self.seen:
+        if key <= max(self.seen, config.position):
             if header.flags & Flag.REPEAT:
                 return Outcome(PASS, ("raised",))
             return Outcome(DROP, ("stale",))
@@ -233,8 +237,11 @@ class XdpModel:
 
     def _may_bounce(self, header: wire.Header, token: wire.Token) -> bool:
         config = self.config
-        tag, count = self.progress.get((header.round & 1, 0), (0, 0))
-        taken = count if tag == config.view << 32 | header.round else 0
+        taken = sum(
+            count
+            for (bank, _), (tag, count) in self.progress.items()
+            if bank == header.round & 1 and tag == config.view << 32 | header.round
+        )
         return bool(
             config.bounce
             and config.alive
@@ -291,18 +298,18 @@ class XdpModel:
         fresh_number = is_sum or not config.keyed or header.sequence > before
         bank, tag = header.round & 1, header.view << 32 | header.round
         bit = 2**64 - 1 if is_sum else 1 << header.sender - 1
-        for number in (header.sender, 0):  # counts are opened first, for a duplicate too
-            if self.progress.get((bank, number), (0, 0))[0] != tag:
-                self.progress[bank, number] = tag, 0
         slot = self.slots.setdefault((bank, fragment.index), Slot())
         fresh = slot.tag != tag
         if not fresh and slot.seen & bit:
             return Outcome(DROP, ("duplicate",), heard=fresh_number)
+        counted = self.progress.get((bank, header.sender), (0, 0))[0]
+        if slot.tag > tag or counted > tag:
+            return Outcome(DROP, ("round",))
+        if counted != tag:
+            self.progress[bank, header.sender] = tag, 0
         start = wire.FRAGMENT_HEADER_BYTES
         self._add(bank, fragment, ours[start : start + wire.PAYLOAD_BYTES], fresh)
         slot.tag, slot.seen = tag, bit if fresh else slot.seen | bit
-        if not is_sum:
-            self._count(bank, 0, tag)
         if self._count(bank, header.sender, tag) == fragment.fragments:
             return Outcome(PASS, ("added",), heard=True)
         return Outcome(DROP, ("added",), heard=True)

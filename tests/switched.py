@@ -41,7 +41,6 @@ CONFIG: dict[str, Any] = {
     "round": ROUND,
     "sent_seen": 0,
     "own_sent": 0,
-    "fragments": 4,
     "blocks": 4,
     "keyed": 0,
     "sums": 0,

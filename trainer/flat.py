@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A PyTorch model laid out flat: its weights are one vector, its gradient another; no copies.
 
-weights   [ parameters that are trained | float32 buffers ]   what the optimizer works on
+weights   [ parameters that are trained | averaged buffers ]   what the optimizer works on
 vector    [ sum of the gradients        | samples * change of the buffers ]   what goes out (R13)
 
-Buffers (BatchNorm's statistics) are averaged through the same sums; what is neither a float32
-parameter nor a float32 buffer stays as it was handed out.
+Float32 buffers that training changes (BatchNorm's statistics) are averaged through the same sums. Which ones these are
+is found once, when the job is prepared, and handed out with the layout: so the vector is the same on every host.
+Everything else stays as it was handed out: frozen parameters, buffers of other types, buffers that do not change.
+
+An average has no place for numbers that are not finite. Such a number contributes 0 and counts as 0 where another host
+has a finite one; if nobody contributes, the common value stays, bit for bit (`docs/jobs.md`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,14 +38,17 @@ class FlatModel:
     member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, averaged: Collection[str] | None = None) -> None:
         """Move the model's tensors into flat storage.
+
+        Args:
+            averaged: names of the buffers that are averaged; all float32 buffers by default.
 
         Raises:
             JobError: a parameter is not float32 on the CPU, or nothing is trained.
         """
         self.model = model
-        trained, buffers, fixed = _sort(model)
+        trained, buffers, fixed = _sort(model, averaged)
         self.trained = [parameter for _, parameter in trained]
         self.layout = [
             {
@@ -59,7 +67,6 @@ class FlatModel:
         self.vector: F32 = self._vector.numpy()
         self._ends = np.cumsum([tensor.numel() for _, tensor in (*trained, *buffers)])
         self._gradients: list[Tensor] = []
-        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._tensors: dict[str, Tensor] = {}
         first = 0
         for name, parameter in trained:
@@ -70,20 +77,25 @@ class FlatModel:
             self._gradients.append(gradient)
             self._tensors[name] = place
             first += place.numel()
-        moved = {}
+        names: dict[int, str] = {}
         for name, buffer in buffers:
-            moved[id(buffer)] = self._tensors[name] = self._place(first, buffer)
+            self._tensors[name], names[id(buffer)] = self._place(first, buffer), name
             first += buffer.numel()
         for name, tensor in fixed:
-            self._tensors[name] = moved[id(tensor)] = tensor.data
-        for module in model.modules():  # also those that share a buffer with another
+            # Contiguous: what was expanded cannot be restored. A parameter's memory stays its own.
+            is_buffer = not isinstance(tensor, nn.Parameter)
+            self._tensors[name] = tensor.data.contiguous() if is_buffer else tensor.data
+            names[id(tensor)] = name
+        self._buffers: list[_Buffer] = []  # a buffer that modules share is in it more than once
+        for module in model.modules():
             for key, held in module._buffers.items():
                 if held is not None:
-                    module._buffers[key] = moved[id(held)]
-                    self._buffers.append((module, key, moved[id(held)]))
-        self._fixed = [self._tensors[name] for name, _ in fixed]
-        self._fixed_common = [tensor.clone() for tensor in self._fixed]
+                    name = names[id(held)]
+                    place = module._buffers[key] = self._tensors[name]
+                    self._buffers.append(_Buffer(name, module, key, place))
+        self._fixed_common = {name: self._tensors[name].clone() for name, _ in fixed}
         self._common = self._weights[self._parameters :].clone()
+        self._averaged = {name for name, _ in buffers}
 
     def _place(self, first: int, tensor: Tensor) -> Tensor:
         place = self._weights[first : first + tensor.numel()].view(tensor.shape)
@@ -102,23 +114,54 @@ class FlatModel:
 
     @torch.no_grad()
     def finish(self, samples: int) -> F32:
-        """The contribution for `samples` samples: `vector`, kept until `apply` or `begin`."""
+        """The contribution for `samples` samples: `vector`, kept until `apply` or `begin`.
+
+        Raises:
+            JobError: a buffer that is not averaged has changed, or one that is has another shape.
+        """
         for parameter, gradient in zip(self.trained, self._gradients, strict=True):
             if parameter.grad is not gradient:  # somebody replaced it: a hook, or zero_grad()
                 gradient.zero_()
                 if parameter.grad is not None:
                     gradient.copy_(parameter.grad)
                 parameter.grad = gradient
-        for module, key, place in self._buffers:
-            held = module._buffers[key]
-            if held is not place:  # replaced instead of changed
-                if held is not None:
-                    place.copy_(held)
-                module._buffers[key] = place
+        for buffer in self._buffers:
+            if buffer.name in self._averaged:
+                buffer.take_back()
+            elif buffer.changed(self._fixed_common[buffer.name]):
+                raise JobError(
+                    f"buffer {buffer.name!r} has changed, but did not when the job was tried: it is not averaged; "
+                    "set average_all_buffers=true"
+                )
         change = self._vector[self._parameters :]
-        torch.sub(self._weights[self._parameters :], self._common, out=change)
+        torch.sub(self._weights[self._parameters :], _finite(self._common), out=change)
         change.mul_(samples)
+        torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0, out=change)
         return self.vector
+
+    @torch.no_grad()
+    def changed_buffers(self) -> frozenset[str]:
+        """Float32 buffers that the model has changed since `begin`, and the others of the same modules.
+
+        A module whose statistics begin to move later (those of a layer that gives only zeros at first) has others that
+        move at once. What was replaced by a tensor of another shape is a cache: it is put back, and does not count.
+        """
+        modules, common = set(), dict(self._fixed_common)
+        first = 0
+        for name, place in self._tensors.items():
+            if name in self._averaged:
+                common[name] = self._common[first : first + place.numel()].view(place.shape)
+                first += place.numel()
+        for buffer in self._buffers:
+            if buffer.changed(common[buffer.name]):
+                modules.add(buffer.module)
+            elif not buffer.is_alike:
+                buffer.put_back()
+        return frozenset(
+            buffer.name
+            for buffer in self._buffers
+            if buffer.module in modules and buffer.place.dtype == torch.float32
+        )
 
     @torch.no_grad()
     def clip(self, samples: int, most: float) -> bool:
@@ -143,17 +186,19 @@ class FlatModel:
         self._vector[: self._parameters] = mean[: self._parameters]
         for parameter, gradient in zip(self.trained, self._gradients, strict=True):
             parameter.grad = gradient
-        self._common.add_(mean[self._parameters :])
+        change = mean[self._parameters :]
+        moved = _finite(self._common).add_(change)
+        torch.where(change == 0, self._common, moved, out=self._common)  # NaN stays what it is
         self.restore()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Give buffers and everything fixed the values that all members have in common."""
         self._weights[self._parameters :] = self._common
-        for tensor, common in zip(self._fixed, self._fixed_common, strict=True):
-            tensor.copy_(common)
-        for module, key, place in self._buffers:
-            module._buffers[key] = place
+        for name, common in self._fixed_common.items():
+            self._tensors[name].copy_(common)
+        for buffer in self._buffers:
+            buffer.put_back()
 
     # ---- state
 
@@ -167,8 +212,8 @@ class FlatModel:
     def parts(self) -> Iterator[memoryview]:
         """The bytes of all tensors in the layout's order, in few parts."""
         yield self._weights.numpy().data.cast("B")
-        for tensor in self._fixed:
-            yield tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        for name in self._fixed_common:
+            yield self._tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All tensors by name in the layout's order, as views."""
@@ -185,8 +230,8 @@ class FlatModel:
         for name, tensor in self._tensors.items():
             tensor.copy_(torch.from_numpy(arrays[name]))
         self._common.copy_(self._weights[self._parameters :])
-        for tensor, common in zip(self._fixed, self._fixed_common, strict=True):
-            common.copy_(tensor)
+        for name, common in self._fixed_common.items():
+            common.copy_(self._tensors[name])
 
     def name_at(self, index: int) -> str:
         """What the vector's lane `index` belongs to: `parameter '0.weight'`."""
@@ -197,8 +242,63 @@ class FlatModel:
 Named = list[tuple[str, Tensor]]
 
 
-def _sort(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], Named, Named]:
-    """Parameters that are trained; float32 buffers; the rest."""
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """A buffer by its name in the layout. `place` is where its values are kept; the module can replace it."""
+
+    name: str
+    module: nn.Module
+    key: str
+    place: Tensor
+
+    @property
+    def held(self) -> Tensor | None:
+        """What the module has in its place now."""
+        return self.module._buffers.get(self.key)
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether that can stand for it: a tensor of its shape and type, or nothing."""
+        held, place = self.held, self.place
+        return held is None or (held.shape == place.shape and held.dtype == place.dtype)
+
+    def changed(self, common: Tensor) -> bool:
+        """Whether a float32 buffer has other bits than all hosts have in common; a cache has none of theirs."""
+        held = self.held
+        if held is None or held.dtype != torch.float32 or not self.is_alike:
+            return False
+        return not torch.equal(held.view(torch.int32), common.view(torch.int32))
+
+    def put_back(self) -> None:
+        """The module holds what is in `place` again."""
+        self.module._buffers[self.key] = self.place
+
+    def take_back(self) -> None:
+        """The same, with the values of the tensor that the module has put there instead of changing it.
+
+        Raises:
+            JobError: they do not fit.
+        """
+        held = self.held
+        if held is not None and held is not self.place:
+            if not self.is_alike:
+                raise JobError(
+                    f"buffer {self.name!r} is averaged over the hosts, and has become {held.dtype} "
+                    f"{list(held.shape)}; it was {self.place.dtype} {list(self.place.shape)}"
+                )
+            self.place.copy_(held)
+        self.put_back()
+
+
+def _finite(values: Tensor) -> Tensor:
+    """A copy with 0 for what is not finite."""
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _sort(
+    model: nn.Module, averaged: Collection[str] | None
+) -> tuple[list[tuple[str, nn.Parameter]], Named, Named]:
+    """Parameters that are trained; buffers that are averaged; the rest, its float32 buffers last."""
     trained: list[tuple[str, nn.Parameter]] = []
     buffers: Named = []
     fixed: Named = []
@@ -215,6 +315,12 @@ def _sort(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], Named, Name
             trained.append((name, parameter))
     if not trained:
         raise JobError("the model has no parameter to train")
+    constant: Named = []
     for name, buffer in model.named_buffers():
-        (buffers if buffer.dtype == torch.float32 else fixed).append((name, buffer))
-    return trained, buffers, fixed
+        if buffer.dtype != torch.float32:
+            fixed.append((name, buffer))
+        elif averaged is None or name in averaged:
+            buffers.append((name, buffer))
+        else:
+            constant.append((name, buffer))
+    return trained, buffers, fixed + constant

@@ -125,6 +125,10 @@ def _prepare(
                 "records": counts[what],
             }
         )
+    resumed = {"round": training.state.round, "unit": training.unit}
+    averaged = rehearse(training, sets)  # it changes everything: after all else is written
+    if saved is not None:  # what has stopped moving may move again: the largest value so far
+        averaged |= frozenset(saved.head.get("averaged", ()))
     prepared = {
         "job": job.name,
         "data": job.name,
@@ -132,17 +136,20 @@ def _prepare(
         "files": files,
         "train": {"fields": fields["train"], "records": counts["train"]},
         "test": {"fields": fields["test"], "records": counts["test"]},
-        "model": training.model.layout,
+        "model": weights.averaging(training.model.layout, averaged),
     }
     if saved is not None:
-        prepared["resume"] = {"round": training.state.round, "unit": training.unit}
+        prepared["resume"] = resumed
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
-    rehearse(training, sets)  # it changes everything: after all is written
     return prepared
 
 
-def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> None:
+def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     """Try the job's functions on two samples, so that mistakes show before anything is handed out.
+
+    Returns:
+        The names of the buffers that are to be averaged: those that training has changed, or all float32 buffers if
+        the job says so.
 
     Raises:
         JobError: one of them raises, or returns the wrong thing; or the optimizer's state cannot be saved.
@@ -156,6 +163,7 @@ def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> None:
     model.begin()
     model.model.train()
     job.backward(job.loss(model.model, two(sets["train"])))
+    changed = model.changed_buffers()
     training.step(model.finish(1), 1)
     training.packed()
     model.model.eval()
@@ -163,6 +171,7 @@ def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> None:
         with torch.no_grad():
             job.success(model.model, two(sets["test"]))
     job.done(State(), training.records)
+    return weights.averaged(model.layout) if job.settings.average_all_buffers else changed
 
 
 def pack(folder: Path, path: Path) -> None:

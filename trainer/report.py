@@ -124,9 +124,12 @@ def _tiles(run: Run) -> str:
     if run.tests:
         tile(f"{run.tests[-1]['accuracy']:.2%}", "test accuracy")
     tile(f"{len(run.training):,}", "training rounds")
-    tile(f"{result.get('seconds', run.seconds):.1f} s", "training and testing")
+    seconds = result.get("seconds") or run.seconds
+    if seconds:
+        tile(f"{seconds:.1f} s", "training and testing")
     samples = sum(row["samples"] for row in run.training)
-    tile(f"{samples / run.seconds:,.0f}", "samples a second")
+    if samples and run.seconds:
+        tile(f"{samples / run.seconds:,.0f}", "samples a second")
     if "weights_identical" in result:
         same = bool(result["weights_identical"])
         tile("identical" if same else "DIFFERENT", "weights of all hosts, every round", not same)
@@ -140,7 +143,7 @@ def _tiles(run: Run) -> str:
 
 
 def _curves(run: Run) -> str:
-    points = [(row["round"], row["loss"]) for row in run.training]
+    points = [(row["round"], row["loss"]) for row in run.losses]
     losses = [loss for _, loss in points]
     log = bool(losses) and min(losses) > 0 and max(losses) / min(losses) > LOG_FROM
     window = max(1, len(points) // 40)
@@ -174,7 +177,8 @@ def _hosts(run: Run) -> str:
     for host in run.hosts:
         train = [row for row in host.rounds if row["phase"] == "train"]
         number = str(host.number)
-        counted = [row["counted"][number] for row in train if number in row.get("counted", {})]
+        told = [row["counted"] for row in train if row["counted"] is not None]
+        counted = [of[number] for of in told if number in of]
         seconds = [host.seconds(what) for what in ("compute", "wait", "network")]
         whole = sum(seconds) or 1.0
         token = sum(row["t1"] - row["t0"] for row in host.token if row["kind"] != "hold")
@@ -190,8 +194,8 @@ def _hosts(run: Run) -> str:
                 number,
                 f"<code>{text(agent.get('mac', ''))}</code>",
                 text(agent.get("xdp_mode", "")),
-                f"{len(counted):,} of {len(train):,}",
-                f"{sum(counted):,}",
+                f"{len(counted):,} of {len(train):,}" if told else "",
+                f"{sum(counted):,}" if told else "",
                 *(f"{part:.1f} s" for part in seconds),
                 f"{token:.2f} s",
                 _count(agent.get("fragments_added")),
@@ -211,6 +215,8 @@ def _hosts(run: Run) -> str:
 
 
 def _whole(run: Run) -> str:
+    if not run.seconds:
+        return ""
     key = _key(("compute", "send", "wait"))
     return (
         "<section><h2>The whole run</h2><p>Each column is "

@@ -42,6 +42,7 @@ class Settings:
     alarm_below: with fewer members left than this part of those that began, the job is saved and stops (R22).
     admit: hosts that were not there at the start may come in (R20).
     network_access: the training programs have the hosts' network; otherwise they have none.
+    average_all_buffers: float32 buffers are averaged over the hosts also where training does not seem to change them.
     stall_s: seconds after which a training program that is to work, and says nothing, is started again.
     """
 
@@ -64,6 +65,7 @@ class Settings:
     alarm_below: float = 0.5
     admit: bool = False
     network_access: bool = False
+    average_all_buffers: bool = False
     stall_s: float = 60.0
 
     def planned_rounds(self, records: int) -> int | None:

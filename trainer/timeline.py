@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer.rundata import Row, Run
+from trainer.figures import Row, is_timed
+from trainer.rundata import TOKEN_KINDS, Run
 from trainer.svg import label, line, number, rect, svg, ticks
 
 WIDTH = 1080.0
 NAMES = 64.0  # room for the hosts' names
-TOKEN_KINDS = ("hold", "send", "repair")
 TOKEN_TEXT = {"hold": "held the token", "send": "token: sent", "repair": "token: sent again"}
 
 
@@ -24,7 +24,7 @@ def overview(run: Run, bins: int = 260) -> str:
         y = top + at * (row + gap)
         body.append(label(NAMES - 10, y + row / 2 + 4, host.name, "name", "end"))
         body.append(rect(NAMES, y, width, row, "wait"))
-        compute = _density(_computing(host.rounds), size, bins)
+        compute = _density(_computing(host.timed), size, bins)
         token = _density(((r["t0"], r["t1"]) for r in host.token), size, bins)
         for i in range(bins):
             # Conversion and sending overlap with computing by a little: never more than all.
@@ -41,7 +41,7 @@ def overview(run: Run, bins: int = 260) -> str:
             )  # fmt: skip
     bottom = top + len(run.hosts) * (row + gap)
     for row_ in run.rounds:
-        if row_["phase"] == "test":
+        if row_["phase"] == "test" and is_timed(row_):
             x = NAMES + row_["t_start"] / run.seconds * width
             body.append(line((x, top), (x, bottom - gap), "test"))
     body += _seconds(0.0, run.seconds, bottom + 8)
@@ -60,7 +60,7 @@ def detail(run: Run, first: int, count: int) -> str:
     end = max(row["t_end"] for row in rounds)
     numbers = {row["round"] for row in rounds}
     for host in run.hosts:
-        for row in host.rounds:
+        for row in host.timed:
             if row["round"] in numbers:
                 start, end = min(start, row["t_start"]), max(end, row["t_end"])
     lane, token, gap, top = 24.0, 13.0, 12.0, 26.0
@@ -81,12 +81,13 @@ def detail(run: Run, first: int, count: int) -> str:
         rows, held = host.in_window(start, end)
         for row in rows:
             what = f"{host.name}, round {row['round']}: "
-            dropped = row["phase"] == "train" and str(host.number) not in row.get("counted", {})
+            counted = row["counted"]
+            dropped = counted is not None and str(host.number) not in counted
             kind, how = ("dropped", "not counted") if dropped else ("compute", "computed")
             if row["phase"] == "test":
                 kind, how = "testing", "tested"
             took = row["t_offer"] - row["t_start"]
-            own = f" {row['own_samples']} samples," if row.get("own_samples") else ""
+            own = f" {row['own_samples']} samples," if row["own_samples"] else ""
             hint = f"{what}{how},{own} {_ms(took)}"
             bar(row["t_start"], row["t_offer"], y, lane, kind, hint)
             waited = row["t_commit"] - row["t_offer"]
@@ -129,7 +130,7 @@ def window_title(run: Run, first: int, count: int = 10) -> str:
 
 
 def _train(run: Run) -> list[Row]:
-    return [row for row in run.rounds if row["phase"] == "train"]
+    return [row for row in run.training if is_timed(row)]
 
 
 def _computing(rows: Iterable[Row]) -> Iterable[tuple[float, float]]:

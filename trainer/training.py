@@ -80,6 +80,7 @@ class Training:
             "progress": asdict(self.state),
             "finishing": self.finishing,
             "unit": self.unit,
+            "averaged": sorted(weights.averaged(self.model.layout)),
         }
         forms, arrays = self.packed()
         state.write(path, {**head, **forms}, arrays)

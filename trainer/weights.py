@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Layout = list[dict[str, Any]]
 """One entry a tensor, as in prepared.json: name, kind, shape, dtype. First those that make up the
 round's vector, in its order: kind "parameter" (trained), then "buffer" (float32, averaged); then
-"fixed" (frozen parameters, other buffers: never changed)."""
+"fixed" (frozen parameters, other buffers: never changed; float32 buffers come last)."""
 
 IN_VECTOR = ("parameter", "buffer")
 
@@ -56,6 +56,21 @@ def load(path: Path) -> dict[str, npt.NDArray[Any]]:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise JobError(f"cannot read the model in {path}: {error}") from None
+
+
+def averaged(layout: Layout) -> frozenset[str]:
+    """The buffers that are averaged."""
+    return frozenset(entry["name"] for entry in layout if entry["kind"] == "buffer")
+
+
+def averaging(layout: Layout, names: Collection[str]) -> Layout:
+    """The layout of a model of whose buffers only these are averaged, out of one in which more are."""
+    fixed = [
+        entry | {"kind": "fixed"}
+        for entry in layout
+        if entry["kind"] == "buffer" and entry["name"] not in names
+    ]
+    return [e for e in layout if e["kind"] != "buffer" or e["name"] in names] + fixed
 
 
 def lanes(layout: Layout) -> int:

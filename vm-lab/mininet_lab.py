@@ -11,7 +11,7 @@ h1 --+                +-- h3        every host and every switch is a namespace o
      s1 ------------- s2            has its controller, `nicps switch p4 run`, beside it
 h2 --+                +-- h4
 
-Needs root, Mininet (Debian: mininet), and for bmv2 the p4lang project's BMv2. The last line on stdout is the
+Needs root, Mininet (Debian: mininet iproute2), and for bmv2 the p4lang project's BMv2. The last line on stdout is the
 result as JSON.
 """
 
@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -41,20 +42,24 @@ from nicps.errors import (  # noqa: E402
     NicpsError,
     UsageProblem,
 )
-from nicps.lab import LabSettings, enter, links, namespaces, port  # noqa: E402
-from nicps.lab.jobs import (  # noqa: E402
-    RunSettings,
-    choose_user,
+from nicps.lab import LabSettings, links, namespaces, port  # noqa: E402
+from nicps.lab.agents import (  # noqa: E402
+    AgentProcess,
+    Folders,
+    await_agents,
     environment,
+    join_command,
     nicps_command,
-    submission,
 )
+from nicps.lab.jobs import RunSettings, choose_user, submission  # noqa: E402
 from nicps.lab.shield import orderly, shielded  # noqa: E402
+from nicps.programs import require_programs  # noqa: E402
 
+#: What Mininet calls.
+PROGRAMS = ("mnexec", "ip", "ifconfig")
 NICPS = nicps_command()
 ENVIRONMENT = environment()
 READY_S, POLL_S, END_S = 60.0, 0.2, 15.0
-T = TypeVar("T")
 
 
 def main() -> int:
@@ -90,8 +95,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"--hosts takes 2 to 16, not {args.hosts}")
     if os.geteuid() != 0:
         raise EnvironmentProblem("Mininet makes network namespaces: run it as root")
+    require_programs(*PROGRAMS, purpose="a Mininet")
+    if importlib.util.find_spec("mininet") is None:
+        raise EnvironmentProblem(
+            "the Python module mininet is missing: sudo apt-get install --no-install-recommends mininet"
+            " (the virtual environment needs --system-site-packages, as `make setup` makes it)"
+        )
     if args.switch == "bmv2":
-        bmv2.require()
+        bmv2.require_bmv2()
     if args.mode == "switch" and (args.switch != "bmv2" or args.switches != 1):
         raise UsageProblem("--mode switch takes one BMv2 that all hosts are at")
     job = RunSettings(args.job, LabSettings(), args.data, tuple(args.set))
@@ -159,14 +170,12 @@ class MininetLab:
         """Hosts, switches and cables; then switches' programs, then agents.
 
         Raises:
-            EnvironmentProblem: Mininet is missing, or something does not start.
+            EnvironmentProblem: something does not start.
         """
-        try:
-            from mininet.log import setLogLevel
-            from mininet.net import Mininet
-            from mininet.node import Switch
-        except ImportError:
-            raise EnvironmentProblem("Mininet is missing: apt install mininet") from None
+        from mininet.log import setLogLevel
+        from mininet.net import Mininet
+        from mininet.node import Switch
+
         setLogLevel("error")
 
         class Namespace(Switch):  # type: ignore[misc]
@@ -196,25 +205,25 @@ class MininetLab:
         with port.pass_program() as program:
             for switch in switches:
                 names = [str(intf.name) for intf in switch.intfList() if intf.name != "lo"]
-                self._execute(
-                    switch, *(command for name in names for command in bmv2.quieten(name))
-                )
+                inside(switch, lambda names=names: quieten(names))
                 inside(switch, lambda names=names: attach(names, program))
                 self._switch(switch, names)
         for host in net.hosts:
-            self._execute(host, *bmv2.quieten(str(host.defaultIntf().name)))
-        agents = [self._start(h, self._join(h), f"{h.name}'s agent") for h in net.hosts]
-        for host, agent in zip(net.hosts, agents, strict=True):
-            agent.until(lambda host=host: self._succeeds(host, *NICPS, "status"))
+            name = str(host.defaultIntf().name)
+            inside(host, lambda name=name: bmv2.quieten(name))
+        await_agents([self._join(host) for host in net.hosts])
 
-    def _join(self, host: Any) -> list[str]:
-        own = self.folder / host.name
-        (own / "work").mkdir(parents=True)
-        runs = self.args.runs.resolve() if host.name == "h1" else own / "runs"
-        command = [*NICPS, "join", "--iface", str(host.defaultIntf().name), "--name", host.name]
-        command += ["--runs", str(runs), "--work", str(own / "work"), "--user", self.user]
+    def _join(self, host: Any) -> AgentProcess:
+        """Start the agent of a host."""
+        folders = Folders.below(self.folder / host.name)
+        if host.name == "h1":
+            folders = replace(folders, runs=self.args.runs.resolve())
+        command = join_command(str(host.defaultIntf().name), host.name, self.user, folders)
         trust = ["--trust-switch"] if self.key and self.args.mode == "switch" else []
-        return [*command, "--mode", self.args.mode, *self.key, *trust]
+        command += ["--mode", self.args.mode, *self.key, *trust]
+        with folders.log.open("wb") as file:
+            process = self._popen(host, command, stdout=file, stderr=file)
+        return AgentProcess(host.name, netns_of(host), process, folders)
 
     def _switch(self, switch: Any, names: list[str]) -> None:
         """Start what switches there."""
@@ -224,7 +233,7 @@ class MininetLab:
             self._execute(switch, "ip link set br0 up")
             self._execute(switch, *(f"ip link set {name} master br0" for name in names))
             return
-        self._execute(switch, *bmv2.controller_cable())
+        inside(switch, bmv2.add_controller_cable)
         ports = dict(enumerate(names, 1))
         command = bmv2.switch_command({**ports, bmv2.CONTROLLER: bmv2.NEAR_CPU})
         p4 = self._start(switch, command, f"{switch.name}'s BMv2")
@@ -319,18 +328,20 @@ class MininetLab:
                 self.net.stop()
 
 
-def inside(node: Any, work: Callable[[], T]) -> T:
+def netns_of(node: Any) -> str:
+    """The path of a node's network namespace."""
+    return f"/proc/{node.pid}/ns/net"
+
+
+def inside(node: Any, work: Callable[[], Any]) -> Any:
     """Do something in a node's network namespace."""
+    return namespaces.inside(netns_of(node), work)
 
-    def entered() -> T:
-        fd = os.open(f"/proc/{node.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            enter.setns(fd)
-        finally:
-            os.close(fd)
-        return work()
 
-    return namespaces.in_thread(entered)
+def quieten(names: Sequence[str]) -> None:
+    """Let frames through these as they are, and no other than those that hosts send."""
+    for name in names:
+        bmv2.quieten(name)
 
 
 def attach(names: Sequence[str], program: int) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from machines import Guest, Hardware, Kernel, choose  # noqa: E402
+from machines import Guest, Hardware, Kernel, choose, require_guests  # noqa: E402
 from segment import Segment  # noqa: E402
 
 from nicps.errors import (  # noqa: E402
@@ -44,7 +44,8 @@ from nicps.errors import (  # noqa: E402
     UsageProblem,
 )
 from nicps.lab import LabSettings  # noqa: E402
-from nicps.lab.jobs import RunSettings, choose_user, nicps_command, submission  # noqa: E402
+from nicps.lab.agents import join_command  # noqa: E402
+from nicps.lab.jobs import RunSettings, choose_user, submission  # noqa: E402
 from nicps.lab.links import mac_of  # noqa: E402
 from nicps.lab.shield import orderly, shielded  # noqa: E402
 
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"{args.job} holds no job.py (docs/jobs.md says what a job is)")
     if os.geteuid() != 0:
         raise NotRoot("a guest sees this machine's files as root: run it as root")
+    require_guests()
     begun = time.monotonic()
     stack = contextlib.ExitStack()
     try:
@@ -157,8 +159,7 @@ class VmLab:
         """A guest that joins, and submits the job if it is h1 and told to (a line)."""
         _say(f"{hardware.name}: Linux {kernel.version}, {hardware.accelerator.upper()}")
         silence_s = self.args.silence or SILENCE_S[hardware.accelerator]
-        join = nicps_command("join", "--iface", "eth0", "--name", hardware.name)
-        join += ["--user", self.user, "--silence", f"{silence_s}"]
+        join = [*join_command("eth0", hardware.name, self.user), "--silence", f"{silence_s}"]
         command = f"export PYTHONPATH={shlex.quote(str(ROOT))}; {NAME_ETH0} && "
         if not self.guests:
             join += ["--runs", str(self.args.runs.resolve())]

@@ -22,9 +22,12 @@
 #define NICPS_NAME_BYTES 14            /* host name in a member list */
 #define NICPS_QUANTUM 256              /* fragments that a holder sends at a time, where a switch adds */
 #define NICPS_SWITCH 2673237782643     /* MAC address of a switch that adds */
+#define NICPS_ETHERNET_BYTES 14        /* Ethernet header, before version */
 #define NICPS_HEADER_BYTES 32          /* header */
 #define NICPS_FRAGMENT_HEADER_BYTES 48 /* header and fragment */
 #define NICPS_TOKEN_HEADER_BYTES 72    /* header and token */
+#define NICPS_ENTRY_BYTES 20           /* a member's line in the token */
+#define NICPS_RANGE_BYTES 8            /* a missing range in the token */
 #define NICPS_MAX_SHIFT_0 0            /* shift of raw bytes */
 #define NICPS_MAX_SHIFT_8 50           /* largest shift, lanes of 8 bits */
 #define NICPS_MAX_SHIFT_16 42          /* largest shift, lanes of 16 bits */

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,9 @@ from nicps.protocol import (
     Send,
     SendFragments,
 )
+from nicps.session.fields import Message
+from nicps.session.messages import EVENTS, Error, LastJob, Result
+from nicps.session.shared_form import Decide, Report
 
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
@@ -84,7 +87,7 @@ class Agent:
         self._stopping = False
         self._actions: deque[Action] = deque()
         self._acting = False
-        self.last_job: dict[str, Any] = {}
+        self.last_job: LastJob | None = None
         self.progress: dict[str, Any] = {}
         self.trouble = ""  # why this host stands by in the middle of a job
         self.loop = Loop(self._work_failed)
@@ -331,10 +334,10 @@ class Agent:
         if self.conductor is not None:
             self.conductor.job_is_ready()
 
-    def trainer_says(self, message: Mapping[str, Any]) -> None:
+    def trainer_says(self, message: Decide | Report) -> None:
         """What the lead's training program has decided, or live progress, or a warning."""
-        if message["op"] == "report":
-            values = dict(message["values"])
+        if isinstance(message, Report):
+            values = dict(message.values)
             if (text := values.pop("warning", None)) is not None and self.job is not None:
                 self.tell("warning", self.job.id, message=f"{self.settings.name}: {one_line(text)}")
             if not values:
@@ -342,9 +345,9 @@ class Agent:
             self.progress = values
             if self.conductor is not None:
                 turns = self.frames.turns - self._turns_before
-                self.tell("progress", self.conductor.job_id, **self.progress, token_turns=turns)
+                self.tell("progress", self.conductor.job_id, values=values, token_turns=turns)
         elif self.conductor is not None:
-            self.conductor.decided(message["round"], message["what"])
+            self.conductor.decided(message.round, message.what)
 
     def warn(self, message: str) -> None:
         """Something that ends nothing."""
@@ -354,7 +357,7 @@ class Agent:
 
     def tell(self, event: str, job_id: str, /, **values: Any) -> None:
         """To the submitter, and whoever else watches."""
-        self.publish({**values, "op": "event", "event": event, "job_id": job_id})
+        self.publish(EVENTS[event](job_id, **values))
 
     def end_job(self, message: str) -> None:
         """The job is over at this host."""
@@ -376,13 +379,13 @@ class Agent:
         """In the background: a full disk, a broken file. It is the job's end, not ours."""
         self.act(self.node.fail(self.now, explain("go on with the job here", reason)))
 
-    def publish(self, message: Mapping[str, Any], waiting: Collection[Peer] | None = None) -> None:
+    def publish(self, message: Message, waiting: Collection[Peer] | None = None) -> None:
         """To whoever submitted the job (`waiting`: only these), and to those who watch all."""
         for peer in self.control.peers[:]:
             awaits = peer.watches and (waiting is None or peer in waiting)
             if awaits or peer.watches_all:
                 self.control.post(peer, message)
-            if awaits and message["op"] in ("result", "error"):
+            if awaits and isinstance(message, Result | Error):
                 peer.watches = False
 
     # ---- leaving

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from nicps.dataplane.lanes import U8
 from nicps.errors import JobFailed
+from nicps.session.lanes import U8
 from nicps.wire import PAYLOAD_BYTES
 
 #: Fragments in a window: 23.6 MB, a fifth of a second at 1 Gbit/s; two of them are the receivers' memory.

@@ -10,6 +10,7 @@ import orjson
 
 from nicps import wire
 from nicps.agent.bundle import OutStream
+from nicps.agent.metrics import METRICS, check_metrics
 from nicps.errors import NicpsError
 from nicps.protocol import Phase
 
@@ -58,11 +59,14 @@ class Finish:
             return
         self._keeping = True
         job, facts, kept = self._job, self._facts(), self._kept
+        last_round = job.agent.node.open_round
         names: list[str] = []
-        job.later(
-            lambda: names.extend(job.records.keep(job.folder / "out", job.base, facts, kept)),
-            lambda: self._are_kept(names),
-        )
+
+        def keep() -> None:
+            names.extend(job.records.keep(job.folder / "out", job.base, facts, kept))
+            check_metrics(kept / METRICS, last_round)
+
+        job.later(keep, lambda: self._are_kept(names))
 
     def _facts(self) -> dict[str, Any]:
         agent = self._job.agent

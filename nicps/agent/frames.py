@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.agent.sender import Sender
-from nicps.errors import InterfaceDown, JobFailed, WireError, explain
+from nicps.barrier import barrier
+from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
 from nicps.protocol import KernelState, SendFragments
 
 if TYPE_CHECKING:
@@ -32,12 +33,13 @@ class Frames:
         self.turns = 0
         self.malformed = 0
         self._hold_started = 0.0
-        self._up = True  # the interface is
+        self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface is, and why
         self._kernel: KernelState | None = None  # as the program knows it
         self._bounced = 0
         self._room_awaited = False  # in the TX ring
         agent.loop.watch(dataplane.rx_fileno(), self._receive)
         agent.loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
+        agent.loop.watch(dataplane.link_changes.fileno(), self._link_changed)
 
     # ---- in
 
@@ -47,10 +49,8 @@ class Frames:
         try:
             frames = agent.dataplane.receive()
         except InterfaceDown:
-            self._interface(up=False)
+            self._check_interface()
             return
-        if frames:
-            self._interface(up=True)
         for source, frame in frames:
             if not agent.keys.admits(source, frame, agent.dataplane.mac):
                 continue
@@ -68,12 +68,27 @@ class Frames:
                 self.turns += 1
                 self._hold_started = agent.now
 
-    def _interface(self, *, up: bool) -> None:
-        """Like a cable that is pulled: others find this host silent, and it comes back."""
-        agent = self._agent
-        if up != self._up:
-            self._up = up
-            agent.log(f"interface {agent.settings.iface} is {'up again' if up else 'down'}")
+    def _link_changed(self) -> None:
+        if self._agent.dataplane.link_changes.drain():
+            self._check_interface()
+
+    def _check_interface(self) -> None:
+        """While the interface cannot be used this host is silent, as with a cable that is pulled.
+
+        The others go on without it, and it comes back. A host that sent only its short frames would hold them up.
+        """
+        agent, before = self._agent, self._unusable
+        self._unusable = None
+        try:
+            agent.dataplane.check_interface()
+        except (InterfaceDown, InterfaceUnfit) as problem:
+            self._unusable = problem
+        self.sender.muted = self._unusable is not None
+        if self._unusable is not None and str(self._unusable) != str(before):
+            agent.warn(str(self._unusable))
+        elif self._unusable is None and before is not None:
+            how = "is up again" if isinstance(before, InterfaceDown) else "can be used again"
+            agent.log(f"interface {agent.dataplane.iface} {how}")
 
     # ---- out
 
@@ -113,7 +128,7 @@ class Frames:
             self.drop_fragments()
             agent.act(agent.node.fail(agent.now, explain("send this host's part", error)))
         if self.sender.down:
-            self._interface(up=False)
+            self._check_interface()
         if self.sender.blocked_by_kernel != self._room_awaited:
             self._room_awaited = self.sender.blocked_by_kernel
             agent.loop.arm(agent.dataplane.tx.fileno(), self._room_awaited)
@@ -142,7 +157,8 @@ class Frames:
         ring = agent.dataplane.ring
         seen, bounced = int(ring["seen"]), int(ring["bounced"])
         token = agent.dataplane.bounced() if bounced != self._bounced else None
-        self._bounced = bounced
+        if token is not None:
+            self._bounced = bounced
         agent.node.kernel_saw(
             agent.now, (seen >> 32, seen & 0xFFFFFFFF), int(ring["heard_ns"]) / 1e9, token
         )
@@ -151,7 +167,7 @@ class Frames:
         agent = self._agent
         state = agent.node.kernel
         config = agent.dataplane.config
-        if state is not None:
+        if state is not None and not self.sender.muted:
             config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
         if state == self._kernel:
             return
@@ -159,15 +175,7 @@ class Frames:
         if state is None:
             config["enabled"] = config["bounce"] = 0
             return
-        config["round_high"] = state.round_high
-        config["round_low"] = state.round_low
-        config["round"] = state.round
-        config["fragments"] = state.fragments
-        config["sent_seen"] = state.sent_seen
-        config["own_sent"] = state.own_sent
-        config["bounce"] = int(state.bounce)
-        config["sums"], config["sums_next"] = int(state.sums), int(state.sums_next)
-        config["enabled"] = 1
+        write_settings(config, state)
 
     def off(self) -> None:
         """The program takes no tokens and fragments until there is a view again."""
@@ -179,3 +187,23 @@ class Frames:
         """The program has been put into another view: the next state, whatever it is, goes to it."""
         self._bounced = 0
         self._kernel = None
+
+
+def write_settings(config: Any, state: KernelState) -> None:
+    """Write what the program must know, one word after the other, while the program works.
+
+    A fragment that comes between two words must not be added unless the old settings or the new ones allow it. So
+    rounds are closed first and opened last. In between, a round's number comes after the words that say who adds it.
+    """
+    config["bounce"] = 0
+    config["round_low"] = state.round_low
+    barrier()
+    config["sums_next"], config["sums"] = int(state.sums_next), int(state.sums)
+    barrier()
+    config["round"] = state.round
+    barrier()
+    config["round_high"] = state.round_high
+    config["sent_seen"], config["own_sent"] = state.sent_seen, state.own_sent
+    barrier()
+    config["bounce"] = int(state.bounce)
+    config["enabled"] = 1

@@ -18,11 +18,12 @@ from nicps.agent.process import python
 from nicps.agent.program import STALL_S, Program
 from nicps.agent.records import Records
 from nicps.agent.sources import ArenaSource, StreamSource
-from nicps.dataplane.channel import Channel
 from nicps.dataplane.maps import Accumulators
 from nicps.errors import JobFailed, NicpsError
 from nicps.exchange import Exchange
 from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.session import shared_form
+from nicps.session.channel import Channel
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -67,6 +68,7 @@ class LocalJob:
         self._then: Callable[[str], None] | None = None  # once the program has saved
         self.records = Records(self.base)
         self._ended = False
+        self.crash = ""  # what ended the last training program that did not end well, and where
         self._offered_at = self._sending_s = 0.0  # of the round's contribution
         self._lacked = -1  # the last round in which sums of the switch had not come
 
@@ -178,15 +180,14 @@ class LocalJob:
         self.program.trained = commit.round
         self.program.owes("work")
         self.program.post(
-            {
-                "op": "committed",
-                "round": commit.round,
-                "counted": dict(commit.counted),
-                "unit": commit.unit,
-                "next_unit": commit.next_unit,
-                "added": commit.exchange.to_json(),
-                "seconds_waited": max(0.0, agent.now - self._offered_at - self._sending_s),
-            }
+            shared_form.Committed(
+                commit.round,
+                commit.counted,
+                commit.unit,
+                commit.next_unit,
+                commit.exchange,
+                max(0.0, agent.now - self._offered_at - self._sending_s),
+            )
         )
 
     def later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
@@ -391,9 +392,11 @@ class LocalJob:
             self.program.forget_blocks()
 
     def program_failed(self, reason: str) -> None:
-        """It cannot go on, and no other could."""
+        """It cannot go on, and no other could. The lead names the host, as it does with a FAIL frame's."""
+        node = self.agent.node
         if not self._ended:
-            self.agent.act(self.agent.node.fail(self.agent.now, reason))
+            named = f"{node.name}: {reason}" if node.leads else reason
+            self.agent.act(node.fail(self.agent.now, named))
 
     def program_ended(self, program: Program, code: int, said: str) -> None:
         """Its process is gone: after the end, because the job is broken, or because somebody killed it."""
@@ -405,12 +408,13 @@ class LocalJob:
             return
         agent.frames.drop_fragments()  # the rest of its gradient will not come
         reason = f"the training program ended: {said}"
+        self.crash = f"{agent.node.name}: {reason}"
         if code < 0:
             self._waiting = None
-            agent.views.depart(reason)  # the others go on; this host comes back with a new one
-            reason = self._start_again()
-            if reason:
-                self.program_failed(reason)
+            agent.views.depart(self.crash)  # the others go on; this host comes back with a new one
+            problem = self._start_again()
+            if problem:
+                self.program_failed(f"{problem}; the last time: {said}")
         else:
             self.program_failed(reason)
 

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 
 from nicps.agent.background import Background
+from nicps.shutdown import ending_signals
 
 Events = list[tuple[int, int]]
 
@@ -58,10 +59,10 @@ class Loop:
                 self._poll.unregister(fd)
 
     def on_signals(self, handler: Callable[[], None]) -> None:
-        """Call `handler` after SIGINT and SIGTERM."""
+        """Call `handler` after SIGTERM, and after SIGINT unless the agent was started with that ignored."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals(signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         self.watch(read, handler)
 

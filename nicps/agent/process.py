@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from nicps.agent.crash import describe_end, reported_error
 from nicps.errors import EnvironmentProblem
 
 _PR_SET_PDEATHSIG = 1
@@ -83,7 +84,7 @@ class Child:
         }
         switch = os.geteuid() == 0 and user.uid != 0
         begin = partial(_before_exec, user if switch else None, network_access)
-        said = log.stat().st_size if log.exists() else 0
+        self._log_begins = log.stat().st_size if log.exists() else 0
         try:
             with log.open("ab") as stderr:
                 self._process = subprocess.Popen(
@@ -98,7 +99,7 @@ class Child:
                     preexec_fn=begin,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            why = _text(log, said)
+            why = _text(log, self._log_begins)
             raise EnvironmentProblem(
                 f"user {user.name!r} cannot run {argv[0]}: {why or error}; `nicps doctor --user {user.name}` says why"
             ) from None
@@ -121,21 +122,21 @@ class Child:
             self._pidfd = -1
         return code
 
-    def last_line(self) -> str:
-        """What it said last, for an error message."""
-        lines = _text(self.log).strip().splitlines()
-        said = lines[-1].removeprefix("trainer: error: ") if lines else ""
-        code = self._process.returncode
-        if code is not None and code < 0:
-            known = (
-                signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            )
-            return f"{known} has ended it{f' ({said})' if said else ''}"
-        if said:
-            return said
-        if os.statvfs(self.log.parent).f_bavail == 0:  # so it could not say anything
-            return f"No space left on device: {self.log.parent}"
-        return "it said nothing"
+    def last_line(self, where: str = "") -> str:
+        """How it ended, for an error message (`describe_end`)."""
+        code, last_line = self._process.returncode, self._last_line()
+        crashed = code is not None and code < 0
+        if not (last_line or crashed) and os.statvfs(self.log.parent).f_bavail == 0:
+            return f"No space left on device: {self.log.parent}"  # so it could not say anything
+        return describe_end(code, last_line, where)
+
+    def reported_error(self) -> str:
+        """The error that it reported before it ended; empty where it crashed."""
+        return reported_error(self._last_line())
+
+    def _last_line(self) -> str:
+        lines = _text(self.log, self._log_begins).strip().splitlines()
+        return lines[-1] if lines else ""
 
     def kill(self) -> None:
         """End it, and what it has started in its session. It may be there for a moment yet."""

@@ -18,13 +18,12 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nicps.agent.metrics import METRICS, read_metrics
 from nicps.agent.records import read_object
 from nicps.errors import JobFailed
+from nicps.session.metrics import MetricsRow
 
 _MOST_BYTES = 1 << 20  # of a file that holds one object
-_LINE_BYTES = 1 << 16
-_MOST_ROWS = 8  # a round, in which views can change
-_SPARE_ROWS = 1024
 _DIGEST_BYTES = 16
 
 
@@ -60,7 +59,7 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
     identical = True
     for name in names:
         own = {(round_, view) for other, round_, view in found if other == name}
-        weights = _weights(folder / name / "metrics.jsonl", name, last_round, own)
+        weights = _weights(folder / name / METRICS, name, last_round, own)
         first = first or weights
         identical = identical and weights.last_round == first.last_round and first.agrees(weights)
     assert first is not None
@@ -112,14 +111,12 @@ def _weights(
     """Of a host, but for rounds from one in which it differed on, in views up to that one."""
     digests = bytearray(_DIGEST_BYTES * (last_round + 1))
     weights = _Weights(np.frombuffer(digests, np.uint64).reshape(-1, 2))
-    for row in _rows(path, name, _MOST_ROWS * (last_round + 1) + _SPARE_ROWS):
-        round_, text = row["round"], str(row["weights_sha256"])
-        if not isinstance(round_, int) or round_ < 0:
-            raise _not_whole(name, f"a row is of round {round_!r:.40}")
+    for row in _rows(path, name, last_round):
+        round_, text = row.round, row.weights_sha256
         if round_ > last_round:  # it went on without the others (`--go-on-alone`)
             weights.apart = True
             continue
-        if any(round_ >= first and row.get("view", 0) <= view for first, view in differed):
+        if any(round_ >= first and row.view <= view for first, view in differed):
             continue
         at = _DIGEST_BYTES * round_
         digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -129,23 +126,10 @@ def _weights(
     return weights
 
 
-def _rows(path: Path, name: str, most: int) -> Iterator[dict[str, Any]]:
-    """The lines of a file, one at a time."""
+def _rows(path: Path, name: str, last_round: int) -> Iterator[MetricsRow]:
     try:
-        with path.open("rb") as file:
-            for number in range(most + 1):
-                line = file.readline(_LINE_BYTES + 1)
-                if not line:
-                    return
-                if number == most:
-                    raise _not_whole(name, f"there are more than {most} rows")
-                if len(line) > _LINE_BYTES:
-                    raise _not_whole(name, f"row {number + 1} has more than {_LINE_BYTES} bytes")
-                row = orjson.loads(line)
-                if not isinstance(row, dict) or not {"round", "weights_sha256"} <= row.keys():
-                    raise _not_whole(name, f"row {number + 1} lacks round or weights_sha256")
-                yield row
-    except (OSError, orjson.JSONDecodeError) as error:
+        yield from read_metrics(path, last_round)
+    except JobFailed as error:
         raise _not_whole(name, str(error)) from None
 
 

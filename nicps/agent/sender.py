@@ -12,10 +12,10 @@ import numpy as np
 
 from nicps import wire
 from nicps.dataplane import DataPlane
-from nicps.dataplane.lanes import U8
-from nicps.errors import InterfaceDown
+from nicps.errors import InterfaceDown, InterfaceUnfit
 from nicps.protocol import SendFragments
-from nicps.protocol.phase import Phase, lanes_per_fragment
+from nicps.protocol.phase import Phase
+from nicps.session.lanes import U8
 
 _BATCH = 256  # frames for one system call
 _TURN = 2048  # frames before the loop looks at what else there is (25 ms at 1 Gbit/s)
@@ -101,7 +101,8 @@ class Sender:
         self.blocked_by_kernel = False  # wait until the ring has room
         self.refused = False  # the interface's queue is full: try again soon
         self.more = False  # there was a pause only for the loop's sake: go on at once
-        self.down = False  # the interface is: what is sent is lost, as with a cable that is pulled
+        self.down = False  # the interface refused a frame, which is lost
+        self.muted = False  # the interface cannot be used: nothing is sent, all is lost
         self.waits = False  # for more of a contribution, which everybody waits for
 
     def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
@@ -118,7 +119,7 @@ class Sender:
         """Queue (part of) a contribution."""
         total = phase.fragments_in(action.round)
         width = phase.width
-        body = wire.Fragment(0, total, lanes_per_fragment(width), width, 0, action.samples)
+        body = wire.Fragment(0, total, wire.lanes_per_fragment(width), width, 0, action.samples)
         frame = wire.pack(
             self._header(action.flags, action.round), body, tail=bytes(wire.PAYLOAD_BYTES)
         )
@@ -147,9 +148,9 @@ class Sender:
             else:
                 item.started = item.started or now
                 try:
-                    if not self._pump_bulk(item):
+                    if not self.muted and not self._pump_bulk(item):
                         return
-                except InterfaceDown:
+                except (InterfaceDown, InterfaceUnfit):
                     self.down = True  # others ask for what they lack, if they hear of it
                 item.source.awaited(False)
                 self._sent(item.action, item.started)
@@ -157,10 +158,10 @@ class Sender:
 
     def _send_small(self, item: _Small) -> bool:
         try:
-            if not self._dataplane.send(item.data):
+            if not self.muted and not self._dataplane.send(item.data):
                 self.refused = True
                 return False
-        except InterfaceDown:
+        except (InterfaceDown, InterfaceUnfit):
             self.down = True
         if item.sent is not None:
             item.sent()

@@ -7,10 +7,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nicps.client import DEFAULT_SOCKET
 from nicps.errors import UsageProblem
 from nicps.exchange import Exchange
 from nicps.protocol import Timings
+from nicps.session.channel import DEFAULT_SOCKET
 from nicps.wire import BROADCAST, ETHERTYPE
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nicps.agent.bundle import OutStream
-from nicps.dataplane.arena import Arena
-from nicps.dataplane.lanes import U8
+from nicps.session.arena import Arena
+from nicps.session.lanes import U8
 from nicps.wire import PAYLOAD_BYTES
 
 

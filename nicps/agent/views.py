@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nicps.agent.conductor import Conductor
+from nicps.agent.program import one_line
 from nicps.errors import NicpsError, explain
 from nicps.exchange import Exchange
 from nicps.protocol import (
@@ -96,6 +97,7 @@ class Views:
             finishing=job is not None and job.finishing,
             unit=job.unit if job is not None else None,
             exchange=job.unit_of if job is not None else Exchange.BROADCAST,
+            crash=one_line(job.crash) if job is not None else "",
         )
         agent.log("this host leads the job from now on")
         agent.conductor = Conductor(agent, plan.job, plan, None, found)
@@ -116,8 +118,9 @@ class Views:
         agent.frames.off()
         agent.conductor = None
         if action.ending:
+            crash = agent.job.crash if agent.job is not None else ""
             agent.end_job("the job has ended")
-            agent.endings.unheard(action.ending, action.lead)
+            agent.endings.unheard(action.ending, action.lead, one_line(crash))
             return
         if agent.job is not None:
             agent.job.struck()

@@ -17,18 +17,13 @@ from typing import Any
 import orjson
 
 from nicps.auth import write_key
-from nicps.bench.agents import (
-    AgentProcess,
-    check_under_way,
-    joined,
-    result_of,
-    scratch,
-    submit,
-)
 from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.errors import JobFailed, UsageProblem
+from nicps.extras import require_extra
 from nicps.lab import Lab, LabSettings, parse_rate
+from nicps.lab.agents import AgentProcess, joined, open_folder
+from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.commands import await_result, raise_failure
 
 _WARM_UP = 2
 _IDLE_S = 1.0
@@ -82,8 +77,10 @@ def run(args: argparse.Namespace) -> int:
     if any(lane not in ("i32", "i16", "i8") for lane in lanes):
         raise UsageProblem(f"lanes are i32, i16 and i8, not {args.lane}")
     rate = parse_rate(args.rate)
+    if args.against == "gloo" and not args.key:
+        require_extra("torch")
     rows: list[Measured] = []
-    with scratch() as folder, contextlib.ExitStack() as stack:
+    with open_folder("nicps-bench-") as folder, contextlib.ExitStack() as stack:
         labs = [
             stack.enter_context(Lab(LabSettings(f"bench-{os.getpid()}-{n}", args.hosts, rate)))
             for n in range(1 + args.key)
@@ -140,7 +137,7 @@ class _Ours:
 
     def check(self) -> None:
         """Raises JobFailed if the job has failed."""
-        check_under_way(self.channel)
+        raise_failure(self.channel)
 
     def end(self) -> int:
         """Wait for the job's end; bytes of memory of the largest agent.
@@ -149,7 +146,7 @@ class _Ours:
             JobFailed: the sums differ.
         """
         rss = max(peak_rss_bytes(agent.process.pid) for agent in self.agents)
-        result, _ = result_of(self.channel)
+        result, _ = await_result(self.channel)
         if not result["weights_identical"]:
             raise JobFailed("the hosts' sums differ")
         return rss
@@ -181,9 +178,8 @@ class _Bench:
         name = f"{lane}-{'key' if key else 'plain'}"
         # All hosts share a machine, which stands still while it makes room for large vectors: nobody has died.
         arguments = ["--silence", f"{_SILENCE_S:g}", *(["--key", str(key)] if key else [])]
-        hosts = [host.name for host in lab.hosts]
         with contextlib.ExitStack() as stack:
-            agents = stack.enter_context(joined(lab, hosts, self.folder / name, *arguments))
+            agents = stack.enter_context(joined(lab, lab.hosts, self.folder / name, *arguments))
             server = BarrierServer(self.folder / f"{name}.sock", self.hosts)
             stack.callback(server.close)
             settings = {
@@ -194,9 +190,8 @@ class _Bench:
                 "batch": self.hosts,
                 "quorum": 1.0,
             }
-            channel = submit(
-                agents[0],
-                job=str(self.folder),
+            channel = agents[0].submit(
+                self.folder,
                 entry="nicps.bench.reduce_job",
                 settings=settings,
             )

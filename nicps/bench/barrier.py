@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nicps.dataplane.channel import Channel
 from nicps.errors import NetworkProblem
+from nicps.session.channel import Channel
 
 _LEAD_S = 0.02  # between the word and the start
 _CHECK_S = 0.1

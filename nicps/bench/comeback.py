@@ -9,16 +9,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-from nicps.bench.agents import AgentProcess, joined, scratch, start_agent, submit
 from nicps.bench.barrier import median
 from nicps.bench.watch import Metrics
 from nicps.errors import NetworkProblem
 from nicps.lab import Lab, LabSettings, signals
+from nicps.lab.agents import AgentProcess, joined, open_folder, start_agent
 
 DESCRIPTION = """\
 Four hosts train a model of a million parameters (digits; SGD with momentum, so that the state is twice the model). One
@@ -127,15 +126,15 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(hosts: int, repeat: int, rounds: int) -> list[Return]:
     """In a lab of its own; always the last host."""
-    with scratch() as folder:
+    with open_folder("nicps-bench-") as folder:
         job = folder / "million"
         job.mkdir()
         (job / "job.py").write_text(_JOB)
         with (
             Lab(LabSettings(f"return-{os.getpid()}", hosts)) as lab,
-            joined(lab, [host.name for host in lab.hosts], folder) as agents,
+            joined(lab, lab.hosts, folder) as agents,
         ):
-            channel = submit(agents[0], job=str(job), settings={})
+            channel = agents[0].submit(job, settings={})
             lead = Metrics(agents[0])
             returns = []
             for _ in range(repeat):
@@ -144,7 +143,7 @@ def measure(hosts: int, repeat: int, rounds: int) -> list[Return]:
                 running = lab.processes()[victim.host]
                 signals.kill(signals.choose(victim.host, running, "both"))
                 _rounds_of(lead, hosts - 1, rounds)
-                agents.append(start_agent(lab, victim.host, folder))
+                agents.append(start_agent(lab, victim.host, victim.folders))
                 returns.append(_watch(agents[-1], lead))
             channel.close()
     return returns
@@ -167,14 +166,7 @@ def _watch(agent: AgentProcess, lead: Metrics) -> Return:
     began = time.monotonic()
     own = Metrics(agent)
     at = agent.log.stat().st_size  # of what the agent before it has said
-    work, first = agent.log.parent / "work", list[float]()
-
-    def answers() -> bool:
-        try:
-            agent.connect().close()
-        except OSError:
-            return False
-        return True
+    work, first = agent.folders.work, list[float]()
 
     def said(text: bytes) -> bool:
         return text in agent.log.read_bytes()[at:]
@@ -190,7 +182,7 @@ def _watch(agent: AgentProcess, lead: Metrics) -> Return:
         return row is not None
 
     looks: dict[str, Callable[[], bool]] = {
-        "agent answers": answers,
+        "agent answers": agent.answers,
         "in the view": lambda: said(b": view "),
         "files here": lambda: there("work/prepared.json"),
         "program started": lambda: there("trainer.log"),
@@ -203,14 +195,10 @@ def _watch(agent: AgentProcess, lead: Metrics) -> Return:
     for step, look in looks.items():
         while not look():
             if agent.process.poll() is not None or time.monotonic() > began + _TIMEOUT_S:
-                raise NetworkProblem(f"the host has not come so far: {step}; {_last(agent.log)}")
+                raise NetworkProblem(f"the host has not come so far: {step}; {agent.last_words()}")
             time.sleep(_POLL_S)
         done[step] = time.monotonic() - began
     done[STEPS[-1]] = first[0] - began
     rounds = [row["t_commit"] for row in lead.fresh()]
     inside = [t for t in rounds if began <= t <= first[0]]
     return Return(done, (inside[-1] - inside[0]) / max(1, len(inside) - 1) if inside else 0.0)
-
-
-def _last(log: Path) -> str:
-    return (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]

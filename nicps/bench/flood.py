@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ import orjson
 
 from nicps import wire
 from nicps.auth import write_key
-from nicps.bench.agents import AgentProcess, joined, result_of, scratch, submit
 from nicps.bench.watch import Metrics, example
-from nicps.dataplane.channel import Channel
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
+from nicps.lab.agents import AgentProcess, joined, open_folder
+from nicps.session.channel import Channel
+from nicps.session.commands import await_result
 
 DESCRIPTION = """\
 Hosts with a key train digits; a stranger on the same LAN, without one, sends --frames forged frames (fragments, tokens
@@ -67,7 +68,7 @@ class Flood:
     views_after: list[int]
     same_as_reference: bool
     reference_rounds: int
-    result: dict[str, Any]
+    result: Mapping[str, Any]
 
     def rate(self, kind: str) -> float:
         """Rounds a second in windows of that kind together."""
@@ -157,9 +158,12 @@ def _show(flood: Flood, out: Any) -> None:
 def measure(hosts: int, frames: int, seconds: float, cycles: int, reference: int) -> Flood:
     """Run it in a lab of its own, the stranger being its last host."""
     per_window = -(-frames // cycles)
-    with scratch() as folder, Lab(LabSettings(f"flood-{os.getpid()}", hosts + 1)) as lab:
+    with (
+        open_folder("nicps-bench-") as folder,
+        Lab(LabSettings(f"flood-{os.getpid()}", hosts + 1)) as lab,
+    ):
         write_key(folder / "network.key")
-        members = [host.name for host in lab.hosts[:hosts]]
+        members = lab.hosts[:hosts]
         with joined(lab, members, folder, "--key", str(folder / "network.key")) as agents:
             weights, rate = _reference(agents, reference)
             rounds = int(rate * (3 * cycles * seconds) * 1.3) + reference
@@ -183,9 +187,9 @@ def measure(hosts: int, frames: int, seconds: float, cycles: int, reference: int
                 raise JobFailed(
                     "the job was over before the flood: fewer --cycles, or more rounds a second than at first"
                 )
-            result, _ = result_of(channel, _TIMEOUT_S + rounds / rate)
+            result, _ = await_result(channel, _TIMEOUT_S + rounds / rate)
             channel.close()
-            rows = _rows(folder / agents[0].host / "runs" / result["job_id"] / agents[0].host)
+            rows = _rows(agents[0].folders.runs / result["job_id"] / agents[0].host)
     times = [row["t_commit"] for row in rows]
     windows = [
         Window(kind, end - start, bisect.bisect(times, end) - bisect.bisect(times, start), *rest)
@@ -199,13 +203,13 @@ def measure(hosts: int, frames: int, seconds: float, cycles: int, reference: int
 
 def _submit(agents: Sequence[AgentProcess], rounds: int) -> Channel:
     settings = {"rounds": rounds, "epochs": None, "quorum": 1.0, "test_every": 1 << 30}
-    return submit(agents[0], job=str(example("digits")), settings=settings)
+    return agents[0].submit(example("digits"), settings=settings)
 
 
 def _reference(agents: Sequence[AgentProcess], rounds: int) -> tuple[str, float]:
     """Weights after so many rounds, and rounds a second."""
-    result, _ = result_of(_submit(agents, rounds), _TIMEOUT_S)
-    rows = _rows(agents[0].log.parent / "runs" / result["job_id"] / agents[0].host)
+    result, _ = await_result(_submit(agents, rounds), _TIMEOUT_S)
+    rows = _rows(agents[0].folders.runs / result["job_id"] / agents[0].host)
     return rows[-1]["weights_sha256"], (len(rows) - 1) / (
         rows[-1]["t_commit"] - rows[0]["t_commit"]
     )

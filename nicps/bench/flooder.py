@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nicps import wire
-from nicps.dataplane.channel import Channel, ChannelClosed
+from nicps.session.channel import Channel, ChannelClosed
 
 _SOL_PACKET, _IGNORE_OUTGOING = 263, 23
 _KEPT = 512  # overheard frames to send again

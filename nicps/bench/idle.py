@@ -12,9 +12,10 @@ from typing import Any
 
 import orjson
 
-from nicps.bench.agents import check_under_way, network, result_of, scratch, submit
 from nicps.bench.barrier import BarrierServer, median
 from nicps.lab import Lab, LabSettings
+from nicps.lab.agents import joined, open_folder
+from nicps.session.commands import await_result, raise_failure
 
 DESCRIPTION = """\
 A formed network whose training programs have nothing to send: frames per second of all hosts together and each
@@ -60,10 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(hosts: int, seconds: float, wakes: int) -> Idle:
     """Run it in a lab of its own."""
-    with scratch() as folder:
+    with open_folder("nicps-bench-") as folder:
         server = BarrierServer(folder / "barrier.sock", hosts)
         shape = LabSettings(f"idle-{os.getpid()}", hosts)
-        with network(shape, folder) as agents:
+        with Lab(shape) as lab, joined(lab, lab.hosts, folder) as agents:
             try:
                 settings = {
                     "batch": hosts,
@@ -72,21 +73,18 @@ def measure(hosts: int, seconds: float, wakes: int) -> Idle:
                     "wakes": wakes,
                     "barrier": str(server.path),
                 }
-                channel = submit(
-                    agents[0], job=str(folder), entry="nicps.bench.idle_job", settings=settings
-                )
-                server.accept(60.0, lambda: check_under_way(channel))
+                channel = agents[0].submit(folder, entry="nicps.bench.idle_job", settings=settings)
+                server.accept(60.0, lambda: raise_failure(channel))
                 server.gather()
                 time.sleep(1.0)  # the token parks
-                with Lab.open(shape.name) as lab:
-                    pids = [agent.process.pid for agent in agents]
-                    ticks, frames, began = _ticks(pids), _frames(lab), time.monotonic()
-                    time.sleep(seconds)
-                    took = time.monotonic() - began
-                    ticks, frames = _ticks(pids) - ticks, _frames(lab) - frames
+                pids = [agent.process.pid for agent in agents]
+                ticks, frames, began = _ticks(pids), _frames(lab), time.monotonic()
+                time.sleep(seconds)
+                took = time.monotonic() - began
+                ticks, frames = _ticks(pids) - ticks, _frames(lab) - frames
                 server.start()
                 waits = [m["wakes"] for m in server.gather()]
-                result_of(channel)
+                await_result(channel)
                 channel.close()
             finally:
                 server.close()

@@ -29,10 +29,9 @@ import orjson
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.layout import layout
 from nicps.dataplane.maps import KEY_BYTES, Maps
 from nicps.errors import NicpsError
-from nicps.protocol.phase import lanes_per_fragment
+from nicps.layout import layout
 
 _ADD, _NONE, _ONE = "nicps_bench_add", "nicps_bench_none", "nicps_xdp"
 _SIGN = "nicps_egress"
@@ -87,7 +86,7 @@ class Kernel:
             network=_NETWORK, view=_VIEW, round=round_, sender=sender, sequence=self._sequence
         )
         body = wire.Fragment(
-            index, fragments, lanes_per_fragment(width), width, wire.MAX_SHIFT[width] // 2, 64
+            index, fragments, wire.lanes_per_fragment(width), width, wire.MAX_SHIFT[width] // 2, 64
         )
         payload = np.random.default_rng(1).bytes(wire.PAYLOAD_BYTES)
         return wire.ethernet(self.mac, wire.pack(header, body, tail=payload))
@@ -170,7 +169,7 @@ def measure(params: int, passes: int, widths: tuple[int, ...] = (32, 16, 8)) -> 
 
 
 def _measure(bench: Kernel, key: bool, width: int, params: int, passes: int) -> list[Row]:
-    per_block = wire.BLOCK_LANES // lanes_per_fragment(width)
+    per_block = wire.BLOCK_LANES // wire.lanes_per_fragment(width)
     bench.maps.allocate(_WARM_BLOCKS)
     small = _WARM_BLOCKS * per_block
     # Whole rounds, so that each pass begins with a round of its own: 1 in 63 is a slot's first.
@@ -180,7 +179,7 @@ def _measure(bench: Kernel, key: bool, width: int, params: int, passes: int) -> 
         1:
     ]
 
-    large = -(-params // lanes_per_fragment(width))
+    large = -(-params // wire.lanes_per_fragment(width))
     bench.maps.allocate(-(-large // per_block))
     first, cold = [], []
     for turn in range(passes):

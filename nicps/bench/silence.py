@@ -17,11 +17,12 @@ from typing import Any
 
 import orjson
 
-from nicps.bench.agents import AgentProcess, await_agents, joined, scratch, start_agent, submit
 from nicps.bench.barrier import median
 from nicps.bench.watch import Metrics, example, until
 from nicps.errors import JobFailed
+from nicps.extras import require_extra
 from nicps.lab import Lab, LabSettings, processes, signals
+from nicps.lab.agents import AgentProcess, await_agents, joined, open_folder, start_agent
 from nicps.lab.processes import Running
 
 DESCRIPTION = """\
@@ -80,6 +81,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     scenes = [scene for scene in SCENES if scene in args.scenes.split(",")]
+    if args.against == "gloo":
+        require_extra("torch")
     rows: list[Row] = []
 
     def show(row: Row) -> None:
@@ -89,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
     head = f"{'engine':<16}{'silence':<11}{'survivors step on after':<34}then"
     print(head, file=sys.stderr if args.json else sys.stdout, flush=True)
-    with scratch() as folder, Lab(LabSettings(f"silence-{os.getpid()}", args.hosts)) as lab:
+    with (
+        open_folder("nicps-bench-") as folder,
+        Lab(LabSettings(f"silence-{os.getpid()}", args.hosts)) as lab,
+    ):
         with _ours(lab, folder, args.key) as ours:
             for scene in scenes:
                 show(ours.measure(scene, args.repeat))
@@ -126,10 +132,8 @@ def _come_back(lab: Lab, host: str, scene: str, chosen: Sequence[Running]) -> No
 class _Ours:
     """A network that trains digits without an end, with the default settings."""
 
-    def __init__(
-        self, lab: Lab, folder: Path, agents: list[AgentProcess], arguments: list[str]
-    ) -> None:
-        self._lab, self._folder, self._arguments = lab, folder, arguments
+    def __init__(self, lab: Lab, agents: list[AgentProcess], arguments: list[str]) -> None:
+        self._lab, self._arguments = lab, arguments
         self._agents = agents
         self._turn = len(agents)
         self._metrics = {agent.host: Metrics(agent) for agent in agents}
@@ -181,7 +185,9 @@ class _Ours:
         returned = time.monotonic()
         _come_back(self._lab, agent.host, scene, chosen)
         if scene == "killed":
-            self._agents[index] = start_agent(self._lab, agent.host, self._folder, *self._arguments)
+            self._agents[index] = start_agent(
+                self._lab, agent.host, agent.folders, *self._arguments
+            )
             await_agents([self._agents[index]])
 
         def counts(row: dict[str, Any]) -> bool:
@@ -199,10 +205,9 @@ def _ours(lab: Lab, folder: Path, key: bool) -> Iterator[_Ours]:
 
         write_key(folder / "network.key")
         arguments = ["--key", str(folder / "network.key")]
-    hosts = [host.name for host in lab.hosts]
-    with joined(lab, hosts, folder, *arguments) as agents:
-        channel = submit(agents[0], job=str(example("digits")), settings={"epochs": 1e6})
-        ours = _Ours(lab, folder, agents, arguments)
+    with joined(lab, lab.hosts, folder, *arguments) as agents:
+        channel = agents[0].submit(example("digits"), settings={"epochs": 1e6})
+        ours = _Ours(lab, agents, arguments)
         try:
             yield ours
         finally:

@@ -20,10 +20,9 @@ import orjson
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.lanes import F32, U8, LaneFormat, Quantiser, Summer
 from nicps.dataplane.maps import Maps
 from nicps.errors import JobFailed, UsageProblem
-from nicps.protocol.phase import fragments_per_block, lanes_per_fragment
+from nicps.session.lanes import F32, U8, LaneFormat, Quantiser, Summer
 
 _NETWORK, _VIEW, _ROUND = 1, 1, 1
 _MAC = bytes.fromhex("020000000001")
@@ -101,7 +100,7 @@ def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, 
             format = LaneFormat(len(first["total"]), width, int(first["members"]))
             if set(counted) - members.keys():
                 raise JobFailed(f"round {round_}: not all the gradients that were counted are here")
-            maps.allocate(-(-format.fragments // fragments_per_block(width)))
+            maps.allocate(-(-format.fragments // wire.fragments_per_block(width)))
             for number in counted:
                 saved = members[number]
                 life = number, str(saved.get("life", ""))  # in which its residual is kept
@@ -153,7 +152,7 @@ def _fragments(quantiser: Quantiser, vector: F32, unit: int) -> tuple[U8, U8]:
 
 def _frame(format: LaneFormat, number: int, index: int, lanes: U8, shift: int) -> bytes:
     header = wire.Header(network=_NETWORK, view=_VIEW, round=_ROUND, sender=number)
-    per = lanes_per_fragment(format.width)
+    per = wire.lanes_per_fragment(format.width)
     body = wire.Fragment(index, format.fragments, per, format.width, shift, 1)
     return wire.ethernet(_MAC, wire.pack(header, body, tail=lanes.tobytes()))
 

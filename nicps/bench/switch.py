@@ -24,10 +24,9 @@ from nicps import wire
 from nicps.bench.bmv2 import CONTROLLER, Bmv2, in_place_of_the_bridge
 from nicps.bench.watch import until
 from nicps.dataplane import DataPlane
-from nicps.dataplane.lanes import U8
 from nicps.errors import JobFailed, NetworkProblem, UsageProblem
 from nicps.lab import Lab, LabSettings, links, namespaces
-from nicps.protocol.phase import fragments_per_block, lanes_per_fragment
+from nicps.session.lanes import U8
 from nicps.switch.runtime import Member
 
 _NETWORK, _VIEW = wire.network_id("nicps"), 1
@@ -108,7 +107,7 @@ class Turns:
     def enter(self, macs: list[bytes], width: int, fragments: int, round_: int) -> None:
         """Take sums of that round, and nothing else."""
         plane, config = self.plane, self.plane.config
-        blocks = -(-fragments // fragments_per_block(width))
+        blocks = -(-fragments // wire.fragments_per_block(width))
         if plane.blocks != blocks:
             plane.allocate(blocks)
         plane.enter_view(_VIEW, self.number, macs, self.number % len(macs) + 1)
@@ -207,7 +206,7 @@ def _rows(number: int, width: int, fragments: int, round_: int) -> U8:
     header = wire.Header(
         flags=wire.Flag.ADD, network=_NETWORK, view=_VIEW, round=round_, sender=number
     )
-    body = wire.Fragment(0, fragments, lanes_per_fragment(width), width, 0, 1)
+    body = wire.Fragment(0, fragments, wire.lanes_per_fragment(width), width, 0, 1)
     frame = wire.pack(header, body, tail=bytes(wire.PAYLOAD_BYTES))[: wire.FRAGMENT_HEADER_BYTES]
     return np.tile(np.frombuffer(frame, np.uint8), (wire.QUANTUM, 1)).copy()
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import orjson
 
-from nicps.bench.agents import AgentProcess
 from nicps.errors import EnvironmentProblem, NetworkProblem
+from nicps.lab.agents import AgentProcess
 
 _POLL_S = 0.01
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Metrics:
 
     def __init__(self, agent: AgentProcess) -> None:
         self.host = agent.host
-        self._work = agent.log.parent / "work"
+        self._work = agent.folders.work
         self._path: Path | None = None
         self._at = 0
         self._rows: deque[dict[str, Any]] = deque()

@@ -7,7 +7,7 @@ import hashlib
 
 import numpy as np
 
-from nicps.dataplane.lanes import F32
+from nicps.session.lanes import F32
 
 _PIECE = 1 << 20
 

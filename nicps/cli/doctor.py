@@ -9,8 +9,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nicps.cli import agentlink
+from nicps.cli.arguments import add_socket
 from nicps.errors import EnvironmentProblem, NetworkProblem
+from nicps.session.commands import ask, connect
+from nicps.session.fields import values
+from nicps.session.messages import AskProbe, Probe
 
 DESCRIPTION = """\
 Check this host for what nicps needs and say how to mend what is wrong. With --network it is the LAN that
@@ -51,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
         default=1.0,
         help="with --network: how long frames are sent at each rate (%(default)s)",
     )
-    agentlink.add_socket(parser)
+    add_socket(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.set_defaults(func=run)
 
@@ -78,9 +81,8 @@ def run(args: argparse.Namespace) -> int:
 def _network(args: argparse.Namespace) -> int:
     from nicps.doctor import network
 
-    with agentlink.connect(args.socket) as channel:
-        report = agentlink.ask(channel, {"op": "probe", "seconds": args.seconds})
-    report.pop("op")
+    with connect(args.socket) as channel:
+        report = values(ask(channel, AskProbe(args.seconds), Probe))
     found = network.findings(report)
     if args.json:
         import orjson

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nicps import wire
-from nicps.client import DEFAULT_SOCKET
 from nicps.errors import UsageProblem
 from nicps.exchange import Exchange
 from nicps.protocol.phase import Timings
+from nicps.session.channel import DEFAULT_SOCKET
 
 _BRIDGES = bytes.fromhex("0180c20000")  # 802.1D: switches never forward 01:80:c2:00:00:0x
 

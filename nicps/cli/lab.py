@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from nicps import wire
-from nicps.cli.submit import add_data, parse_settings
+from nicps.cli.arguments import add_data
+from nicps.cli.submit import parse_settings
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
     Lab,
@@ -158,7 +159,11 @@ def _add_shape(command: argparse.ArgumentParser, defaults: LabSettings) -> None:
     )
     command.add_argument("--rate", help="1gbit, 100mbit ...: shape both ends of every cable")
     command.add_argument(
-        "--mtu", metavar="M", type=int, default=defaults.mtu, help="default: %(default)s"
+        "--mtu",
+        metavar="M",
+        type=int,
+        default=defaults.mtu,
+        help=f"agents need {wire.LEAST_MTU} (default: %(default)s)",
     )
     command.add_argument(
         "--loss", metavar="P", default="0", help="2%% or 0.02: each port, each direction"

@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from nicps.cli import agentlink
+from nicps.cli.arguments import add_socket
+from nicps.session.commands import ask, connect
+from nicps.session.messages import Leave, Ok
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,16 +19,16 @@ def add_parser(subparsers: Any) -> None:
         description="Stop the local agent; its XDP program leaves the interface. The others go on with a job under way;"
         " it is stopped for all where they cannot: before everybody has it whole, or where they are no majority.",
     )
-    agentlink.add_socket(parser)
+    add_socket(parser)
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask, and wait until the agent has gone."""
-    from nicps.dataplane.channel import ChannelClosed
+    from nicps.session.channel import ChannelClosed
 
-    with agentlink.connect(args.socket) as channel:
-        agentlink.ask(channel, {"op": "leave"})
+    with connect(args.socket) as channel:
+        ask(channel, Leave(), Ok)
         try:
             while True:
                 channel.recv(timeout_s=20.0)

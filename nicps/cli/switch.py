@@ -24,6 +24,7 @@ import orjson
 from nicps import wire
 from nicps.auth import NetworkKey
 from nicps.errors import EnvironmentProblem, NetworkProblem, UsageProblem
+from nicps.shutdown import ending_signals
 
 if TYPE_CHECKING:
     from nicps.dataplane.packet import PacketSocket
@@ -186,7 +187,7 @@ def _run(args: argparse.Namespace) -> int:
     key = NetworkKey.read(args.key) if args.key else None
     interface = usable(args.iface)
     ended: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals(signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: ended.append(got))
     packets = PacketSocket(interface, wire.ETHERTYPE, all_destinations=True)
     recorder: Recorder | None = None

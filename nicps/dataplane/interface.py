@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import socket
 import struct
 from dataclasses import dataclass
 
-from nicps.errors import InterfaceDown, InterfaceMissing, InterfaceUnfit
-from nicps.wire import FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES
+from nicps.dataplane.ports import find_port
+from nicps.errors import InterfaceDown, InterfaceMissing, InterfaceUnfit, NicpsError
+from nicps.wire import LEAST_MTU
 
 _SIOCGIFFLAGS, _SIOCGIFMTU, _SIOCGIFHWADDR = 0x8913, 0x8921, 0x8927
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _ARPHRD_ETHER = 1
+_RTMGRP_LINK, _RTM_NEWLINK, _RTM_DELLINK = 1, 16, 17
+_MESSAGE = struct.Struct("=IHHIIBxHi")  # struct nlmsghdr, and struct ifinfomsg up to its index
 
-#: What a fragment needs behind the Ethernet header.
-LEAST_MTU = FRAGMENT_HEADER_BYTES + PAYLOAD_BYTES
+#: A send's errors where the interface's queue has no room, or the kernel no memory: try again.
+QUEUE_FULL = (errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ def usable(name: str) -> Interface:
     """An interface that can carry our frames now.
 
     Raises:
-        InterfaceMissing, InterfaceUnfit: as `look`; or the MTU is too small.
+        InterfaceMissing, InterfaceUnfit: as `look`; or the MTU is too small, or it is a port of a bridge or the like.
         InterfaceDown: it is down.
     """
     found = look(name)
@@ -68,6 +73,77 @@ def usable(name: str) -> Interface:
     if found.mtu < LEAST_MTU:
         raise InterfaceUnfit(
             f"interface {name} has an MTU of {found.mtu} bytes, {LEAST_MTU} are needed; "
-            f"run: ip link set {name} mtu 1500"
+            f"run: ip link set {name} mtu {LEAST_MTU}"
         )
+    if (port := find_port(found.index)) is not None:
+        raise InterfaceUnfit(f"interface {name} is {port}; {port.mend(name)}")
     return found
+
+
+def current_name(index: int, name: str) -> str:
+    """The name of the interface with that index, which was `name` before.
+
+    Raises:
+        InterfaceMissing: the interface has gone.
+    """
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        raise InterfaceMissing(f"interface {name} has gone") from None
+
+
+def explain_send(name: str, error: OSError) -> NicpsError:
+    """The error to raise for a frame that the kernel did not take; a full queue is not one."""
+    if error.errno == errno.ENETDOWN:
+        return InterfaceDown(f"interface {name} has gone down")
+    if error.errno in (errno.ENXIO, errno.ENODEV):
+        return InterfaceMissing(f"interface {name} has gone")
+    if error.errno == errno.EMSGSIZE:
+        return InterfaceUnfit(
+            f"interface {name} has an MTU below {LEAST_MTU} bytes; run: ip link set {name} mtu {LEAST_MTU}"
+        )
+    return NicpsError(f"cannot send on {name}: {os.strerror(error.errno or 0)}")
+
+
+class LinkChanges:
+    """The kernel's notices that an interface has changed: up or down, its MTU, its master (rtnetlink(7))."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK
+        self._socket = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+        try:
+            self._socket.bind((0, _RTMGRP_LINK))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when a notice is there, of whatever interface."""
+        return self._socket.fileno()
+
+    def drain(self) -> bool:
+        """Take all notices; whether one is about this interface."""
+        changed = False
+        while True:
+            try:
+                changed |= self._concerns(self._socket.recv(1 << 16))
+            except BlockingIOError:
+                return changed
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                changed = True  # more than the socket holds: some were lost
+
+    def _concerns(self, data: bytes) -> bool:
+        at = 0
+        while at + _MESSAGE.size <= len(data):
+            length, kind, *_, index = _MESSAGE.unpack_from(data, at)
+            if kind in (_RTM_NEWLINK, _RTM_DELLINK) and index == self._index:
+                return True
+            at += max(length + 3 & ~3, _MESSAGE.size)
+        return False
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

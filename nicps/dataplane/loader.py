@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nicps.dataplane import headers, images, sources
+from nicps import bpf_sources
+from nicps.dataplane import headers, images
 from nicps.errors import BpfLoadError, NotRoot
 
 ProgramKind = Literal["xdp", "sched_cls"]
@@ -67,7 +68,7 @@ def load(
     kernel_source = headers.find().folder()
     request = {
         "source": source,
-        "text": sources.flatten(sources.path(source)),
+        "text": bpf_sources.flatten(bpf_sources.path(source)),
         "programs": dict(programs),
         "defines": dict(defines or {}),
     }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nicps.barrier import barrier
 from nicps.dataplane import bpf
-from nicps.dataplane.layout import layout
 from nicps.errors import EnvironmentProblem
+from nicps.layout import layout
 from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 
 #: Of SipHash.
 KEY_BYTES = 16
+#: The part of a count that says how many (`struct nicps_progress`).
+_DISTINCT = np.uint64(0xFFFFFFFF)
+#: Tries to read what the kernel may be writing: it takes a microsecond for that, unless its processor is taken away.
+_READS = 100
 
 I64 = npt.NDArray[np.int64]
 Records = npt.NDArray[np.void]
@@ -147,22 +153,26 @@ class Maps:
         config["members"] = len(members)
         config["live"] = sum(mac is not None for mac in members)
         config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
-        self.ring["seen"] = self.ring["bounced"] = 0
+        self.ring["seen"] = self.ring["bounced"] = config["position"] = 0
         self.set_key(key)
 
     def saw(self, generation: int, hop: int) -> None:
-        """From now on only tokens newer than this one are taken: for every token that the agent sends."""
+        """From now on only tokens newer than this one are taken: for every token that the agent sends.
+
+        The position is a word that only the agent writes. To raise `ring["seen"]` from here, by a comparison and a
+        store, could undo what the kernel stores between the two.
+        """
         position = np.uint64(generation << 32 | hop)
-        if position > self._ring["seen"][0]:
-            self._ring["seen"] = position
+        if position > self.config["position"]:
+            self.config["position"] = position
 
     def quiesce(self) -> None:
         """Return when every program that saw the settings as they were has ended (10 to 30 ms).
 
         Between `enabled = 0` and this, no frame of the old view can be added any more.
         """
-        if self._slots_fd >= 0:
-            bpf.map_update(self._fds["slots"], bytes(4), self._slots_fd.to_bytes(4, "little"))
+        slots_fd = self._slots_fd if self._slots_fd >= 0 else self._fds["slots_shape"]
+        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, sys.byteorder))
 
     def reserve(self, blocks: int) -> Accumulators:
         """New accumulators for `use`; for millions of lanes it takes long, and may be done in another thread.
@@ -196,8 +206,11 @@ class Maps:
         slots_fd, sums_fd = reserved.slots_fd, reserved.sums_fd
         enabled = int(self._config["enabled"][0])
         self._config["enabled"] = 0
-        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, "little"))
-        bpf.map_update(self._fds["accumulators"], bytes(4), sums_fd.to_bytes(4, "little"))
+        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, sys.byteorder))
+        # No program is at work now. The second update is a barrier too: a program that finds `enabled` set finds these.
+        self._progress[...] = np.zeros((), self._progress.dtype)
+        self._config["blocks"] = blocks
+        bpf.map_update(self._fds["accumulators"], bytes(4), sums_fd.to_bytes(4, sys.byteorder))
         self._release()
         self._slots_fd, self.accumulators_fd, self.blocks = slots_fd, sums_fd, blocks
         slots = np.frombuffer(
@@ -206,8 +219,6 @@ class Maps:
         sums = np.frombuffer(bpf.map_memory(sums_fd), np.int64, self._banks * blocks * BLOCK_LANES)
         self._slots = slots.reshape(self._banks, -1)
         self.accumulators = sums.reshape(self._banks, blocks, BLOCK_LANES)
-        self._progress[...] = np.zeros((), self._progress.dtype)
-        self._config["blocks"] = blocks
         self._config["enabled"] = enabled
 
     def allocate(self, blocks: int) -> None:
@@ -216,10 +227,12 @@ class Maps:
 
     def count(self, round_: int, view: int, sender: int) -> int:
         """Distinct fragments taken of a sender's contribution to a round; sender 0: of all, or a switch's sums."""
-        progress = self._progress[round_ % self._banks, sender]
-        if int(progress["tag"]) != view << 32 | round_:
-            return 0
-        return int(progress["count"])
+        progress = self._progress[round_ % self._banks]
+        if sender:
+            progress = progress[sender : sender + 1]
+        here = progress["tag"] == np.uint64(view << 32 | round_)
+        barrier()  # a count is set back before its tag is written
+        return int((progress["count"][here] & _DISTINCT).sum())
 
     def missing(
         self, round_: int, view: int, sender: int, fragments: int, limit: int
@@ -229,7 +242,9 @@ class Maps:
             return []
         slots = self._slots[round_ % self._banks, :fragments]
         bit = np.uint64(1 << max(sender - 1, 0))
-        have = (slots["tag"] == np.uint64(view << 32 | round_)) & (slots["seen"] & bit != 0)
+        tagged = slots["tag"] == np.uint64(view << 32 | round_)
+        barrier()  # the first seen-bits are written before the tag
+        have = tagged & (slots["seen"] & bit != 0)
         edges = np.flatnonzero(np.diff(np.concatenate(([True], have, [True]))))
         firsts, ends = edges[0::2][:limit], edges[1::2][:limit]
         return list(zip(firsts.tolist(), (ends - firsts).tolist(), strict=True))
@@ -239,13 +254,20 @@ class Maps:
         return dict(zip(layout().counters, self._counters.tolist(), strict=True))
 
     def bounced(self) -> bytes | None:
-        """The token that the kernel handed on last, from the version byte on (R16)."""
+        """The token that the kernel handed on last, from the version byte on (R16).
+
+        None: there is none, or the kernel is writing it right now. Then ask again later.
+        """
         saved = self._saved
-        while True:
+        for _ in range(_READS):
+            barrier()
             version = int(saved["version"][0])
+            barrier()
             frame = saved["frame"][0, : int(saved["length"][0])].tobytes()
+            barrier()
             if version % 2 == 0 and version == int(saved["version"][0]):
                 return frame or None
+        return None
 
     def _release(self) -> None:
         for fd in (self._slots_fd, self.accumulators_fd):

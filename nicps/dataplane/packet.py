@@ -8,9 +8,9 @@ import errno
 import socket
 import struct
 
-from nicps.dataplane.interface import Interface
-from nicps.dataplane.layout import layout
-from nicps.errors import InterfaceDown, InterfaceMissing
+from nicps.dataplane.interface import QUEUE_FULL, Interface, explain_send
+from nicps.errors import InterfaceDown, NicpsError
+from nicps.layout import layout
 from nicps.wire import BROADCAST, ETHERNET_BYTES, GROUP
 
 _SOL_PACKET = 263
@@ -85,8 +85,10 @@ class PacketSocket:
                 frames.append(receive(_LONGEST))
         except BlockingIOError:
             pass
-        except OSError:
-            raise InterfaceDown(f"interface {self._name} has gone down") from None
+        except OSError as error:
+            if error.errno == errno.ENETDOWN:
+                raise InterfaceDown(f"interface {self._name} has gone down") from None
+            raise NicpsError(f"cannot receive on {self._name}: {error.strerror}") from None
         return frames
 
     def send(self, frame: bytes) -> bool:
@@ -94,6 +96,7 @@ class PacketSocket:
 
         Raises:
             InterfaceDown: the interface has gone down.
+            InterfaceUnfit: its MTU is too small for the frame.
             InterfaceMissing: it is not there any more.
         """
         try:
@@ -101,11 +104,9 @@ class PacketSocket:
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno == errno.ENOBUFS:  # the interface's queue is full
+            if error.errno in QUEUE_FULL:
                 return False
-            if error.errno == errno.ENETDOWN:
-                raise InterfaceDown(f"interface {self._name} has gone down") from None
-            raise InterfaceMissing(f"interface {self._name} has gone ({error.strerror})") from None
+            raise explain_send(self._name, error) from None
         return True
 
     def close(self) -> None:

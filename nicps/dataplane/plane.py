@@ -12,7 +12,7 @@ import numpy as np
 
 from nicps import wire
 from nicps.dataplane import egress, loader, xdp
-from nicps.dataplane.interface import usable
+from nicps.dataplane.interface import LinkChanges, current_name, usable
 from nicps.dataplane.maps import Maps
 from nicps.dataplane.packet import PacketSocket
 from nicps.dataplane.txring import TxRing
@@ -67,6 +67,8 @@ class DataPlane(Maps):
             self.config["seal"] = np.frombuffer(seal, np.uint8)
             self._packets = PacketSocket(interface, ethertype, destination, seal=seal)
             undo.callback(self._packets.close)
+            self.link_changes = LinkChanges(interface.index)
+            undo.callback(self.link_changes.close)
             self.tx = TxRing(interface, ethertype, destination)
             undo.callback(self.tx.close)
             if keyed:
@@ -77,6 +79,7 @@ class DataPlane(Maps):
             undo.callback(os.close, link)
             self._undo = undo.pop_all()
         self.keyed = keyed
+        self.iface = iface
         self.ifindex = interface.index
         self.mac = interface.mac
         self.program_fd = loaded.programs[xdp.PROGRAM]
@@ -104,6 +107,16 @@ class DataPlane(Maps):
                 f"a key is given: {key is not None}; the network has one: {self.keyed}"
             )
         super().set_key(key)
+
+    def check_interface(self) -> None:
+        """See whether the interface can still carry our frames, under whatever name it has now.
+
+        Raises:
+            InterfaceDown, InterfaceUnfit: not now.
+            InterfaceMissing: it is not there any more.
+        """
+        self.iface = current_name(self.ifindex, self.iface)
+        usable(self.iface)
 
     def rx_fileno(self) -> int:
         """Readable when `receive` has something."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 import select
 import socket
 import struct
@@ -25,9 +24,8 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-from nicps.dataplane.interface import Interface
-from nicps.dataplane.layout import layout
-from nicps.errors import InterfaceDown, InterfaceMissing, NicpsError
+from nicps.dataplane.interface import QUEUE_FULL, Interface, explain_send
+from nicps.layout import layout
 from nicps.wire import BROADCAST, ETHERNET_BYTES, FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES
 
 _SOL_PACKET = 263
@@ -153,6 +151,7 @@ class TxRing:
 
         Raises:
             InterfaceDown: the interface has gone down; what was not sent stays.
+            InterfaceUnfit: its MTU is too small for a fragment; what was not sent stays.
             InterfaceMissing: it is not there any more.
         """
         try:
@@ -160,15 +159,11 @@ class TxRing:
         except BlockingIOError:
             pass
         except OSError as error:
-            if error.errno == errno.ENOBUFS:  # the interface's queue is full
+            if error.errno in QUEUE_FULL:
                 return
-            if error.errno == errno.ENETDOWN:
-                raise InterfaceDown(f"interface {self._name} has gone down") from None
-            if error.errno in (errno.ENXIO, errno.ENODEV):
-                raise InterfaceMissing(f"interface {self._name} has gone") from None
-            raise NicpsError(
-                f"cannot send on {self._name}: {os.strerror(error.errno or 0)}"
-            ) from None
+            if error.errno == errno.EMSGSIZE:  # the kernel goes no further than a refused slot
+                self._status[self._status == _STATUS_WRONG] = _STATUS_SEND_REQUEST
+            raise explain_send(self._name, error) from None
 
     def pending(self) -> int:
         """Frames that have not left the interface's queue yet, those not handed over included."""

@@ -95,15 +95,6 @@ def clear(interface: Interface) -> bool:
     return True
 
 
-def set_by_netlink(ifindex: int, program_fd: int, mode: Mode) -> None:
-    """Attach a program the old way, without a link: it outlives its process. -1 takes away what is there."""
-    from pyroute2 import IPRoute
-
-    attributes = [("IFLA_XDP_FD", program_fd), ("IFLA_XDP_FLAGS", _FLAGS[mode])]
-    with IPRoute() as route:
-        route.link("set", index=ifindex, xdp={"attrs": attributes})
-
-
 def attach(program_fd: int, interface: Interface) -> tuple[int, Mode]:
     """Attach a program, natively where the driver can, else in generic mode.
 

@@ -20,6 +20,7 @@ from nicps.doctor.host import (
     check_memory,
     check_packages,
     check_privileges,
+    check_training,
 )
 from nicps.errors import NicpsError
 
@@ -48,10 +49,10 @@ def check_headers() -> Check:
 
 def check_sources() -> Check:
     """The BPF programs' sources: the checkout's, or the wheel's."""
-    from nicps.dataplane import sources
+    from nicps import bpf_sources
 
     try:
-        return ok("BPF sources", str(sources.folder()))
+        return ok("BPF sources", str(bpf_sources.folder()))
     except NicpsError as error:
         return fail("BPF sources", str(error), "install nicps again")
 
@@ -92,6 +93,7 @@ def examine(
         check_privileges(),
         check_memory(),
         packages,
+        check_training(),
         check_bcc(),
     ]
     if packages.state != "fail":  # what follows imports some of them

@@ -12,8 +12,10 @@ import struct
 
 from nicps.dataplane import bpf, egress, xdp
 from nicps.dataplane.interface import Interface, look
+from nicps.dataplane.ports import find_port, find_ports
 from nicps.doctor.check import Check, fail, ok, warn
 from nicps.errors import EnvironmentProblem, InterfaceBusy, InterfaceMissing, InterfaceUnfit
+from nicps.wire import LEAST_MTU
 
 SIOCETHTOOL = 0x8946
 ETHTOOL_GDRVINFO = 0x03
@@ -21,8 +23,6 @@ ETHTOOL_GLINK = 0x0A
 
 TC_ACT_UNSPEC = -1  # go on as if there were no program
 
-#: Every Ethernet has it, and it leaves room for what a fragment needs.
-LEAST_MTU = 1500
 #: Above this, native XDP (on veth, say) asks for programs with frags, which BCC cannot load.
 MOST_MTU = 3500
 
@@ -35,7 +35,7 @@ def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
     Args:
         keyed: whether the network has a key, so that tokens and fragments are to be signed.
     """
-    usable = [other for other in _names() if _look(other) is not None]
+    usable = _usable()
     choice = f"--iface with one of: {', '.join(usable)}" if usable else "add an Ethernet interface"
     if name is None:
         return [warn("interface", "none was named, so none was checked", choice)]
@@ -53,8 +53,11 @@ def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
     return rows
 
 
-def _names() -> list[str]:
-    return [name for _, name in socket.if_nameindex()]
+def _usable() -> list[str]:
+    """Names of the interfaces that could be given to `join`."""
+    ports = find_ports()
+    names = [name for index, name in socket.if_nameindex() if index not in ports]
+    return [name for name in names if _look(name) is not None]
 
 
 def _look(name: str) -> Interface | None:
@@ -92,6 +95,8 @@ def _check_up(link: Interface) -> Check:
     text = f"{link.name}, driver {driver(link.name)}"
     if not link.up:
         return fail("interface", f"{text}, is down", f"ip link set {link.name} up")
+    if (port := find_port(link.index)) is not None:
+        return fail("interface", f"{text}, is {port}", port.mend(link.name))
     if not has_carrier(link.name):
         mend = "plug the cable in, or look at the other end"
         return fail("interface", f"{text}, is up but has no carrier", mend)
@@ -99,10 +104,10 @@ def _check_up(link: Interface) -> Check:
 
 
 def check_mtu(link: Interface) -> Check:
-    """Room for a fragment, and not more than native XDP takes."""
+    """Room for every frame, and not more than native XDP takes."""
     mend = f"ip link set {link.name} mtu {LEAST_MTU}"
     if link.mtu < LEAST_MTU:
-        return fail("MTU", f"{link.mtu}: a fragment's frame needs {LEAST_MTU}", mend)
+        return fail("MTU", f"{link.mtu}: the longest frame needs {LEAST_MTU}", mend)
     if link.mtu > MOST_MTU:
         text = f"{link.mtu}: most drivers refuse native XDP above {MOST_MTU}"
         return warn("MTU", text, mend)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nicps.wire import BROADCAST, FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES, mac_text
+from nicps.wire import BROADCAST, FRAGMENT_HEADER_BYTES, LEAST_MTU, PAYLOAD_BYTES, mac_text
 
 #: Part of a train that may be lost: repairs cost little up to here.
 LOSS = 0.005
@@ -69,7 +69,8 @@ def _of_host(report: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[Fin
     if max(known) >= 1.0 and min(known) >= 1.0:
         yield Finding(
             f"{name} gets no frame of {_FRAME_BYTES} bytes, but small ones",
-            f"every switch and interface on the way must pass an MTU of 1500 (`ip link show {report['iface']}`)",
+            f"every switch and interface on the way must pass an MTU of {LEAST_MTU}"
+            f" (`ip link show {report['iface']}`)",
         )
         return
     if min(known) < -LOSS:

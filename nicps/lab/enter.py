@@ -71,8 +71,8 @@ def unmount(target: str) -> None:
 
 
 def path_of(netns: str) -> str:
-    """Where the namespace's name is, as iproute2 has it."""
-    return f"{NETNS_DIR}/{netns}"
+    """Where the namespace of that name is, as iproute2 has it; a path stands for itself."""
+    return os.path.join(NETNS_DIR, netns)
 
 
 def enter(netns: str) -> None:

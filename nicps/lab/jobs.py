@@ -10,31 +10,29 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import select
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nicps
-from nicps.errors import JobFailed, NetworkProblem, UsageProblem
-from nicps.lab import namespaces
-from nicps.lab.errors import AgentFailed
+from nicps import wire
+from nicps.errors import JobFailed, UsageProblem
+from nicps.lab.agents import (
+    AgentProcess,
+    Folders,
+    await_agents,
+    environment,
+    nicps_command,
+    open_folder,
+    start_agent,
+)
 from nicps.lab.lab import Host, Lab, require_root
-from nicps.lab.links import HOST_INTERFACE
 from nicps.lab.settings import LabSettings
 
-AGENT_SOCKET = "\0nicps"
-READY_S = 120.0
-POLL_S = 0.05
 UNPRIVILEGED = "nobody"
-SCRATCH = "/var/tmp"
 
 _CHECK = """
 import importlib.util, os, sys
@@ -64,6 +62,12 @@ class RunSettings:
     user: str | None = None
     runs: Path = Path("runs")
 
+    def __post_init__(self) -> None:
+        if self.shape.mtu < wire.LEAST_MTU:
+            raise UsageProblem(
+                f"agents need an MTU of {wire.LEAST_MTU} at least, not {self.shape.mtu}"
+            )
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -71,31 +75,6 @@ class Outcome:
 
     exit_code: int
     result: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class _Folders:
-    """The user's results; the agents' logs and the other hosts' results; what jobs work in, where
-    the training user can enter (it need not be able to enter the others)."""
-
-    runs: Path
-    work: Path
-    scratch: Path
-
-
-@dataclass(frozen=True)
-class _Agent:
-    host: Host
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def last_words(self) -> str:
-        """Its error line, else the last line of its log."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        lines = [line.strip() for line in lines if line.strip()]
-        errors = [line for line in lines if "error:" in line]
-        last = [*lines, *errors][-1:] or ["it said nothing"]
-        return last[0].removeprefix("nicps: error: ")
 
 
 def run_job(settings: RunSettings) -> Outcome:
@@ -113,23 +92,22 @@ def run_job(settings: RunSettings) -> Outcome:
     if not settings.job.is_dir():
         raise UsageProblem(f"{settings.job} is not a job's folder")
     user = settings.user or choose_user(settings)
-    runs = settings.runs.resolve()
-    work = runs / f"lab-{settings.shape.name}"
+    work = settings.runs.resolve() / f"lab-{settings.shape.name}"
     try:
         work.mkdir(parents=True)
     except FileExistsError:
         raise UsageProblem(f"{work} is in the way: remove it, or choose another --runs") from None
-    agents: list[_Agent] = []
+    agents: list[AgentProcess] = []
     try:
         # What agents leave there when they are killed goes away with the lab.
-        with tempfile.TemporaryDirectory(prefix="nicps-lab-", dir=SCRATCH) as scratch:
-            os.chmod(scratch, 0o755)
-            folders = _Folders(runs, work, Path(scratch))
-            lab = Lab(settings.shape, folders.scratch)
+        with open_folder("nicps-lab-") as scratch:
+            lab = Lab(settings.shape, scratch)
             try:
                 lab.up()
-                agents += [_start_agent(lab, host, user, folders) for host in lab.hosts]
-                _await_agents(agents)
+                for host in lab.hosts:
+                    folders = _folders(settings, host, work, scratch)
+                    agents.append(start_agent(lab, host, folders, user=user))
+                await_agents(agents)
                 modes = {host.read_link().xdp_mode for host in lab.hosts}
                 outcome = _submit(lab, settings)
                 early = [agent for agent in agents if agent.process.poll() is not None]
@@ -141,7 +119,7 @@ def run_job(settings: RunSettings) -> Outcome:
         for agent in early:
             code = agent.process.returncode
             words = agent.last_words()
-            _say(f"the agent on {agent.host.name} ended early (exit code {code}): {words}")
+            _say(f"the agent on {agent.host} ended early (exit code {code}): {words}")
         if outcome.result is None and outcome.exit_code == 0:
             raise JobFailed("`nicps submit` ended without a result")
     except BaseException as error:
@@ -197,21 +175,6 @@ def _barrier(paths: list[str]) -> str | None:
     return f"cannot {said}"
 
 
-def environment() -> dict[str, str]:
-    """Ours, and a checkout's packages are found from any folder."""
-    environment = dict(os.environ)
-    root = Path(nicps.__file__).resolve().parent.parent
-    if root.name not in ("site-packages", "dist-packages"):
-        before = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([str(root), *([before] if before else [])])
-    return environment
-
-
-def nicps_command(*arguments: str) -> list[str]:
-    """`nicps ARGUMENTS` by this interpreter; a folder that happens to be current gives it no modules."""
-    return [sys.executable, "-P", "-m", "nicps", *arguments]
-
-
 def submission(settings: RunSettings) -> list[str]:
     """The command that submits the job, waits, and prints its result as the last line."""
     command = nicps_command("submit", str(settings.job.resolve()), "--wait", "--json")
@@ -222,61 +185,16 @@ def submission(settings: RunSettings) -> list[str]:
     return command
 
 
-def _start_agent(lab: Lab, host: Host, user: str, folders: _Folders) -> _Agent:
-    """Each host has its own disk in life, so only h1, where the user sits, gets the real folder."""
-    own = folders.work / host.name
+def _folders(settings: RunSettings, host: Host, work: Path, scratch: Path) -> Folders:
+    """Each host has its own disk in life, so only h1, where the user sits, gets the real folder.
+
+    The training user can enter `scratch`, and need not be able to enter the others.
+    """
+    own = work / host.name
     own.mkdir()
-    folder = folders.runs if host.number == 1 else own / "runs"
-    folder.mkdir(exist_ok=True)
-    log = own / "agent.log"
-    command = nicps_command("join", "--iface", HOST_INTERFACE, "--name", host.name)
-    command += ["--runs", str(folder), "--work", str(folders.scratch), "--user", user]
-    with log.open("wb") as file:
-        process = lab.run(
-            host,
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-        )
-    return _Agent(host, process, log)
-
-
-def _await_agents(agents: list[_Agent]) -> None:
-    """Until every agent's socket answers."""
-    deadline = time.monotonic() + READY_S
-    watched = {os.pidfd_open(agent.process.pid): agent for agent in agents}
-    try:
-        waiting = list(agents)
-        while waiting:
-            ended = select.select(list(watched), [], [], POLL_S)[0]
-            for agent in (watched[fd] for fd in ended):
-                code = agent.process.wait()
-                where = agent.host.name
-                raise AgentFailed(f"the agent on {where} ended: {agent.last_words()}", code)
-            waiting = [agent for agent in waiting if not _answers(agent.host)]
-            if waiting and time.monotonic() > deadline:
-                names = ", ".join(agent.host.name for agent in waiting)
-                raise NetworkProblem(
-                    f"no answer after {READY_S:.0f} s from the agent on {names}: "
-                    f"{waiting[0].last_words()}"
-                )
-    finally:
-        for fd in watched:
-            os.close(fd)
-
-
-def _answers(host: Host) -> bool:
-    def connect() -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            try:
-                sock.connect(AGENT_SOCKET)
-            except OSError:
-                return False
-            return True
-
-    return namespaces.inside(host.netns, connect)
+    runs = settings.runs.resolve() if host.number == 1 else own / "runs"
+    runs.mkdir(exist_ok=True)
+    return Folders(own / "agent.log", runs, scratch)
 
 
 def _submit(lab: Lab, settings: RunSettings) -> Outcome:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 
+from nicps import wire
 from nicps.errors import UsageProblem
 
 MOST_HOSTS = 64
-LEAST_MTU = 576
+LEAST_MTU = 576  # of a lab; agents need `wire.LEAST_MTU`
 MOST_MTU = 65_521
 #: With a larger MTU a veth takes only XDP programs that know fragmented frames.
 MOST_RATE_BPS = 34_000_000_000
@@ -34,7 +35,7 @@ class LabSettings:
     name: str = "lab"
     hosts: int = 4
     rate_bps: int | None = None
-    mtu: int = 1500
+    mtu: int = wire.LEAST_MTU
     loss: float = 0.0
 
     def __post_init__(self) -> None:

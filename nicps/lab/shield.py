@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from nicps.shutdown import ending_signals
+
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -43,8 +45,9 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the program, as Ctrl-C does, instead of ending it at once."""
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """Let SIGTERM, and SIGHUP unless it is ignored, unwind the program as Ctrl-C does, not end it at once."""
+    numbers = ending_signals(signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, _stop) for number in numbers}
     try:
         yield
     finally:

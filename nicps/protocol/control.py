@@ -269,7 +269,6 @@ class Control:
             round=self.round,
             round_low=self.round,
             round_high=self.round + (1 if self.complete else 0),
-            fragments=self.phase.fragments_in(self.round),
             sent_seen=token.sent if token is not None else 0,
             own_sent=self.exchange.own_sent,
             bounce=quiet and not self.frozen,

@@ -111,7 +111,8 @@ class Found:
 
     `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what is to
     come after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
-    counted; `exchange`: that of the phase in which it has.
+    counted; `exchange`: that of the phase in which it has. `crash`: what ended this host's last training program, if
+    one has crashed.
     """
 
     able: bool
@@ -119,6 +120,7 @@ class Found:
     finishing: bool
     unit: int | None = None
     exchange: Exchange = Exchange.BROADCAST
+    crash: str = ""
 
 
 class Course:
@@ -146,6 +148,7 @@ class Course:
         self.waits = False  # until this host has stored what was handed out
         self._trained = found is not None and found.trained
         self._finishing = found is not None and found.finishing
+        self._crash = found.crash if found is not None else ""
         self._decided: tuple[int, str] | None = None  # the training program's last word
         self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
         self._collecting = False
@@ -184,7 +187,8 @@ class Course:
             self.waits = True  # a course of who is able goes on
         elif not self.able:
             knows = "has the model's state" if host.learners else "has the whole job"
-            self.stop(f"nobody is left who {knows}")
+            lost = f"nobody is left who {knows}"
+            self.stop(f"{self._crash}; {lost}" if self._crash else lost)
         elif self._finishing:
             self._finish()
         elif self._streaming:

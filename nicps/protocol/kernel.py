@@ -26,7 +26,6 @@ class KernelState:
     round: int
     round_low: int
     round_high: int
-    fragments: int
     sent_seen: int
     own_sent: int
     bounce: bool

@@ -159,7 +159,7 @@ class Phase:
     @property
     def per_block(self) -> int:
         """Fragments that share one block of accumulators."""
-        return fragments_per_block(self.width)
+        return wire.fragments_per_block(self.width)
 
     @property
     def blocks(self) -> int:
@@ -238,16 +238,6 @@ class Phase:
             raise WireError(f"decision {self.number}: no switch adds raw bytes")
         if not self.fragments or not self.last_fragments or not self.first_round:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")
-
-
-def fragments_per_block(width: int) -> int:
-    """Fragments in a block of `wire.BLOCK_LANES` 64-bit accumulators: 1, 2, 4 for lanes of 8, 16, 32 bits, 8 if raw."""
-    return {8: 1, 16: 2, 32: 4, 0: 8}[width]
-
-
-def lanes_per_fragment(width: int) -> int:
-    """Lanes (raw: bytes) in one fragment."""
-    return wire.PAYLOAD_BYTES if width == 0 else wire.PAYLOAD_BYTES * 8 // width
 
 
 def equal_shares(batch: int, members: int, counted: Collection[int]) -> tuple[int, ...]:

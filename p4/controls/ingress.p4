@@ -33,7 +33,7 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
     apply {
         bool known;
         token_state_t newest;
-        bit<32> arrived = standard.packet_length - 14;
+        bit<32> arrived = standard.packet_length - (bit<32>)NICPS_ETHERNET_BYTES;
 
         meta.ours = false;
         meta.refused = false;

@@ -22,7 +22,7 @@ control Members(in headers_t headers, in standard_metadata_t standard, out bool 
             stranger;
         }
         const default_action = stranger;
-        size = 64;
+        size = NICPS_MAX_MEMBERS;
     }
 
     apply {

@@ -17,8 +17,8 @@ control Token(in headers_t headers, inout metadata_t meta, out token_state_t new
         bit<32> low;
         bit<64> its = headers.token.generation ++ headers.token.hop;
         bit<32> length = (bit<32>)NICPS_TOKEN_HEADER_BYTES +
-                         20 * (bit<32>)headers.token.members +
-                         8 * (bit<32>)headers.token.ranges;
+                         (bit<32>)NICPS_ENTRY_BYTES * (bit<32>)headers.token.members +
+                         (bit<32>)NICPS_RANGE_BYTES * (bit<32>)headers.token.ranges;
 
         token_view.read(newest.view, 0);
         token_position.read(high, 0);

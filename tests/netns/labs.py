@@ -20,6 +20,7 @@ from nicps.lab import enter, links, namespaces, processes, state
 from nicps.lab.lab import Host, Lab
 
 ROOT = Path(__file__).resolve().parents[2]
+NICPS = [sys.executable, "-m", "nicps"]
 _numbers = itertools.count(1)
 _OURS = re.compile(r"p\d+|br0|eth1")
 
@@ -63,7 +64,7 @@ def own_links() -> set[str]:
 def nicps(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command, as a user does."""
     return subprocess.run(
-        [sys.executable, "-m", "nicps", *arguments],
+        [*NICPS, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,15 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from nicps.bench.agents import AgentProcess, result_of, submit
-from nicps.dataplane.channel import Channel, ChannelClosed
 from nicps.lab import Lab, LabSettings
+from nicps.lab.agents import AgentProcess, Folders, start_agent
 from nicps.lab.jobs import RunSettings, choose_user
-from tests.netns.labs import ROOT, fresh_name, leftovers, until
+from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.commands import await_result
+from nicps.session.messages import Event
+from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, until
 
 DIGITS = ROOT / "trainer" / "jobs" / "digits"
 MNIST = ROOT / "trainer" / "jobs" / "mnist"
-NICPS = [sys.executable, "-m", "nicps"]
 
 #: A job that needs no files and trains in no time; `tiny_job` puts more text behind it.
 TINY = """
@@ -82,7 +82,7 @@ class Run:
     """A job that has ended well. `places` maps host names to the folders of their agents' runs."""
 
     result: Mapping[str, Any]
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[Event]
     places: Mapping[str, Path]
 
     @property
@@ -192,19 +192,21 @@ class Network:
         """Start `nicps join` there; it does not answer yet. `wrap` is a command that runs it."""
         for left in self.place(host, "work").iterdir():  # by one that was killed
             shutil.rmtree(left)
-        self.place(host, "runs")
-        command = [*wrap, *self.command_line(host)]
-        log = self.folder / host / "agent.log"
-        with log.open("ab") as file:
-            options = {"stdout": file, "stderr": subprocess.STDOUT, **options}
-            process = self.run(host, [*command, *arguments], **options)
-        self.agents[host] = AgentProcess(host, self.lab.host(host).netns, process, log)
+        self.agents[host] = start_agent(
+            self.lab,
+            host,
+            Folders.below(self.folder / host),
+            *self.more_arguments(host),
+            *arguments,
+            user=self.user,
+            wrap=wrap,
+            cwd=ROOT,
+            **options,
+        )
 
-    def command_line(self, host: str) -> list[str]:
-        """The agent's."""
-        runs, work = (str(self.place(host, what)) for what in ("runs", "work"))
-        command = [*NICPS, "join", "--iface", "eth1", "--name", host, "--user", self.user]
-        return [*command, "--runs", runs, "--work", work, *self.arguments]
+    def more_arguments(self, host: str) -> list[str]:
+        """What the agent there is told beside the usual."""
+        return list(self.arguments)
 
     def run(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host."""
@@ -287,7 +289,7 @@ class Network:
 
     def submit(self, host: str, job: Path, **settings: Any) -> Channel:
         """Submit on that host; events and the result come through the channel."""
-        return submit(self.agents[host], job=str(job), settings=settings)
+        return self.agents[host].submit(job, settings=settings)
 
     def train(
         self, job: Path, *, host: str = "h1", timeout_s: float = 120.0, **settings: Any
@@ -301,7 +303,7 @@ class Network:
 
     def finished(self, channel: Channel, timeout_s: float = 120.0) -> Run:
         """Wait for the good end of a submitted job."""
-        result, events = result_of(channel, timeout_s)
+        result, events = await_result(channel, timeout_s)
         return Run(result, events, {name: self.place(name, "runs") for name in self.names})
 
     def in_training(self, host: str = "h1", rounds: int = 2, timeout_s: float = 90.0) -> None:

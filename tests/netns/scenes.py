@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from nicps.dataplane.channel import Channel
 from nicps.lab import Lab
 from nicps.lab.processes import Running
+from nicps.session.channel import Channel
 from tests import reference
 from tests.netns.labs import ROOT, nicps, until
 from tests.netns.members import Network, Run, tiny_job
@@ -111,10 +111,10 @@ class Stage(Network):
         """What the training programs of that host have written down."""
         return self.folder / "records" / host
 
-    def command_line(self, host: str) -> list[str]:
-        command = super().command_line(host)
-        command += ["--trainer", f"{sys.executable} -P {self.program} {self.records(host)}"]
-        return [*command, "--key", str(self.key)] if self.keyed else command
+    def more_arguments(self, host: str) -> list[str]:
+        more = super().more_arguments(host)
+        more += ["--trainer", f"{sys.executable} -P {self.program} {self.records(host)}"]
+        return [*more, "--key", str(self.key)] if self.keyed else more
 
     def recorded(self) -> dict[int, dict[int, dict[str, Any]]]:
         """That, by round and member number; of a round without a sum there are the offers only."""

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pyroute2 import IPRoute
 
 from nicps import wire
-from nicps.dataplane import DataPlane, interface, loader, xdp
+from nicps.dataplane import DataPlane, bpf, interface, loader, xdp
 from nicps.errors import InterfaceBusy, InterfaceDown, InterfaceMissing, InterfaceUnfit
 from tests.netns.wires import run, veth_pair
 
@@ -44,6 +45,14 @@ def programs(name: str) -> str:
     return "\n".join(
         line for line in run(f"ip -d link show {name}").splitlines() if "prog/xdp" in line
     )
+
+
+def set_by_netlink(ifindex: int, program_fd: int, mode: str) -> None:
+    """Attach a program the old way, without a link, so that it outlives its process; -1 takes away what is there."""
+    flags = {"native": bpf.XDP_FLAGS_DRV_MODE, "generic": bpf.XDP_FLAGS_SKB_MODE}[mode]
+    with IPRoute() as route:
+        attributes = {"attrs": [("IFLA_XDP_FD", program_fd), ("IFLA_XDP_FLAGS", flags)]}
+        route.link("set", index=ifindex, xdp=attributes)
 
 
 @pytest.fixture
@@ -188,7 +197,7 @@ def others(tmp_path: Path) -> Iterator[loader.Loaded]:
 @pytest.mark.parametrize("mode", ["native", "generic"])
 def test_somebody_elses_program_stays(others: loader.Loaded, mode: xdp.Mode) -> None:
     with veth_pair() as (left, _):
-        xdp.set_by_netlink(socket.if_nametoindex(left), others.programs["firewall"], mode)
+        set_by_netlink(socket.if_nametoindex(left), others.programs["firewall"], mode)
         with pytest.raises(InterfaceBusy, match=r"another XDP program, firewall .*xdp off"):
             DataPlane(left, NETWORK)
         assert "firewall" in programs(left)
@@ -200,7 +209,7 @@ def test_what_an_older_run_left_is_cleared(
 ) -> None:
     with veth_pair() as (left, _):
         found = interface.look(left)
-        xdp.set_by_netlink(found.index, others.programs["nicps_xdp"], mode)
+        set_by_netlink(found.index, others.programs["nicps_xdp"], mode)
         assert (there := xdp.attached(found.index)) is not None
         assert (there.name, there.mode) == ("nicps_xdp", mode)
         with DataPlane(left, NETWORK) as host:
@@ -216,13 +225,76 @@ def test_interfaces_that_cannot_serve() -> None:
             DataPlane("eth9", NETWORK)
         with pytest.raises(InterfaceUnfit, match="lo is not an Ethernet"):
             DataPlane("lo", NETWORK)
-        run(f"ip link set {left} mtu 1400")
-        with pytest.raises(InterfaceUnfit, match="MTU of 1400 bytes, 1488 are needed"):
+        for mtu in (1400, wire.LEAST_MTU - 1):
+            run(f"ip link set {left} mtu {mtu}")
+            with pytest.raises(InterfaceUnfit, match=f"MTU of {mtu} bytes, {wire.LEAST_MTU} are"):
+                DataPlane(left, NETWORK)
+        run(f"ip link set {left} mtu {wire.LEAST_MTU}")
+        run("ip link add br0 type bridge")
+        run(f"ip link set {left} master br0")
+        mend = f"give --iface br0, or run: ip link set {left} nomaster"
+        with pytest.raises(InterfaceUnfit, match=f"{left} is a port of the bridge br0, .*; {mend}"):
             DataPlane(left, NETWORK)
-        run(f"ip link set {left} mtu 1500 down")
+        run(f"ip link set {left} nomaster down")
         with pytest.raises(InterfaceDown, match="ip link set left up"):
             DataPlane(left, NETWORK)
         assert programs(left) == ""
+
+
+# ---- interfaces below others, and above
+
+
+def hears_and_is_heard(one: DataPlane, other: DataPlane) -> None:
+    """Control frames both ways, and fragments from the other."""
+    frame = wire.pack(wire.Header(network=NETWORK), wire.Fail())
+    for sender, receiver in ((one, other), (other, one)):
+        assert sender.send(frame)
+        until(receiver.receive, "the frame")
+    form(other, one)
+    send_all(other, *fragments(64, random_lanes(64)))
+    until(lambda: one.count(1, VIEW, 1) == 64, "all have come")
+
+
+def test_on_a_bridge_in_place_of_its_port() -> None:
+    """In generic mode: bridges have no native XDP."""
+    with veth_pair() as (left, right):
+        run("ip link add br0 type bridge")
+        run("ip link set br0 addrgenmode none up")
+        run(f"ip link set {left} master br0")
+        with DataPlane("br0", NETWORK) as host, DataPlane(right, NETWORK) as other:
+            assert host.mode == "generic"
+            hears_and_is_heard(host, other)
+
+
+@pytest.mark.parametrize("mode", ["bridge", "vepa", "private", "passthru"])
+def test_an_interface_with_a_macvlan_above_it(mode: str) -> None:
+    """It hears its frames, and so does the macvlan."""
+    with veth_pair() as (left, right):
+        run(f"ip link add above link {left} type macvlan mode {mode}")
+        run("ip link set above addrgenmode none up")
+        with DataPlane(right, NETWORK) as other:
+            for name, expected in ((left, "native"), ("above", "generic")):
+                with DataPlane(name, NETWORK) as host:
+                    assert host.mode == expected
+                    hears_and_is_heard(host, other)
+
+
+def test_an_interface_becomes_a_port(pair: tuple[DataPlane, DataPlane]) -> None:
+    """The kernel tells, and the program sees frames that the socket hears no more."""
+    left, right = pair
+    run("ip link add br0 type bridge")
+    run("ip link set br0 addrgenmode none up")
+    left.link_changes.drain()  # those of the program's attachment
+    run("ip link set left master br0")
+    assert left.link_changes.drain()
+    with pytest.raises(InterfaceUnfit, match="left is a port of the bridge br0"):
+        left.check_interface()
+    assert right.send(wire.pack(wire.Header(network=NETWORK), wire.Fail()))
+    until(lambda: left.counters()["control"] == 1, "the program has seen it")
+    assert not select.select([left.rx_fileno()], [], [], 0.2)[0]
+    run("ip link set left nomaster")
+    assert left.link_changes.drain()
+    left.check_interface()
 
 
 # ---- frames
@@ -330,6 +402,44 @@ def test_an_interface_that_goes_down(pair: tuple[DataPlane, DataPlane]) -> None:
         left.receive()
     with pytest.raises(InterfaceDown, match="left has gone down"):
         left.send(b"frame")
+
+
+def test_an_mtu_that_is_lowered(pair: tuple[DataPlane, DataPlane]) -> None:
+    """What was in the ring goes out once the MTU has been mended: the kernel does not get stuck."""
+    left, right = pair
+    headers, payload = fragments(4, random_lanes(4))
+    longest = bytes(wire.MAX_FRAME_BYTES)
+    left.link_changes.drain()
+    assert left.send(longest)
+    run("ip link set left mtu 1400")
+    left.tx.push(headers, payload)
+    for attempt in (left.tx.flush, left.tx.flush, lambda: left.send(longest)):
+        with pytest.raises(InterfaceUnfit, match="left has an MTU below 1500 bytes; run: ip link"):
+            attempt()
+    assert left.link_changes.drain() and left.tx.unsent() == 4
+    with pytest.raises(InterfaceUnfit, match="left has an MTU of 1400 bytes, 1500 are needed"):
+        left.check_interface()
+    run("ip link set left mtu 1500")
+    left.check_interface()
+    assert left.link_changes.drain() and not left.link_changes.drain()
+    run("ip link set right alias other")
+    assert not left.link_changes.drain()
+    left.tx.flush()
+    until(lambda: right.count(1, VIEW, 1) == 4, "all have come")
+    assert left.tx.unsent() == 0
+
+
+def test_an_interface_that_is_deleted(pair: tuple[DataPlane, DataPlane]) -> None:
+    left, _ = pair
+    left.link_changes.drain()
+    run("ip link delete left")
+    assert left.link_changes.drain()
+    left.tx.push(*fragments(4, random_lanes(4)))
+    with pytest.raises(InterfaceDown, match="left has gone down"):
+        left.receive()
+    for attempt in (left.tx.flush, lambda: left.send(b"frame"), left.check_interface):
+        with pytest.raises(InterfaceMissing, match="interface left has gone"):
+            attempt()
 
 
 def token(sender: int, hop: int, owner: int) -> bytes:

@@ -105,3 +105,18 @@ with IPRoute() as route:
     found = rows(checkout, "ip link set a0 up", left, "ip link show a0 | grep -q xdp", DOCTOR)
     assert found["XDP"]["state"] == "ok"
     assert "taken away" in found["XDP"]["found"]
+
+
+def test_a_port_of_a_bridge(checkout: Path) -> None:
+    """Doctor names the bridge, which works in generic mode."""
+    bridge = ("ip link add br0 type bridge", "ip link set br0 up", "ip link set a0 up master br0")
+    found = rows(checkout, *bridge, DOCTOR)["interface"]
+    assert found["state"] == "fail"
+    assert found["found"] == "a0, driver veth, is a port of the bridge br0, which takes its frames"
+    assert found["mend"] == "give --iface br0, or run: ip link set a0 nomaster"
+    choice = rows(checkout, *bridge, DOCTOR.replace("a0", "eth7"))["interface"]["mend"]
+    assert choice == "--iface with one of: b0, br0"
+    found = rows(checkout, *bridge, DOCTOR.replace("a0", "br0"))
+    assert found["interface"]["state"] == found["MTU"]["state"] == "ok"
+    assert found["XDP"]["state"] == "warn"
+    assert found["XDP"]["found"] == "generic only: the driver bridge refuses native mode here"

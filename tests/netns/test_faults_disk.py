@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nicps.bench.agents import result_of
 from nicps.errors import Alarm, JobFailed
+from nicps.session.commands import await_result
 from tests.netns.labs import until
 from tests.netns.scenes import Drill, Stage
 
@@ -117,7 +117,7 @@ def test_an_alarm_that_cannot_save(drill: Drill, stage: SmallDisks) -> None:
             before = kept.read_bytes()
             stage.end("h3", signal.SIGKILL)
             with pytest.raises(JobFailed) as failed:
-                result_of(drill.channel, timeout_s=60.0)
+                await_result(drill.channel, timeout_s=60.0)
             assert kept.read_bytes() == before
     finally:
         drill.settings = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nicps.bench.agents import result_of
+from nicps.session.commands import await_result
 from tests.netns.scenes import Drill, Stage
 
 
@@ -107,7 +107,7 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
     run = drill.end()
     lead = run.members[0]
     assert lead != "h1" and drill.channel is not None
-    told, _ = result_of(drill.channel, timeout_s=10.0)
+    told, _ = await_result(drill.channel, timeout_s=10.0)
     assert told == {"job_id": drill.job_id, "lead": lead}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nicps.errors import NicpsError, UsageProblem
-from nicps.lab import AgentFailed, LabSettings, jobs
+from nicps.lab import AgentFailed, LabSettings, agents, jobs
 from tests.netns.labs import ROOT, fresh_name, leftovers, nicps, until
 
 # What the stand-in does is a word in its environment.
@@ -57,10 +57,10 @@ else:
 # The real command line, with the stand-in in the place of its `nicps join` and `nicps submit`.
 DRIVER = """
 import os, sys
-from nicps.lab import jobs
+from nicps.lab import agents, jobs
 stand_in = sys.argv.pop(1)
-jobs.SCRATCH = os.environ["SCRATCH"]
-jobs.nicps_command = lambda *arguments: [sys.executable, stand_in, *arguments]
+agents.SCRATCH = os.environ["SCRATCH"]
+agents.nicps_command = jobs.nicps_command = lambda *arguments: [sys.executable, stand_in, *arguments]
 from nicps.cli import main
 sys.exit(main())
 """
@@ -204,8 +204,8 @@ def test_an_agent_that_does_not_answer(driver: Driver, monkeypatch: pytest.Monke
     def stand_in(*arguments: str) -> list[str]:
         return ["sh", "-c", "echo compiling; exec sleep 1000", *arguments]
 
-    monkeypatch.setattr(jobs, "nicps_command", stand_in)
-    monkeypatch.setattr(jobs, "READY_S", 1.0)
+    monkeypatch.setattr(agents, "nicps_command", stand_in)
+    monkeypatch.setattr(agents, "READY_S", 1.0)
     shape = LabSettings(driver.name, hosts=2)
     with pytest.raises(NicpsError, match="from the agent on h1, h2: compiling") as caught:
         jobs.run_job(jobs.RunSettings(driver.job, shape, runs=driver.runs, user="root"))

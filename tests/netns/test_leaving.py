@@ -129,6 +129,22 @@ def test_while_standing_by(three: Network, number: signal.Signals) -> None:
     three.nothing_left("h3")
 
 
+def test_started_with_sigint_ignored(three: Network) -> None:
+    """As `nicps join &` in a script: Ctrl-C is meant for others, and SIGTERM ends it as ever."""
+    three.leave("h3")
+    three.join("h3", wrap=["sh", "-c", "trap '' INT; exec \"$@\"", "sh"])
+    three.all_stand_by()
+    agent = three.agents["h3"].process
+    agent.send_signal(signal.SIGINT)
+    ignored = re.search(
+        r"^SigIgn:\s*([0-9a-f]+)", Path(f"/proc/{agent.pid}/status").read_text(), re.M
+    )
+    assert ignored is not None and int(ignored[1], 16) >> (signal.SIGINT - 1) & 1
+    assert three.stands_by("h3") and agent.poll() is None
+    assert three.leave("h3") == 0
+    three.nothing_left("h3")
+
+
 def test_leave(three: Network) -> None:
     process = three.agents["h3"].process
     done = three.command("h3", "leave")

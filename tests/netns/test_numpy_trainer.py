@@ -8,14 +8,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nicps.bench.agents import AgentProcess, await_agents, result_of, start_agent, submit
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
+from nicps.lab.agents import AgentProcess, Folders, await_agents, start_agent
+from nicps.session.commands import await_result
 from tests.netns.labs import ROOT, fresh_name, until
 
 JOB = ROOT / "docs" / "examples" / "mlp"
@@ -44,10 +46,10 @@ def joined(lab: Lab, folder: Path, program: Path) -> list[AgentProcess]:
     """Agents on all hosts; the last one's training program is `program`."""
     agents = []
     for host in lab.hosts:
-        arguments = ["--user", "root", "--work", str(folder)]
-        if host.name == f"h{len(lab.hosts)}":
-            arguments += ["--trainer", f"{sys.executable} {program}"]
-        agents.append(start_agent(lab, host.name, folder, *arguments))
+        last = host.number == len(lab.hosts)
+        arguments = ["--trainer", f"{sys.executable} {program}"] if last else []
+        folders = replace(Folders.below(folder / host.name), work=folder)
+        agents.append(start_agent(lab, host, folders, *arguments))
     await_agents(agents)
     return agents
 
@@ -80,7 +82,7 @@ def test_takes_part_without_torch(lab: Lab, open_path: Path) -> None:
     assert "version 2" in refusal(agents[3], **attach, version=2)
     # Micro-batches that last make the rounds long enough to look at the processes meanwhile.
     settings = {"rounds": ROUNDS, "test_every": 4, "quorum": 1.0, "microbatch_seconds": 0.02}
-    channel = submit(agents[0], job=str(JOB), settings=settings)
+    channel = agents[0].submit(JOB, settings=settings)
     until(
         lambda: agents[0].status()["round"] and agents[0].status()["phase"] == "train", "training"
     )
@@ -92,7 +94,7 @@ def test_takes_part_without_torch(lab: Lab, open_path: Path) -> None:
     assert [maps_torch(pid) for pid in trainers] == [True] * 3
     assert refusal(agents[3], **attach) == "a training program is attached already"
     assert refusal(agents[0], **attach) == "a training program is attached already"
-    result, _ = result_of(channel, 60.0)
+    result, _ = await_result(channel, 60.0)
     channel.close()
 
     assert result["weights_identical"]
@@ -121,11 +123,11 @@ def test_a_gradient_that_does_not_fit_fails_the_job(lab: Lab, open_path: Path) -
     assert text.count(right) == 1
     program.write_text(text.replace(right, '"shape": [*array.shape, 1],'))
     agents = joined(lab, open_path, program)
-    channel = submit(agents[0], job=str(JOB), settings={"rounds": ROUNDS})
+    channel = agents[0].submit(JOB, settings={"rounds": ROUNDS})
     with pytest.raises(
         JobFailed, match=r"^h2: round \d+: the gradient is refused: parameter"
     ) as failed:
-        result_of(channel, 60.0)
+        await_result(channel, 60.0)
     channel.close()
     misfit = "parameter '1.weight': shape is [32, 64, 1], the model's is [32, 64]"
     assert str(failed.value).endswith(f"the gradient is refused: {misfit}")

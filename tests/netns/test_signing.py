@@ -22,9 +22,9 @@ from pyroute2 import IPRoute
 
 from nicps import wire
 from nicps.dataplane import DataPlane, bpf, egress, interface, loader
-from nicps.dataplane.layout import layout
 from nicps.doctor.interface import check_interface, check_signing
 from nicps.errors import BpfLoadError, EnvironmentProblem
+from nicps.layout import layout
 from tests.netns.test_dataplane import (
     HOUR_NS,
     NETWORK,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.labs import ROOT, until
-from tests.netns.members import NICPS, Ended, Network, tiny_job
+from tests.netns.labs import NICPS, ROOT, until
+from tests.netns.members import Ended, Network, tiny_job
 
 GROUP, USER, TRAINER = "games", "daemon", "nobody"
 
@@ -36,7 +36,7 @@ sys.stdin.read()
 # Send a message, print the answer.
 ASK = """
 import json, sys
-from nicps.dataplane.channel import Channel
+from nicps.session.channel import Channel
 channel = Channel.connect("@nicps")
 channel.send(json.loads(sys.argv[1]))
 print(json.dumps(channel.recv(30.0)[0]))

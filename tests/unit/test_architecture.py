@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from nicps import wire
+from nicps.wiretable import ENUMS
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("nicps", "trainer", "tests")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module or name: `nicps.protocol.phase` and `lanes_per_fragment`."""
+    """One imported module or name: `nicps.protocol.phase` and `Timings`."""
 
     where: str  # file and line
     module: str
@@ -82,48 +85,56 @@ def wrong(found: list[Import], *allowed: str) -> list[Import]:
     return [i for i in ours if not i.within(*allowed)]
 
 
-ERRORS, WIRE, PROTOCOL, DATAPLANE = (
+ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
     "nicps.errors",
     "nicps.wire",
     "nicps.protocol",
     "nicps.dataplane",
+    "nicps.session",
 )
-PHASE = "nicps.protocol.phase"
-EXCHANGE = "nicps.exchange"
+LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
+BARRIER, EXCHANGE = "nicps.barrier", "nicps.exchange"
+EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
     "nicps/errors.py": (),
     "nicps/wire.py": (ERRORS,),
     "nicps/auth.py": (ERRORS, WIRE),
+    "nicps/barrier.py": (),
+    "nicps/bpf_sources.py": (ERRORS,),
     "nicps/exchange.py": (WIRE,),
+    "nicps/extras.py": (ERRORS,),
+    "nicps/programs.py": (ERRORS,),
+    "nicps/shutdown.py": (),
+    "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
-    "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable"),
+    "nicps/messagetable.py": (ERRORS, SESSION),
+    "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable", "nicps.messagetable"),
     "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
     "nicps/protocol": (ERRORS, WIRE, EXCHANGE, PROTOCOL),
-    "nicps/dataplane": (ERRORS, WIRE, EXCHANGE, DATAPLANE, PHASE),
+    "nicps/dataplane": (ERRORS, WIRE, BARRIER, LAYOUT, SOURCES, DATAPLANE),
+    "nicps/session": (ERRORS, WIRE, BARRIER, EXCHANGE, LAYOUT, SESSION),
     "nicps/gradient_json.py": (ERRORS,),
-    "nicps/client.py": (ERRORS, WIRE, EXCHANGE, DATAPLANE),
-    "nicps/gateway.py": (ERRORS, WIRE, DATAPLANE, PHASE, "nicps.client", "nicps.gradient_json"),
+    "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
+    "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
-        *(ERRORS, WIRE, EXCHANGE, DATAPLANE, PROTOCOL),
-        *("nicps.auth", "nicps.client", "nicps.agent"),
+        *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL),
+        *(SHUTDOWN, "nicps.auth", "nicps.agent"),
     ),
-    "nicps/doctor": (ERRORS, WIRE, DATAPLANE, "nicps.auth", "nicps.doctor"),
-    "nicps/lab": (ERRORS, WIRE, DATAPLANE, "nicps.lab"),
-    "nicps/switch": (ERRORS, WIRE, "nicps.auth", "nicps.protocol.view", "nicps.switch"),
-    "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
+    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, SHUTDOWN, "nicps.lab"),
+    "nicps/switch": (
+        *(ERRORS, WIRE, EXTRAS, PROGRAMS),
+        *("nicps.auth", "nicps.protocol.view", "nicps.switch"),
+    ),
+    "trainer": ("nicps.client", ERRORS, EXTRAS, "nicps.gradient_json", "trainer"),
 }
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms(room: str) -> None:
     assert wrong(imports(room), *ROOMS[room]) == []
-
-
-def test_the_dataplane_takes_helpers_of_the_protocol_and_no_state_machine() -> None:
-    taken = {i.name for i in imports("nicps/dataplane") if i.within(PROTOCOL)}
-    assert taken <= {"lanes_per_fragment", "fragments_per_block"}
 
 
 def test_wire_keys_and_protocol_need_the_standard_library_only() -> None:
@@ -159,9 +170,9 @@ def test_nothing_of_the_product_knows_the_lab() -> None:
     assert lab and [i for i in lab if not i.where.startswith(allowed)] == []
 
 
-def test_only_the_commands_and_benchmarks_import_the_commands() -> None:
+def test_only_the_commands_import_the_commands() -> None:
     cli = [i for i in imports("nicps") if i.within("nicps.cli")]
-    allowed = ("nicps/cli/", "nicps/bench/", "nicps/__main__.py")
+    allowed = ("nicps/cli/", "nicps/__main__.py")
     assert [i for i in cli if not i.where.startswith(allowed)] == []
 
 
@@ -291,6 +302,19 @@ def test_what_the_documents_point_at_is_there() -> None:
     assert len(found) > 50
     missing = [(p, n) for p, n in found if not (ROOT / p).is_file() or not has(ROOT / p, n)]
     assert missing == []
+
+
+#: Words in capitals in the documents below that are not the wire's.
+OTHER_CAPITALS = {"BPF", "JSON", "LAN", "MAC", "SHA", "SPDX", "TCP", "VLAN", "XDP", "XDP_TX"}
+
+
+def test_the_frames_that_documents_name_are_on_the_wire() -> None:
+    """So are flags, marks, steps and phases: all that is in capitals."""
+    known = {name for values in ENUMS for name in values.enum.__members__}
+    for name in ("rules.md", "protocol.md"):
+        found = set(re.findall(r"\b[A-Z][A-Z_]{2,}\b", page(name)))
+        assert found & set(wire.FrameType.__members__)
+        assert sorted(found - known - OTHER_CAPITALS) == [], name
 
 
 def test_the_files_of_tests_that_documents_name_are_there() -> None:

@@ -21,8 +21,8 @@ from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.loop import Loop
 from nicps.agent.process import Child, User
-from nicps.dataplane.channel import Channel
 from nicps.protocol import NodeState
+from nicps.session.channel import Channel
 
 STRANGER = 54321
 LINGER_S = 3
@@ -62,6 +62,7 @@ class Host:
             prober=SimpleNamespace(forget=lambda peer: None),
             node=SimpleNamespace(state=NodeState.STANDBY, busy=False),
             settings=SimpleNamespace(work=tmp_path),
+            dataplane=SimpleNamespace(check_interface=lambda: None),
             children=Children(),
             loop=self.loop,
             **dict.fromkeys(("job", "submission", "trouble")),
@@ -374,11 +375,12 @@ def test_a_message_without_end_is_read_no_further(host: Host) -> None:
     channel.close()
 
 
-def test_what_is_nested_too_deep_to_be_shown_is_a_bad_message(host: Host) -> None:
+def test_what_is_nested_too_deep_to_be_shown_is_refused(host: Host) -> None:
     channel = say(host, framed(b'{"op": ' + b"[" * 1000 + b"]" * 1000 + b"}"))
     (answer,) = answers(host, channel, 1)
-    assert answer["message"].startswith("bad message: RecursionError")
-    host.until(lambda: host.gone(channel))
+    assert answer["message"].startswith('the message\'s "op" is a list, not a text')
+    channel.send({"op": "x"})
+    assert "knows no 'x'" in answers(host, channel, 1)[0]["message"]
     channel.close()
 
 
@@ -427,8 +429,8 @@ def test_what_comes_behind_attach_is_for_who_is_given_the_connection(host: Host)
 @pytest.mark.parametrize(
     ("submission", "said"),
     [
-        (b'{"op":"submit"}', "job is to be a path, not None"),
-        (b'{"op":"submit","job":"/a\\u0000b"}', r"job is to be a path, not '/a\x00b'"),
+        (b'{"op":"submit"}', 'submit: "job" is missing; it must be a path'),
+        (b'{"op":"submit","job":"/a\\u0000b"}', r"""submit: "job" is '/a\x00b', not a path"""),
         (
             b'{"op":"submit","job":"/a","settings":' + b'{"a":' * 600 + b"1" + b"}" * 601,
             "no job can be made of what was submitted: ",

@@ -130,7 +130,7 @@ def test_interface_of_that_name_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mtu", "state"), [(1400, "fail"), (1500, "ok"), (3500, "ok"), (9000, "warn")]
+    ("mtu", "state"), [(1400, "fail"), (1499, "fail"), (1500, "ok"), (3500, "ok"), (9000, "warn")]
 )
 def test_mtu(mtu: int, state: str) -> None:
     link = Interface("eth1", 2, bytes(6), mtu, True)

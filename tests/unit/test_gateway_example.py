@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from nicps import gateway
-from nicps.dataplane.channel import Channel
+from nicps.session.channel import Channel
 from tests.fake_session import FakeNetwork, FakeSession
 from tests.trainer_lab import run_job
 from trainer.errors import JobError

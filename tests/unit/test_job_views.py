@@ -11,8 +11,9 @@ import pytest
 
 from nicps import wire
 from nicps.agent.sources import ArenaSource, StreamSource
-from nicps.dataplane.arena import Arena
+from nicps.errors import JobFailed
 from nicps.protocol.phase import Phase
+from nicps.session.arena import Arena
 from tests.fake_agent import ROUND, Changes, Job, ends
 
 
@@ -55,6 +56,18 @@ def test_who_has_saved_and_ended_cannot_train_on(changes: Changes) -> None:
     changes.decided(5, wire.PhaseKind.TRAIN, shares=(4, 4, 4))
     changes.works()
     assert told == ["fails: the training program has saved and ended, and cannot train on"]
+    assert not changes.answers
+
+
+def test_what_is_demanded_of_records_is_checked_where_they_are_written(changes: Changes) -> None:
+    """Not at the lead, after all have been collected."""
+    changes.leaves('{"round": 6, "weights_sha256": ""}\n{"round": 7, "loss": 0.5}\n')
+    changes.decided(4, wire.PhaseKind.FINISH)
+    ends(changes.job, 0, "")
+    with pytest.raises(
+        JobFailed, match=r'^metrics\.jsonl: row 2: "weights_sha256" is missing; it must be a text$'
+    ):
+        changes.works()
     assert not changes.answers
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nicps import wire
 from nicps.cli import build_parser, main
 from nicps.errors import UsageProblem
 from nicps.lab import (
@@ -29,6 +30,7 @@ from nicps.lab import (
     state,
     the_only,
 )
+from nicps.lab.jobs import RunSettings
 from nicps.lab.processes import Running, program
 from nicps.lab.state import LabState, ProcessRecord
 
@@ -223,6 +225,13 @@ def test_wrong_use_is_one_line(arguments: list[str], capsys: pytest.CaptureFixtu
     assert said.out == ""
     assert said.err.startswith("nicps: error: ")
     assert said.err.count("\n") == 1
+
+
+def test_a_run_with_an_mtu_that_agents_refuse_makes_no_lab() -> None:
+    least = wire.LEAST_MTU
+    with pytest.raises(UsageProblem, match=f"an MTU of {least} at least, not {least - 1}"):
+        RunSettings(Path("job"), LabSettings(mtu=least - 1))
+    assert RunSettings(Path("job"), LabSettings(mtu=least)).shape == LabSettings()
 
 
 def test_a_command_keeps_its_own_options() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nicps.dataplane.lanes import LaneFormat, Quantiser
+from nicps.session.lanes import LaneFormat, Quantiser
 from tests import reference
 
 WIDTHS = (32, 16, 8)

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nicps import wire
-from nicps.dataplane import sources
-from nicps.dataplane.layout import layout, parse
+from nicps import bpf_sources, wire
 from nicps.errors import EnvironmentProblem
+from nicps.layout import layout, parse
 
 
 def test_parse() -> None:
@@ -48,8 +48,8 @@ def test_parse() -> None:
 
 def test_the_headers_records_are_the_compilers() -> None:
     records, limits = layout().records, layout().limits
-    assert records["config"].itemsize == 88
-    assert records["slot"].itemsize == records["progress"].itemsize == 24
+    assert records["config"].itemsize == 96
+    assert (records["slot"].itemsize, records["progress"].itemsize) == (24, 16)
     assert records["block"].itemsize == limits["BLOCK_BYTES"] == wire.BLOCK_LANES * 8
     assert records["member"].itemsize == 8
     assert records["saved"].itemsize == 16 + limits["SAVED_BYTES"]
@@ -59,12 +59,19 @@ def test_the_headers_records_are_the_compilers() -> None:
     assert records["block"]["lane"].base == np.dtype("u8")
 
 
+def test_every_setting_is_read_by_a_program() -> None:
+    """One that is read by nobody looks as if the kernel acted on it."""
+    programs = [*bpf_sources.folder().glob("*.c"), *bpf_sources.folder().glob("*.h")]
+    read = set(re.findall(r"\bconfig->(\w+)", "".join(path.read_text() for path in programs)))
+    assert read == set(layout().records["config"].names or ()) - {"reserved"}
+
+
 def test_flatten(tmp_path: Path) -> None:
     (tmp_path / "inner.h").write_text("int inner;\n")
     (tmp_path / "outer.h").write_text('#include "inner.h"\nint outer;\n')
     source = tmp_path / "main.c"
     source.write_text('#include <linux/types.h>\n#include "outer.h"\nint last;\n')
-    lines = sources.flatten(source).splitlines()
+    lines = bpf_sources.flatten(source).splitlines()
     assert [line for line in lines if line and not line.startswith("#line")] == [
         "#include <linux/types.h>",
         "int inner;",
@@ -74,9 +81,9 @@ def test_flatten(tmp_path: Path) -> None:
     assert lines[lines.index("int last;") - 1] == '#line 3 "main.c"'
     source.write_text('\n#include "nothing.h"\n')
     with pytest.raises(EnvironmentProblem, match=r"main\.c:2: nothing\.h is not there"):
-        sources.flatten(source)
+        bpf_sources.flatten(source)
 
 
 def test_no_such_source() -> None:
     with pytest.raises(EnvironmentProblem, match=r"no_such\.c is not there"):
-        sources.path("no_such.c")
+        bpf_sources.path("no_such.c")

@@ -12,11 +12,12 @@ import pytest
 
 from nicps import wire
 from nicps.agent.program import Program as TrainingProgram
-from nicps.dataplane.arena import Arena
 from nicps.exchange import Exchange
 from nicps.protocol import Installed
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
+from nicps.session.arena import Arena
+from nicps.session.shared_form import FROM_PROGRAM
 from tests.fake_agent import ROUND, Job, ends
 
 
@@ -92,7 +93,8 @@ class Silence:
 
     def says(self, at: float, op: str, **values: Any) -> None:
         self.host.now = at
-        self.program.on_message({"op": op, "round": ROUND, "digest": "", **values})
+        raw = {"op": op, "round": ROUND, "digest": "", **values}
+        self.program.on_message(FROM_PROGRAM.decode(raw))
 
     def offers(self, at: float) -> None:
         self.says(at, "offer", samples=1, unit=None, skip=False)
@@ -271,7 +273,7 @@ def test_a_program_that_is_killed_is_started_again(job: Job) -> None:
     started: list[bool] = []
     job.start_program = lambda: started.append(True) or True  # type: ignore[method-assign]
     assert ends(job, -9, "SIGKILL has ended it") == [
-        "leaves: the training program ended: SIGKILL has ended it"
+        "leaves: h1: the training program ended: SIGKILL has ended it"
     ]
     assert started
 
@@ -279,8 +281,9 @@ def test_a_program_that_is_killed_is_started_again(job: Job) -> None:
 def test_a_program_that_is_killed_again_and_again(job: Job) -> None:
     job._starts = 4
     assert ends(job, -9, "SIGKILL has ended it") == [
-        "leaves: the training program ended: SIGKILL has ended it",
-        "fails: the training program was killed, or stood still, 4 times in a row, without a round in between",
+        "leaves: h1: the training program ended: SIGKILL has ended it",
+        "fails: the training program was killed, or stood still, 4 times in a row, without a round in between; "
+        "the last time: SIGKILL has ended it",
     ]
 
 
@@ -301,4 +304,12 @@ def test_a_program_that_ends_with_an_error_was_not_killed(job: Job) -> None:
     job._starts = 4
     assert ends(job, 1, "No module named 'torch'") == [
         "fails: the training program ended: No module named 'torch'"
+    ]
+
+
+def test_the_lead_names_its_own_host_too(job: Job) -> None:
+    """It names the host that a FAIL frame comes from."""
+    job.host.node.leads = True
+    assert ends(job, 3, "exit status 3 in round 7, and it said nothing") == [
+        "fails: h1: the training program ended: exit status 3 in round 7, and it said nothing"
     ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -76,6 +77,20 @@ def test_wheel_holds_every_source(checkout: Path, wheel: Path) -> None:
     assert any(name.endswith("entry_points.txt") for name in held)
 
 
+def test_wheel_asks_for_what_nicps_alone_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(name).decode()
+    needs = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, re.M)
+    assert {name for name, more in needs if "extra ==" not in more} == {
+        "numpy",
+        "orjson",
+        "pyroute2",
+    }
+    extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
+    assert extras == {"train", "captures", "switch", "lab", "vm", "all", "dev"}
+
+
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     done = run(
@@ -87,7 +102,7 @@ def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None
     path = {"PYTHONPATH": str(site)}
     done = run(sys.executable, "-m", "nicps", "--version", cwd=tmp_path, **path)
     assert done.stdout == f"nicps {nicps.__version__}\n", done.stderr
-    code = "from nicps.dataplane import sources; print(sources.path('nicps.c'))"
+    code = "from nicps import bpf_sources; print(bpf_sources.path('nicps.c'))"
     done = run(sys.executable, "-c", code, cwd=tmp_path, **path)
     assert done.stdout.strip() == str(site / "nicps/_ebpf/nicps.c"), done.stderr
     code = "from nicps.switch import program; print(program.compiled()); print(program.reasons())"
@@ -195,14 +210,53 @@ def test_skips(n):
     ("folder", "guard", "code"),
     [("unit", "", 0), ("unit", "1", 1), ("xdp", "1", 1), ("netns", "1", 1), ("vm", "1", 0)],
 )
-def test_no_skips(checkout: Path, tmp_path: Path, folder: str, guard: str, code: int) -> None:
-    done = guarded(checkout, tmp_path, folder, NICPS_NO_SKIPS=guard)
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_no_skips(
+    checkout: Path, tmp_path: Path, folder: str, guard: str, code: int, workers: tuple[str, ...]
+) -> None:
+    done = guarded(checkout, tmp_path, folder, SKIPPING, *workers, NICPS_NO_SKIPS=guard)
     assert done.returncode == code, done.stdout
     assert ("NICPS_NO_SKIPS: tests/" in done.stdout) == (code == 1)
 
 
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_a_file_that_skips_itself(checkout: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
+    text = "import pytest\npytest.importorskip('no_such_module')\n"
+    done = guarded(checkout, tmp_path, "unit", text, *workers, NICPS_NO_SKIPS="1")
+    assert done.returncode == 1, done.stdout
+    assert "NICPS_NO_SKIPS: tests/unit/test_it.py was skipped" in done.stdout
+
+
+INTERRUPTED = """
+import signal, subprocess, sys
+
+def test_what_is_started_can_be_interrupted():
+    words = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT))"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "default_int_handler" in said
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "workers"])
+def test_started_with_sigint_ignored(
+    checkout: Path, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    """As `nohup make test &` does in a shell without job control."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = guarded(checkout, tmp_path, "unit", INTERRUPTED, *workers)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stdout
+
+
 def guarded(
-    checkout: Path, tmp_path: Path, folder: str, text: str = SKIPPING, **environment: str
+    checkout: Path,
+    tmp_path: Path,
+    folder: str,
+    text: str,
+    *arguments: str,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """A run of tests in that folder of another tree, with our conftest.py."""
     shutil.copy(checkout / "pyproject.toml", tmp_path)
@@ -212,7 +266,7 @@ def guarded(
     shutil.copytree(checkout / "vm-lab", tmp_path / "vm-lab")
     (tests / "test_it.py").write_text(text)
     pytest_here = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs")
-    return run(*pytest_here, cwd=tmp_path, PYTHONPATH=str(checkout), **environment)
+    return run(*pytest_here, *arguments, cwd=tmp_path, PYTHONPATH=str(checkout), **environment)
 
 
 P4_PROGRAMS = ("simple_switch", "p4c-bm2-ss")
@@ -247,4 +301,5 @@ def test_who_needs_what_of_p4(
     assert done.returncode == code, done.stdout
     counted = f"{passed} passed, " if passed else ""
     assert f"{counted}{3 - passed} skipped" in done.stdout
-    assert ("needs simple_switch and p4c-bm2-ss" in done.stdout) == (not programs)
+    both = "needs simple_switch (the p4lang project's package p4lang-bmv2, see docs/switch.md) and p4c-bm2-ss"
+    assert (both in done.stdout) == (not programs)

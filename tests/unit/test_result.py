@@ -145,19 +145,23 @@ def test_nothing_was_trained(run: Run) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([b"{"], "unexpected end"),
-        ([[1]], "row 1 lacks round or weights_sha256"),
-        ([row(2), {"round": 3}], "row 2 lacks round or weights_sha256"),
-        ([row(2) | {"round": "2"}], "a row is of round '2'"),
-        ([row(2) | {"round": [2]}], "a row is of round [2]"),
-        ([row(-1)], "a row is of round -1"),
-        ([row(2), row(3, more="x" * 70000)], "row 2 has more than 65536 bytes"),
+        ([b"{"], "row 1 is not JSON: unexpected end"),
+        ([[1]], "row 1 is [1], not an object"),
+        ([row(2), {"round": 3}], 'row 2: "weights_sha256" is missing; it must be a'),
+        ([row(2), {"weights_sha256": ""}], 'row 2: "round" is missing; it must be a'),
+        ([row(2) | {"round": "2"}], "row 1: \"round\" is '2', not a whole number from 0 on"),
+        ([row(2) | {"round": [2]}], 'row 1: "round" is a list, not a whole number from 0 on'),
+        ([row(2) | {"round": True}], 'row 1: "round" is True, not a whole number'),
+        ([row(-1)], 'row 1: "round" is -1, not a whole number'),
+        ([row(2) | {"view": []}], 'row 1: "view" is a list, not a whole number'),
+        ([row(2) | {"weights_sha256": 5}], 'row 1: "weights_sha256" is 5, not a text'),
+        ([row(2), row(3, more="x" * 70000)], "row 2 is longer than 65536 bytes"),
         ([row(2)] * 1105, "there are more than 1104 rows"),
     ],
 )
 def test_rows_of_another_kind(run: Run, rows: list[Any], said: str) -> None:
     run.rows("h2", *rows)
-    assert run.error.startswith(f"the records of h2 are not whole: {said}")
+    assert run.error.startswith(f"the records of h2 are not whole: metrics.jsonl: {said}")
 
 
 @pytest.mark.parametrize("what", ["agent.json", "final.json"])

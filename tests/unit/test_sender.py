@@ -100,12 +100,19 @@ def test_what_is_sent_while_the_interface_is_down_is_lost_and_holds_up_nothing()
     assert not interface.small and not interface.flushed
     assert not gradient.waited_for
 
-    interface.up = True
+    interface.up = sender.muted = True
+    sender.fragments_of(action, phase, gradient)
+    sender.frame(token)
+    sender.pump(2.0)
+    assert not sender.down and not interface.small and not interface.flushed
+    assert sent == [action, action]
+
+    sender.muted = False
     sender.fragments_of(action, phase, gradient)
     sender.frame(token)
     sender.pump(2.0)
     assert not sender.down
-    assert sent == [action, action] and interface.small == [token]
+    assert sent == [action, action, action] and interface.small == [token]
     assert interface.flushed >= FRAGMENTS
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nicps import cli
-from nicps.cli import agentlink
+from nicps.cli import submit
 from nicps.cli.resume import find
 from nicps.errors import UsageProblem
 
@@ -49,7 +49,7 @@ class Interrupted:
     def send(self, message: dict[str, Any]) -> None:
         self.sent = message
 
-    def recv(self) -> None:
+    def recv(self, timeout_s: float | None) -> None:
         assert self.sent is not None and self.sent["op"] == "submit"
         raise KeyboardInterrupt
 
@@ -65,7 +65,7 @@ def test_who_waits_no_longer_is_told_that_the_job_goes_on(
     def connect(address: str) -> Iterator[Interrupted]:
         yield Interrupted()
 
-    monkeypatch.setattr(agentlink, "connect", connect)
+    monkeypatch.setattr(submit, "connect", connect)
     (tmp_path / "checkpoint").mkdir()
     for name in ("checkpoint.npz", "job.tar"):
         (tmp_path / "checkpoint" / name).touch()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from trainer import JobError, idx
-from trainer.jobs import default_job
 
 
 def idx_bytes(array: np.ndarray, kind: int = 8) -> bytes:
@@ -84,15 +83,3 @@ def test_says_where_it_looked(tmp_path: Path) -> None:
         idx.read("/nowhere", "x")
     with pytest.raises(JobError, match=r"--data .* NICPS_DATA"):
         idx.read(None, "x")
-
-
-def test_default_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NICPS_DATA", raising=False)
-    assert default_job().name == "digits"
-    assert default_job(str(tmp_path)).name == "digits"
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").touch()
-    assert default_job(str(tmp_path)).name == "mnist"
-    monkeypatch.setenv("NICPS_DATA", str(tmp_path))
-    assert default_job().name == "mnist"
-    assert (default_job() / "job.py").is_file()

@@ -13,8 +13,12 @@ import pytest
 from tests.trainer_lab import run_job
 from trainer import JobError
 from trainer.idx import find
-from trainer.jobs import HERE, MNIST_FILES
 from trainer.prepare import prepare
+
+MNIST = Path(__file__).resolve().parents[2] / "trainer" / "jobs" / "mnist"
+FILES = tuple(
+    f"{part}-{name}-ubyte" for part in ("train", "t10k") for name in ("images-idx3", "labels-idx1")
+)
 
 
 def make_mnist(folder: Path, train: int = 120, test: int = 30) -> Path:
@@ -35,7 +39,7 @@ def make_mnist(folder: Path, train: int = 120, test: int = 30) -> Path:
 def test_mnist_learns_from_idx_files(tmp_path: Path) -> None:
     data = str(make_mnist(tmp_path / "data"))
     settings = {"batch": 60, "rounds": 30, "test_every": 100}
-    outcome = run_job(HERE / "mnist", tmp_path / "run", 2, data, quorum=1.0, **settings)
+    outcome = run_job(MNIST, tmp_path / "run", 2, data, quorum=1.0, **settings)
     assert outcome.errors == [None, None]
     last = [outcome.metrics(number)[-1] for number in (1, 2)]
     assert last[0]["weights_sha256"] == last[1]["weights_sha256"]
@@ -43,27 +47,27 @@ def test_mnist_learns_from_idx_files(tmp_path: Path) -> None:
     assert last[0]["accuracy"] > 0.8
 
 
-@pytest.mark.parametrize("name", MNIST_FILES)
+@pytest.mark.parametrize("name", FILES)
 def test_mnist_says_what_is_missing_or_cut_off(tmp_path: Path, name: str) -> None:
     data = make_mnist(tmp_path / "data")
     os.truncate(data / name, (data / name).stat().st_size - 7)
     with pytest.raises(JobError, match=f"{name} is cut off: "):
-        prepare(HERE / "mnist", tmp_path / "out", str(data), {})
+        prepare(MNIST, tmp_path / "out", str(data), {})
     (data / name).unlink()
     with pytest.raises(JobError, match=f"no {name} or {name}.gz in {data}"):
-        prepare(HERE / "mnist", tmp_path / "out", str(data), {})
+        prepare(MNIST, tmp_path / "out", str(data), {})
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(
-    find(os.environ.get("NICPS_DATA"), MNIST_FILES[0]) is None,
+    find(os.environ.get("NICPS_DATA"), FILES[0]) is None,
     reason="needs MNIST in the folder that NICPS_DATA names",
 )
 def test_the_real_mnist_reaches_98_percent_whatever_the_seed(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         for members in (1, 4):
             folder = tmp_path / f"{seed}-{members}"
-            outcome = run_job(HERE / "mnist", folder, members, os.environ["NICPS_DATA"], seed=seed)
+            outcome = run_job(MNIST, folder, members, os.environ["NICPS_DATA"], seed=seed)
             assert outcome.errors == [None] * members
             assert outcome.metrics(1)[-1]["accuracy"] >= 0.983, (seed, members)

@@ -13,8 +13,10 @@ import pytest
 
 from trainer import JobError
 from trainer.__main__ import main
+from trainer.clocks import Clock, clock_shifts
+from trainer.figures import MOMENTS, SECONDS
 from trainer.report import write_report
-from trainer.rundata import clock_shifts, read
+from trainer.rundata import read
 from trainer.svg import chart, decades, smooth, thin, ticks
 
 
@@ -72,21 +74,30 @@ def test_clocks_are_laid_over_each_other_at_the_commits(tmp_path: Path) -> None:
         assert host.rounds[0]["t_commit"] == pytest.approx(0.09)
         assert host.token[0]["t0"] == pytest.approx(0.07)
     assert run.seconds == pytest.approx(4.0, abs=0.01)
-    assert run.training[0] == {"round": 1, "samples": 30, "loss": 2.0}
+    assert run.losses[0] == {"round": 1, "loss": 2.0}
     assert [test["accuracy"] for test in run.tests] == [0.2, 0.4]
 
 
 def test_a_host_that_sees_commits_late_is_not_taken_for_one_with_another_clock() -> None:
-    def rows(clock: float, late: float, wait: float) -> list[dict[str, float]]:
-        return [
-            {"round": r, "t_commit": clock + r + (late if r % 8 else 0), "seconds_wait": wait}
-            for r in range(80)
-        ]
+    def host(clock: float, late: float, wait: float) -> Clock:
+        return Clock({r: clock + r + (late if r % 8 else 0) for r in range(80)}, 80 * wait)
 
-    slow, fast = rows(0, 0.08, 0), rows(0, 0, 1)
+    slow, fast = host(0, 0.08, 0), host(0, 0, 1)
     assert clock_shifts([slow, fast]) == [0, 0]
-    slow = rows(3000, 0.08, 0)
+    slow = host(3000, 0.08, 0)
     assert clock_shifts([slow, fast]) == pytest.approx([3000, 0])
+
+
+def test_a_clock_that_shares_rounds_with_another_but_the_measure() -> None:
+    """A host that was there at the beginning only, and the one that waited most came late."""
+    late, always = (
+        Clock({r: 0.1 * r for r in range(50, 60)}, 9),
+        Clock({r: 7 + 0.1 * r for r in range(60)}),
+    )
+    early, alone = Clock({r: 500 + 0.1 * r for r in range(9)}), Clock({90: 1.0})
+    shifts = clock_shifts([early, late, alone, always])
+    assert shifts[2] is None
+    assert [shifts[k] for k in (0, 1, 3)] == pytest.approx([500, 0, 7])
 
 
 def test_the_report_is_whole_and_loads_nothing(tmp_path: Path) -> None:
@@ -151,3 +162,47 @@ def test_rounds_without_the_first_host(tmp_path: Path) -> None:
     assert [row["round"] for row in run.training] == [r for r in range(1, 41) if r % 20]
     assert [row["round"] for row in run.tests] == [20, 40]
     assert "Rounds 15 to 25" in write_report(tmp_path).read_text()
+
+
+# ---- programs that say little
+
+
+BARE = ("round", "weights_sha256")  # all that docs/socket.md demands
+FIGURES = ("phase", "view", "samples", "loss", "own_samples", "counted", "accuracy", "failed")
+ODD = ("x", None, True, [1], {"a": 1}, -1.5, 10**400, float("nan"))
+
+
+def change_rows(folder: Path, hosts: list[str], change: Any) -> None:
+    for name in hosts:
+        path = folder / name / "metrics.jsonl"
+        write_lines(path, [change(json.loads(line)) for line in path.read_text().splitlines()])
+
+
+@pytest.mark.parametrize("hosts", [["h1"], ["h3", "h2", "h1"]])
+def test_a_program_that_leaves_out_all_but_what_is_demanded(
+    tmp_path: Path, hosts: list[str]
+) -> None:
+    folder = make_run(tmp_path)
+    change_rows(folder, hosts, lambda row: {key: row[key] for key in BARE})
+    page = write_report(folder).read_text()
+    all_bare = len(hosts) == 3
+    assert ("40.00%" in page) is not all_bare
+    assert ("The whole run" in page) is not all_bare
+    assert f"<b>{40 if all_bare else 38}</b><span>training rounds" in page
+
+
+@pytest.mark.parametrize("figure", sorted({*MOMENTS, *SECONDS, *FIGURES}))
+def test_a_figure_that_is_missing_or_odd(tmp_path: Path, figure: str) -> None:
+    """Nothing but `round` is needed, and what makes no sense counts as left out."""
+    folder = make_run(tmp_path)
+    change_rows(folder, ["h1"], lambda row: row | {figure: ODD[row["round"] % len(ODD)]})
+    assert "40.00%" in write_report(folder).read_text()
+    change_rows(folder, ["h1"], lambda row: {key: row[key] for key in row if key != figure})
+    assert "40.00%" in write_report(folder).read_text()
+
+
+def test_rows_that_are_none(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    path = folder / "h1" / "metrics.jsonl"
+    path.write_text('[1]\n{"round": "1"}\n{"round": -1}\n7\n\n[[[\n' + path.read_text())
+    assert "37 of 38" in write_report(folder).read_text()

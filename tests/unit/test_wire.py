@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nicps import wire
+from nicps import wire, wiregen
 from nicps.errors import WireError
 from nicps.wiretable import STRUCTS
 from tests.vectors import encode
@@ -111,9 +111,35 @@ def test_numbers_that_others_rely_on() -> None:
     assert wire.HEADER_BYTES == 32
     assert wire.FRAGMENT_HEADER_BYTES == 48
     assert wire.TOKEN_HEADER_BYTES == 72
-    assert wire.FRAGMENT_HEADER_BYTES + wire.PAYLOAD_BYTES <= wire.MAX_FRAME_BYTES
+    assert wire.FRAGMENT_HEADER_BYTES + wire.PAYLOAD_BYTES <= wire.LEAST_MTU
     assert wire.max_ranges(64) == 18
     assert wire.ETHERTYPE == encode.ETHERTYPE
+
+
+def test_every_token_fits_the_least_mtu() -> None:
+    """A token with many ranges is longer than a fragment: an MTU for fragments would not do."""
+    longest = 0
+    for members in range(1, wire.MAX_MEMBERS + 1):
+        ranges = [wire.Range(0, 1, 1)] * wire.max_ranges(members)
+        body = wire.Token(1, 1, 1, 0, members, 0, len(ranges), 0, 0, 0)
+        token = wire.pack(wire.Header(), body, [wire.Entry()] * members, ranges)
+        longest = max(longest, len(token))
+    fragment = wire.FRAGMENT_HEADER_BYTES + wire.PAYLOAD_BYTES
+    assert fragment < longest <= wire.LEAST_MTU == wire.MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("README.md", "MTU of {} at least"),
+        ("docs/own-network.md", "| MTU {} |"),
+        ("docs/own-network.md", "ip link set eth1 mtu {}`"),
+        ("docs/network.md", "has an MTU below {}"),
+    ],
+)
+def test_the_documentation_names_the_least_mtu(page: str, words: str) -> None:
+    text = " ".join((wiregen.ROOT / page).read_text("utf-8").split())
+    assert words.format(wire.LEAST_MTU) in text
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])

@@ -12,6 +12,7 @@ import pytest
 
 from nicps import wire, wiregen, wiretable
 from nicps.cli import main
+from tests.vectors import encode
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +22,7 @@ TOKEN = wire.Token(4, 100, 3, 1, 2, 0, 1, 12, -40, -41)
 ENTRIES = (wire.Entry(marks=wire.Mark.CONTRIBUTED | wire.Mark.COMPLETE), wire.Entry(ready=17))
 FRAMES = (
     wire.ethernet(H1, wire.pack(HEADER, wire.Call(255), tail=b"h1")),
-    wire.ethernet(H2, b"", 0x0806) + bytes(46),  # ARP: not ours
+    encode.ethernet(H2.hex(":"), b"", 0x0806) + bytes(46),  # ARP: not ours
     wire.ethernet(H2, wire.pack(HEADER, TOKEN, ENTRIES, (wire.Range(3, 2, 1),))),
     wire.ethernet(H2, wire.pack(HEADER, TOKEN, ENTRIES, (wire.Range(3, 2, 1),)))[:80],
     wire.ethernet(H2, wire.pack(HEADER, wire.Fragment(1, 2, 360, 32, 26, 32), tail=bytes(1440))),

@@ -70,12 +70,12 @@ class Scenario:
             "round": ROUND,
             "sent_seen": 0,
             "own_sent": 0,
-            "fragments": 2,
             "blocks": 4,
             "keyed": int(key is not None),
             "sums": 0,
             "sums_next": 0,
             "alive": True,
+            "position": 0,
         }
         assert set(config) <= set(usual), set(config) - set(usual)
         self.config = usual | config
@@ -240,7 +240,7 @@ class Scenario:
         """The state at the end; whatever is not named is as it was at the start.
 
         Args:
-            progress: (round, sender, distinct fragments); sender 0 is the total over all. A fourth
+            progress: (round, sender, distinct fragments); sender 0 is a switch's sums. A fourth
                 number is the view, where it is not `view`.
             slots: (round, fragment, senders seen).
             accumulators: {"bank", "block", "lane", "values"} or, for raw bytes, {"bank", "block",

@@ -20,10 +20,14 @@ LANES = {8: 1440, 16: 720, 32: 360}
 
 
 class Kernel:
-    """This host is member 1 of 64, in view 7, with rounds 1 to 9 open."""
+    """This host is member 1 of 64, in view 7, with rounds 1 to 9 open.
+
+    Attributes: `fds`, the maps' descriptors by name.
+    """
 
     def __init__(self, loaded: loader.Loaded) -> None:
         (self.program,) = loaded.programs.values()
+        self.fds = loaded.maps
         self.maps = Maps(loaded.maps)
         self.reset()
 
@@ -32,7 +36,7 @@ class Kernel:
         config = self.maps.config
         self.maps.enter_view(VIEW, 1, MACS, 2)
         config["round_low"], config["round_high"], config["round"] = 1, 9, 1
-        config["sent_seen"] = config["own_sent"] = 0
+        config["sent_seen"] = config["own_sent"] = config["sums"] = config["sums_next"] = 0
         config["network"], config["enabled"] = NETWORK, 1
         self.maps.allocate(blocks)
 
@@ -62,10 +66,21 @@ def fragment(
     round_: int = 1,
     view: int = VIEW,
 ) -> bytes:
-    """An Ethernet frame with a fragment in it."""
-    header = wire.Header(network=NETWORK, view=view, round=round_, sender=sender)
+    """An Ethernet frame with a fragment in it; of sender 0, a switch's sum."""
+    flags = 0 if sender else wire.Flag.ADD
+    header = wire.Header(network=NETWORK, view=view, round=round_, sender=sender, flags=flags)
     body = wire.Fragment(index, fragments, LANES.get(width, 1440), width, shift, 1)
-    return wire.ethernet(MACS[sender - 1], wire.pack(header, body, tail=payload))
+    source = MACS[sender - 1] if sender else wire.SWITCH
+    return wire.ethernet(source, wire.pack(header, body, tail=payload))
+
+
+def token(generation: int, hop: int, owner: int, **fields: int) -> bytes:
+    """A token that member 64 sends, as Ethernet frame."""
+    view = fields.get("view", VIEW)
+    header = wire.Header(network=NETWORK, view=view, round=1, sender=64)
+    body = wire.Token(generation, hop, owner, 0, 64, fields.get("idle", 0), 0, 0, -9, 5)
+    entries = [wire.Entry(number, 2, 3, 4, 5, 1, -5) for number in range(64)]
+    return wire.ethernet(MACS[63], wire.pack(header, body, entries))
 
 
 def lanes(width: int, seed: int) -> NDArray[np.int64]:

@@ -12,8 +12,8 @@ from siphash24 import siphash24
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.layout import layout
 from nicps.dataplane.maps import Maps
+from nicps.layout import layout
 from tests.vectors import encode
 from tests.xdp.kernel import MACS, NETWORK, VIEW
 
@@ -102,7 +102,7 @@ def test_what_is_left_alone(programs: Egress) -> None:
     assert programs.send(ours, mark=MARK + 1).frame[14:] == ours
     control = wire.pack(wire.Header(network=NETWORK, view=VIEW, sender=1), wire.Fail(), tail=b"why")
     assert programs.send(control).frame[14:] == control
-    other = wire.ethernet(MACS[0], ours, 0x0800)
+    other = encode.ethernet(MACS[0].hex(":"), ours, 0x0800)
     assert bpf.prog_test_run(programs.egress, other, mark=MARK).frame == other
     assert programs.send(ours[:20]).frame[14:] == ours[:20]
     assert programs.maps.sequence == 0

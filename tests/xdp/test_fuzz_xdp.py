@@ -20,8 +20,8 @@ import pytest
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
-from nicps.dataplane.layout import layout
 from nicps.dataplane.maps import Maps
+from nicps.layout import layout
 from tests import replay
 from tests.model import DROP, PASS, TX
 from tests.vectors import encode
@@ -77,7 +77,6 @@ class Batch:
             "round": self.round,
             "sent_seen": int(rng.integers(3)),
             "own_sent": int(rng.integers(3)),
-            "fragments": 2,
             "blocks": int(rng.integers(1, BLOCKS)),
             "keyed": int(bool(self.key)),
             "sums": int(rng.random() < 0.25),

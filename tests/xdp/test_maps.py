@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nicps import wire
 from nicps.dataplane import bpf
-from nicps.dataplane.layout import layout
 from nicps.errors import EnvironmentProblem
-from tests.xdp.kernel import MACS, NETWORK, VIEW, Kernel, fragment, kernel
+from nicps.layout import layout
+from tests.xdp.kernel import MACS, NETWORK, VIEW, Kernel, fragment, kernel, token
 
 HOUR_NS = 3_600_000_000_000
 
@@ -169,14 +169,6 @@ def test_quiesce_returns_soon(loaded: Kernel) -> None:
     began = time.monotonic()
     loaded.maps.quiesce()
     assert time.monotonic() - began < 5
-
-
-def token(generation: int, hop: int, owner: int, **fields: int) -> bytes:
-    """A token that member 64 sends, as Ethernet frame."""
-    header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=64)
-    body = wire.Token(generation, hop, owner, 0, 64, fields.get("idle", 0), 0, 0, -9, 5)
-    entries = [wire.Entry(number, 2, 3, 4, 5, 1, -5) for number in range(64)]
-    return wire.ethernet(MACS[63], wire.pack(header, body, entries))
 
 
 def test_a_bounced_token_byte_by_byte(loaded: Kernel) -> None:

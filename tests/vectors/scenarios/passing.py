@@ -38,6 +38,18 @@ def not_mine() -> Scenario:
     return s.ends(ring=(5, 0))
 
 
+def sent() -> Scenario:
+    s = Scenario("token-sent", "What the agent has sent itself is the newest, as what was seen is.")
+    s.token("for member 3", DROP, OTHERS, hop=10, owner=3)
+    s.agent("has sent hop 12", position=4 << 32 | 12)
+    s.token("its own hop, as if from another", DROP, STALE, hop=12, owner=3)
+    s.token("an older one for itself", DROP, STALE, hop=11)
+    s.token("that one as a repeat: the agent answers", PASS, UP, hop=11, header={"flags": REPEAT})
+    s.token("the next one", DROP, OTHERS, hop=13, owner=3)
+    s.token("the one before: seen", DROP, STALE, hop=13, owner=3)
+    return s.ends(ring=(4, 13))
+
+
 def bounced() -> Scenario:
     s = Scenario(
         "token-bounced",
@@ -147,7 +159,7 @@ def bounced_with_gradients() -> Scenario:
         "its old count does not stand for round 9", PASS, UP, hop=22, sent=2, header={"round": 9}
     )
     return s.ends(
-        progress=[(ROUND, 0, 2), (ROUND, 2, 2)],
+        progress=[(ROUND, 2, 2)],
         slots=[(ROUND, 0, [2]), (ROUND, 1, [2])],
         accumulators=[
             {"bank": BANK, "block": 0, "lane": 0, "values": [1]},
@@ -241,6 +253,7 @@ def largest_token() -> Scenario:
 
 SCENARIOS = (
     not_mine,
+    sent,
     bounced,
     bounced_by_the_last,
     bounced_with_gradients,

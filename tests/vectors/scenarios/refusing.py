@@ -139,7 +139,7 @@ def strangers() -> Scenario:
     s.agent("a list of one", members=1)
     s.fragment("whose number is not in the list", DROP, "stranger", values={0: 1}, index=1)
     return s.ends(
-        progress=[(ROUND, 0, 1), (ROUND, 2, 1)],
+        progress=[(ROUND, 2, 1)],
         slots=[(ROUND, 0, [2])],
         accumulators=[{"bank": BANK, "block": 0, "lane": 0, "values": [1]}],
     )
@@ -167,7 +167,7 @@ def holes() -> Scenario:
     s.token("the third idle hop of three", PASS, "raised", hop=17, owner=3, idle=2, header=one)
     s.fragment("of member 5", DROP, ADDED, values={0: 1}, header={"sender": 5})
     return s.ends(
-        progress=[(ROUND, 0, 1), (ROUND, 5, 1)],
+        progress=[(ROUND, 5, 1)],
         slots=[(ROUND, 0, [5])],
         accumulators=[{"bank": BANK, "block": 0, "lane": 0, "values": [1]}],
         ring=(4, 17),
@@ -191,14 +191,14 @@ def elsewhere() -> Scenario:
         )
     s.fragment("round 8", DROP, ADDED, values={0: 1}, header={"round": 8})
     return s.ends(
-        progress=[(8, 0, 1), (8, 2, 1)],
+        progress=[(8, 2, 1)],
         slots=[(8, 0, [2])],
         accumulators=[{"bank": 0, "block": 0, "lane": 0, "values": [1]}],
     )
 
 
 def bad_fragments() -> Scenario:
-    s = Scenario("bad-fragments", "Widths, shifts and places that cannot be.", fragments=16)
+    s = Scenario("bad-fragments", "Widths, shifts and places that cannot be.")
     for width in (1, 7, 24, 64, 255):
         s.fragment(f"width {width}", DROP, "malformed", width=width, values={0: 1})
     for width, shift in ((0, 1), (8, 51), (16, 43), (32, 27), (32, 255)):

@@ -50,7 +50,7 @@ def signed() -> Scenario:
     s.agent("the view ends", view=VIEW + 1)
     s.fragment("a signed one of the old view", DROP, "view", values={0: 1}, index=1)
     return s.ends(
-        progress=[(ROUND, 0, 3), (ROUND, 2, 2), (ROUND, 3, 1)],
+        progress=[(ROUND, 2, 2), (ROUND, 3, 1)],
         slots=[(ROUND, 0, [2, 3]), (ROUND, 8, [2])],
         accumulators=[
             {"bank": BANK, "block": 0, "lane": 0, "values": [6]},
@@ -107,7 +107,7 @@ def forged() -> Scenario:
     values = [int.from_bytes(bytes((4 * k + n) % 144 for n in range(4)), "big") for k in range(360)]
     values = [value - 2**32 if value >= 2**31 else value for value in values]
     return s.ends(
-        progress=[(ROUND, 0, 1), (ROUND, 2, 1)],
+        progress=[(ROUND, 2, 1)],
         slots=[(ROUND, 0, [2])],
         accumulators=[{"bank": BANK, "block": 0, "lane": 0, "values": values}],
         ring=(4, 5),
@@ -170,7 +170,7 @@ def replayed() -> Scenario:
     inside = {"sequence": 10}
     s.fragment("an old round, inside the window", DROP, "round", header=inside, heard=False)
     return s.ends(
-        progress=[(ROUND, 0, 3), (ROUND, 2, 3)],
+        progress=[(ROUND, 2, 3)],
         slots=[(ROUND, 0, [2]), (ROUND, 1, [2]), (ROUND, 2, [2])],
         ring=(4, 7),
         windows=[(2, 8 + WINDOW, 8), (3, 2, 2)],
@@ -190,7 +190,7 @@ def last_numbers() -> Scenario:
     header = {"sequence": last - WINDOW}
     s.fragment("behind the window", DROP, REPLAYED, index=4, fragments=9, header=header)
     return s.ends(
-        progress=[(ROUND, 0, 4), (ROUND, 2, 4)],
+        progress=[(ROUND, 2, 4)],
         slots=[(ROUND, index, [2]) for index in range(4)],
         windows=[(2, last, 0)],
     )

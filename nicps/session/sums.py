@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from nicps.dataplane.lanes import F32, I64, U8, LaneFormat, Summer
-from nicps.dataplane.layout import layout
+from nicps.barrier import barrier
 from nicps.exchange import Exchange
+from nicps.layout import layout
+from nicps.session.lanes import F32, I64, U8, LaneFormat, Summer
 from nicps.wire import BLOCK_LANES
 
 
@@ -86,9 +87,12 @@ class Sums:
         while early.done < format.fragments:
             first, end = early.done, min(early.done + format.batch, format.fragments)
             slots = self._slots[early.round & 1, first:end]
-            whole = (slots["tag"] == view << 32 | early.round) & (slots["seen"] == everybody)
+            tagged = slots["tag"] == view << 32 | early.round
+            barrier()  # the kernel writes lanes, then the first seen-bits and the tag, or the next seen-bits
+            whole = tagged & (slots["seen"] == everybody)
             if not whole.all() or stop():
                 break
+            barrier()
             mine = None if self.exchange.includes_own else own
             early.done += self._summer.batch(first, bank, mine, unit, early.out)
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nicps.protocol.phase import lanes_per_fragment
-from nicps.wire import MAX_SHIFT, PAYLOAD_BYTES
+from nicps.wire import MAX_SHIFT, PAYLOAD_BYTES, lanes_per_fragment
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from nicps.dataplane import sources
+from nicps import bpf_sources
 
 _NUMBER = {"__u8": "u1", "__u16": "u2", "__u32": "u4", "__u64": "u8"}
 
@@ -60,4 +60,4 @@ def _size(text: str, limits: dict[str, int]) -> int:
 @cache
 def layout() -> Layout:
     """The layout of the sources that this installation has."""
-    return parse(sources.path("nicps_shared.h").read_text())
+    return parse(bpf_sources.path("nicps_shared.h").read_text())

@@ -20,6 +20,7 @@ import orjson
 
 from nicps.errors import NetworkProblem
 
+DEFAULT_SOCKET = "@nicps"  # the agent's
 MAX_MESSAGE_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
 _MAX_FDS = 8

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradients that a training program offers: converted, batch by batch, into memory that its agent sends from.
 
-The other direction is `nicps.dataplane.sums`.
+The other direction is `nicps.session.sums`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from nicps.dataplane.arena import Arena
-from nicps.dataplane.lanes import F32, U8, LaneFormat, Quantiser
 from nicps.errors import NonFinite
 from nicps.exchange import Exchange
+from nicps.session.arena import Arena
+from nicps.session.lanes import F32, U8, LaneFormat, Quantiser
 
 _ROOM = 1  # bits: the next gradient may be larger still
 _SATURATED = 4  # bits too large is a matter of the residual; more than that, of the step

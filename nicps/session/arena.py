@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from nicps.dataplane.lanes import I64, U8
+from nicps.session.lanes import I64, U8
 from nicps.wire import PAYLOAD_BYTES
 
 _PAGE = 4096

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nicps.errors import EnvironmentProblem
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parent
 
 
 def folder() -> Path:

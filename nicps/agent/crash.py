@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ended a child process, in one line: its own error message, or its signal or exit status and its last words."""
+
+from __future__ import annotations
+
+import signal
+
+#: Before an error that the trainer itself reports (`trainer/__main__.py`).
+_REPORTS = "trainer: error: "
+
+
+def reported_error(last_line: str) -> str:
+    """The error that the trainer reported in its last line; empty where that line is something else."""
+    return last_line.removeprefix(_REPORTS) if last_line.startswith(_REPORTS) else ""
+
+
+def describe_end(code: int | None, last_line: str, where: str = "") -> str:
+    """How a process ended, after "... ended: ".
+
+    Args:
+        code: its exit status, negative for a signal; None where nobody knows it.
+        last_line: the last line of its log.
+        where: such as " in round 7".
+    """
+    reported = reported_error(last_line)
+    if code is not None and code < 0:
+        last_words = reported or last_line
+        said = f" ({last_words})" if last_words else ""
+        return f"{signal_name(-code)} has ended it{where}{said}"
+    if reported:
+        return reported
+    status = f"exit status {'unknown' if code is None else code}{where}"
+    return f"{last_line} ({status})" if last_line else f"{status}, and it said nothing"
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`; a real-time signal has its number only."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ended a process, in words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nicps.agent.crash import describe_end
+from nicps.agent.process import Child, User
+from nicps.protocol import View
+from nicps.protocol.course import Course, Found, Plan
+from nicps.protocol.phase import Member, Phase
+from tests.netns.labs import until
+
+ERROR = "trainer: error: KeyError: 'lable' (job.py:41, in loss())"
+
+
+@pytest.mark.parametrize(
+    ("code", "last_line", "said"),
+    [
+        (3, "", "exit status 3 in round 7, and it said nothing"),
+        (0, "", "exit status 0 in round 7, and it said nothing"),
+        (None, "", "exit status unknown in round 7, and it said nothing"),
+        (3, "out of paper", "out of paper (exit status 3 in round 7)"),
+        (1, ERROR, "KeyError: 'lable' (job.py:41, in loss())"),
+        (-11, "", "SIGSEGV has ended it in round 7"),
+        (-9, "trainer: warning: slow", "SIGKILL has ended it in round 7 (trainer: warning: slow)"),
+        (-9, ERROR, "SIGKILL has ended it in round 7 (KeyError: 'lable' (job.py:41, in loss()))"),
+        (-40, "", "signal 40 has ended it in round 7"),
+    ],
+)
+def test_status_or_signal_and_last_words(code: int | None, last_line: str, said: str) -> None:
+    assert describe_end(code, last_line, " in round 7") == said
+
+
+def test_the_last_words_are_its_own(tmp_path: Path) -> None:
+    """Programs that are started again share a log."""
+    log = tmp_path / "trainer.log"
+    log.write_text("the one before was unhappy\n")
+    user = User("me", os.getuid(), os.getgid())
+    child = Child([sys.executable, "-c", "raise SystemExit(3)"], user, tmp_path, log, {}, (), True)
+    until(lambda: child.reap() is not None, "its end")
+    assert child.last_line() == "exit status 3, and it said nothing"
+
+
+CRASH = "h1: the training program ended: SIGSEGV has ended it in round 7"
+
+
+@pytest.mark.parametrize(("crash", "said"), [(CRASH, f"{CRASH}; "), ("", "")])
+def test_a_lead_that_lost_the_state_in_a_crash_says_so(crash: str, said: str) -> None:
+    """At every host, say: who is left has come back from its own crash, and that is the job's error."""
+    decided: list[Phase] = []
+    members = tuple(Member(k, bytes([k] * 6), f"h{k}") for k in (1, 2))
+    host: Any = SimpleNamespace(
+        view=View(3, members, frozenset({1}), 1),
+        learners=frozenset({1}),
+        open_round=8,
+        call_back=lambda job: None,
+        decide=decided.append,
+    )
+    found = Found(able=False, trained=True, finishing=False, crash=crash)
+    Course(Plan("job", 8, 16, alarm_below=0.0), host, found).ready(host.view, None)
+    (stop,) = decided
+    assert stop.settings["message"] == f"{said}nobody is left who has the model's state"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The XDP program in which a processor stalls where a test wants it (`stall.c`)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pytest
+
+from nicps.dataplane import bpf
+from tests.xdp.kernel import Kernel, kernel
+
+SOURCE = Path(__file__).with_name("stall.c")
+WORDS = ("place", "reached", "go", "late")
+#: A fragment's round is checked, and its slot is not claimed; the slot is claimed; the fragment is added, and not
+#: counted; a token is bounced, and its copy is not written.
+CHECKED, CLAIMED, ADDED, BOUNCED = 1, 2, 3, 4
+LIMIT_S = 60.0
+
+T = TypeVar("T")
+
+
+def words_of(fds: Mapping[str, int]) -> Any:
+    """By which a test stalls the program (`struct stall`)."""
+    record = np.dtype([(name, np.uint64) for name in WORDS])
+    return np.frombuffer(bpf.map_memory(fds["stalls"]), record, 1)[0]
+
+
+@dataclass
+class Met(Generic[T]):
+    """What came of a frame whose processor stalled, and of what was done meanwhile; counters that have risen."""
+
+    run: bpf.Run
+    meanwhile: T
+    counters: dict[str, int]
+
+
+class Stalling:
+    """The program, and a second processor that stalls in it."""
+
+    def __init__(self, program: Kernel, pool: ThreadPoolExecutor) -> None:
+        self.kernel, self.maps = program, program.maps
+        self._words = words_of(program.fds)
+        self._pool = pool
+
+    def reset(self, blocks: int = 2) -> None:
+        """Nothing stalls; empty maps."""
+        for name in WORDS:
+            self._words[name] = 0
+        self.kernel.reset(blocks)
+
+    def stall(self, place: int, frame: bytes) -> Future[bpf.Run]:
+        """Run a frame on another processor; returns when that stalls, or is done as it does not come to the place.
+
+        It stalls for 20 to 30 ms at most.
+        """
+        for name in WORDS:
+            self._words[name] = 0
+        self._words["place"] = place
+        other = self._pool.submit(self.kernel.run, frame)
+        deadline = time.monotonic() + LIMIT_S
+        while not self._words["reached"] and not other.done():
+            assert time.monotonic() < deadline
+        return other
+
+    def go(self) -> None:
+        """Whoever stalls goes on."""
+        self._words["go"], self._words["place"] = 1, 0
+
+    def meet(
+        self, place: int, frame: bytes, prepare: Callable[[], None], meanwhile: Callable[[], T]
+    ) -> Met[T]:
+        """Run a frame on another processor, until that stalls; then `meanwhile`; then let it go on.
+
+        If it did not wait until then, since this thread did not get its turn, everything begins anew.
+        """
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            prepare()
+            before = self.maps.counters()
+            other = self.stall(place, frame)
+            assert self._words["reached"], "the frame does not come to this place"
+            result = meanwhile()
+            self.go()
+            run = other.result(LIMIT_S)
+            if not self._words["late"]:
+                after = self.maps.counters()
+                risen = {name: after[name] - n for name, n in before.items() if after[name] != n}
+                return Met(run, result, risen)
+        pytest.fail("the other processor never waited long enough")
+
+
+@contextmanager
+def stalling() -> Iterator[Stalling]:
+    """The program, loaded; skips the test on one processor."""
+    need_two_processors()
+    with kernel(str(SOURCE)) as loaded, ThreadPoolExecutor(1) as pool:
+        yield Stalling(loaded, pool)
+
+
+def need_two_processors() -> None:
+    """Skip the test on one."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two processors")
