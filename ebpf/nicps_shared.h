@@ -42,13 +42,12 @@ struct nicps_config {
 	__u32 round; /* the open one */
 	__u32 sent_seen; /* the token's `sent`, as the agent knows it */
 	__u32 own_sent; /* fragments that this host sent in the open round */
-	__u32 fragments; /* expected of a contribution, for people who look */
 	__u32 blocks; /* accumulator blocks in a bank */
 	__u32 keyed; /* tokens and fragments are signed, with the key of the view */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same of the rounds after it */
 	__u8 seal[6]; /* destination of what goes up: the agent takes nothing else */
-	__u8 reserved[2];
+	__u8 reserved[6];
 };
 
 /* SipHash's key, two words in the processor's byte order; for no eyes but the agent's. */

@@ -17,17 +17,22 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from nicps.errors import JobFailed, NetworkProblem
+from nicps.exchange import Exchange
+from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
+from nicps.session.fields import Message, encode
 from nicps.session.lanes import F32, LaneFormat
+from nicps.session.messages import Attach, Error
 from nicps.session.offers import Offers
 from nicps.session.sums import Sums
 
+M = TypeVar("M", bound=Message)
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
 
 
@@ -47,15 +52,15 @@ class JobAborted(JobFailed):
 class Phase:
     """What to do next: "train", "test" (one round), "save" or "load" the state, or "end".
 
-    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted. `adding`: the network's
-    switch makes the sums.
+    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted. `exchange`
+    makes one sum of a round's contributions.
     """
 
     kind: str
     first_round: int
     number: int
     shares: tuple[int, ...]
-    adding: bool = False
+    exchange: Exchange = Exchange.BROADCAST
 
     def share_of(self, number: int) -> int:
         """A member's part of a round, in samples."""
@@ -67,7 +72,7 @@ class Commit:
     """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12).
 
     `seconds_waited` is what passed from this member's offer to the commit, its own sending left out. `members`: of so
-    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds. `added`: it has.
+    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds. `exchange` has made the sum.
     """
 
     round: int
@@ -76,7 +81,7 @@ class Commit:
     unit: int
     seconds_waited: float = 0.0
     members: int = 0
-    added: bool = False
+    exchange: Exchange = Exchange.BROADCAST
     left_out: bool = False
 
 
@@ -87,22 +92,24 @@ class Session:
     member acts as node 1, R22), which change while messages are waited for; `settings` and `workdir` of the job.
     """
 
-    def __init__(self, channel: Channel, welcome: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, welcome: shared_form.Welcome) -> None:
         self._channel = channel
-        self.number: int = welcome["number"]
-        self.members: int = len(welcome["members"])
-        self.name: str = welcome["name"]
-        self.settings: dict[str, Any] = welcome["settings"]
-        self.workdir: str = welcome["workdir"]
-        self.view: int = welcome["view"]
-        self.live = frozenset(int(member["number"]) for member in welcome["members"])
-        self.lead: bool = welcome["lead"] == self.number
-        self._pending: deque[tuple[dict[str, Any], list[int]]] = deque()  # received, not yet due
-        self._decision: dict[str, Any] | None = None  # about the last round that we have committed
+        self.number = welcome.number
+        self.members = len(welcome.members)
+        self.name = welcome.name
+        self.settings = dict(welcome.settings)
+        self.workdir = welcome.workdir
+        self.view = welcome.view
+        self.live = frozenset(member.number for member in welcome.members)
+        self.lead = welcome.lead == self.number
+        #: Received, not yet due; each with the descriptors that came with it.
+        self._pending: deque[tuple[shared_form.FromAgent, list[int]]] = deque()
+        #: About the last round that this member has committed.
+        self._decision: shared_form.Decide | None = None
         self._offers: Offers | None = None
         self._sums: Sums | None = None
         self._phase = Phase("none", 0, 0, ())
-        self._next: dict[str, Any] | None = None
+        self._next: shared_form.Phase | None = None
         self._offered = 0  # round of the last contribution
         #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
         self.on_keep: Callable[[], None] | None = None
@@ -124,13 +131,13 @@ class Session:
             raise NetworkProblem(
                 f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
             ) from None
-        channel.send({"op": "attach", "pid": os.getpid()})
-        welcome, _ = channel.recv(timeout_s=30.0)
-        if welcome["op"] != "welcome":
-            raise NetworkProblem(
-                welcome.get("message", "the agent expects no training program now")
-            )
-        return cls(channel, welcome)
+        channel.send(encode(Attach(pid=os.getpid())))
+        answer = shared_form.FROM_AGENT.decode(channel.recv(timeout_s=30.0)[0])
+        if isinstance(answer, Error):
+            raise NetworkProblem(answer.message)
+        if not isinstance(answer, shared_form.Welcome):
+            raise NetworkProblem("the agent expects no training program now")
+        return cls(channel, answer)
 
     # ---- getting ready
 
@@ -140,11 +147,11 @@ class Session:
         Raises:
             JobAborted: another member's model differs, or the job was stopped.
         """
-        self._channel.send({"op": "ready", "lanes": lanes, "digest": digest})
+        self._send(shared_form.Ready(lanes, digest))
         format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
         self._sums = Sums(format, self.number)
-        message, fds = self._receive("arena")
-        self._offers = Offers(format, Arena(fds[0], message["fragments"]), doorbell=fds[1])
+        message, fds = self._receive(shared_form.Arena)
+        self._offers = Offers(format, Arena(fds[0], message.fragments), doorbell=fds[1])
 
     def next_phase(self) -> Phase:
         """Wait for node 1's next decision (R7, R14, R15, R20).
@@ -152,41 +159,39 @@ class Session:
         Raises:
             JobAborted: the job was stopped.
         """
-        message = self._next or self._receive("phase")[0]
+        phase = self._next or self._receive(shared_form.Phase)[0]
         self._next = None
         self._offered = 0
-        number, first_round = message["number"], message["first_round"]
-        shares, adding = tuple(message["shares"]), message["adding"]
-        self._phase = Phase(message["kind"], first_round, number, shares, adding)
+        self._phase = Phase(
+            phase.kind, phase.first_round, phase.number, phase.shares, phase.exchange
+        )
         if self._offers is not None:
-            self._offers.enter(message["unit"], len(shares), adding)
-        self._enter_view(message)
-        if self.lead and self._phase.kind == "train" and self._decision is not None:
+            self._offers.enter(phase.unit, len(phase.shares), phase.exchange)
+        self._enter_view(phase)
+        if self.lead and phase.kind == "train" and self._decision is not None:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
-            if self._decision["what"] != "continue":
-                self._channel.send(self._decision)
-        self._channel.send({"op": "prepared", "number": number})
+            if self._decision.what != "continue":
+                self._send(self._decision)
+        self._send(shared_form.Prepared(phase.number))
         return self._phase
 
     def saved(self, number: int, round_: int, digest: str, error: str = "") -> None:
         """The state file is complete, with the state after `round_` trained rounds; or `error` says why it is not."""
-        message = {"op": "saved", "number": number, "round": round_, "digest": digest}
-        self._channel.send(message | ({"error": error} if error else {}))
+        self._send(shared_form.Saved(number, round_, digest, error))
 
     def loaded(self, number: int, digest: str) -> None:
         """The phase's state file has been read; `digest` is of the state that this member has now."""
         self._out().forget()
         self._decision = None  # it was about a round before that state
-        self._channel.send({"op": "loaded", "number": number, "digest": digest})
+        self._send(shared_form.Loaded(number, digest))
 
     def alive(self) -> None:
         """Still at work, where there is nothing else to say for longer than the job's `stall_s`."""
-        self._channel.send({"op": "alive"})
+        self._send(shared_form.Alive())
 
     def checkpoint(self, round_: int, error: str = "") -> None:
         """The checkpoint was written anew: the state after `round_` trained rounds; or `error` says why it was not."""
-        message = {"op": "checkpoint", "round": round_}
-        self._channel.send(message | ({"error": error} if error else {}))
+        self._send(shared_form.Checkpoint(round_, error))
 
     # ---- a training round
 
@@ -202,10 +207,12 @@ class Session:
 
     def progress(self, round_: int, samples: int) -> None:
         """A micro-batch is done; `samples` of the round so far."""
-        self._channel.send({"op": "progress", "round": round_, "samples": samples})
+        self._send(shared_form.Progress(round_, samples))
         while self._channel.wait(0.0):
-            self._pending.append(self._channel.recv())
-        while self._pending and self._pending[0][0]["op"] in ("view", "abort"):
+            self._pending.append(self._take())
+        while self._pending and isinstance(
+            self._pending[0][0], shared_form.View | shared_form.Abort
+        ):
             self._note(*self._pending.popleft())  # a new lead decides at once, not after its share
 
     def contribute(self, round_: int, vector: F32, samples: int) -> None:
@@ -243,20 +250,24 @@ class Session:
         if out is not None and self._offered == round_:
             self._sum_early(round_, out)
         while True:
-            message, _ = self._receive("committed", "phase")
-            if message["op"] == "phase":
+            message: shared_form.Committed | shared_form.Phase
+            message, _ = self._receive(shared_form.Committed, shared_form.Phase)
+            if isinstance(message, shared_form.Phase):
                 self._next = message
                 return None
-            if message["round"] == round_:
+            if message.round == round_:
                 offers = self._out()
-                offers.unit = message["next_unit"]
-                counted = {int(k): int(v) for k, v in message["counted"].items()}
-                waited = message["seconds_waited"] if self._offered == round_ else 0.0
-                total = sum(counted.values())
-                unit, added = message["unit"], message["added"]
-                left_out = offers.unit > unit + offers.coarser
-                members = offers.members
-                return Commit(round_, total, counted, unit, waited, members, added, left_out)
+                offers.unit = message.next_unit
+                return Commit(
+                    round_,
+                    sum(message.counted.values()),
+                    message.counted,
+                    message.unit,
+                    message.seconds_waited if self._offered == round_ else 0.0,
+                    offers.members,
+                    message.exchange,
+                    left_out=message.next_unit > message.unit + offers.coarser,
+                )
 
     @property
     def saturated(self) -> int:
@@ -272,9 +283,9 @@ class Session:
         offers, sums = self._out(), self._read()
         if out is None:
             out = np.empty(sums.format.lanes, np.float32)
-        if sums.ready_made != commit.added:  # the view has changed with the commit
+        if sums.exchange != commit.exchange:  # the view has changed with the commit
             sums.forget()
-            sums.ready_made = commit.added
+            sums.exchange = commit.exchange
         sums.total(commit.round, commit.counted, commit.unit, offers.own(commit.round), out)
         if self.number in commit.counted:
             offers.counted()
@@ -286,7 +297,7 @@ class Session:
         Args:
             digest: of the state after it, which must be the same on all members; "" where there is no state.
         """
-        self._channel.send({"op": "read", "round": commit.round, "digest": digest})
+        self._send(shared_form.Read(commit.round, digest))
 
     def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
         """Contribute with one sample, wait for everybody, and read the sum.
@@ -349,18 +360,18 @@ class Session:
         Every member says so after every round. Only the lead's word goes out; who becomes the lead later sends its last
         one then, since the former lead may have died before it decided.
         """
-        self._decision = {"op": "decide", "round": round_, "what": what}
+        self._decision = shared_form.Decide(round_, what)
         if self.lead:
-            self._channel.send(self._decision)
+            self._send(self._decision)
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Live progress, for whoever watches the job; what is called `warning` is shown as one."""
-        self._channel.send({"op": "report", "values": dict(values)})
+        self._send(shared_form.Report(values))
 
     def fail(self, message: str) -> None:
         """The job cannot go on here, in one line; it is stopped everywhere."""
         with contextlib.suppress(ChannelClosed):
-            self._channel.send({"op": "fail", "message": message})
+            self._send(shared_form.Fail(message))
 
     def close(self) -> None:
         """Detach from the agent."""
@@ -377,8 +388,7 @@ class Session:
         return self._sums
 
     def _offer(self, round_: int, samples: int, unit: int | None, skip: bool) -> None:
-        offer = {"op": "offer", "round": round_, "samples": samples, "unit": unit, "skip": skip}
-        self._channel.send(offer)
+        self._send(shared_form.Offer(round_, samples, unit, skip))
 
     def _sum_early(self, round_: int, out: F32) -> None:
         """Sum what has come, until there is a message."""
@@ -392,34 +402,41 @@ class Session:
         """Who is to contribute to a round."""
         return frozenset(number for number in self.live if self._phase.share_of(number))
 
-    def _receive(self, *ops: str) -> tuple[dict[str, Any], list[int]]:
-        """The next message of one of these kinds; others that tell state are taken note of."""
+    def _send(self, message: Message) -> None:
+        self._channel.send(encode(message))
+
+    def _take(self) -> tuple[shared_form.FromAgent, list[int]]:
+        message, fds = self._channel.recv()
+        return shared_form.FROM_AGENT.decode(message), fds
+
+    def _receive(self, *kinds: type[M]) -> tuple[M, list[int]]:
+        """The next message of one of these kinds; what others tell is noted."""
         while True:
-            message, fds = self._pending.popleft() if self._pending else self._channel.recv()
+            message, fds = self._pending.popleft() if self._pending else self._take()
             self._note(message, fds)
-            if message["op"] in ops:
+            if isinstance(message, kinds):
                 return message, fds
 
-    def _note(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Take note of what a message tells."""
-        if message["op"] == "abort":
-            raise JobAborted(message["message"])
-        if message["op"] == "keep":
+    def _note(self, message: shared_form.FromAgent, fds: list[int]) -> None:
+        """Note what a message tells."""
+        if isinstance(message, shared_form.Abort):
+            raise JobAborted(message.message)
+        if isinstance(message, shared_form.Keep):
             if self.on_keep is not None:
                 self.on_keep()
             else:
                 self.checkpoint(0, "the training program cannot save while it waits for the others")
-        if message["op"] == "phase" and message.get("blocks"):
-            self._read().map(fds[0], fds[1], message["blocks"])
-        if message["op"] == "view":
+        if isinstance(message, shared_form.Phase) and message.blocks:
+            self._read().map(fds[0], fds[1], message.blocks)
+        if isinstance(message, shared_form.View):
             if self._enter_view(message) and self._decision is not None:
-                self._channel.send(self._decision)
+                self._send(self._decision)
 
-    def _enter_view(self, message: Mapping[str, Any]) -> bool:
+    def _enter_view(self, message: shared_form.Phase | shared_form.View) -> bool:
         """Another view is in force, or another phase; whether this member has become the lead."""
         if self._sums is not None:
             self._sums.forget()  # what was summed early may be sent again
-            self._sums.ready_made = self._phase.adding and len(message["live"]) > 1
-        led, self.lead = self.lead, message["lead"] == self.number
-        self.view, self.live = message["view"], frozenset(message["live"])
+            self._sums.exchange = self._phase.exchange.among(len(message.live))
+        led, self.lead = self.lead, message.lead == self.number
+        self.view, self.live = message.view, frozenset(message.live)
         return self.lead and not led

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error that nicps raises, as one tree.
+"""The errors that nicps raises, as one tree.
 
-    NicpsError                  exit code 1
-    ├── UsageProblem            2   the command or its arguments are wrong
-    ├── EnvironmentProblem      3   this host lacks something
-    ├── NetworkProblem          4   another host, or the local agent, is not there or does not fit
-    │   └── WireError               bytes that are not a frame of ours
-    └── JobFailed               5   the job, its data or its model
-        ├── NonFinite               a gradient holds NaN or infinity
-        └── Alarm               6   too few members are left, or they differ; the model is saved
+    NicpsError                      exit code 1
+    ├── UsageProblem                2   the command or its arguments are wrong
+    │   └── MessageError                a message at the agent's socket is not as docs/socket.md says
+    ├── EnvironmentProblem          3   this host lacks something
+    │   ├── NotRoot                     privileges
+    │   ├── KernelHeadersMissing        what BCC compiles against
+    │   ├── BpfLoadError                a kernel or compiler that takes our BPF programs
+    │   ├── InterfaceMissing            a network interface of that name
+    │   ├── InterfaceDown               the interface is down
+    │   ├── InterfaceUnfit              the interface cannot carry our frames or programs
+    │   └── InterfaceBusy               another XDP program is on the interface
+    ├── NetworkProblem              4   another host, or the local agent, is not there or does not fit
+    │   └── WireError                   bytes that are not a frame of ours
+    └── JobFailed                   5   the job, its data or its model
+        ├── NonFinite                   a gradient holds NaN or infinity
+        ├── Alarm                   6   too few members are left, or they differ; the model is saved
+        └── GradientFormatError         a gradient in JSON has not its form, or does not fit the model
+
+More leaves are defined beside what raises them: in nicps.client, nicps.session.channel, nicps.gateway,
+nicps.lab.errors and trainer.errors.
 
 A message is one line: what is wrong, with the value, and what to do.
 """
@@ -26,6 +38,10 @@ class UsageProblem(NicpsError):
     """The command or its arguments are wrong."""
 
     exit_code = 2
+
+
+class MessageError(UsageProblem):
+    """A message at the agent's socket is not as docs/socket.md says."""
 
 
 class EnvironmentProblem(NicpsError):

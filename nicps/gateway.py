@@ -16,26 +16,25 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 import orjson
 
 from nicps import gradient_json
 from nicps.client import Commit, JobAborted, Phase, Session
-from nicps.errors import GradientFormatError, JobFailed, NicpsError
+from nicps.errors import GradientFormatError, JobFailed, MessageError, NicpsError
+from nicps.session import json_form
 from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.fields import Message, encode
+from nicps.session.messages import VERSION, Error, Ok
 
-VERSION = 1
 GRACE_S = 2.0  # for the agent to see why a program has gone, before we say that it has
 NOBODY = 1 << 40  # samples that `Session.need` gives before anybody has contributed
-DECISIONS = ("continue", "test", "end")
 IN_VECTOR = ("parameter", "buffer")
-_MAX_ROUND = 2**32 - 1
-_MAX_TALLY = 2**31 - 1  # a lane on the wire
-_MAX_DIGEST = 128  # characters
-Message = dict[str, Any]
-T = TypeVar("T", str, list[Any], dict[str, Any])
+OK = Ok()
+#: What a program may say before it has applied the sum that it has.
+_WHILE_APPLYING = json_form.Applied | json_form.Report | json_form.Alive | json_form.Fail
 
 
 class ProgramLeft(JobFailed):
@@ -68,21 +67,21 @@ class Gateway:
         self._round = 0  # open here, 0: none
         self._offered = False
         self._commit: Commit | None = None  # whose sum the program has, but has not applied
-        self._answers: dict[str, Callable[[Message], Message]] = {
-            "ready": self._ready,
-            "next": self._next,
-            "progress": self._progress,
-            "contribute": self._contribute,
-            "wait": self._wait,
-            "applied": self._applied,
-            "tally": self._tally,
-            "decide": self._decide,
-            "saved": self._saved,
-            "loaded": self._loaded,
-            "checkpoint": self._checkpoint,
-            "report": self._report,
-            "alive": self._alive,
-            "fail": self._fail,
+        self._answers: dict[type[Message], Callable[[Any], Message]] = {
+            json_form.Ready: self._ready,
+            json_form.Next: self._next,
+            json_form.Progress: self._progress,
+            json_form.Contribute: self._contribute,
+            json_form.Wait: self._wait,
+            json_form.Applied: self._applied,
+            json_form.Tally: self._tally,
+            json_form.Decide: self._decide,
+            json_form.Saved: self._saved,
+            json_form.Loaded: self._loaded,
+            json_form.Checkpoint: self._checkpoint,
+            json_form.Report: self._report,
+            json_form.Alive: self._alive,
+            json_form.Fail: self._fail,
         }
 
     @property
@@ -99,20 +98,19 @@ class Gateway:
             nicps.client.JobAborted, ChannelClosed: the job was stopped; the agent has gone.
         """
         session = self.session
-        answer: Message = {
-            "op": "welcome",
-            "version": VERSION,
-            "number": session.number,
-            "members": session.members,
-            "name": session.name,
-            "view": session.view,
-            "lead": session.lead,
-            "settings": session.settings,
-            "workdir": session.workdir,
-        }
+        answer: Message = json_form.Welcome(
+            VERSION,
+            session.number,
+            session.members,
+            session.name,
+            session.view,
+            session.lead,
+            session.settings,
+            session.workdir,
+        )
         while True:
             try:
-                self.program.send(answer)
+                self.program.send(encode(answer))
                 message, fds = self.program.recv()  # the program computes: that has no time limit
             except ChannelClosed as error:
                 raise ProgramLeft(str(error)) from None
@@ -120,98 +118,89 @@ class Gateway:
                 os.close(fd)
             answer = self.answer(message)
 
-    def answer(self, message: Message) -> Message:
+    def answer(self, raw: Mapping[str, Any]) -> Message:
         """The answer to a message.
 
         Raises:
             NicpsError: as `serve`.
         """
-        op = message.get("op")
-        answer = self._answers.get(op) if isinstance(op, str) else None
-        if answer is None:
-            raise Misfit(f'the message\'s "op" is {op!r}; known are {", ".join(self._answers)}')
-        if not self._shapes and op not in ("ready", "fail"):
-            raise Misfit(f"{op!r} comes before 'ready'")
-        if self._commit is not None and op not in ("applied", "report", "alive", "fail"):
-            raise Misfit(f"{op!r} comes before round {self._commit.round} is 'applied'")
-        return answer(message)
+        try:
+            message = json_form.REQUESTS.decode(raw)
+        except MessageError as error:
+            raise Misfit(str(error)) from None
+        if not self._shapes and not isinstance(message, json_form.Ready | json_form.Fail):
+            raise Misfit(f"{message.op!r} comes before 'ready'")
+        if self._commit is not None and not isinstance(message, _WHILE_APPLYING):
+            raise Misfit(f"{message.op!r} comes before round {self._commit.round} is 'applied'")
+        return self._answers[type(message)](message)
 
     # ---- getting ready
 
-    def _ready(self, message: Message) -> Message:
+    def _ready(self, message: json_form.Ready) -> Message:
         if self._shapes:
             raise Misfit("'ready' comes twice")
-        digest = _digest(message)
         shapes: dict[str, tuple[int, ...]] = {}
-        for entry in _field(message, "parameters", list):
-            if not isinstance(entry, dict):
-                raise Misfit(f"ready: {entry!r:.60} among the parameters is no object")
-            name, shape = _field(entry, "name", str), _field(entry, "shape", list)
-            if any(type(size) is not int or size < 0 for size in shape):
-                raise Misfit(f"ready: parameter {name!r}: {shape!r:.60} is no shape")
-            if name in shapes:
-                raise Misfit(f"ready: parameter {name!r} is there twice")
-            shapes[name] = tuple(shape)
+        for parameter in message.parameters:
+            if parameter.name in shapes:
+                raise Misfit(f"ready: parameter {parameter.name!r} is there twice")
+            shapes[parameter.name] = parameter.shape
         lanes = sum(_size(shape) for shape in shapes.values())
         if not lanes:
             raise Misfit("ready: there are no parameters")
         if self._tensors is not None:
             _check_model(shapes, self._tensors)
-        self.session.ready(lanes, digest)
+        self.session.ready(lanes, message.digest)
         self._shapes, self._total = shapes, np.empty(lanes, np.float32)
-        return {"op": "ok"}
+        return OK
 
-    def _next(self, message: Message) -> Message:
+    def _next(self, message: json_form.Next) -> Message:
         self._phase = phase = self.session.next_phase()
         self._round = phase.first_round if phase.kind in ("train", "test") else 0
         self._offered = False
-        return {
-            "op": "phase",
-            "kind": phase.kind,
-            "first_round": phase.first_round,
-            "number": phase.number,
-            "shares": list(phase.shares),
-            **self._view(),
-        }
+        return json_form.Phase(
+            phase.kind, phase.first_round, phase.number, phase.shares, *self._view()
+        )
 
-    def _view(self) -> Message:
+    def _view(self) -> tuple[int, tuple[int, ...], bool]:
+        """The view in force, who is in it, and whether this member leads."""
         session = self.session
-        return {"view": session.view, "live": sorted(session.live), "lead": session.lead}
+        return session.view, tuple(sorted(session.live)), session.lead
 
-    def _saved(self, message: Message) -> Message:
-        number, digest = self._state_phase(message, "save"), _digest(message)
-        round_ = _whole(message, "round", 0, _MAX_ROUND)
-        self.session.saved(number, round_, digest, str(message.get("error", "")))
-        return {"op": "ok"}
+    def _saved(self, message: json_form.Saved) -> Message:
+        self._check_state_phase(message.op, message.number, "save")
+        self.session.saved(message.number, message.round, message.digest, message.error)
+        return OK
 
-    def _loaded(self, message: Message) -> Message:
-        number = self._state_phase(message, "load")
-        self.session.loaded(number, _digest(message))
-        return {"op": "ok"}
+    def _loaded(self, message: json_form.Loaded) -> Message:
+        self._check_state_phase(message.op, message.number, "load")
+        self.session.loaded(message.number, message.digest)
+        return OK
 
-    def _checkpoint(self, message: Message) -> Message:
-        self.session.checkpoint(_whole(message, "round", 0, _MAX_ROUND))
-        return {"op": "ok"}
+    def _checkpoint(self, message: json_form.Checkpoint) -> Message:
+        self.session.checkpoint(message.round)
+        return OK
 
     # ---- rounds
 
-    def _progress(self, message: Message) -> Message:
-        round_ = self._open_round(message, "train")
-        self.session.progress(round_, _whole(message, "samples", 0, self._share))
+    def _progress(self, message: json_form.Progress) -> Message:
+        round_ = message.round
+        self._check_round(message.op, round_, "train")
+        if message.samples > self._share:
+            raise Misfit(
+                f'progress: "samples" is {message.samples}, not a whole number from 0 to {self._share}'
+            )
+        self.session.progress(round_, message.samples)
         need = self.session.need(round_)
-        return {
-            "op": "state",
-            "round": round_,
-            "need": None if need >= NOBODY else need,
-            "closed": self.session.closed(round_),
-        }
+        closed = self.session.closed(round_)
+        return json_form.State(round_, None if need >= NOBODY else need, closed)
 
-    def _contribute(self, message: Message) -> Message:
-        round_ = self._open_round(message, "train")
+    def _contribute(self, message: json_form.Contribute) -> Message:
+        round_ = message.round
+        self._check_round(message.op, round_, "train")
         if self._offered:
             raise Misfit(f"round {round_}: a second gradient")
         try:
-            arrays, samples = gradient_json.read(message.get("gradient"), self._shapes)
+            arrays, samples = gradient_json.read(message.gradient, self._shapes)
         except GradientFormatError as error:
             raise GradientFormatError(f"round {round_}: the gradient is refused: {error}") from None
         if samples > self._share:
@@ -221,39 +210,31 @@ class Gateway:
         self._offered = True
         vector = np.concatenate([array.reshape(-1) for array in arrays.values()])
         self.session.contribute(round_, vector, samples)
-        return {"op": "ok"}
+        return OK
 
-    def _wait(self, message: Message) -> Message:
-        round_ = self._open_round(message, "train")
+    def _wait(self, message: json_form.Wait) -> Message:
+        round_ = message.round
+        self._check_round(message.op, round_, "train")
         commit = self.session.wait_commit(round_)
         if commit is None:
             self._round = 0
-            return {"op": "discarded", "round": round_}
+            return json_form.Discarded(round_)
         total = self.session.sum(commit, self._total)
         self._round, self._offered, self._commit = round_ + 1, False, commit
         gradient = None
         if commit.samples:
             gradient = gradient_json.document(self._named(total), commit.samples)
-        counted = {str(number): samples for number, samples in sorted(commit.counted.items())}
-        return {
-            "op": "committed",
-            "round": round_,
-            "samples": commit.samples,
-            "counted": counted,
-            "gradient": gradient,
-            **self._view(),
-        }
+        return json_form.Committed(round_, commit.samples, commit.counted, gradient, *self._view())
 
-    def _applied(self, message: Message) -> Message:
+    def _applied(self, message: json_form.Applied) -> Message:
         commit = self._commit
         if commit is None:
             raise Misfit("applied: there is no sum to be applied")
-        round_ = _whole(message, "round", 1, _MAX_ROUND)
-        if round_ != commit.round:
-            raise Misfit(f"applied: round {round_}, but the sum is round {commit.round}'s")
-        self.session.applied(commit, _digest(message))
+        if message.round != commit.round:
+            raise Misfit(f"applied: round {message.round}, but the sum is round {commit.round}'s")
+        self.session.applied(commit, message.digest)
         self._commit = None
-        return {"op": "ok"}
+        return OK
 
     def _named(self, vector: gradient_json.Array) -> dict[str, gradient_json.Array]:
         named, first = {}, 0
@@ -263,41 +244,32 @@ class Gateway:
             first += size
         return named
 
-    def _tally(self, message: Message) -> Message:
-        round_ = self._open_round(message, "test")
-        counts = [_whole(message, key, 0, _MAX_TALLY) for key in ("succeeded", "failed")]
-        totals = self.session.tally(round_, *counts)
+    def _tally(self, message: json_form.Tally) -> Message:
+        round_ = message.round
+        self._check_round(message.op, round_, "test")
+        totals = self.session.tally(round_, message.succeeded, message.failed)
         self._round = 0
         if totals is None:
-            return {"op": "discarded", "round": round_}
+            return json_form.Discarded(round_)
         succeeded, failed = totals
-        return {
-            "op": "tallied",
-            "round": round_,
-            "succeeded": succeeded,
-            "failed": failed,
-            **self._view(),
-        }
+        return json_form.Tallied(round_, succeeded, failed, *self._view())
 
     # ---- decisions, and messages
 
-    def _decide(self, message: Message) -> Message:
-        what = _field(message, "what", str)
-        if what not in DECISIONS:
-            raise Misfit(f'decide: "what" is {what!r}; it must be {", ".join(DECISIONS)}')
-        self.session.decide(_whole(message, "round", 1, _MAX_ROUND), what)
-        return {"op": "ok"}
+    def _decide(self, message: json_form.Decide) -> Message:
+        self.session.decide(message.round, message.what)
+        return OK
 
-    def _alive(self, message: Message) -> Message:
+    def _alive(self, message: json_form.Alive) -> Message:
         self.session.alive()
-        return {"op": "ok"}
+        return OK
 
-    def _report(self, message: Message) -> Message:
-        self.session.report(_field(message, "values", dict))
-        return {"op": "ok"}
+    def _report(self, message: json_form.Report) -> Message:
+        self.session.report(message.values)
+        return OK
 
-    def _fail(self, message: Message) -> Message:
-        raise Misfit(" ".join(_field(message, "message", str).split()))
+    def _fail(self, message: json_form.Fail) -> Message:
+        raise Misfit(" ".join(message.message.split()))
 
     # ---- inside
 
@@ -306,24 +278,21 @@ class Gateway:
         """Samples that this member works in a round of the phase (R13)."""
         return 0 if self._phase is None else self._phase.share_of(self.session.number)
 
-    def _state_phase(self, message: Message, kind: str) -> int:
-        """The number of the phase in force, which must be of that kind."""
-        phase, op = self._phase, message["op"]
-        number = _whole(message, "number", 0, _MAX_ROUND)
+    def _check_state_phase(self, op: str, number: int, kind: str) -> None:
+        """Refuse a message that does not answer the phase in force, which must be of that kind."""
+        phase = self._phase
         if phase is None or phase.kind != kind or phase.number != number:
             raise Misfit(f"{op!r} answers a phase of kind {kind!r}; {number} is none")
-        return number
 
-    def _open_round(self, message: Message, kind: str) -> int:
-        op, phase = message["op"], self._phase
+    def _check_round(self, op: str, round_: int, kind: str) -> None:
+        """Refuse a message that is not about the open round, in a phase of that kind."""
+        phase = self._phase
         if phase is None or phase.kind != kind:
             there = "no phase has begun" if phase is None else f"the phase's kind is {phase.kind!r}"
             raise Misfit(f"{op!r} belongs to a phase of kind {kind!r}, but {there}")
-        round_ = _whole(message, "round", 1, _MAX_ROUND)
         if round_ != self._round:
             now = f"round {self._round} is" if self._round else "none is; ask for the 'next' phase"
             raise Misfit(f"{op}: round {round_} is not open, {now}")
-        return round_
 
 
 def _check_model(
@@ -350,31 +319,6 @@ def _size(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _field(message: Message, key: str, kind: type[T]) -> T:
-    value = message.get(key)
-    if not isinstance(value, kind):
-        kinds = {str: "a text", list: "a list", dict: "an object"}
-        where = message.get("op") or message.get("name") or "ready"
-        raise Misfit(f'{where}: "{key}" is {value!r:.60}, not {kinds[kind]}')
-    return value
-
-
-def _digest(message: Message) -> str:
-    digest = _field(message, "digest", str)
-    if len(digest) > _MAX_DIGEST:
-        raise Misfit(f'{message["op"]}: "digest" has more than {_MAX_DIGEST} characters')
-    return digest
-
-
-def _whole(message: Message, key: str, least: int, most: int) -> int:
-    value = message.get(key)
-    if type(value) is not int or not least <= value <= most:
-        raise Misfit(
-            f'{message.get("op")}: "{key}" is {value!r:.60}, not a whole number from {least} to {most}'
-        )
-    return value
-
-
 def run(program: Channel, session: Session, tensors: Sequence[Mapping[str, Any]] | None) -> None:
     """Serve `program` until it leaves; what goes wrong is told to both sides."""
     gateway = Gateway(program, session, tensors)
@@ -395,7 +339,7 @@ def run(program: Channel, session: Session, tensors: Sequence[Mapping[str, Any]]
 
 def _tell(program: Channel, error: NicpsError) -> None:
     with contextlib.suppress(ChannelClosed):
-        program.send({"op": "error", "message": str(error), "exit_code": error.exit_code})
+        program.send(encode(Error.of(error)))
 
 
 def _tensors(workdir: str) -> Sequence[Mapping[str, Any]] | None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what others need of the wire definition: the C and P4 headers, and the tables in docs.
+"""Writes what is made of definitions: the C and P4 headers, docs/wire.md, and the tables of docs/socket.md.
 
     python -m nicps.wiregen            # write the files
-    python -m nicps.wiregen --check    # exit 1 and name each file that differs from `nicps.wire`
+    python -m nicps.wiregen --check    # exit 1 and name each file that differs
 
-The files are committed, and CI runs the check. The output depends on `nicps/wire.py` only.
+The files are committed, and CI runs the check. The frames are defined in `nicps/wire.py`, the messages of the agent's
+socket in `nicps/session/messages.py` and `nicps/session/json_form.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nicps import messagetable
 from nicps.errors import EnvironmentProblem, NicpsError
 from nicps.wiretable import (
     ENUMS,
@@ -110,20 +112,29 @@ def p4_header() -> str:
     return "\n".join(lines) + "\n"
 
 
-#: Path from the checkout's root -> what it must hold.
-OUTPUTS: dict[str, Callable[[], str]] = {
-    "ebpf/include/nicps_wire.h": c_header,
-    "p4/include/nicps_wire.p4": p4_header,
-    "docs/wire.md": markdown,
+#: Path from the checkout's root -> what it must hold, made of what it holds.
+OUTPUTS: dict[str, Callable[[str], str]] = {
+    "ebpf/include/nicps_wire.h": lambda _: c_header(),
+    "p4/include/nicps_wire.p4": lambda _: p4_header(),
+    "docs/wire.md": lambda _: markdown(),
+    "docs/socket.md": messagetable.fill,
 }
 
 
+def _held(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 def drifted(root: Path = ROOT) -> list[str]:
-    """The generated files under `root` that are missing or differ from the definition."""
+    """The generated files under `root` that are missing or differ from their definitions.
+
+    Raises:
+        EnvironmentProblem: docs/socket.md lacks the place of a table.
+    """
     return [
         path
         for path, make in OUTPUTS.items()
-        if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != make()
+        if (held := _held(root / path)) != make(held) or not held
     ]
 
 
@@ -139,7 +150,7 @@ def write(root: Path = ROOT) -> list[str]:
     for path in changed:
         try:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(OUTPUTS[path](), encoding="utf-8")
+            (root / path).write_text(OUTPUTS[path](_held(root / path)), encoding="utf-8")
         except OSError as error:
             raise EnvironmentProblem(f"cannot write {root / path}: {error.strerror}") from error
     return changed
@@ -149,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the generator; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m nicps.wiregen",
-        description="Write the C and P4 headers and docs/wire.md from the wire definition.",
+        description="Write the C and P4 headers, docs/wire.md and the tables of docs/socket.md.",
     )
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to write into")
@@ -162,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stale = drifted(options.root)
         for path in stale:
             print(
-                f"{path} differs from nicps/wire.py: run python -m nicps.wiregen", file=sys.stderr
+                f"{path} differs from its definition: run python -m nicps.wiregen", file=sys.stderr
             )
         return 1 if stale else 0
     except NicpsError as error:

@@ -20,11 +20,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nicps.programs import PACKAGES, find_program, missing_programs
 
 ROOT = Path(__file__).resolve().parent.parent
 MUST_RUN = frozenset({"unit", "xdp", "netns"})
@@ -41,11 +43,18 @@ Probe = Callable[..., str | None]
 ORDER = ("netns", "p4", "vm", "xdp", "unit")
 
 
+def needed(missing: Sequence[str]) -> str | None:
+    """The reason to skip, if anything is missing."""
+    return f"needs {' and '.join(missing)}" if missing else None
+
+
 @functools.cache
 def missing_for_netns() -> str | None:
-    """A new network namespace, made in a child that ends at once."""
+    """Root, the programs that tests call, and a new network namespace, made in a child that ends at once."""
     if os.geteuid() != 0:
         return "needs root"
+    if missing := missing_programs("ip", "tc", "ping", "unshare", "nsenter"):
+        return needed(missing)
     child = os.fork()
     if child == 0:
         os._exit(0 if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0 else 1)
@@ -70,20 +79,22 @@ def missing_for_xdp() -> str | None:
 
 def installed(name: str) -> bool:
     """Whether there is a program or a Python module of that name."""
-    return shutil.which(name) is not None or importlib.util.find_spec(name) is not None
+    return find_program(name) is not None or importlib.util.find_spec(name) is not None
 
 
 @functools.cache
 def missing_for_p4(*needs: str) -> str | None:
     """The programs and modules that the marker names, or BMv2's simple switch; with that its Python modules."""
     needs = needs or (BMV2,)
-    absent = [name for name in needs if not installed(name)]
+    absent = missing_programs(*(name for name in needs if name in PACKAGES))
+    modules = [name for name in needs if name not in PACKAGES]
+    absent += [name for name in modules if importlib.util.find_spec(name) is None]
     if BMV2 in needs:
         from nicps.switch.runtime import missing_modules
 
         absent += missing_modules()
     if absent:
-        return f"needs {' and '.join(absent)}"
+        return needed(absent)
     return missing_for_xdp() if BMV2 in needs else None
 
 
@@ -93,10 +104,9 @@ def missing_for_vm() -> str | None:
     if os.geteuid() != 0:
         return "needs root"
     sys.path.insert(0, str(ROOT / "vm-lab"))
-    from machines import missing_packages
+    from machines import PROGRAMS
 
-    absent = missing_packages()
-    return f"needs {' and '.join(absent)}" if absent else None
+    return needed(missing_programs(*PROGRAMS))
 
 
 PROBES: dict[str, Probe] = {

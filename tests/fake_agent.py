@@ -12,10 +12,13 @@ from typing import Any
 from nicps import wire
 from nicps.agent.job import LocalJob
 from nicps.dataplane.maps import Accumulators
+from nicps.exchange import Exchange
 from nicps.protocol import Committed, Installed, SendFragments
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
+from nicps.session import shared_form
 from nicps.session.arena import Arena
+from nicps.session.fields import Message
 
 ROUND = 7
 
@@ -26,7 +29,7 @@ class Agent:
     def __init__(self, work: Path) -> None:
         self.now = 0.0
         self.said: list[str] = []
-        self.settings = SimpleNamespace(work=work, adding=True)
+        self.settings = SimpleNamespace(work=work, exchange=Exchange.SWITCH)
         self.user = SimpleNamespace(uid=os.getuid(), gid=os.getgid())
         self.frames = SimpleNamespace(turns=0, sender=SimpleNamespace(again=0, waits=False))
         self.dataplane = SimpleNamespace(config={"view": 1}, count=lambda *_: 0)
@@ -54,7 +57,7 @@ class Program:
     def __init__(self) -> None:
         self.trained = 0
         self.has_ended = False
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Message] = []
         self.post = self.told.append
 
     def owes(self, duty: str) -> None:
@@ -78,18 +81,22 @@ class Job(LocalJob):
     def sends(
         self, started: float, ended: float, first: int = 0, count: int = 256, again: bool = False
     ) -> None:
-        self.sent(SendFragments(1, 1, ROUND, 4, ((first, count),), again, True), started, ended)
+        self.sent(
+            SendFragments(1, 1, ROUND, 4, ((first, count),), again, Exchange.SWITCH), started, ended
+        )
 
-    def repairs(self, round_: int, *counts: int, add: bool = True) -> None:
+    def repairs(self, round_: int, *counts: int, exchange: Exchange = Exchange.SWITCH) -> None:
         ranges = tuple((300 * k, count) for k, count in enumerate(counts))
-        self.sent(SendFragments(1, 1, round_, 4, ranges, True, add), 0.0, 0.0)
+        self.sent(SendFragments(1, 1, round_, 4, ranges, True, exchange), 0.0, 0.0)
 
     def waited(self, now: float) -> float:
         """Commit, and what the program is told of its waiting."""
         self.host.now = now
         assert self._phase is not None
-        self.committed(Committed(self._phase, ROUND, {1: 4, 2: 4, 3: 4}, -20, -20, True))
-        return float(self.told.told[-1]["seconds_waited"])
+        self.committed(Committed(self._phase, ROUND, {1: 4, 2: 4, 3: 4}, -20, -20, Exchange.SWITCH))
+        last = self.told.told[-1]
+        assert isinstance(last, shared_form.Committed)
+        return last.seconds_waited
 
 
 class Told(Program):

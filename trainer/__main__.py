@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nicps.errors import NicpsError
+from nicps.errors import EnvironmentProblem, NicpsError
+from nicps.extras import missing_extra
 from trainer import startup
 from trainer.errors import JobError, SettingError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0, or 1 with one line on stderr (2: a setting that was given is wrong)."""
+    """Run one command; 0, or 1 with one line on stderr (2: a setting is wrong; 3: a package is missing)."""
     options = _parser().parse_args(arguments)
     try:
         options.func(options)
@@ -25,7 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"trainer: error: {error}", file=sys.stderr)
         if os.environ.get("NICPS_VERBOSE") and error.__cause__ is not None:
             raise
-        return error.exit_code if isinstance(error, SettingError) else 1
+        known = SettingError, EnvironmentProblem
+        return error.exit_code if isinstance(error, known) else 1
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        print(f"trainer: error: {missing}", file=sys.stderr)
+        return missing.exit_code
     except KeyboardInterrupt:
         return 130
     return 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nicps.extras import missing_extra
 from trainer.errors import JobError, SettingError
 from trainer.settings import Settings, State, check, merge
 
@@ -144,6 +145,8 @@ class Blame(AbstractContextManager[None]):
     ) -> None:
         if isinstance(error, JobError) or not isinstance(error, Exception | SystemExit):
             return
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+            raise missing from error
         raise JobError(describe(error, self._folder, self._during)) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nicps.client import Session
-from nicps.errors import NicpsError
+from nicps.errors import EnvironmentProblem, NicpsError
 from trainer import weights
 from trainer.errors import JobError
 from trainer.flat import FlatModel
@@ -32,7 +32,7 @@ def run(workdir: Path) -> None:
     try:
         train(session, workdir)
     except NicpsError as error:
-        if isinstance(error, JobError):
+        if isinstance(error, JobError | EnvironmentProblem):
             session.fail(str(error))
         raise
     except Exception as error:

@@ -24,7 +24,7 @@ from typing import TextIO
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from machines import Guest, Hardware, Kernel, choose  # noqa: E402
+from machines import Guest, Hardware, Kernel, choose, require_guests  # noqa: E402
 
 from nicps.errors import NicpsError  # noqa: E402
 from nicps.lab.shield import orderly  # noqa: E402
@@ -47,6 +47,7 @@ def main() -> int:
     if not argv:
         parser.error("say what to run there, after --")
     try:
+        require_guests()
         with orderly(), tempfile.TemporaryDirectory(prefix="nicps-guest-") as folder:
             kernel = Kernel(args.kernel, Path(folder))
             accelerator = choose(kernel, args.accel)

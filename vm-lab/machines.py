@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,19 +21,17 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from nicps.errors import EnvironmentProblem, UsageProblem
+from nicps.programs import require_programs, search_path
 
 ROOT = Path(__file__).resolve().parent.parent
 KVM_S = 20.0  # a guest that is not up by then hangs
 RELAY_S = 5.0  # for what it said last
 
-#: What guests need on this machine: the program, and the package that has it.
-PROGRAMS = {
-    "vng": "virtme-ng (pip install virtme-ng)",
-    "qemu-system-x86_64": "qemu-system-x86",
-    "busybox": "busybox-static",
-    "depmod": "kmod",
-    "udevadm": "udev",
-}
+#: What guests need on this machine.
+PROGRAMS = (
+    *("vng", "virtme-run", "qemu-system-x86_64"),
+    *("busybox", "dpkg-deb", "depmod", "udevadm"),
+)
 
 Accelerator = Literal["kvm", "tcg"]
 
@@ -44,15 +41,13 @@ _FILES = "/run/nicps-files"
 _CACHED = "/usr", sys.prefix
 
 
-def _program(name: str) -> str | None:
-    # A virtual environment need not be active for its programs to be used.
-    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    return shutil.which(name, path=os.pathsep.join(places))
+def require_guests() -> None:
+    """See to it that guests can be run.
 
-
-def missing_packages() -> list[str]:
-    """What must be installed before a guest can be run."""
-    return [package for program, package in PROGRAMS.items() if _program(program) is None]
+    Raises:
+        EnvironmentProblem: a program that they need is not installed.
+    """
+    require_programs(*PROGRAMS, purpose="a guest")
 
 
 class Kernel:
@@ -64,13 +59,13 @@ class Kernel:
     """
 
     def __init__(self, package: Path, folder: Path) -> None:
-        if missing := missing_packages():
-            raise EnvironmentProblem(f"to run guests this machine lacks {', '.join(missing)}")
-        self.vng = _program("vng")
+        self.vng, unpacker, depmod = require_programs(
+            "vng", "dpkg-deb", "depmod", purpose="a guest"
+        )
         self.folder = folder
         folder.mkdir(exist_ok=True)
         done = subprocess.run(
-            ["dpkg-deb", "-x", str(package), str(folder)], capture_output=True, text=True
+            [unpacker, "-x", str(package), str(folder)], capture_output=True, text=True
         )
         images = sorted(folder.glob("boot/vmlinuz-*"))
         if done.returncode or len(images) != 1:
@@ -82,7 +77,7 @@ class Kernel:
             (folder / "lib").symlink_to("usr/lib")
         if not list(folder.glob("lib/modules/*/kernel/fs/9p")):
             raise UsageProblem(f"{package} has no 9p file system: take the kernel without -cloud")
-        subprocess.run(["depmod", "-b", str(folder), self.version], check=True)
+        subprocess.run([depmod, "-b", str(folder), self.version], check=True)
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ class Guest:
         self._relays: list[threading.Thread] = []
         files = "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap"
         qemu = ["-fsdev", files, "-device", "virtio-9p-pci,fsdev=files,mount_tag=files"]
-        vng = [str(kernel.vng), "--run", str(kernel.image), "--user", "root"]
+        vng = [kernel.vng, "--run", str(kernel.image), "--user", "root"]
         vng += ["--cpus", str(hardware.cpus), "--memory", hardware.memory, "--name", self.name]
         vng += ["--cwd", str(ROOT), "--force-9p"]
         vng += [w for path in ("/tmp", "/var", "/run") for w in ("--overlay-rwdir", path)]
@@ -122,7 +117,7 @@ class Guest:
         script.write_text(f"{_cache()} || exit\n{command}\n")
         vng += ["--exec", shlex.join(["sh", str(script)])]
         # Its temporary files go with the kernel's folder, and its own session with QEMU: vng leaves both.
-        environment = {**os.environ, "TMPDIR": str(kernel.folder)}
+        environment = {**os.environ, "PATH": search_path(), "TMPDIR": str(kernel.folder)}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             vng, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe

@@ -11,7 +11,7 @@ h1 --+                +-- h3        every host and every switch is a namespace o
      s1 ------------- s2            has its controller, `nicps switch p4 run`, beside it
 h2 --+                +-- h4
 
-Needs root, Mininet (Debian: mininet), and for bmv2 the p4lang project's BMv2. The last line on stdout is the
+Needs root, Mininet (Debian: mininet iproute2), and for bmv2 the p4lang project's BMv2. The last line on stdout is the
 result as JSON.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -52,7 +53,10 @@ from nicps.lab.agents import (  # noqa: E402
 )
 from nicps.lab.jobs import RunSettings, choose_user, submission  # noqa: E402
 from nicps.lab.shield import orderly, shielded  # noqa: E402
+from nicps.programs import require_programs  # noqa: E402
 
+#: What Mininet calls.
+PROGRAMS = ("mnexec", "ip", "ifconfig")
 NICPS = nicps_command()
 ENVIRONMENT = environment()
 READY_S, POLL_S, END_S = 60.0, 0.2, 15.0
@@ -91,8 +95,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"--hosts takes 2 to 16, not {args.hosts}")
     if os.geteuid() != 0:
         raise EnvironmentProblem("Mininet makes network namespaces: run it as root")
+    require_programs(*PROGRAMS, purpose="a Mininet")
+    if importlib.util.find_spec("mininet") is None:
+        raise EnvironmentProblem(
+            "the Python module mininet is missing: sudo apt-get install --no-install-recommends mininet"
+            " (the virtual environment needs --system-site-packages, as `make setup` makes it)"
+        )
     if args.switch == "bmv2":
-        bmv2.require()
+        bmv2.require_bmv2()
     if args.mode == "switch" and (args.switch != "bmv2" or args.switches != 1):
         raise UsageProblem("--mode switch takes one BMv2 that all hosts are at")
     job = RunSettings(args.job, LabSettings(), args.data, tuple(args.set))
@@ -160,14 +170,12 @@ class MininetLab:
         """Hosts, switches and cables; then switches' programs, then agents.
 
         Raises:
-            EnvironmentProblem: Mininet is missing, or something does not start.
+            EnvironmentProblem: something does not start.
         """
-        try:
-            from mininet.log import setLogLevel
-            from mininet.net import Mininet
-            from mininet.node import Switch
-        except ImportError:
-            raise EnvironmentProblem("Mininet is missing: apt install mininet") from None
+        from mininet.log import setLogLevel
+        from mininet.net import Mininet
+        from mininet.node import Switch
+
         setLogLevel("error")
 
         class Namespace(Switch):  # type: ignore[misc]
@@ -197,13 +205,12 @@ class MininetLab:
         with port.pass_program() as program:
             for switch in switches:
                 names = [str(intf.name) for intf in switch.intfList() if intf.name != "lo"]
-                self._execute(
-                    switch, *(command for name in names for command in bmv2.quieten(name))
-                )
-                namespaces.inside(netns_of(switch), lambda names=names: attach(names, program))
+                inside(switch, lambda names=names: quieten(names))
+                inside(switch, lambda names=names: attach(names, program))
                 self._switch(switch, names)
         for host in net.hosts:
-            self._execute(host, *bmv2.quieten(str(host.defaultIntf().name)))
+            name = str(host.defaultIntf().name)
+            inside(host, lambda name=name: bmv2.quieten(name))
         await_agents([self._join(host) for host in net.hosts])
 
     def _join(self, host: Any) -> AgentProcess:
@@ -226,7 +233,7 @@ class MininetLab:
             self._execute(switch, "ip link set br0 up")
             self._execute(switch, *(f"ip link set {name} master br0" for name in names))
             return
-        self._execute(switch, *bmv2.controller_cable())
+        inside(switch, bmv2.add_controller_cable)
         ports = dict(enumerate(names, 1))
         command = bmv2.switch_command({**ports, bmv2.CONTROLLER: bmv2.NEAR_CPU})
         p4 = self._start(switch, command, f"{switch.name}'s BMv2")
@@ -324,6 +331,17 @@ class MininetLab:
 def netns_of(node: Any) -> str:
     """The path of a node's network namespace."""
     return f"/proc/{node.pid}/ns/net"
+
+
+def inside(node: Any, work: Callable[[], Any]) -> Any:
+    """Do something in a node's network namespace."""
+    return namespaces.inside(netns_of(node), work)
+
+
+def quieten(names: Sequence[str]) -> None:
+    """Let frames through these as they are, and no other than those that hosts send."""
+    for name in names:
+        bmv2.quieten(name)
 
 
 def attach(names: Sequence[str], program: int) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from machines import Guest, Hardware, Kernel, choose  # noqa: E402
+from machines import Guest, Hardware, Kernel, choose, require_guests  # noqa: E402
 from segment import Segment  # noqa: E402
 
 from nicps.errors import (  # noqa: E402
@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"{args.job} holds no job.py (docs/jobs.md says what a job is)")
     if os.geteuid() != 0:
         raise NotRoot("a guest sees this machine's files as root: run it as root")
+    require_guests()
     begun = time.monotonic()
     stack = contextlib.ExitStack()
     try:

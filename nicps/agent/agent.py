@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,9 @@ from nicps.protocol import (
     Send,
     SendFragments,
 )
+from nicps.session.fields import Message
+from nicps.session.messages import EVENTS, Error, LastJob, Result
+from nicps.session.shared_form import Decide, Report
 
 _WAKE_S = 0.05  # so we give one at least this often while a ring is under way
 _IDLE_S = 1.0
@@ -85,7 +88,7 @@ class Agent:
         self._stopping = False
         self._actions: deque[Action] = deque()
         self._acting = False
-        self.last_job: dict[str, Any] = {}
+        self.last_job: LastJob | None = None
         self.progress: dict[str, Any] = {}
         self.trouble = ""  # why this host stands by in the middle of a job
         self.loop = Loop(self._work_failed)
@@ -206,7 +209,7 @@ class Agent:
         elif isinstance(action, SendFragments):
             current = self.node.ring is not None and action.view == self.node.view.number
             if self.job is not None and self.node.ring is not None and current:
-                source = self.job.source() if action.samples else Nothing()
+                source = Nothing() if action.only_asks else self.job.source()
                 self.frames.sender.fragments_of(action, self.node.ring.phase, source)
         elif isinstance(action, Need):
             if self.job is not None:
@@ -242,7 +245,7 @@ class Agent:
             if self.job is not None and phase.settings.get("job", self.job.id) != self.job.id:
                 self.end_job("another job has begun")
             job = self.job or self.begin_job(str(phase.settings["job"]))
-            if phase.adding and not self.settings.adding:
+            if not self.settings.believes(phase.exchange):
                 raise JobFailed(
                     "the network's switch is to add, which this host has not been told to believe: "
                     "run `nicps join` with --mode switch there too"
@@ -277,7 +280,7 @@ class Agent:
         if self.job is None:
             return
         if self.conductor is not None and commit.phase.kind is wire.PhaseKind.TRAIN:
-            self.conductor.course.committed(commit.next_unit, commit.phase.adding)
+            self.conductor.course.committed(commit.next_unit, commit.phase.exchange)
         self.job.committed(commit)
 
     def _decline(self, reason: str) -> None:
@@ -331,10 +334,10 @@ class Agent:
         if self.conductor is not None:
             self.conductor.job_is_ready()
 
-    def trainer_says(self, message: Mapping[str, Any]) -> None:
+    def trainer_says(self, message: Decide | Report) -> None:
         """What the lead's training program has decided, or live progress, or a warning."""
-        if message["op"] == "report":
-            values = dict(message["values"])
+        if isinstance(message, Report):
+            values = dict(message.values)
             if (text := values.pop("warning", None)) is not None and self.job is not None:
                 self.tell("warning", self.job.id, message=f"{self.settings.name}: {one_line(text)}")
             if not values:
@@ -342,9 +345,9 @@ class Agent:
             self.progress = values
             if self.conductor is not None:
                 turns = self.frames.turns - self._turns_before
-                self.tell("progress", self.conductor.job_id, **self.progress, token_turns=turns)
+                self.tell("progress", self.conductor.job_id, values=values, token_turns=turns)
         elif self.conductor is not None:
-            self.conductor.decided(message["round"], message["what"])
+            self.conductor.decided(message.round, message.what)
 
     def warn(self, message: str) -> None:
         """Something that ends nothing."""
@@ -354,7 +357,7 @@ class Agent:
 
     def tell(self, event: str, job_id: str, /, **values: Any) -> None:
         """To the submitter, and whoever else watches."""
-        self.publish({**values, "op": "event", "event": event, "job_id": job_id})
+        self.publish(EVENTS[event](job_id, **values))
 
     def end_job(self, message: str, keep_records: bool = False) -> None:
         """The job is over at this host. Its records are kept where others go on, and this host may come back."""
@@ -384,13 +387,13 @@ class Agent:
         """In the background: a full disk, a broken file. It is the job's end, not ours."""
         self.act(self.node.fail(self.now, explain("go on with the job here", reason)))
 
-    def publish(self, message: Mapping[str, Any], waiting: Collection[Peer] | None = None) -> None:
+    def publish(self, message: Message, waiting: Collection[Peer] | None = None) -> None:
         """To whoever submitted the job (`waiting`: only these), and to those who watch all."""
         for peer in self.control.peers[:]:
             awaits = peer.watches and (waiting is None or peer in waiting)
             if awaits or peer.watches_all:
                 self.control.post(peer, message)
-            if awaits and message["op"] in ("result", "error"):
+            if awaits and isinstance(message, Result | Error):
                 peer.watches = False
 
     # ---- leaving

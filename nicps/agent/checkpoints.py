@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nicps.agent.records import keep_files
+from nicps.session.shared_form import Keep
 
 if TYPE_CHECKING:
     from nicps.agent.job import LocalJob
@@ -79,7 +80,7 @@ class Checkpoints:
         elif node.number in node.learners:
             self._tell("this host has not got the others' state yet")
         else:
-            program.post({"op": "keep"})
+            program.post(Keep())
 
     def called_off(self) -> None:
         """There is a majority again, or it has gone on without this host."""

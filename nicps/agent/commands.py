@@ -6,12 +6,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nicps.agent.control import VERSION
 from nicps.agent.peer import Peer
 from nicps.agent.status import status_of
 from nicps.agent.submission import Submission
-from nicps.errors import JobFailed, NetworkProblem, NicpsError, UsageProblem, explain
+from nicps.errors import (
+    JobFailed,
+    MessageError,
+    NetworkProblem,
+    NicpsError,
+    UsageProblem,
+    explain,
+)
 from nicps.protocol import NodeState
+from nicps.session.messages import (
+    AskProbe,
+    AskStatus,
+    Attach,
+    Leave,
+    Ok,
+    Submit,
+    Watch,
+    decode_command,
+)
+from nicps.session.shared_form import FROM_PROGRAM, FromProgram
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -30,9 +47,9 @@ class Commands:
             if peer.is_trainer:
                 program = agent.job.program if agent.job is not None else None
                 if program is not None and program.is_attached(peer.channel):
-                    program.on_message(message)
+                    program.on_message(_of_program(message))
             else:
-                self._command(peer, message.get("op"), message)
+                self._carry_out(peer, message)
         except (NicpsError, OSError) as error:
             reason = explain("go on with the job here" if peer.is_trainer else "do that", error)
             if peer.is_trainer:
@@ -47,34 +64,30 @@ class Commands:
         if peer.is_trainer and program is not None and program.is_attached(peer.channel):
             program.detached()
 
-    def _command(self, peer: Peer, op: object, message: Mapping[str, Any]) -> None:
+    def _carry_out(self, peer: Peer, raw: Mapping[str, Any]) -> None:
+        """Do what a command says, or refuse it."""
         agent = self._agent
-        if message.get("version", VERSION) != VERSION:
-            raise UsageProblem(
-                f"version {message['version']} of the socket's messages is unknown; this nicps speaks {VERSION}"
-            )
-        if op == "attach":
-            self._attach(peer, message.get("form", "shared"))
-        elif not peer.commands:
+        if not peer.commands and raw.get("op") != Attach.op:
             raise UsageProblem(
                 f"user {peer.uid} may not give this agent commands: run it as root, or let the agent"
                 " admit a group of yours (`nicps join --group NAME`)"
             )
-        elif op == "status":
-            peer.post({"op": "status", **status_of(agent)})
-        elif op == "watch":
+        command = decode_command(raw)
+        if isinstance(command, Attach):
+            self._attach(peer, command.form)
+        elif isinstance(command, AskStatus):
+            peer.post(status_of(agent))
+        elif isinstance(command, Watch):
             peer.watches_all = True
-        elif op == "leave":
-            peer.post({"op": "ok"})
+        elif isinstance(command, Leave):
+            peer.post(Ok())
             agent.stop()
-        elif op == "probe":
-            agent.prober.start(peer, message.get("seconds", 1.0))
-        elif op == "submit":
-            self._submit(peer, message)
-        else:
-            raise UsageProblem(f"the agent knows no {op!r}")
+        elif isinstance(command, AskProbe):
+            agent.prober.start(peer, command.seconds)
+        elif isinstance(command, Submit):
+            self._submit(peer, command)
 
-    def _submit(self, peer: Peer, message: Mapping[str, Any]) -> None:
+    def _submit(self, peer: Peer, job: Submit) -> None:
         agent = self._agent
         waiting = agent.job is not None and agent.node.state is NodeState.STANDBY
         if agent.submission is not None or agent.node.state is not NodeState.STANDBY or waiting:
@@ -82,14 +95,10 @@ class Commands:
             if agent.trouble:
                 way_out = f"{agent.trouble}. `nicps leave`, and `nicps join` again, give it up here"
             raise NetworkProblem(f"a job is under way: {way_out}")
-        for name in ("job", "data", "resume"):
-            path = message.get(name)
-            if (path is not None or name == "job") and (not isinstance(path, str) or "\0" in path):
-                raise UsageProblem(f"{name} is to be a path, not {path!r}")
         agent.dataplane.check_interface()
         agent.node.busy = True
         try:
-            agent.submission = Submission(agent, message)
+            agent.submission = Submission(agent, job)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageProblem(f"no job can be made of what was submitted: {error!r}") from None
         finally:
@@ -104,8 +113,18 @@ class Commands:
             raise NetworkProblem("no job is under way that a training program could join")
         if form == "json":  # megabytes of text are for another process to read
             agent.control.hand_over(peer, agent.job.start_gateway)
-        elif form == "shared":
+        else:
             agent.job.attach(peer.channel)
             peer.is_trainer = True
-        else:
-            raise UsageProblem(f"training programs attach in the form shared or json, not {form!r}")
+
+
+def _of_program(raw: Mapping[str, Any]) -> FromProgram:
+    """What the training program says.
+
+    Raises:
+        JobFailed: it is not a message that a training program may send.
+    """
+    try:
+        return FROM_PROGRAM.decode(raw)
+    except MessageError as error:
+        raise JobFailed(f"the training program's {error}") from None

@@ -54,7 +54,7 @@ class Conductor:
 
     def ready(self, view: View) -> None:
         """Everybody has installed a view that we lead."""
-        members = [view.members[k - 1].name for k in view.order]
+        members = tuple(view.members[k - 1].name for k in view.order)
         self.tell("formed", members=members, view=view.number)
         if len(view.members) == 1:
             there = "with this key is there" if self.agent.keys.keyed else "is there"
@@ -129,7 +129,7 @@ class Conductor:
 
     def rebuild(self, joiners: tuple[Joiner, ...]) -> None:
         """`Node.rebuild`"""
-        self.tell("taking back", members=[joiner.name for joiner in joiners])
+        self.tell("taking back", members=tuple(joiner.name for joiner in joiners))
         self.agent.act(self.agent.node.rebuild(self.agent.now, joiners))
 
     def call_back(self, job: str) -> None:

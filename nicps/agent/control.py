@@ -8,17 +8,18 @@ import grp
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from nicps.agent.closing import Closing
 from nicps.agent.peer import Peer as Peer
 from nicps.agent.peer import refuse_descriptors
-from nicps.errors import EnvironmentProblem
+from nicps.errors import EnvironmentProblem, UsageProblem
 from nicps.session.channel import ChannelClosed, unix_address
+from nicps.session.fields import Message
+from nicps.session.messages import Error
 
-VERSION = 1  # of the messages (docs/socket.md)
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERGROUPS = 59
 _MOST_GROUPS = (
@@ -147,10 +148,10 @@ class ControlSocket:
                     return
         except (ChannelClosed, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
             if not isinstance(error, ChannelClosed):
-                peer.post({"op": "error", "message": f"bad message: {error!r}", "exit_code": 2})
+                peer.post(Error(f"bad message: {error!r}", UsageProblem.exit_code))
             self.drop(peer)
 
-    def post(self, peer: Peer, message: Mapping[str, Any]) -> None:
+    def post(self, peer: Peer, message: Message) -> None:
         """Send to a peer, unless it has long stopped reading."""
         peer.post(message)
         if peer.channel.deaf:

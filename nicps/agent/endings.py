@@ -10,6 +10,7 @@ from nicps import wire
 from nicps.agent.conductor import Conductor
 from nicps.errors import Alarm, JobFailed, NicpsError
 from nicps.protocol import Phase
+from nicps.session.messages import Error, LastJob, Result
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -39,9 +40,9 @@ class Endings:
             result = {"job_id": submission.job_id, "lead": lead}
         else:
             error = said
-        agent.last_job = {"job_id": submission.job_id, "error": error, "result": result}
+        agent.last_job = LastJob(submission.job_id, error, result)
         if error is None:
-            agent.publish({"op": "result", "result": result})
+            agent.publish(Result(result))
         else:
             self._tell_end(error, settings)
 
@@ -60,9 +61,9 @@ class Endings:
         agent.node.busy = False
         if submission is not None:
             submission.close()
-            agent.last_job = {"job_id": submission.job_id, "error": reason, "result": {}}
+            agent.last_job = LastJob(submission.job_id, reason, {})
             agent.log(f"job stopped: {reason}")
-            agent.publish({"op": "error", "message": reason, "exit_code": code})
+            agent.publish(Error(reason, code))
 
     def lead_over(self, conductor: Conductor, phase: Phase) -> None:
         """The lead: everybody stands by. Tell how it went."""
@@ -83,10 +84,10 @@ class Endings:
         waiting = [peer for peer in agent.control.peers if peer.watches]  # not for the next job
 
         def tell(result: Mapping[str, Any], reason: str | None) -> None:
-            agent.last_job = {"job_id": conductor.job_id, "error": reason, "result": result}
+            agent.last_job = LastJob(conductor.job_id, reason, result)
             if reason is None:
                 agent.log(f"job {conductor.job_id} done: {result.get('report')}")
-                agent.publish({"op": "result", "result": result}, waiting)
+                agent.publish(Result(result), waiting)
             else:
                 agent.log(f"job stopped: {reason}")
                 if phase.settings.get("alarm"):
@@ -121,7 +122,7 @@ class Endings:
         agent = self._agent
         saved = settings is not None and settings.get("alarm") and settings.get("saved")
         code = (Alarm if saved else JobFailed).exit_code
-        agent.publish({"op": "error", "message": reason, "exit_code": code}, waiting)
+        agent.publish(Error(reason, code), waiting)
 
     def run_hook(self, reason: str) -> None:
         """R18, R22: tell the user in the way that the user wants it."""

@@ -175,7 +175,6 @@ class Frames:
         config["round_high"] = state.round_high
         config["round_low"] = state.round_low
         config["round"] = state.round
-        config["fragments"] = state.fragments
         config["sent_seen"] = state.sent_seen
         config["own_sent"] = state.own_sent
         config["bounce"] = int(state.bounce)

@@ -22,7 +22,9 @@ from nicps.agent.records import Records
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.maps import Accumulators
 from nicps.errors import JobFailed, NicpsError, explain
+from nicps.exchange import Exchange
 from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.session import shared_form
 from nicps.session.channel import Channel
 
 if TYPE_CHECKING:
@@ -51,11 +53,11 @@ class LocalJob:
         self.program: Program | None = None
         self.train_rounds = 0
         self.unit: int | None = None  # of the next training round, once one has counted
-        self.coarse = False  # that is a switch's
+        self.unit_of = Exchange.BROADCAST  # the exchange of the phase in which it has
         self.digest = ""  # of what was handed out, once it is all here
         self.prepared: dict[str, Any] = {}  # what that said of the job
         self.finishing = False  # the end has been decided
-        self.adding = agent.settings.adding  # as the last training phase had it
+        self.exchange = agent.settings.exchange  # of the last training phase
         self._phase: Phase | None = None
         self._source: ArenaSource | StreamSource | None = None
         self._room = (0, False)  # that the accumulators in use make (`_room_for`)
@@ -77,7 +79,7 @@ class LocalJob:
     def prepare(self, phase: Phase) -> None:
         """A decision's turn has come; `agent.prepared` is called once this host is ready for it."""
         if phase.kind is wire.PhaseKind.TRAIN:
-            self.adding = phase.adding
+            self.exchange = phase.exchange
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self.finishing = False
         if phase.kind is wire.PhaseKind.HANDOUT:
@@ -165,15 +167,13 @@ class LocalJob:
             return
         kind = "test" if phase.kind is wire.PhaseKind.TEST else "commit"
         self.records.note(kind, agent.now, agent.now, commit.round)
-        others = len(set(commit.counted) - {agent.node.number})
-        if commit.added:
-            others = int(bool(commit.counted))  # a sum each, from the switch
-        self.finish.expected += others * phase.fragments_in(commit.round)
+        streams = commit.exchange.streams(commit.counted, agent.node.number)
+        self.finish.expected += streams * phase.fragments_in(commit.round)
         # A change of the view may have settled the round: the kernel has counted it in the view before.
         view = int(agent.dataplane.config["view"])
         self.finish.added += agent.dataplane.count(commit.round, view, 0)
         if phase.kind is wire.PhaseKind.TRAIN:
-            self.unit, self.coarse = commit.next_unit, phase.adding
+            self.unit, self.unit_of = commit.next_unit, phase.exchange
         if not phase.shares[agent.node.number - 1] or self.program is None:
             agent.act(agent.node.read(agent.now, commit.round))
             return
@@ -184,15 +184,14 @@ class LocalJob:
         self.program.trained = commit.round
         self.program.owes("work")
         self.program.post(
-            {
-                "op": "committed",
-                "round": commit.round,
-                "counted": dict(commit.counted),
-                "unit": commit.unit,
-                "next_unit": commit.next_unit,
-                "added": commit.added,
-                "seconds_waited": max(0.0, agent.now - self._offered_at - self._sending_s),
-            }
+            shared_form.Committed(
+                commit.round,
+                commit.counted,
+                commit.unit,
+                commit.next_unit,
+                commit.exchange,
+                max(0.0, agent.now - self._offered_at - self._sending_s),
+            )
         )
 
     def later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
@@ -314,16 +313,15 @@ class LocalJob:
         """Fragments of this host's contribution are with the kernel."""
         self._sending_s += ended - started
         self.records.note("repair" if action.repair else "send", started, ended, action.round)
-        if action.add and action.repair:
-            self._asked_again(action)
+        if action.repair and action.exchange.lost:
+            self._warn_of_lost(action)
 
-    def _asked_again(self, action: SendFragments) -> None:
-        """Sums that a switch was to make are not there; one line, as long as no round comes through without that."""
+    def _warn_of_lost(self, action: SendFragments) -> None:
+        """Sums have not come; one line, as long as no round comes through without that."""
         self.finish.asked_again += sum(count for _, count in action.ranges)
         if action.round > self._lacked + 1:
-            self.agent.warn(
-                f"round {action.round}: sums of the switch have not come: sending their fragments again"
-            )
+            lost = f"{action.exchange.lost} have not come: sending their fragments again"
+            self.agent.warn(f"round {action.round}: {lost}")
         self._lacked = action.round
 
     def need(self, round_: int, samples: int) -> None:

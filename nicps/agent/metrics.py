@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics.jsonl, which a training program writes: what docs/socket.md demands of it, and nothing more."""
+"""metrics.jsonl, which a training program writes: read row by row (`nicps.session.metrics`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 
-from nicps.errors import JobFailed
+from nicps.errors import JobFailed, MessageError
+from nicps.session.fields import read_record
+from nicps.session.metrics import MetricsRow
 
 METRICS = "metrics.jsonl"
-DEMANDED = ("round", "weights_sha256")  # of every row (docs/socket.md)
 _LINE_BYTES = 1 << 16
 _MOST_ROWS = 8  # a round, in which views can change
 _SPARE_ROWS = 1024
 
 
-def read_metrics(path: Path, last_round: int) -> Iterator[dict[str, Any]]:
-    """The rows of metrics.jsonl, one at a time: each has `round` and `weights_sha256`; `view` may be left out.
+def read_metrics(path: Path, last_round: int) -> Iterator[MetricsRow]:
+    """The rows of metrics.jsonl, one at a time.
 
     Args:
         last_round: the run's last one; the file holds no more rows than a run of so many rounds leaves.
@@ -47,7 +47,7 @@ def check_metrics(path: Path, last_round: int) -> None:
         pass
 
 
-def _row(line: bytes, number: int) -> dict[str, Any]:
+def _row(line: bytes, number: int) -> MetricsRow:
     if len(line) > _LINE_BYTES:
         raise _wrong(number, f"is longer than {_LINE_BYTES} bytes")
     try:
@@ -56,16 +56,10 @@ def _row(line: bytes, number: int) -> dict[str, Any]:
         raise _wrong(number, f"is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise _wrong(number, f"is {row!r:.40}, not an object")
-    for key in DEMANDED:
-        if key not in row:
-            raise _wrong(number, f'lacks "{key}"')
-    for key in ("round", "view"):
-        value = row.get(key, 0)
-        if type(value) is not int or value < 0:
-            raise _wrong(number, f'has {value!r:.40} as "{key}", which must be a whole number')
-    if not isinstance(row["weights_sha256"], str):
-        raise _wrong(number, 'has no text as "weights_sha256"')
-    return row
+    try:
+        return read_record(MetricsRow, row, f"{METRICS}: row {number}")
+    except MessageError as error:
+        raise JobFailed(str(error)) from None
 
 
 def _wrong(number: int, why: str) -> JobFailed:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nicps.errors import NicpsError
 from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.fields import Message, encode
+from nicps.session.messages import Error
 
 LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with anybody's megabytes
 _MOST_BACKLOG = 1 << 20  # bytes that a peer has not read
@@ -93,12 +95,12 @@ class Peer:
         """Whether it may do nothing here."""
         return not (self.commands or self.trains)
 
-    def post(self, message: Mapping[str, Any]) -> None:
+    def post(self, message: Message) -> None:
         """Send, if the peer is still there and reads."""
         with contextlib.suppress(ChannelClosed):
-            self.channel.post(dict(message))
+            self.channel.post(encode(message))
 
     def refuse(self, error: NicpsError) -> None:
         """Answer with an error."""
         self.was_refused = True
-        self.post({"op": "error", "message": str(error), "exit_code": error.exit_code})
+        self.post(Error.of(error))

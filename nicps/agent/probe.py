@@ -19,9 +19,10 @@ import numpy as np
 from nicps import wire
 from nicps.agent.peer import Peer
 from nicps.auth import nonce
-from nicps.errors import NetworkProblem, NicpsError, UsageProblem
+from nicps.errors import NetworkProblem, NicpsError
 from nicps.protocol import NodeState
 from nicps.protocol.view import safe_name
+from nicps.session.messages import Probe, ProbedHost, RoundTrips, Train, TrainSeen
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
 STEP_S = 0.001
 #: Bits per second on the line; the last train goes as fast as this host can send.
 RATES_BPS: tuple[float | None, ...] = (3e6, 30e6, 100e6, 300e6, 1e9, None)
-LEAST_S, MOST_S = 0.05, 3.0
 
 _QUESTIONS = 20
 _FIND_S = 0.3  # until all hosts have been heard of
-_ANSWER_S = 0.1
+_WAIT_S = 0.1  # for the answers to one question
 _TRIES = 5
 _LINE_BYTES = 1526  # of a train's frame, with preamble, checksum and gap
 _BATCH, _BATCHES = 256, 4  # frames for one system call, and those for one step
@@ -42,7 +42,7 @@ _CATCH_UP_S = 0.005  # a late agent does not send more than this at once
 _SLOWER = 0.8  # of the rate asked for: this is what can be sent, faster trains would be the same
 _BUSY_S = 0.1  # between two answers while a job is under way
 _COMING_NS = 300_000_000  # since a train's last frame; another host's first one begins no sooner
-_ANSWERS, _ANSWER_S = 64, 0.03  # so many in a row to who asks, then one each 0.03 s
+_MOST_ANSWERS, _ANSWER_EVERY_S = 64, 0.03  # so many in a row, then one every 0.03 s
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Host:
     name: str
     round_trips_s: list[float] = field(default_factory=list)
     echoes: dict[int, wire.Echo] = field(default_factory=dict)
-    trains: list[dict[str, Any] | None] = field(default_factory=list)
+    trains: list[TrainSeen | None] = field(default_factory=list)
 
 
 class Prober:
@@ -67,7 +67,7 @@ class Prober:
         self._timing = False  # answers tell round trips
         self._asked: dict[int, tuple[int, float]] = {}  # question -> nonce, when
         self._hosts: dict[bytes, _Host] = {}
-        self._trains: list[dict[str, Any]] = []
+        self._trains: list[Train] = []
         self._answered_busy = 0.0
         self._counts_for = b""  # the host whose train this one counts
         self._answered = 0.0  # when the answers given so far are paid off
@@ -77,15 +77,12 @@ class Prober:
         """This host measures."""
         return self._script is not None
 
-    def start(self, peer: Peer, seconds: object) -> None:
+    def start(self, peer: Peer, seconds: float) -> None:
         """Measure, with trains of that length, and post the result to `peer`.
 
         Raises:
-            UsageProblem: the length.
             NetworkProblem: a job, or another measurement, is under way.
         """
-        if not isinstance(seconds, int | float) or not LEAST_S <= seconds <= MOST_S:
-            raise UsageProblem(f"trains take {LEAST_S:g} to {MOST_S:g} seconds, not {seconds!r}")
         if self._busy:
             raise NetworkProblem("a job is under way: measure after its end (`nicps status`)")
         if self.running:
@@ -93,7 +90,7 @@ class Prober:
         self._agent.dataplane.check_interface()
         self._peer, self._hosts, self._asked, self._trains = peer, {}, {}, []
         self._next, self._timing = 0.0, False
-        self._script = self._measure(float(seconds))
+        self._script = self._measure(seconds)
 
     def forget(self, peer: Peer) -> None:
         """Nobody waits for the result any more."""
@@ -109,7 +106,7 @@ class Prober:
                 raise NetworkProblem("a job has begun: measure after its end")
             self._next = next(self._script)
         except StopIteration:
-            self._done(lambda peer: peer.post({"op": "probe", **self._result()}))
+            self._done(lambda peer: peer.post(self._result()))
         except NicpsError as error:
             self._stop(error)
 
@@ -148,10 +145,10 @@ class Prober:
         agent, now = self._agent, time.monotonic()
         if self._busy and now < self._answered_busy + _BUSY_S:
             return
-        if self._answered > now + (_ANSWERS - 1) * _ANSWER_S:
+        if self._answered > now + (_MOST_ANSWERS - 1) * _ANSWER_EVERY_S:
             return
         self._answered_busy = now
-        self._answered = max(self._answered, now) + _ANSWER_S
+        self._answered = max(self._answered, now) + _ANSWER_EVERY_S
         first_ns, last_ns, count = self._counted(source, probe.nonce)
         busy = int(self._busy or self.running)
         body = wire.Echo(probe.nonce, first_ns, last_ns, min(count, 2**32 - 1), probe.number, busy)
@@ -205,11 +202,11 @@ class Prober:
         for _ in range(_QUESTIONS):
             self._ask()
             yield time.monotonic() + max(0.01, 0.002 * len(self._hosts))
-        yield time.monotonic() + _ANSWER_S
+        yield time.monotonic() + _WAIT_S
         self._timing = False  # what is asked from now on waits behind trains
         for rate in RATES_BPS:
             yield from self._train(rate, seconds)
-            offered = self._trains[-1]["offered_bps"]
+            offered = self._trains[-1].offered_bps
             if rate is not None and offered < _SLOWER * rate:
                 break
 
@@ -225,7 +222,7 @@ class Prober:
         first = len(self._asked) + 1
         for _ in range(_TRIES):
             self._ask()
-            until = time.monotonic() + _ANSWER_S
+            until = time.monotonic() + _WAIT_S
             while time.monotonic() < until:
                 if all(max(host.echoes, default=0) >= first for host in self._hosts.values()):
                     return
@@ -260,9 +257,7 @@ class Prober:
         took = time.monotonic() - began
         asked = len(self._asked)
         yield from self._answers()
-        self._trains.append(
-            {"rate_bps": rate_bps, "sent": sent, "offered_bps": sent * 8 * _LINE_BYTES / took}
-        )
+        self._trains.append(Train(rate_bps, sent, sent * 8 * _LINE_BYTES / took))
         for host in self._hosts.values():
             counts = any(ready < number <= asked for number in host.echoes)
             last_answer = max(host.echoes, default=0)
@@ -287,38 +282,36 @@ class Prober:
         frame = wire.pack(self._header(), body, tail=tail)
         agent.frames.sender.frame(agent.keys.sign(frame, agent.node.mac))
 
-    def _result(self) -> dict[str, Any]:
-        """docs/socket.md"""
+    def _result(self) -> Probe:
         agent = self._agent
-        return {
-            "name": agent.node.name,
-            "iface": agent.settings.iface,
-            "destination": wire.mac_text(agent.settings.destination),
-            "questions": _QUESTIONS,
-            "trains": self._trains,
-            "hosts": [
-                {
-                    "name": host.name,
-                    "mac": wire.mac_text(mac),
-                    "answers": len(host.round_trips_s),
-                    "round_trip_us": _spread(host.round_trips_s),
-                    "trains": host.trains,
-                }
+        return Probe(
+            agent.node.name,
+            agent.settings.iface,
+            wire.mac_text(agent.settings.destination),
+            _QUESTIONS,
+            tuple(self._trains),
+            tuple(
+                ProbedHost(
+                    host.name,
+                    wire.mac_text(mac),
+                    len(host.round_trips_s),
+                    _spread(host.round_trips_s),
+                    tuple(host.trains),
+                )
                 for mac, host in sorted(self._hosts.items(), key=lambda found: found[1].name)
-            ],
-        }
+            ),
+        )
 
 
-def _seen(echo: wire.Echo) -> dict[str, Any]:
+def _seen(echo: wire.Echo) -> TrainSeen:
     """What came of a train, and how fast (bits per second on the line)."""
     took_ns = echo.last_ns - echo.first_ns
     rate_bps = 8e9 * _LINE_BYTES * (echo.count - 1) / took_ns if took_ns > 0 else 0.0
-    return {"received": echo.count, "rate_bps": rate_bps}
+    return TrainSeen(echo.count, rate_bps)
 
 
-def _spread(seconds: list[float]) -> dict[str, float] | None:
+def _spread(seconds: list[float]) -> RoundTrips | None:
     """Minimum, median and maximum in microseconds; None of none."""
     if not seconds:
         return None
-    found = {"min": min(seconds), "median": median(seconds), "max": max(seconds)}
-    return {name: 1e6 * value for name, value in found.items()}
+    return RoundTrips(1e6 * min(seconds), 1e6 * median(seconds), 1e6 * max(seconds))

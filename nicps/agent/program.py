@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nicps import wire
 from nicps.agent.process import Child, python, set_nice
 from nicps.errors import JobFailed
+from nicps.exchange import Exchange
 from nicps.protocol import Phase
+from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.fields import Message, encode
 from nicps.session.lanes import LaneFormat
 
 if TYPE_CHECKING:
@@ -22,9 +25,6 @@ if TYPE_CHECKING:
 
 _KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
 _HURRIED = -10  # nice value
-_MOST_ROUNDS = _MOST_SAMPLES = (1 << 31) - 1
-_MOST_LANES = 1 << 33
-_MOST_DIGEST = 128
 _MOST_TEXT = 300
 STALL_S = 60.0  # the job's `stall_s`: without a word of a program that others wait for
 _LONGER = {"start": 5, "end": 5}  # where it has nothing to say until it is done
@@ -141,7 +141,7 @@ class Program:
         agent = self.job.agent
         if self._channel is not None:
             with contextlib.suppress(ChannelClosed):
-                self._channel.post({"op": "abort", "message": message})
+                self._channel.post(encode(shared_form.Abort(message)))
         for child in (self._child, self._gateway):
             if child is not None:
                 agent.children.end(child)
@@ -165,16 +165,15 @@ class Program:
         self._channel = channel
         node = self.job.agent.node
         self.post(
-            {
-                "op": "welcome",
-                "number": node.number,
-                "members": [{"number": m.number, "name": m.name} for m in node.members],
-                "name": node.name,
-                "lead": node.view.lead,
-                "settings": self.job.settings,
-                "workdir": str(self.job.folder),
-                "view": node.view.number,
-            }
+            shared_form.Welcome(
+                node.number,
+                tuple(shared_form.Member(m.number, m.name) for m in node.members),
+                node.name,
+                node.view.lead,
+                self.job.settings,
+                str(self.job.folder),
+                node.view.number,
+            )
         )
 
     def is_attached(self, channel: Channel) -> bool:
@@ -188,8 +187,6 @@ class Program:
     def enter(self, phase: Phase, first_round: int, blocks: int) -> None:
         """Leave whatever it does, and go into this phase."""
         agent = self.job.agent
-        message = self._phase(_KINDS[phase.kind], first_round, phase.number)
-        message |= {"unit": phase.unit, "shares": phase.shares, "adding": phase.adding}
         ends = phase.kind is wire.PhaseKind.FINISH
         self._trains = phase.kind is wire.PhaseKind.TRAIN
         self.owes("end" if ends else "work")
@@ -198,10 +195,24 @@ class Program:
             # A round that had closed without it may be run again (R18).
             self.arena.closed = min(self.arena.closed, first_round - 1)
         fds: tuple[int, ...] = ()
+        new_blocks = 0
         if blocks and self._blocks_told != blocks:
             self._blocks_told = blocks
-            message["blocks"] = blocks
+            new_blocks = blocks
             fds = (agent.dataplane.accumulators_fd, agent.dataplane.slots_fd)
+        view = agent.node.view
+        message = shared_form.Phase(
+            _KINDS[phase.kind],
+            first_round,
+            phase.number,
+            phase.unit,
+            phase.shares,
+            phase.exchange,
+            view.number,
+            view.order,
+            view.lead,
+            new_blocks,
+        )
         self._send_into(message, fds)
 
     def state(self, what: str) -> None:
@@ -209,99 +220,94 @@ class Program:
         self._numbers += 1
         self._saving = self._numbers
         self.owes(what)
-        message = self._phase(what, 0, self._saving)
-        self._send_into(message | {"unit": 0, "shares": (), "adding": False})
+        view = self.job.agent.node.view
+        number, order, lead = view.number, view.order, view.lead
+        self._send_into(
+            shared_form.Phase(what, 0, self._saving, 0, (), Exchange.BROADCAST, number, order, lead)
+        )
 
     def view(self) -> None:
         """Hosts have come or gone; the phase goes on."""
         node = self.job.agent.node
-        self.post({"op": "view", "round": node.open_round} | self._place())
+        view = node.view
+        self.post(shared_form.View(view.number, view.order, view.lead, node.open_round))
 
     def forget_blocks(self) -> None:
         """The accumulators are new: it must map them again."""
         self._blocks_told = 0
 
-    def post(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def post(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Say something, if it is there."""
         if self._channel is None:
             return
         try:
-            self._channel.post(message, fds)
+            self._channel.post(encode(message), fds)
         except ChannelClosed:
             self._channel = None
 
-    def _send_into(self, phase: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def _send_into(self, phase: shared_form.Phase, fds: tuple[int, ...] = ()) -> None:
         self._unanswered += 1
         self.post(phase, fds)
 
-    def _phase(self, kind: str, first_round: int, number: int) -> dict[str, Any]:
-        return {
-            "op": "phase",
-            "kind": kind,
-            "first_round": first_round,
-            "number": number,
-            **self._place(),
-        }
-
-    def _place(self) -> dict[str, Any]:
-        view = self.job.agent.node.view
-        return {"view": view.number, "live": view.order, "lead": view.lead}
-
     # ---- what it says
 
-    def on_message(self, message: Mapping[str, Any]) -> None:
+    def on_message(self, message: shared_form.FromProgram) -> None:
         """A message from it.
 
         Raises:
-            JobFailed, KeyError, TypeError, ValueError: it is not one that a training program may send.
+            JobFailed: its digest is not hexadecimal.
         """
         job, agent = self.job, self.job.agent
-        node, now, op = agent.node, agent.now, message["op"]
+        node, now = agent.node, agent.now
         self.move(now)
-        if op == "progress":
-            samples = _whole(message, "samples", 0, _MOST_SAMPLES)
-            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
-            if not self._unanswered:
-                agent.act(node.progress(now, round_, samples))
-        elif op == "offer":
-            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
-            samples = _whole(message, "samples", 1, _MOST_SAMPLES)
-            unit = None if message["unit"] is None else _whole(message, "unit", -100, 100)
-            if not self._unanswered:  # otherwise it will offer the round again
-                self.excused()
-                job.offered(round_, samples, unit, message["skip"] is True)
-        elif op == "read":
-            round_ = _whole(message, "round", 0, _MOST_ROUNDS)
-            self.digest = _digest(message) or self.digest
-            if not self._unanswered:
-                self.duty = "work" if self._trains else ""
-            if round_ < node.open_round:
-                agent.act(node.read(now, round_, short(_digest(message))))
-            job.program_has_applied()
-        elif op == "prepared":
-            self._unanswered -= 1
-            job.program_prepared(message["number"])
-        elif op == "ready" and not self.ready:
-            self.lanes = _whole(message, "lanes", 1, _MOST_LANES)
-            self.digest = _digest(message)
-            self._make_arena()
-            self.ready, self.duty = True, ""
-            job.program_ready()
-        elif op in ("saved", "loaded") and message["number"] == self._saving:
-            self._saving, self.duty = 0, ""
-            if op == "saved":
-                self.saved = _whole(message, "round", 0, _MOST_ROUNDS)
-            self.digest = _digest(message) or self.digest
-            job.program_has_state(op, one_line(message.get("error") or ""))
-        elif op == "checkpoint":
-            rounds = _whole(message, "round", 0, _MOST_ROUNDS)
-            job.checkpoints.written(rounds, one_line(message.get("error") or ""))
-        elif op in ("decide", "report") and self.ready:
-            if message.get("what", "continue") != "continue":
-                self.excused()  # the lead goes on once all do something else
-            agent.trainer_says(message)
-        elif op == "fail":
-            agent.act(node.fail(now, str(message["message"])))
+        match message:
+            case shared_form.Progress():
+                if not self._unanswered:
+                    agent.act(node.progress(now, message.round, message.samples))
+            case shared_form.Offer():
+                if not self._unanswered:  # otherwise it will offer the round again
+                    self.excused()
+                    job.offered(message.round, message.samples, message.unit, message.skip)
+            case shared_form.Read():
+                self.digest = message.digest or self.digest
+                if not self._unanswered:
+                    self.duty = "work" if self._trains else ""
+                if message.round < node.open_round:
+                    agent.act(node.read(now, message.round, short(message.digest)))
+                job.program_has_applied()
+            case shared_form.Prepared():
+                self._unanswered -= 1
+                job.program_prepared(message.number)
+            case shared_form.Ready():
+                if not self.ready:
+                    self.lanes, self.digest = message.lanes, message.digest
+                    self._make_arena()
+                    self.ready, self.duty = True, ""
+                    job.program_ready()
+            case shared_form.Saved():
+                if message.number == self._saving:
+                    self.saved = message.round
+                    self._has_state(message, message.error)
+            case shared_form.Loaded():
+                if message.number == self._saving:
+                    self._has_state(message, "")
+            case shared_form.Checkpoint():
+                job.checkpoints.written(message.round, one_line(message.error))
+            case shared_form.Decide():
+                if self.ready:
+                    if message.what != "continue":
+                        self.excused()  # the lead goes on once all do something else
+                    agent.trainer_says(message)
+            case shared_form.Report():
+                if self.ready:
+                    agent.trainer_says(message)
+            case shared_form.Fail():
+                agent.act(node.fail(now, message.message))
+
+    def _has_state(self, message: shared_form.Saved | shared_form.Loaded, error: str) -> None:
+        self._saving, self.duty = 0, ""
+        self.digest = message.digest or self.digest
+        self.job.program_has_state(message.op, one_line(error))
 
     def _make_arena(self) -> None:
         width = int(str(self.job.settings.get("lane", "i16")).removeprefix("i"))
@@ -310,7 +316,7 @@ class Program:
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Every write wakes; reading it could block, as the program has a say in its flags.
         self.job.agent.loop.watch(self._doorbell, self._more, edge=True)
-        self.post({"op": "arena", "fragments": fragments}, (self.arena.fd, self._doorbell))
+        self.post(shared_form.Arena(fragments), (self.arena.fd, self._doorbell))
 
     def _more(self) -> None:
         """More of a contribution has been converted."""
@@ -330,24 +336,3 @@ def short(digest: str) -> int:
         return int(digest[:8], 16) or 1 if digest else 0
     except ValueError:
         raise JobFailed(f"the training program's digest {digest!r} is not hexadecimal") from None
-
-
-def _digest(message: Mapping[str, Any]) -> str:
-    digest = message.get("digest", "")
-    if not isinstance(digest, str) or len(digest) > _MOST_DIGEST:
-        raise JobFailed("the training program's digest is not a short text")
-    return digest
-
-
-def _whole(message: Mapping[str, Any], key: str, least: int, most: int) -> int:
-    """A whole number of a training program's message.
-
-    Raises:
-        JobFailed: it is none, or out of range.
-    """
-    value = message[key]
-    if type(value) is not int or not least <= value <= most:
-        raise JobFailed(
-            f"the training program says {key} {value!r}, not a number from {least} to {most}"
-        )
-    return value

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from nicps.agent.metrics import METRICS, read_metrics
 from nicps.agent.records import read_object
 from nicps.errors import JobFailed
+from nicps.session.metrics import MetricsRow
 
 _MOST_BYTES = 1 << 20  # of a file that holds one object
 _DIGEST_BYTES = 16
@@ -111,11 +112,11 @@ def _weights(
     digests = bytearray(_DIGEST_BYTES * (last_round + 1))
     weights = _Weights(np.frombuffer(digests, np.uint64).reshape(-1, 2))
     for row in _rows(path, name, last_round):
-        round_, text = row["round"], row["weights_sha256"]
+        round_, text = row.round, row.weights_sha256
         if round_ > last_round:  # it went on without the others (`--go-on-alone`)
             weights.apart = True
             continue
-        if any(round_ >= first and row.get("view", 0) <= view for first, view in differed):
+        if any(round_ >= first and row.view <= view for first, view in differed):
             continue
         at = _DIGEST_BYTES * round_
         digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -125,7 +126,7 @@ def _weights(
     return weights
 
 
-def _rows(path: Path, name: str, last_round: int) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, name: str, last_round: int) -> Iterator[MetricsRow]:
     try:
         yield from read_metrics(path, last_round)
     except JobFailed as error:

@@ -53,6 +53,11 @@ class _Bulk:
     started: float = 0.0
 
 
+def _delays_token(item: _Small | _Bulk) -> bool:
+    """Whether a token that is queued now leaves after this."""
+    return isinstance(item, _Small) or item.action.exchange.token_waits
+
+
 def _header_dtype() -> np.dtype[np.void]:
     """The fragment's header as a NumPy record, from the wire definition."""
     names, formats, offsets = [], [], []
@@ -68,7 +73,7 @@ def _header_dtype() -> np.dtype[np.void]:
 
 
 class Sender:
-    """A first-in first-out queue in front of the data plane.
+    """The queue in front of the data plane: tokens and fragments in order, other frames before them.
 
     Args:
         header: makes the next frame header from (flags, round); `take_sequence` reserves further sequence numbers.
@@ -103,18 +108,21 @@ class Sender:
     def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
         """Queue one small frame; `sent` is called when it has gone.
 
-        A token stays behind the fragments that were sent under it; everything else need not wait for them.
+        A token stays behind the tokens that are queued before it, and behind fragments whose exchange has it so. All
+        other frames are sent first.
         """
-        queue = self._queue if data[1] == wire.FrameType.TOKEN else self._urgent
+        waits = data[1] == wire.FrameType.TOKEN and any(map(_delays_token, self._queue))
+        queue = self._queue if waits else self._urgent
         queue.append(_Small(data, sent))
 
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
         """Queue (part of) a contribution."""
-        flags = wire.Flag.REPAIR * action.repair | wire.Flag.ADD * action.add
         total = phase.fragments_in(action.round)
         width = phase.width
         body = wire.Fragment(0, total, wire.lanes_per_fragment(width), width, 0, action.samples)
-        frame = wire.pack(self._header(flags, action.round), body, tail=bytes(wire.PAYLOAD_BYTES))
+        frame = wire.pack(
+            self._header(action.flags, action.round), body, tail=bytes(wire.PAYLOAD_BYTES)
+        )
         template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
         self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 

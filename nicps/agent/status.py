@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nicps import wire
 from nicps.protocol import NodeState
+from nicps.session.messages import MemberStatus, Status
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
 
 
-def status_of(agent: Agent) -> dict[str, Any]:
+def status_of(agent: Agent) -> Status:
     """What `nicps status` shows."""
     node = agent.node
     ring = node.ring
@@ -27,35 +28,35 @@ def status_of(agent: Agent) -> dict[str, Any]:
                 line = ring.token.lines[member.number - 1]
                 state = "sent" if line.settled else "computing"
         members.append(
-            {
-                "number": member.number,
-                "mac": wire.mac_text(member.mac),
-                "name": member.name,
-                "state": state,
-                "self": member.number == node.number,
-            }
+            MemberStatus(
+                member.number,
+                wire.mac_text(member.mac),
+                member.name,
+                state,
+                is_self=member.number == node.number,
+            )
         )
-    return {
-        "network": agent.settings.network,
-        "name": agent.settings.name,
-        "iface": agent.settings.iface,
-        "xdp_mode": agent.dataplane.mode,
-        "state": node.state.value,
-        "phase": phase,
-        "view": view.number,
-        "lead": view.lead,
-        "trouble": agent.trouble,
-        "warning": agent.keys.doubt,
-        "keyed": agent.keys.keyed,
-        "round": node.open_round,
-        "number": node.number,
-        "members": members,
-        "job": agent.job.id if agent.job is not None else None,
-        "progress": agent.progress,
-        "last_job": agent.last_job,
-        "token_turns": agent.frames.turns,
-        "fragments_sent": agent.frames.sender.fragments,
-        "frames_malformed": agent.frames.malformed,
-        "control_refused": dict(agent.keys.refused),
-        "counters": agent.dataplane.counters(),
-    }
+    return Status(
+        network=agent.settings.network,
+        name=agent.settings.name,
+        iface=agent.settings.iface,
+        xdp_mode=agent.dataplane.mode,
+        state=node.state.value,
+        phase=phase,
+        view=view.number,
+        lead=view.lead,
+        trouble=agent.trouble,
+        warning=agent.keys.doubt,
+        keyed=agent.keys.keyed,
+        round=node.open_round,
+        number=node.number,
+        members=tuple(members),
+        job=agent.job.id if agent.job is not None else None,
+        progress=agent.progress,
+        last_job=agent.last_job,
+        token_turns=agent.frames.turns,
+        fragments_sent=agent.frames.sender.fragments,
+        frames_malformed=agent.frames.malformed,
+        control_refused=dict(agent.keys.refused),
+        counters=agent.dataplane.counters(),
+    )

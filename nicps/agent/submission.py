@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,9 @@ from nicps.agent.folders import new_job_id, remove, working_folder
 from nicps.agent.prepared import read_prepared
 from nicps.agent.process import Child, python
 from nicps.auth import nonce
-from nicps.errors import JobFailed, NicpsError, UsageProblem
+from nicps.errors import EnvironmentProblem, JobFailed, NicpsError, UsageProblem
 from nicps.protocol.course import Plan
+from nicps.session.messages import Submit
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Submission:
     """From `nicps submit` until the job has ended, wherever it is led from then on."""
 
-    def __init__(self, agent: Agent, message: Mapping[str, Any]) -> None:
+    def __init__(self, agent: Agent, job: Submit) -> None:
         self.agent = agent
         self.job_id = ""
-        self.entry = str(message.get("entry") or "trainer")
+        self.entry = job.entry or "trainer"
         self.prepared: dict[str, Any] = {}
         self._base = working_folder(agent.settings.work)
         self._folder = self._base / "prepared"
@@ -37,19 +37,19 @@ class Submission:
         try:
             self._folder.mkdir()
             os.chown(self._folder, agent.user.uid, agent.user.gid)
-            self._prepare(message)
+            self._prepare(job)
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self, message: Mapping[str, Any]) -> None:
+    def _prepare(self, job: Submit) -> None:
         """The user's code makes model and data, as the training user (R5); nobody else hears of it yet."""
-        arguments = ["prepare", "--job", str(message["job"]), "--out", str(self._folder)]
-        if message.get("data"):
-            arguments += ["--data", str(message["data"])]
-        if message.get("resume"):
-            arguments += ["--resume", str(message["resume"])]
-        arguments += ["--settings", orjson.dumps(message.get("settings") or {}).decode()]
+        arguments = ["prepare", "--job", job.job, "--out", str(self._folder)]
+        if job.data:
+            arguments += ["--data", job.data]
+        if job.resume:
+            arguments += ["--resume", job.resume]
+        arguments += ["--settings", orjson.dumps(job.settings or {}).decode()]
         self._child = self.agent.children.spawn(
             python(self.entry, *arguments),
             self._folder,
@@ -63,16 +63,17 @@ class Submission:
         assert child is not None
         agent = self.agent
         if code:
-            kind = UsageProblem if code == UsageProblem.exit_code else JobFailed
+            known = UsageProblem.exit_code, EnvironmentProblem.exit_code
+            reason = code if code in known else JobFailed.exit_code
             reported = child.reported_error()
             why = reported or f"the job's preparation ended: {child.last_line()}"
-            agent.endings.submission_failed(why, kind.exit_code)
+            agent.endings.submission_failed(why, reason)
             return
         try:
             self.prepared = read_prepared(self._folder)
             files = self.prepared["files"]
             self.job_id = new_job_id(self.prepared.get("job", "job"))
-            plan = Plan.of(self.job_id, self.prepared["settings"], agent.settings.adding)
+            plan = Plan.of(self.job_id, self.prepared["settings"], agent.settings.exchange)
         except NicpsError as error:
             agent.endings.submission_failed(f"the job's preparation is not usable: {error}")
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nicps.agent.conductor import Conductor
 from nicps.agent.program import one_line
 from nicps.errors import NicpsError, explain
+from nicps.exchange import Exchange
 from nicps.protocol import (
     Action,
     Answered,
@@ -85,7 +86,9 @@ class Views:
             if job is None or not able:
                 plan = Plan("", 1, 8)
             else:
-                plan = Plan.of(job.id, job.settings, agent.settings.adding and job.adding)
+                believed = agent.settings.believes(job.exchange)
+                exchange = job.exchange if believed else Exchange.BROADCAST
+                plan = Plan.of(job.id, job.settings, exchange)
         except (NicpsError, ValueError, KeyError, TypeError) as error:
             able, plan = False, Plan("", 1, 8)
             agent.warn(f"the job cannot be led from here: {error}")
@@ -94,7 +97,7 @@ class Views:
             trained=job is not None and job.train_rounds > 0,
             finishing=job is not None and job.finishing,
             unit=job.unit if job is not None else None,
-            coarse=job is not None and job.coarse,
+            exchange=job.unit_of if job is not None else Exchange.BROADCAST,
             crash=one_line(job.crash) if job is not None else "",
         )
         agent.log("this host leads the job from now on")

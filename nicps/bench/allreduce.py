@@ -19,6 +19,7 @@ import orjson
 from nicps.auth import write_key
 from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
 from nicps.errors import JobFailed, UsageProblem
+from nicps.extras import require_extra
 from nicps.lab import Lab, LabSettings, parse_rate
 from nicps.lab.agents import AgentProcess, joined, open_folder
 from nicps.session.channel import Channel, ChannelClosed
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if any(lane not in ("i32", "i16", "i8") for lane in lanes):
         raise UsageProblem(f"lanes are i32, i16 and i8, not {args.lane}")
     rate = parse_rate(args.rate)
+    if args.against == "gloo" and not args.key:
+        require_extra("torch")
     rows: list[Measured] = []
     with open_folder("nicps-bench-") as folder, contextlib.ExitStack() as stack:
         labs = [
@@ -188,7 +191,7 @@ class _Bench:
                 "quorum": 1.0,
             }
             channel = agents[0].submit(
-                job=str(self.folder),
+                self.folder,
                 entry="nicps.bench.reduce_job",
                 settings=settings,
             )

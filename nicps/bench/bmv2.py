@@ -7,41 +7,44 @@ What starts one elsewhere (`vm-lab/mininet_lab.py`, the tests) takes its command
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from pyroute2 import IPRoute
+
 from nicps.errors import EnvironmentProblem, NetworkProblem
-from nicps.lab import links, namespaces
+from nicps.lab import links, namespaces, processes
 from nicps.lab.lab import Lab
+from nicps.programs import require_programs
 from nicps.switch import Switch, program
-from nicps.switch.runtime import DEFAULT_PORT
+from nicps.switch.runtime import DEFAULT_PORT, require_modules
 
 #: The controller's port, the interface there, and the cable's other end.
 CONTROLLER, NEAR_CPU, CPU = 64, "near-cpu", "cpu"
 _READY_S = 20.0
 _POLL_S = 0.02
-_OFFLOADS = "tx off rx off tso off gso off gro off"
+SIMPLE_SWITCH = "simple_switch"
+_IPV6 = Path("/proc/sys/net/ipv6/conf")
+_NO_ADDRESS = "1"  # of addr_gen_mode: `ip link set IF addrgenmode none`
 
 
-def require() -> None:
-    """Look for the switch.
+def require_bmv2() -> str:
+    """The path of `simple_switch`; its Python modules are there too.
 
     Raises:
-        EnvironmentProblem: there is no simple_switch.
+        EnvironmentProblem: the switch or a module is not installed.
     """
-    if shutil.which("simple_switch") is None:
-        raise EnvironmentProblem(
-            "there is no simple_switch: install the p4lang project's BMv2 (docs/switch.md)"
-        )
+    (switch,) = require_programs(SIMPLE_SWITCH, purpose="a P4 switch")
+    require_modules()
+    return switch
 
 
 def switch_command(ports: Mapping[int, str], config: Path | None = None) -> list[str]:
     """The switch on these interfaces, with our program or another (p4c's JSON)."""
-    command = ["simple_switch", str(config or program.compiled())]
+    command = [require_bmv2(), str(config or program.compiled())]
     command += ["--thrift-port", str(DEFAULT_PORT)]
     return command + [word for port in ports.items() for word in ("-i", "{}@{}".format(*port))]
 
@@ -53,16 +56,26 @@ def controller_arguments(ports: Iterable[int]) -> list[str]:
     return [*run, "--ports", hosts]
 
 
-def quieten(iface: str) -> list[str]:
-    """Commands: frames go through as they are, without offloads, and IPv6 does not chatter."""
-    return [f"ip link set {iface} addrgenmode none", f"ethtool -K {iface} {_OFFLOADS}"]
+def quieten(iface: str) -> None:
+    """Let frames through as they are, without offloads, and no IPv6 chatter; in this thread's namespace."""
+    links.disable_offloads(iface)
+    mode = _IPV6 / iface / "addr_gen_mode"
+    if mode.exists():  # not where the kernel has no IPv6
+        mode.write_text(_NO_ADDRESS)
 
 
-def controller_cable() -> list[str]:
-    """Commands that make the cable between switch and controller."""
-    add = f"ip link add {NEAR_CPU} type veth peer name {CPU}"
-    ends = [(*quieten(end), f"ip link set {end} up") for end in (NEAR_CPU, CPU)]
-    return [add, *ends[0], *ends[1]]
+def add_cable(near: str, far: str) -> None:
+    """A veth pair, quiet and up; in this thread's namespace."""
+    with IPRoute() as ipr:
+        ipr.link("add", ifname=near, kind="veth", peer={"ifname": far})
+        for end in (near, far):
+            quieten(end)
+            ipr.link("set", index=links.index_of(ipr, end), state="up")
+
+
+def add_controller_cable() -> None:
+    """The cable between switch and controller; in this thread's namespace."""
+    add_cable(NEAR_CPU, CPU)
 
 
 class Bmv2:
@@ -85,9 +98,8 @@ class Bmv2:
         Raises:
             EnvironmentProblem: there is no simple_switch, or it does not start.
         """
-        require()
         self.process = subprocess.Popen(
-            ["ip", "netns", "exec", self.netns, *switch_command(self.ports, self.config)],
+            processes.launcher(self.netns, switch_command(self.ports, self.config)),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -143,21 +155,20 @@ def in_place_of_the_bridge(lab: Lab, config: Path | None = None) -> Iterator[Bmv
     Raises:
         EnvironmentProblem, LabProblem: as `Lab.up` and `Bmv2.start`.
     """
+    require_bmv2()
     lab.up()
-    name = lab.switch_netns
     ports = {host.number: links.port_name(host.number) for host in lab.hosts}
-    _in(name, f"ip link del {links.BRIDGE}", *controller_cable())
-    for end in ports.values():
-        _in(name, *quieten(end), f"ip link set {end} up")
+
+    def rebuild() -> None:
+        with IPRoute() as ipr:
+            ipr.link("del", index=links.index_of(ipr, links.BRIDGE))
+            for end in ports.values():
+                quieten(end)
+                ipr.link("set", index=links.index_of(ipr, end), state="up")
+        add_controller_cable()
+
+    namespaces.inside(lab.switch_netns, rebuild)
     for host in lab.hosts:
-        _in(host.netns, *quieten(links.HOST_INTERFACE))
-    with Bmv2(name, {**ports, CONTROLLER: NEAR_CPU}, config) as bmv2:
+        namespaces.inside(host.netns, lambda: quieten(links.HOST_INTERFACE))
+    with Bmv2(lab.switch_netns, {**ports, CONTROLLER: NEAR_CPU}, config) as bmv2:
         yield bmv2
-
-
-def _in(netns: str, *commands: str) -> None:
-    for command in commands:
-        words = ["ip", "netns", "exec", netns, *command.split()]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30)
-        if done.returncode:
-            raise EnvironmentProblem(f"{command}: {done.stderr.strip()}")

@@ -134,7 +134,7 @@ def measure(hosts: int, repeat: int, rounds: int) -> list[Return]:
             Lab(LabSettings(f"return-{os.getpid()}", hosts)) as lab,
             joined(lab, lab.hosts, folder) as agents,
         ):
-            channel = agents[0].submit(job=str(job), settings={})
+            channel = agents[0].submit(job, settings={})
             lead = Metrics(agents[0])
             returns = []
             for _ in range(repeat):

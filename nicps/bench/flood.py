@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Flood:
     views_after: list[int]
     same_as_reference: bool
     reference_rounds: int
-    result: dict[str, Any]
+    result: Mapping[str, Any]
 
     def rate(self, kind: str) -> float:
         """Rounds a second in windows of that kind together."""
@@ -203,7 +203,7 @@ def measure(hosts: int, frames: int, seconds: float, cycles: int, reference: int
 
 def _submit(agents: Sequence[AgentProcess], rounds: int) -> Channel:
     settings = {"rounds": rounds, "epochs": None, "quorum": 1.0, "test_every": 1 << 30}
-    return agents[0].submit(job=str(example("digits")), settings=settings)
+    return agents[0].submit(example("digits"), settings=settings)
 
 
 def _reference(agents: Sequence[AgentProcess], rounds: int) -> tuple[str, float]:

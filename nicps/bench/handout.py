@@ -15,6 +15,7 @@ from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings, parse_loss, parse_rate
 from nicps.lab.agents import joined, open_folder
 from nicps.session.commands import await_result
+from nicps.session.messages import HandedOut
 
 DESCRIPTION = """\
 Hand a file of random bytes out from h1 to all other hosts of a lab; every host keeps all of it, on disk, and checks
@@ -72,7 +73,7 @@ def measure(hosts: int, size: int, rate_bps: int, loss: float) -> Handout:
     with open_folder("nicps-bench-") as folder:
         with Lab(settings) as lab, joined(lab, lab.hosts, folder) as agents:
             channel = agents[0].submit(
-                job=str(folder),
+                folder,
                 entry="nicps.bench.handout_job",
                 settings={"bytes": size, "batch": hosts, "quorum": 1.0},
             )
@@ -81,7 +82,7 @@ def measure(hosts: int, size: int, rate_bps: int, loss: float) -> Handout:
             peak = max(peak_rss_bytes(agent.process.pid) for agent in agents)
         if not result["weights_identical"]:
             raise JobFailed("not every host has the whole file")
-    (seconds,) = (e["seconds"] for e in events if e["event"] == "handed out")
+    (seconds,) = (event.seconds for event in events if isinstance(event, HandedOut))
     share = size * 8 / seconds / rate_bps
     again = result["fragments_sent_again"]
     return Handout(hosts, size, rate_bps, loss, round(seconds, 3), round(share, 4), again, peak)

@@ -73,9 +73,7 @@ def measure(hosts: int, seconds: float, wakes: int) -> Idle:
                     "wakes": wakes,
                     "barrier": str(server.path),
                 }
-                channel = agents[0].submit(
-                    job=str(folder), entry="nicps.bench.idle_job", settings=settings
-                )
+                channel = agents[0].submit(folder, entry="nicps.bench.idle_job", settings=settings)
                 server.accept(60.0, lambda: raise_failure(channel))
                 server.gather()
                 time.sleep(1.0)  # the token parks

@@ -20,6 +20,7 @@ import orjson
 from nicps.bench.barrier import median
 from nicps.bench.watch import Metrics, example, until
 from nicps.errors import JobFailed
+from nicps.extras import require_extra
 from nicps.lab import Lab, LabSettings, processes, signals
 from nicps.lab.agents import AgentProcess, await_agents, joined, open_folder, start_agent
 from nicps.lab.processes import Running
@@ -80,6 +81,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     scenes = [scene for scene in SCENES if scene in args.scenes.split(",")]
+    if args.against == "gloo":
+        require_extra("torch")
     rows: list[Row] = []
 
     def show(row: Row) -> None:
@@ -203,7 +206,7 @@ def _ours(lab: Lab, folder: Path, key: bool) -> Iterator[_Ours]:
         write_key(folder / "network.key")
         arguments = ["--key", str(folder / "network.key")]
     with joined(lab, lab.hosts, folder, *arguments) as agents:
-        channel = agents[0].submit(job=str(example("digits")), settings={"epochs": 1e6})
+        channel = agents[0].submit(example("digits"), settings={"epochs": 1e6})
         ours = _Ours(lab, agents, arguments)
         try:
             yield ours

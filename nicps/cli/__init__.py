@@ -19,6 +19,7 @@ from typing import Any, NoReturn, cast
 
 from nicps import __version__
 from nicps.errors import NicpsError
+from nicps.extras import missing_extra
 
 COMMANDS: dict[str, str] = {
     "join": "be in the network on an interface, until stopped",
@@ -94,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
+        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            return _fail(error, str(missing), missing.exit_code, verbose)
         text = f"unexpected {type(error).__name__}: {error} (--verbose shows where)"
         return _fail(error, text, EXIT_FAILED, verbose)
 

@@ -12,6 +12,8 @@ from typing import Any
 from nicps.cli.arguments import add_socket
 from nicps.errors import EnvironmentProblem, NetworkProblem
 from nicps.session.commands import ask, connect
+from nicps.session.fields import values
+from nicps.session.messages import AskProbe, Probe
 
 DESCRIPTION = """\
 Check this host for what nicps needs and say how to mend what is wrong. With --network it is the LAN that
@@ -80,8 +82,7 @@ def _network(args: argparse.Namespace) -> int:
     from nicps.doctor import network
 
     with connect(args.socket) as channel:
-        report = ask(channel, {"op": "probe", "seconds": args.seconds})
-    report.pop("op")
+        report = values(ask(channel, AskProbe(args.seconds), Probe))
     found = network.findings(report)
     if args.json:
         import orjson

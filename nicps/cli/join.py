@@ -11,6 +11,7 @@ from typing import Any
 
 from nicps import wire
 from nicps.errors import UsageProblem
+from nicps.exchange import Exchange
 from nicps.protocol.phase import Timings
 from nicps.session.channel import DEFAULT_SOCKET
 
@@ -148,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
         key=args.key,
         alarm_hook=args.alarm_hook,
         destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
-        adding=args.mode == "switch",
+        exchange=Exchange.SWITCH if args.mode == "switch" else Exchange.BROADCAST,
         trust_switch=args.trust_switch,
         timings=Timings(
             silence_s=args.silence,

@@ -8,6 +8,7 @@ from typing import Any
 
 from nicps.cli.arguments import add_socket
 from nicps.session.commands import ask, connect
+from nicps.session.messages import Leave, Ok
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from nicps.session.channel import ChannelClosed
 
     with connect(args.socket) as channel:
-        ask(channel, {"op": "leave"})
+        ask(channel, Leave(), Ok)
         try:
             while True:
                 channel.recv(timeout_s=20.0)

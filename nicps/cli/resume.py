@@ -9,6 +9,7 @@ from typing import Any
 
 from nicps.cli.submit import add_options, submit
 from nicps.errors import UsageProblem
+from nicps.session.messages import Submit
 
 DESCRIPTION = """\
 Go on with a job from its last checkpoint: weights, optimizer, scheduler, and how far it was. The host that led the
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     for path in (saved, code):
         if not path.is_file():
             raise UsageProblem(f"{path} is missing: there is nothing to go on from")
-    return submit(args, {"job": str(code), "resume": str(saved)})
+    return submit(args, Submit(str(code), resume=str(saved)))
 
 
 def find(runs: Path, name: str | None) -> Path:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -14,6 +13,8 @@ import orjson
 from nicps.cli.arguments import add_socket
 from nicps.cli.submit import progress_line
 from nicps.session.commands import ask, connect
+from nicps.session.fields import values
+from nicps.session.messages import AskStatus, Status
 
 
 def add_parser(subparsers: Any) -> None:
@@ -31,10 +32,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the state once, or every second."""
     with connect(args.socket) as channel:
         while True:
-            status = ask(channel, {"op": "status"})
-            status.pop("op")
+            status = ask(channel, AskStatus(), Status)
             if args.json:
-                sys.stdout.write(orjson.dumps(status).decode() + "\n")
+                sys.stdout.write(orjson.dumps(values(status)).decode() + "\n")
             else:
                 if args.watch and sys.stdout.isatty():
                     sys.stdout.write("\x1b[H\x1b[J")
@@ -45,39 +45,37 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(1.0)
 
 
-def text(status: Mapping[str, Any]) -> str:
+def text(status: Status) -> str:
     """Aligned for people."""
     lines = [
-        f"network    {status['network']}",
-        f"interface  {status['iface']} (XDP {status['xdp_mode']})",
-        f"key        {'yes' if status['keyed'] else 'no: every host on this LAN is trusted'}",
-        f"state      {status['state']}{' · ' + status['phase'] if status['phase'] else ''}",
-        f"view       {status['view']}",
-        f"round      {status['round']}",
+        f"network    {status.network}",
+        f"interface  {status.iface} (XDP {status.xdp_mode})",
+        f"key        {'yes' if status.keyed else 'no: every host on this LAN is trusted'}",
+        f"state      {status.state}{' · ' + status.phase if status.phase else ''}",
+        f"view       {status.view}",
+        f"round      {status.round}",
     ]
-    if status["trouble"]:
-        lines.append(f"trouble    {status['trouble']}")
-    if status["warning"]:
-        lines.append(f"warning    {status['warning']}")
-    if status["job"]:
-        lines.append(f"job        {status['job']}")
-        if status["progress"]:
-            lines.append(f"progress   {progress_line(status['progress'])}")
-    last = status["last_job"]
-    if last and not status["job"]:
-        result = last["result"]
+    if status.trouble:
+        lines.append(f"trouble    {status.trouble}")
+    if status.warning:
+        lines.append(f"warning    {status.warning}")
+    if status.job:
+        lines.append(f"job        {status.job}")
+        if status.progress:
+            lines.append(f"progress   {progress_line(status.progress)}")
+    last = status.last_job
+    if last and not status.job:
+        result = last.result
         done = f"{result['lead']} has its result" if "lead" in result else None
-        outcome = last["error"] or done or f"test accuracy {result.get('test_accuracy')}"
-        lines.append(f"last job   {last['job_id'] or '-'}: {outcome}")
-    if status["members"]:
-        width = max(len(m["name"]) for m in status["members"])
+        outcome = last.error or done or f"test accuracy {result.get('test_accuracy')}"
+        lines.append(f"last job   {last.job_id or '-'}: {outcome}")
+    if status.members:
+        width = max(len(m.name) for m in status.members)
         lines.append("")
         lines.append(f"{'no':>3}  {'name':<{max(width, 4)}}  {'mac':<17}  state")
-        for m in status["members"]:
-            leads = status["state"] == "member" and m["number"] == status["lead"]
-            marks = ["this host"] * m["self"] + ["lead"] * leads
+        for m in status.members:
+            leads = status.state == "member" and m.number == status.lead
+            marks = ["this host"] * m.is_self + ["lead"] * leads
             mark = f"  ({', '.join(marks)})" if marks else ""
-            lines.append(
-                f"{m['number']:>3}  {m['name']:<{max(width, 4)}}  {m['mac']}  {m['state']}{mark}"
-            )
+            lines.append(f"{m.number:>3}  {m.name:<{max(width, 4)}}  {m.mac}  {m.state}{mark}")
     return "\n".join(lines) + "\n"

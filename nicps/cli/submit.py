@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from nicps.cli.arguments import add_data, add_socket
 from nicps.errors import UsageProblem
 from nicps.session.channel import Channel
 from nicps.session.commands import connect, follow
+from nicps.session.commands import submit as send
+from nicps.session.fields import values
+from nicps.session.messages import Event, Formed, Progressed, Result, Submit, Training
 
 DESCRIPTION = """\
 Give a job (a folder with job.py, see docs/jobs.md) to the agent of this host. It prepares model and data, calls
@@ -70,20 +74,14 @@ def run(args: argparse.Namespace) -> int:
     job = args.job.absolute()
     if not (job / "job.py").is_file():
         raise UsageProblem(f"{job} holds no job.py (docs/jobs.md says what a job is)")
-    return submit(args, {"job": str(job)})
+    return submit(args, Submit(str(job)))
 
 
-def submit(args: argparse.Namespace, what: Mapping[str, Any]) -> int:
-    """Give the agent a job, and show how it goes; the exit code."""
+def submit(args: argparse.Namespace, job: Submit) -> int:
+    """Give the agent a job, with the data and the settings of the command line, and show how it goes; the exit code."""
     with connect(args.socket) as channel:
-        channel.send(
-            {
-                "op": "submit",
-                "data": str(Path(args.data).absolute()) if args.data else None,
-                "settings": parse_settings(args.set),
-                **what,
-            }
-        )
+        data = str(Path(args.data).absolute()) if args.data else None
+        send(channel, replace(job, data=data, settings=parse_settings(args.set)))
         try:
             return _follow(channel, args)
         except KeyboardInterrupt:
@@ -99,38 +97,35 @@ def submit(args: argparse.Namespace, what: Mapping[str, Any]) -> int:
 
 def _follow(channel: Channel, args: argparse.Namespace) -> int:
     for message in follow(channel):
-        if message["op"] == "result":
-            _finish(message["result"], args.json)
-            return 0 if message["result"].get("weights_identical", True) else 5
-        if message["op"] == "event":
-            if args.wait:
-                _show(message)
-            elif message["event"] in ("formed", "training"):
-                print(f"job {message['job_id']} is under way; `nicps status --watch` shows it")
-                return 0
+        if isinstance(message, Result):
+            _finish(message.result, args.json)
+            return 0 if message.result.get("weights_identical", True) else 5
+        if args.wait:
+            _show(message)
+        elif isinstance(message, Formed | Training):
+            print(f"job {message.job_id} is under way; `nicps status --watch` shows it")
+            return 0
     raise AssertionError("a job ends with a result or an error")
 
 
-def _show(event: Mapping[str, Any]) -> None:
+def _show(event: Event) -> None:
     """One line of progress on stderr; on a terminal it is written over."""
-    if event["event"] != "progress":
-        hidden = ("op", "event", "job_id")
+    shown = {k: v for k, v in values(event).items() if k not in ("event", "job_id")}
+    if not isinstance(event, Progressed):
         details = ", ".join(
-            _short(v) if k == "message" else f"{k} {_short(v)}"
-            for k, v in event.items()
-            if k not in hidden
+            _short(v) if k == "message" else f"{k} {_short(v)}" for k, v in shown.items()
         )
-        print(f"nicps: {event['event']}{': ' + details if details else ''}", file=sys.stderr)
+        print(f"nicps: {event.event}{': ' + details if details else ''}", file=sys.stderr)
     elif sys.stderr.isatty():
-        print(f"\r\x1b[K{progress_line(event)}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{progress_line(shown)}", end="", file=sys.stderr, flush=True)
     else:
-        print(progress_line(event), file=sys.stderr, flush=True)
+        print(progress_line(shown), file=sys.stderr, flush=True)
 
 
-def progress_line(values: Mapping[str, Any]) -> str:
+def progress_line(report: Mapping[str, Any]) -> str:
     """What a training program reports, in one line; keys that are not known here stand as they are."""
-    left = {k: v for k, v in values.items() if k not in ("op", "event", "job_id", "round", "epoch")}
-    done, total = left.pop("trained_rounds", values.get("round")), left.pop("rounds_total", None)
+    left = {k: v for k, v in report.items() if k not in ("round", "epoch")}
+    done, total = left.pop("trained_rounds", report.get("round")), left.pop("rounds_total", None)
     parts = [f"round {done}{f'/{total}' if total else ''}"]
     if (loss := left.pop("loss", None)) is not None:
         parts.append(f"loss {loss:.4f}")

@@ -20,6 +20,7 @@ from nicps.doctor.host import (
     check_memory,
     check_packages,
     check_privileges,
+    check_training,
 )
 from nicps.errors import NicpsError
 
@@ -92,6 +93,7 @@ def examine(
         check_privileges(),
         check_memory(),
         packages,
+        check_training(),
         check_bcc(),
     ]
     if packages.state != "fail":  # what follows imports some of them

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from nicps.doctor.check import Check, fail, ok, warn
+from nicps.extras import TESTED_TORCH, install_command
 
 # bpf_xdp_load_bytes came with 5.18; compare-and-swap in BPF (5.12), mappable inner maps of any size
 # (5.10) and XDP links (5.9) are older.
@@ -21,7 +22,8 @@ OLDEST_TRIED_KERNEL = (6, 1)
 LEAST_MEMORY_BYTES = 500 * 10**6
 GOOD_MEMORY_BYTES = 1500 * 10**6
 
-PACKAGES = ("numpy", "orjson", "pyroute2", "torch", "scikit-learn", "xxhash")
+PACKAGES = ("numpy", "orjson", "pyroute2")
+TRAINING = ("torch", "scikit-learn", "xxhash")
 
 #: Those of packaging/nicps@.service, which says what each is for, by their numbers in linux/capability.h.
 CAPABILITIES = {
@@ -145,14 +147,34 @@ def check_memory(path: Path = Path("/proc/meminfo")) -> Check:
     return ok("memory", text)
 
 
-def check_packages(names: tuple[str, ...] = PACKAGES) -> Check:
-    """The Python packages that nicps imports."""
+def _versions(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Of installed packages, with their names; and those that are not installed."""
     found, absent = [], []
     for name in names:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             absent.append(name)
+    return found, absent
+
+
+def check_training(names: tuple[str, ...] = TRAINING) -> Check:
+    """The Python packages that training programs import; a job may bring its own program that needs none of them."""
+    found, absent = _versions(names)
+    if absent:
+        mend = f"`make setup` in the checkout, or {install_command('train')} (README.md: Install)"
+        text = f"not installed: {', '.join(absent)}: PyTorch jobs cannot be trained here"
+        return warn("training", text, mend)
+    text = ", ".join(found)
+    if not re.search(rf"\btorch {re.escape(TESTED_TORCH)}\.", text):
+        mend = f"PyTorch {TESTED_TORCH} was tested; all hosts of a network need the same one"
+        return warn("training", text, mend)
+    return ok("training", text)
+
+
+def check_packages(names: tuple[str, ...] = PACKAGES) -> Check:
+    """The Python packages that nicps imports."""
+    found, absent = _versions(names)
     if absent:
         mend = (
             f"`make setup` in the checkout, or {sys.executable} -m pip install {' '.join(absent)}"

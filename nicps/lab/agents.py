@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from nicps.lab.errors import AgentFailed
 from nicps.lab.lab import Host, Lab
 from nicps.lab.links import HOST_INTERFACE
 from nicps.session.channel import DEFAULT_SOCKET, Channel
-from nicps.session.commands import ask
+from nicps.session.commands import ask, submit
+from nicps.session.fields import values
+from nicps.session.messages import AskStatus, Status, Submit
 
 READY_S = 120.0
 SCRATCH = "/var/tmp"
@@ -101,12 +103,14 @@ class AgentProcess:
     def status(self) -> dict[str, Any]:
         """What `nicps status --json` prints there."""
         with contextlib.closing(self.connect()) as channel:
-            return ask(channel, {"op": "status"}, 10.0)
+            return values(ask(channel, AskStatus(), Status, 10.0))
 
-    def submit(self, **message: Any) -> Channel:
-        """Submit a job; events and the result come through the channel."""
+    def submit(
+        self, job: Path, settings: Mapping[str, Any] | None = None, entry: str | None = None
+    ) -> Channel:
+        """Submit a job; events and the result come through the channel (`nicps.session.commands.follow`)."""
         channel = self.connect()
-        channel.send({"op": "submit", **message})
+        submit(channel, Submit(str(job), settings=settings, entry=entry))
         return channel
 
     def last_words(self) -> str:

@@ -25,6 +25,7 @@ from nicps.lab.settings import Faults, LabSettings
 from nicps.lab.shield import shielded
 from nicps.lab.signals import Part
 from nicps.lab.state import LabState, ProcessRecord
+from nicps.programs import require_programs
 
 Cable = Literal["up", "down", "unplugged"]
 
@@ -386,7 +387,8 @@ def down(name: str = "lab") -> Removed:
         with state.lock():
             removed = _remove(name)
         if found and found.scratch:  # a tree may be deeper than Python recurses
-            subprocess.run(["rm", "-rf", "--", found.scratch], stderr=subprocess.DEVNULL)
+            (rm,) = require_programs("rm", purpose="taking a lab down")
+            subprocess.run([rm, "-rf", "--", found.scratch], stderr=subprocess.DEVNULL)
         return replace(removed, ended=(*ended, *removed.ended))
     except (OSError, NetlinkError) as error:
         raise LabProblem(f"lab {name} cannot be taken down: {_reason(error)}") from error

@@ -41,7 +41,9 @@ LINE_FAR_END = "wait"
 _CLSACT_INGRESS = 0xFFFFFFF2
 _CLSACT_EGRESS = 0xFFFFFFF3
 _SIOCETHTOOL = 0x8946
-_ETHTOOL_STXCSUM = 0x17
+# The commands that read an offload; the next number sets it.
+_ETHTOOL_GRXCSUM, _ETHTOOL_GTXCSUM = 0x14, 0x16
+_ETHTOOL_GTSO, _ETHTOOL_GGSO, _ETHTOOL_GGRO = 0x1E, 0x23, 0x2B
 
 _MODES = {"xdp": "native", "xdpgeneric": "generic"}
 
@@ -232,6 +234,29 @@ def attach(ipr: Any, index: int, xdp_program: int) -> None:
     ipr.link("set", index=index, xdp={"attrs": attributes})
 
 
+def disable_offloads(name: str) -> None:
+    """What `ethtool -K NAME tx off rx off tso off gso off gro off` does; in this thread's namespace."""
+    _switch_off(
+        name, _ETHTOOL_GTXCSUM, _ETHTOOL_GRXCSUM, _ETHTOOL_GTSO, _ETHTOOL_GGSO, _ETHTOOL_GGRO
+    )
+
+
+def _switch_off(name: str, *offloads: int) -> None:
+    """Those that are on: a veth whose peer has an XDP program refuses to set what that has switched off."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for read in offloads:
+            if _ethtool(control, name, read):
+                _ethtool(control, name, read + 1)
+
+
+def _ethtool(control: socket.socket, name: str, command: int) -> int:
+    """What is there after a command with the value 0."""
+    value = array.array("I", [command, 0])
+    request = struct.pack("16sQ16x", name.encode(), value.buffer_info()[0])
+    fcntl.ioctl(control, _SIOCETHTOOL, request)
+    return value[1]
+
+
 def _add_line(ipr: Any, mtu: int) -> int:
     """The veth to the delay line; the index of its near end."""
     if not ipr.link_lookup(ifname=LINE):
@@ -240,10 +265,7 @@ def _add_line(ipr: Any, mtu: int) -> int:
     index = index_of(ipr, LINE)
     # A packet socket hears frames as they are: whole, with their checksums. That ends, for this
     # interface, segmentation offload too.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        value = array.array("I", [_ETHTOOL_STXCSUM, 0])
-        request = struct.pack("16sQ16x", LINE.encode(), value.buffer_info()[0])
-        fcntl.ioctl(control, _SIOCETHTOOL, request)
+    _switch_off(LINE, _ETHTOOL_GTXCSUM)
     for end in (index, index_of(ipr, LINE_FAR_END)):
         ipr.link("set", index=end, state="up")
     return index

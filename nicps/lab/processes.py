@@ -76,6 +76,12 @@ def environment(lab: str, base: Mapping[str, str] | None = None) -> dict[str, st
     return {**(os.environ if base is None else base), MARK: lab}
 
 
+def launcher(netns: str, argv: Sequence[str], user: str | None = None) -> list[str]:
+    """The command line of a process that enters `netns` and becomes `argv`."""
+    identity = [] if user is None else ["--user", user]
+    return [sys.executable, "-I", "-S", enter.__file__, netns, *identity, "--", *argv]
+
+
 def start(
     lab: str, netns: str, argv: Sequence[str], user: str | None, options: dict[str, Any]
 ) -> subprocess.Popen[Any]:
@@ -83,12 +89,9 @@ def start(
 
     `options` go to Popen; `user` is who the command runs as (the launcher itself needs root).
     """
-    launcher = [sys.executable, "-I", "-S", enter.__file__, netns]
-    if user is not None:
-        launcher += ["--user", user]
     options = {"start_new_session": True, **options}
     options["env"] = environment(lab, options.get("env"))
-    return subprocess.Popen([*launcher, "--", *argv], **options)
+    return subprocess.Popen(launcher(netns, argv, user), **options)
 
 
 def find(lab: str, recorded: Iterable[ProcessRecord] = ()) -> list[Running]:

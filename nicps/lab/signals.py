@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from nicps.lab import processes
-from nicps.lab.errors import LabProblem
+from nicps.lab.errors import LabProblem, NothingRuns
 from nicps.lab.processes import Running
 
 Part = Literal["agent", "trainer", "both"]
@@ -22,7 +22,7 @@ def choose(host: str, running: Sequence[Running], part: Part) -> list[Running]:
     """Of what runs on a host: the agent (`nicps join`), what agents have started, or both.
 
     Raises:
-        LabProblem: there is nothing of the kind.
+        NothingRuns: there is nothing of the kind.
     """
     agents = [process for process in running if processes.program(process.command) == "agent"]
     pids = {process.pid for process in agents}
@@ -32,9 +32,9 @@ def choose(host: str, running: Sequence[Running], part: Part) -> list[Running]:
         pids |= {process.pid for process in more}
     chosen = {"agent": agents, "trainer": started, "both": [*agents, *started]}[part]
     if not agents:
-        raise LabProblem(f"no agent runs on {host}: start one with `nicps join`")
+        raise NothingRuns(f"no agent runs on {host}: start one with `nicps join`")
     if not chosen:
-        raise LabProblem(f"no training program runs on {host}")
+        raise NothingRuns(f"no training program runs on {host}")
     return chosen
 
 

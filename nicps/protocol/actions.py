@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
 
@@ -35,8 +36,8 @@ class Send:
 class SendFragments:
     """Broadcast fragments of this member's contribution, before anything asked for later.
 
-    `ranges` are (first, count). `add`: for the switch to add; without samples there is no contribution, and the frames
-    only ask for the sums. The agent answers with `Node.sent` once the kernel has them all.
+    `ranges` are (first, count). Without samples there is no contribution: the frames are empty, and only ask for sums.
+    The agent answers with `Node.sent` once the kernel has them all.
     """
 
     view: int
@@ -45,7 +46,17 @@ class SendFragments:
     samples: int
     ranges: tuple[tuple[int, int], ...]
     repair: bool
-    add: bool = False
+    exchange: Exchange = Exchange.BROADCAST
+
+    @property
+    def only_asks(self) -> bool:
+        """This member has contributed nothing."""
+        return not self.samples
+
+    @property
+    def flags(self) -> int:
+        """Of each frame's header."""
+        return wire.Flag.REPAIR * self.repair | self.exchange.flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +160,7 @@ class Committed:
     """Everybody has everything: weights may change.
 
     `phase` is the round's. `counted` maps member numbers to samples; members whose gradient is not in the sum are
-    missing from it. `added`: a switch has made the sums, in which this member's own gradient is, too.
+    missing from it. `exchange` is the one that made the sum: where a lone member adds for itself it is not the phase's.
     """
 
     phase: Phase
@@ -157,7 +168,7 @@ class Committed:
     counted: Mapping[int, int]
     unit: int
     next_unit: int
-    added: bool = False
+    exchange: Exchange = Exchange.BROADCAST
 
 
 @dataclass(frozen=True, slots=True)

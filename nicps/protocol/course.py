@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol.actions import Answered, Joiner
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
@@ -28,7 +29,7 @@ class Plan:
 
     `alarm_below`: with fewer members than this part of those that began, the job is saved and stopped (R22).
     `admit`: hosts that were not there at the start may come in (R20). `redeal`: every host has all files; otherwise
-    nobody can hand them out a second time. `adding`: the network's switch adds.
+    nobody can hand them out a second time. `exchange`: that of training rounds.
     """
 
     job: str
@@ -39,10 +40,10 @@ class Plan:
     alarm_below: float = DEFAULT_ALARM
     admit: bool = False
     redeal: bool = True
-    adding: bool = False
+    exchange: Exchange = Exchange.BROADCAST
 
     @classmethod
-    def of(cls, job: str, settings: Mapping[str, Any], adding: bool) -> Plan:
+    def of(cls, job: str, settings: Mapping[str, Any], exchange: Exchange) -> Plan:
         """Out of a prepared job's settings, and the lead's own."""
         return cls(
             job,
@@ -53,7 +54,7 @@ class Plan:
             float(settings.get("alarm_below", DEFAULT_ALARM)),
             bool(settings.get("admit", False)),
             bool(settings.get("redeal", True)),
-            adding,
+            exchange,
         )
 
 
@@ -110,14 +111,15 @@ class Found:
 
     `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what is to
     come after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
-    counted; `coarse`: it is a switch's. `crash`: what ended this host's last training program, if one has crashed.
+    counted; `exchange`: that of the phase in which it has. `crash`: what ended this host's last training program, if
+    one has crashed.
     """
 
     able: bool
     trained: bool
     finishing: bool
     unit: int | None = None
-    coarse: bool = False
+    exchange: Exchange = Exchange.BROADCAST
     crash: str = ""
 
 
@@ -136,10 +138,10 @@ class Course:
         self.unit = plan.unit  # the next training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
-        self.adding = plan.adding  # as long as the switch does it
-        self._coarse = False  # that is a switch's: as coarse as the gradients are large
+        self.exchange = plan.exchange  # as long as it makes sums
+        self._unit_of = Exchange.BROADCAST  # the exchange that `unit` is for
         if found is not None and found.unit is not None:
-            self.committed(found.unit, found.coarse)
+            self.committed(found.unit, found.exchange)
         self._host = host
         self._begun = found is not None
         self.able = found is None or found.able
@@ -202,7 +204,7 @@ class Course:
             self._resume()
         elif phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
             self._test()
-        elif phase.adding and not self.adding:
+        elif phase.exchange != self.exchange and self.exchange == Exchange.BROADCAST:
             self._resume()
         elif self._decided is not None and self._decided[0] == host.open_round - 1:
             self.decided(*self._decided)
@@ -285,9 +287,9 @@ class Course:
         else:
             self._resume()
 
-    def committed(self, unit: int, adding: bool) -> None:
-        """A training round counts, in a phase in which a switch was to add or not; `unit` is the next one's."""
-        self.unit, self._coarse = unit, adding
+    def committed(self, unit: int, exchange: Exchange) -> None:
+        """A training round counts, in a phase with that exchange; `unit` is the next one's."""
+        self.unit, self._unit_of = unit, exchange
 
     def saved(self, error: str = "") -> None:
         """The model is safe, or `error` says why it is not: stop (R22)."""
@@ -331,8 +333,8 @@ class Course:
         """The switch makes no sums: the hosts do it from now on, and run the round again."""
         if self.stopping or self._finishing:
             return
-        if self.adding:
-            self.adding = False
+        if self.exchange != Exchange.BROADCAST:
+            self.exchange = Exchange.BROADCAST
             self._host.tell(
                 "warning",
                 message="the switch does not add what it is sent: the hosts do it from now on",
@@ -362,9 +364,11 @@ class Course:
         if not self.fragments:
             return  # `program_ready` comes here again
         full = (host.view.live - host.learners) | counted
-        adding = self.adding and len(host.view.live) > 1
-        if self._coarse and not adding:
-            self.unit, self._coarse = plan.unit, False
+        exchange = self.exchange.among(len(host.view.live))
+        if (
+            self._unit_of.shared_step and not exchange.shared_step
+        ):  # as coarse as gradients are large
+            self.unit, self._unit_of = plan.unit, exchange
         batch = max(plan.batch, len(full))  # who has no share is not counted
         self._decide(
             Phase(
@@ -379,7 +383,7 @@ class Course:
                 quorum=math.ceil(plan.quorum * batch - 1e-9),
                 unit=self.unit,
                 settings=host.check(),
-                adding=adding,
+                exchange=exchange,
             )
         )
 

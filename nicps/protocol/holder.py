@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nicps import wire
-from nicps.protocol.actions import NotAdded, Send, SendFragments
+from nicps.protocol.actions import Action, Send
 from nicps.protocol.round import Round
 from nicps.protocol.token import Line, TokenState
-
-_STILL_TURNS = 12  # without a new sum; each time everybody has sent again what lacks one
 
 
 class Holder(Round):
@@ -53,7 +51,8 @@ class Holder(Round):
     def _duties(self, now: float, token: TokenState) -> bool:
         """One pass over what this member can do with the token; whether anything changed."""
         line = token.lines[self.number - 1]
-        changed = self._feed(now, token, line) if self.adding else self._repair(token)
+        changed, actions = self.exchange.serve(now, token)
+        self._emit_all(actions)
         if token.state == wire.TokenState.OPEN and not self._frozen:
             changed |= self._contribute(token, line)
             if token.quorum_reached(self.phase):
@@ -61,7 +60,7 @@ class Holder(Round):
                 changed = True
                 if not line.settled:
                     self._close_without_us()
-        counts = not self._sums_are_due(token)
+        counts = not self.exchange.owns_ready(token)
         if counts and not line.settled:
             line.ready = self._ready
         if line.read != self._read:
@@ -72,17 +71,17 @@ class Holder(Round):
             other = token.lines[number - 1]
             if counts and not other.settled:
                 other.ready = max(other.ready, ready)
-        asked = len(token.ranges)
-        # The open round of a frozen ring is dropped.
-        lacking = self._frozen or (self._awaits(token) if self.adding else self._ask(token))
-        changed |= len(token.ranges) > asked
-        if token.state == wire.TokenState.CLOSING and not lacking and not self._held_back():
+        complete = False
+        if not self._frozen:  # the open round of a frozen ring is dropped
+            complete = self.exchange.is_complete(token)
+            changed |= not complete and self.exchange.ask(token)
+        if token.state == wire.TokenState.CLOSING and complete and not self._held_back():
             if not line.complete:
                 line.marks |= wire.Mark.COMPLETE
                 self._complete = True
                 changed = True
             if all(token.lines[k - 1].complete for k in self._view.order):
-                token.commit(self.phase.adding)
+                token.commit(self.phase.exchange)
                 self._committed(token)
                 changed = True
         self._publish_need()
@@ -90,18 +89,6 @@ class Holder(Round):
 
     def _held_back(self) -> bool:
         return self._undecided or self._frozen
-
-    def _repair(self, token: TokenState) -> bool:
-        """Send again what others lack, before anything new; only the sender repairs."""
-        end = self.phase.fragments_in(self.round)
-        mine = tuple(
-            (f, min(c, end - f)) for s, f, c in token.ranges if s == self.number and f < end
-        )
-        if not mine:
-            return False
-        token.ranges = [r for r in token.ranges if r[0] != self.number]
-        self._send_fragments(self._line().samples, mine, repair=True)
-        return True
 
     def _contribute(self, token: TokenState, line: Line) -> bool:
         """Broadcast the gradient (R10), unless somebody has yet to read the bank that it goes to."""
@@ -121,111 +108,20 @@ class Holder(Round):
             return True
         line.samples = offer.samples
         line.marks |= wire.Mark.CONTRIBUTED
-        if self.adding:
-            return True  # it goes out once the list is closed (`_feed`)
-        fragments = self.phase.fragments_in(self.round)
-        token.sent += fragments
-        self._own_sent = fragments
-        self._send_fragments(offer.samples, ((0, fragments),), repair=False)
+        self._emit_all(self.exchange.send_listed(token))
         return True
 
-    # ---- where a switch adds
+    def _emit_all(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self._emit(action)
 
     def _close(self, now: float, token: TokenState) -> None:
-        """No gradient may join any more; from now on `ready` counts sums."""
+        """No gradient may join any more."""
         token.state = wire.TokenState.CLOSING
-        self._moved_at = now
-        if self.adding:
-            for line in token.lines:
-                line.ready = 0
-
-    def _sums_of(self, token: TokenState) -> int:
-        """How many sums the closed list comes to."""
-        contributed = any(line.contributed for line in token.lines)
-        return self.phase.fragments_in(self.round) if contributed else 0
-
-    def _awaits(self, token: TokenState) -> bool:
-        """Whether this member lacks sums; or the lead, as long as anybody does: until then it may decide otherwise."""
-        have = (
-            token.settled if self.number == self._view.lead else token.lines[self.number - 1].ready
-        )
-        return have < self._sums_of(token)
-
-    def _feed(self, now: float, token: TokenState, line: Line) -> bool:
-        """Send the switch what it has room for, and again what somebody lacks the sum of; whether anything changed.
-
-        Since this member sent them everybody has had its turn and sent the same: a sum that has not come is lost, or
-        a contribution to it is, or the switch has forgotten all. So everybody sends it again. The switch takes what it
-        has not, and answers who has sent what it has added already with the sum. Who has contributed nothing sends
-        empty fragments, which only ask.
-        """
-        if not self._sums_are_due(token) or self._frozen:
-            return False
-        before, total, settled = self._sent_to, self._sums_of(token), token.settled
-        room = wire.max_ranges(len(token.lines))
-        missing = self._receiver.missing(self.round, self._view.number, 0, total, room)
-        here = missing[0][0] if missing else total
-        lacks = [(f, min(c, before - f)) for f, c in missing if f < before]
-        others = [(k, f, c) for k, f, c in token.ranges if k != self.number]
-        token.ranges = (others + [(self.number, f, min(c, 0xFFFF)) for f, c in lacks])[:room]
-        self._sent_to = max(before, min(total, settled + 2 * wire.QUANTUM, before + wire.QUANTUM))
-        if line.contributed:
-            lacks += [(max(f, settled), min(f + c, before) - max(f, settled)) for _, f, c in others]
-        again = joined(lacks)
-        if again:
-            self._send_fragments(line.samples, again, repair=True)
-        if line.contributed and self._sent_to > before:
-            self._send_fragments(line.samples, ((before, self._sent_to - before),), repair=False)
-        changed = bool(again) or self._sent_to > before or line.ready != here
-        line.ready = here
-        token.settled = min(token.lines[k - 1].ready for k in self._view.order)
-        self._watch_switch(now, token.settled, total)
-        return changed
-
-    def _watch_switch(self, now: float, settled: int, total: int) -> None:
-        """The lead: a switch that makes no sums is found out."""
-        self._still += 1
-        if settled > self._settled or settled == total:
-            self._still, self._moved_at = 0, now
-        self._settled = settled
-        late = self._still >= _STILL_TURNS and now >= self._moved_at + self._timings.sums_s
-        if late and self.number == self._view.lead:
-            self._still = 0
-            self._emit(NotAdded(self.round))
+        self.exchange.on_closed(now, token)
 
     def _bank_free(self, token: TokenState) -> bool:
         return all(token.lines[k - 1].read >= self.round - 2 for k in self._view.order)
-
-    def _send_fragments(
-        self, samples: int, ranges: tuple[tuple[int, int], ...], *, repair: bool
-    ) -> None:
-        if self._others:
-            self._sending += 1
-            view, generation = self._view.number, self.phase.generation
-            self._emit(
-                SendFragments(view, generation, self.round, samples, ranges, repair, self.adding)
-            )
-
-    def _ask(self, token: TokenState) -> bool:
-        """Write what this member lacks into the token; whether it lacks anything."""
-        room = wire.max_ranges(len(token.lines)) - len(token.ranges)
-        fragments = self.phase.fragments_in(self.round)
-        asked = set(token.ranges)
-        lacking = False
-        for number, line in enumerate(token.lines, 1):
-            if number == self.number or not line.contributed:
-                continue
-            if self._receiver.count(self.round, self._view.number, number) >= fragments:
-                continue
-            lacking = True
-            for first, count in self._receiver.missing(
-                self.round, self._view.number, number, fragments, max(room, 0)
-            ):
-                wanted = (number, first, min(count, 0xFFFF))
-                if room > 0 and wanted not in asked:
-                    token.ranges.append(wanted)
-                    room -= 1
-        return lacking
 
     # ---- handing on
 
@@ -247,14 +143,3 @@ class Holder(Round):
         self.token = token
         self._last_sent = token if self._others else None
         self._last_sent_at = self._handed_at = now
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """(first, count) ranges in order, without overlaps and empty ones."""
-    out: list[tuple[int, int]] = []
-    for first, count in sorted(ranges):
-        if count > 0 and out and first <= sum(out[-1]):
-            out[-1] = (out[-1][0], max(sum(out[-1]), first + count) - out[-1][0])
-        elif count > 0:
-            out.append((first, count))
-    return tuple(out)

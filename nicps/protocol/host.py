@@ -157,7 +157,9 @@ class Host:
         state = self.ring.kernel
         if self._next_ring is not None:
             coming = self._next_ring
-            state = replace(state, round_high=coming.round, bounce=False, sums_next=coming.adding)
+            state = replace(
+                state, round_high=coming.round, bounce=False, sums_next=coming.kernel.sums
+            )
         return state
 
     # ---- rings

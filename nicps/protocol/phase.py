@@ -10,6 +10,7 @@ from typing import Any
 
 from nicps import wire
 from nicps.errors import WireError
+from nicps.exchange import Exchange
 
 #: Phases that are series of rounds.
 ROUND_KINDS = (wire.PhaseKind.HANDOUT, wire.PhaseKind.TRAIN, wire.PhaseKind.TEST)
@@ -108,8 +109,8 @@ class Phase:
 
     `rounds` is how many there are (0: until the next decision). Every contribution of a round has `fragments`
     fragments, the last round's `last_fragments`. `shares[k-1]` is member k's part of the batch in samples, 0 for who
-    only receives. `quorum` is in samples (R13). `unit` is the log2 of the accumulators' lowest bit. `adding`: a switch
-    makes the sums.
+    only receives. `quorum` is in samples (R13). `unit` is the log2 of the accumulators' lowest bit. `exchange`: how the
+    contributions of a round become one sum.
     """
 
     number: int
@@ -124,7 +125,7 @@ class Phase:
     quorum: int = 0
     unit: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    adding: bool = False
+    exchange: Exchange = Exchange.BROADCAST
 
     @property
     def ending(self) -> wire.Ending:
@@ -178,7 +179,7 @@ class Phase:
                 "shares": self.shares,
                 "quorum": self.quorum,
                 "unit": self.unit,
-                "adding": self.adding,
+                "adding": self.exchange.to_json(),
                 "settings": dict(self.settings),
             },
             separators=(",", ":"),
@@ -207,7 +208,7 @@ class Phase:
                 kind,
                 shares=shares,
                 settings=settings,
-                adding=adding,
+                exchange=Exchange.from_json(adding),
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -233,7 +234,7 @@ class Phase:
         fits = all(0 <= n < 1 << 31 for n in numbers) and all(0 <= n < limit for n in sizes)
         if not fits or not -100 <= self.unit <= 100:
             raise WireError(f"decision {self.number}: a number is out of range")
-        if self.adding and not self.width:
+        if self.exchange.shared_step and not self.width:
             raise WireError(f"decision {self.number}: no switch adds raw bytes")
         if not self.fragments or not self.last_fragments or not self.first_round:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")

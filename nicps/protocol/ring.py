@@ -54,7 +54,7 @@ class Ring(Holder):
 
     def sent(self, now: float) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
-        self._sending -= 1
+        self.exchange.on_sent()
         self._last_sent_at = self._handed_at = now
 
     def go_on(self, now: float) -> None:
@@ -148,9 +148,9 @@ class Ring(Holder):
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""
         times = []
-        if self._last_sent is not None and not self._sending:
+        if self._last_sent is not None and not self.exchange.delays_token:
             times.append(self._repeat_at())
-        if self._sending and self._others:
+        if self.exchange.delays_token and self._others:
             times.append(self._life_at())
         if self._want_at is not None:
             times.append(self._want_at)
@@ -160,7 +160,7 @@ class Ring(Holder):
 
     def tick(self, now: float) -> None:
         """Repeat what nobody seems to have heard (R16), want what does not come, send round what is parked."""
-        if self._last_sent is not None and not self._sending:
+        if self._last_sent is not None and not self.exchange.delays_token:
             if not self._is_last_broadcaster():
                 self._last_sent = None  # somebody went on from it
             elif now >= self._repeat_at():
@@ -169,7 +169,7 @@ class Ring(Holder):
                 else:
                     self._repeat(now)
                     self._repeat_s = min(self._repeat_s * 2, self._timings.repeat_s * _BACKOFF)
-        if self._sending and self._others and now >= self._life_at():
+        if self.exchange.delays_token and self._others and now >= self._life_at():
             self._beacon_at = now
             self._emit_want(0)  # we wait for our own training program: a sign of life
         if self._listens() and now >= self._silent_at():
@@ -199,7 +199,7 @@ class Ring(Holder):
         """Whether somebody else has the token and should be heard of."""
         return (
             not self.holding
-            and not self._sending
+            and not self.exchange.delays_token
             and self._silent is not None
             and self._owner != self.number
         )

@@ -15,6 +15,7 @@ from nicps.protocol.actions import (
     Need,
     Receiver,
 )
+from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.phase import Patience, Phase, Timings
 from nicps.protocol.token import Line, TokenState
 from nicps.protocol.view import View
@@ -57,7 +58,6 @@ class KernelState:
     round: int
     round_low: int
     round_high: int
-    fragments: int
     sent_seen: int
     own_sent: int
     bounce: bool
@@ -100,12 +100,7 @@ class Round:
         self.turns = 0  # times that this member had the token
         self._view = view
         self._others = len(view.live) > 1
-        self.adding = phase.adding and self._others
-        self._sent_to = 0  # fragments, from the first on, that this member has sent to the switch
-        self._settled = 0  # sums that all had at this member's last turn
-        self._still = 0  # turns without another one
-        self._moved_at = now  # when there was one
-        self._receiver = receiver
+        self.exchange = exchanger_of(phase, view, number, receiver, timings, now)
         self._timings = timings
         self._patience = patience
         self._header = header
@@ -116,7 +111,6 @@ class Round:
         self._offer = carried.offer
         self._held = carried.offer  # what this member has to give to the open round, or has given
         self._passes = carried.passes
-        self._own_sent = 0
         self._ready = carried.ready
         self._ready_of: dict[int, int] = {}  # from WANT frames
         self._read = carried.read
@@ -132,7 +126,6 @@ class Round:
         self._handed_at = 0.0  # when this member gave the token away
         self._beacon_at = 0.0  # when the parked token was announced last
         self._repeat_s = timings.repeat_s
-        self._sending = 0  # SendFragments that the kernel has not taken yet
         self._heard = now
         self._want_at: float | None = None
         self._want_s = timings.want_s
@@ -151,6 +144,7 @@ class Round:
     def freeze(self) -> None:
         """A new phase or view is coming: contribute and close nothing more, but keep passing the token."""
         self._frozen = True
+        self.exchange.on_dropped()
 
     def _line(self) -> Line:
         return self.token.lines[self.number - 1] if self.token is not None else _NO_LINE
@@ -179,12 +173,12 @@ class Round:
         """log2 of the unit of the open round, or of the next one, which follows from the closed list."""
         if round_ <= self.round or self.token is None:
             return self.unit
-        return self.token.next_unit(self.phase.adding)
+        return self.token.next_unit(self.phase.exchange)
 
     def settle(self) -> None:
         """The survivors of a view all have the open round: it is committed (R18)."""
         assert self.token is not None and self._complete
-        self.token.commit(self.phase.adding)
+        self.token.commit(self.phase.exchange)
         self._committed(self.token)
 
     # ---- what the token tells
@@ -203,12 +197,12 @@ class Round:
     def _committed(self, token: TokenState) -> None:
         counted = {k: e.samples_before for k, e in enumerate(token.lines, 1) if e.samples_before}
         units = token.unit_before, token.unit
-        self._emit(Committed(self.phase, self.round, counted, *units, self.adding))
+        self._emit(Committed(self.phase, self.round, counted, *units, self.exchange.kind))
         self.round = token.round
         self.unit = token.unit
         self._offer = self._held = None
         self._passes = False
-        self._own_sent = self._sent_to = self._settled = self._still = 0
+        self.exchange.open()
         self._ready = 0
         self._ready_of = {}
         self._complete = False
@@ -257,7 +251,7 @@ class Round:
     def _publish_need(self) -> None:
         """Tell the trainer how many samples are still enough (R13)."""
         token = self.token
-        if token is None or self._line().settled or self._sums_are_due(token):
+        if token is None or self._line().settled or self.exchange.owns_ready(token):
             return
         others = sum(
             max(line.ready, self._ready_of.get(number, 0))
@@ -268,10 +262,6 @@ class Round:
         if token.counted and need != self._need:
             self._need = need
             self._emit(Need(self.round, need))
-
-    def _sums_are_due(self, token: TokenState) -> bool:
-        """The list is closed, and the switch adds what is in it; `ready` counts sums now."""
-        return self.adding and token.state == wire.TokenState.CLOSING
 
     # ---- for the XDP program
 
@@ -292,12 +282,11 @@ class Round:
             round=self.round,
             round_low=self.round,
             round_high=self.round + (1 if self._complete else 0),
-            fragments=self.phase.fragments_in(self.round),
             sent_seen=token.sent if token is not None else 0,
-            own_sent=self._own_sent,
+            own_sent=self.exchange.own_sent,
             bounce=quiet and not self._frozen,
-            sums=self.adding,
-            sums_next=self.adding,
+            sums=self.exchange.kind.includes_own,
+            sums_next=self.exchange.kind.includes_own,
         )
 
 

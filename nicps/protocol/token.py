@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol.phase import Phase
 
 # As plain numbers: every holder looks at them for every member.
@@ -160,23 +161,23 @@ class TokenState:
         lines = [line for line, share in zip(self.lines, phase.shares, strict=True) if share]
         return bool(lines) and (self.counted >= phase.quorum or all(line.settled for line in lines))
 
-    def next_unit(self, adding: bool) -> int:
+    def next_unit(self, exchange: Exchange) -> int:
         """log2 of the next round's unit: the largest that anybody asks for, or that it was before.
 
-        Where a switch adds, all lanes are multiples of it: it follows the gradients down too.
+        Where all lanes are multiples of it (`Exchange.shared_step`) it follows the gradients down too.
         """
         wanted = max(line.unit for line in self.lines)
         if wanted == _NO_UNIT:
             return self.unit
-        return wanted if adding else max(self.unit, wanted)
+        return wanted if exchange.shared_step else max(self.unit, wanted)
 
-    def commit(self, adding: bool) -> None:
+    def commit(self, exchange: Exchange) -> None:
         """Close the open round for good and open the next one."""
         for line in self.lines:
             line.samples_before, line.samples = line.samples, 0
             line.ready = 0
             line.marks = 0
-        self.unit_before, self.unit = self.unit, self.next_unit(adding)
+        self.unit_before, self.unit = self.unit, self.next_unit(exchange)
         for line in self.lines:
             line.unit = _NO_UNIT
         self.round += 1

@@ -4,19 +4,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
-from nicps.errors import (
-    Alarm,
-    EnvironmentProblem,
-    JobFailed,
-    NetworkProblem,
-    NicpsError,
-    UsageProblem,
-)
+from nicps.errors import NetworkProblem
 from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.fields import encode
+from nicps.session.messages import (
+    ANSWERS,
+    Answer,
+    Command,
+    Error,
+    Event,
+    Ok,
+    Probe,
+    Result,
+    Status,
+    Submit,
+)
 
+A = TypeVar("A", Ok, Status, Probe)
 _ANSWER_S = 30.0
 
 
@@ -47,67 +54,79 @@ def connect(address: str) -> Iterator[Channel]:
         channel.close()
 
 
-def ask(channel: Channel, message: dict[str, Any], timeout_s: float = _ANSWER_S) -> dict[str, Any]:
-    """Send a message; the answer.
+def ask(channel: Channel, command: Command, answer: type[A], timeout_s: float = _ANSWER_S) -> A:
+    """Send a command; the answer, which must be of that class.
 
     Raises:
         NicpsError: the agent refused.
+        TimeoutError: no answer came in time.
     """
-    channel.send(message)
-    answer, _ = channel.recv(timeout_s)
-    return check_answer(answer)
+    channel.send(encode(command))
+    found = _check(ANSWERS.decode(channel.recv(timeout_s)[0]))
+    if not isinstance(found, answer):
+        raise NetworkProblem(f"the agent answered {command.op!r} with {found.op!r}")
+    return found
 
 
-def check_answer(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, unless it is an error.
-
-    Raises:
-        NicpsError: it is one.
-    """
-    if message["op"] != "error":
-        return message
-    kinds: tuple[type[NicpsError], ...]
-    kinds = (UsageProblem, EnvironmentProblem, NetworkProblem, JobFailed, Alarm)
-    known = {kind.exit_code: kind for kind in kinds}
-    raise known.get(message["exit_code"], NicpsError)(message["message"])
+def submit(channel: Channel, job: Submit) -> None:
+    """Submit a job; `follow` has what comes of it."""
+    channel.send(encode(job))
 
 
-def follow(channel: Channel, timeout_s: float | None = None) -> Iterator[dict[str, Any]]:
-    """What comes of a submitted job: its events, and its result as the last.
+def follow(channel: Channel, timeout_s: float | None = None) -> Iterator[Event | Result]:
+    """What comes of a submitted job: its events, and its result as the last. Events that are not known are left out.
 
     Args:
         timeout_s: at most so long between two of them.
 
     Raises:
-        JobFailed: the job failed.
+        NicpsError: the agent refused the job, or the job failed.
         TimeoutError: nothing came in time.
     """
     while True:
-        message = check_answer(channel.recv(timeout_s)[0])
+        raw, _ = channel.recv(timeout_s)
+        if ANSWERS.find(raw) is None:
+            continue
+        message = _check(ANSWERS.decode(raw))
+        if isinstance(message, Ok | Status | Probe):
+            raise NetworkProblem(f"the agent answered a submitted job with {message.op!r}")
         yield message
-        if message["op"] == "result":
+        if isinstance(message, Result):
             return
 
 
 def await_result(
     channel: Channel, timeout_s: float = 300.0
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[Mapping[str, Any], list[Event]]:
     """A submitted job's result and the events before it.
 
     Raises:
-        JobFailed: the job failed.
+        NicpsError: the agent refused the job, or the job failed.
         TimeoutError: nothing came in time.
     """
-    *events, last = follow(channel, timeout_s)
-    return last["result"], events
+    events: list[Event] = []
+    for message in follow(channel, timeout_s):
+        if isinstance(message, Result):
+            return message.result, events
+        events.append(message)
+    raise AssertionError("a job ends with a result or an error")
 
 
 def raise_failure(channel: Channel) -> None:
     """Read what has come of a submitted job, without waiting.
 
     Raises:
-        JobFailed: the job has failed.
+        NicpsError: the agent refused the job, or the job has failed.
     """
     with contextlib.suppress(ChannelClosed):
         while channel.wait(0.0):
-            check_answer(channel.recv()[0])
+            raw, _ = channel.recv()
+            if ANSWERS.find(raw) is not None:
+                _check(ANSWERS.decode(raw))
+
+
+def _check(message: Answer) -> Ok | Status | Probe | Result | Event:
+    """The message, unless it is an error."""
+    if isinstance(message, Error):
+        raise message.error
+    return message

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from nicps.errors import NonFinite
+from nicps.exchange import Exchange
 from nicps.session.arena import Arena
 from nicps.session.lanes import F32, U8, LaneFormat, Quantiser
 
@@ -27,13 +28,13 @@ class Offers:
     Args:
         doorbell: rung for the agent after every batch.
 
-    Attributes: `unit`, log2 of what the open round's numbers are multiples of; `adding`: a switch makes the sums.
+    Attributes: `unit`, log2 of what the open round's numbers are multiples of; `exchange` makes the sums.
     """
 
     def __init__(self, format: LaneFormat, arena: Arena, doorbell: int) -> None:
         self.arena = arena
         self.unit = 0
-        self.adding = False
+        self.exchange = Exchange.BROADCAST
         self._doorbell = doorbell
         self._quantiser = Quantiser(format)
 
@@ -50,13 +51,13 @@ class Offers:
     @property
     def coarser(self) -> int:
         """By so many bits the next unit may be the larger one without anybody having been left out."""
-        return _SATURATED + _ROOM if self.adding else 0
+        return _SATURATED + _ROOM if self.exchange.shared_step else 0
 
-    def enter(self, unit: int, members: int, adding: bool) -> None:
+    def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """A phase begins; `members` are in it."""
-        self.unit, self.adding = unit, adding
+        self.unit, self.exchange = unit, exchange
         format = self._quantiser.format
-        self._quantiser.format = replace(format, members=members if adding else 0)
+        self._quantiser.format = replace(format, members=members if exchange.shared_step else 0)
 
     def wanted(self, vector: F32) -> tuple[int | None, bool]:
         """The unit that is asked for in the next round, if it should be another; whether this one's is too fine.
@@ -66,7 +67,7 @@ class Offers:
         """
         format, largest = self._quantiser.format, self._largest(vector)
         unit = max(format.unit_for(largest) + _ROOM, _LEAST_UNIT) if largest else None
-        if self.adding:
+        if self.exchange.shared_step:
             # What is a little too large for the step that a switch needs of all goes into the residual.
             return unit, unit is not None and unit > self.unit + self.coarser
         skip = largest > format.largest(self.unit)
@@ -115,7 +116,7 @@ class Offers:
         format, residual = self._quantiser.format, self._quantiser.residual
         bound = math.sqrt(float(np.dot(vector, vector)))
         # A residual is far smaller than that; where a switch adds, the next round's step hangs on it.
-        if bound < format.largest(self.unit) / 4 and not self.adding:
+        if bound < format.largest(self.unit) / 4 and not self.exchange.shared_step:
             return bound
         finite = np.isfinite(vector)
         if not finite.all():

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nicps.exchange import Exchange
 from nicps.layout import layout
 from nicps.session.lanes import F32, I64, U8, LaneFormat, Summer
 from nicps.wire import BLOCK_LANES
@@ -36,13 +37,13 @@ class Sums:
     Args:
         number: this member's; its own lanes are combined here, not in the kernel.
 
-    Attributes: `ready_made`, a switch has added everybody's lanes, this member's too.
+    Attributes: `exchange` makes the sums: of some, this member's own lanes are in them.
     """
 
     def __init__(self, format: LaneFormat, number: int) -> None:
         self.format = format
         self._number = number
-        self.ready_made = False
+        self.exchange = Exchange.BROADCAST
         self._summer = Summer(format)
         self._lanes: I64 | None = None  # (2, blocks, 1440)
         self._slots: Any = None  # (2, slots) records: who has been added
@@ -59,7 +60,7 @@ class Sums:
 
     def bank(self, round_: int, senders: Collection[int]) -> I64 | None:
         """The round's accumulators, int64 (blocks, 1440); None if nobody's lanes have come."""
-        if not set(senders) - (set() if self.ready_made else {self._number}):
+        if not set(senders) - (set() if self.exchange.includes_own else {self._number}):
             return None
         assert self._lanes is not None
         bank: I64 = self._lanes[round_ & 1]
@@ -80,7 +81,7 @@ class Sums:
         assert early is not None
         bank = self.bank(early.round, early.senders)
         everybody = sum(1 << (number - 1) for number in early.senders - {self._number})
-        if self.ready_made:
+        if self.exchange.includes_own:
             everybody = (1 << 64) - 1
         while early.done < format.fragments:
             first, end = early.done, min(early.done + format.batch, format.fragments)
@@ -88,7 +89,7 @@ class Sums:
             whole = (slots["tag"] == view << 32 | early.round) & (slots["seen"] == everybody)
             if not whole.all() or stop():
                 break
-            mine = None if self.ready_made else own
+            mine = None if self.exchange.includes_own else own
             early.done += self._summer.batch(first, bank, mine, unit, early.out)
 
     def total(
@@ -104,7 +105,7 @@ class Sums:
             done = early.done if early.senders == frozenset(senders) else 0
         self._early = None
         bank = self.bank(round_, senders)
-        mine = own if self._number in senders and not self.ready_made else None
+        mine = own if self._number in senders and not self.exchange.includes_own else None
         while done < self.format.fragments:
             done += self._summer.batch(done, bank, mine, unit, out)
 

@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import json
 import logging
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from nicps.errors import EnvironmentProblem, NetworkProblem
+from nicps.extras import install_command
+from nicps.programs import find_program
 from nicps.switch import program
 
 DEFAULT_PORT = 9090
@@ -323,7 +324,7 @@ def missing_modules() -> tuple[str, ...]:
     A BMv2 with a prefix of its own has its modules in PREFIX/lib/python3.N, where this Python does not look: from here
     on it does, after everywhere else.
     """
-    if importlib.util.find_spec("bm_runtime") is None and (switch := shutil.which("simple_switch")):
+    if importlib.util.find_spec("bm_runtime") is None and (switch := find_program("simple_switch")):
         library = Path(switch).resolve().parent.parent / "lib"
         for kind in ("site-packages", "dist-packages"):
             found = library.glob(f"python3*/{kind}/bm_runtime")
@@ -331,10 +332,19 @@ def missing_modules() -> tuple[str, ...]:
     return tuple(name for name in _NEEDED if importlib.util.find_spec(name) is None)
 
 
-def _module(name: str) -> Any:
+def require_modules() -> None:
+    """See to it that the Python modules can be imported.
+
+    Raises:
+        EnvironmentProblem: one is missing.
+    """
     if missing := missing_modules():
         raise EnvironmentProblem(
             f"the Python module {missing[0]} is missing: it comes with BMv2, the p4lang project's "
-            "package p4lang-bmv2 (docs/switch.md); thrift is also on PyPI"
+            f"package p4lang-bmv2 (docs/switch.md); thrift also with {install_command('switch')}"
         )
+
+
+def _module(name: str) -> Any:
+    require_modules()
     return importlib.import_module(name)

@@ -29,6 +29,7 @@ from nicps.lab.agents import AgentProcess, Folders, start_agent
 from nicps.lab.jobs import RunSettings, choose_user
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import await_result
+from nicps.session.messages import Event
 from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, until
 
 DIGITS = ROOT / "trainer" / "jobs" / "digits"
@@ -81,7 +82,7 @@ class Run:
     """A job that has ended well. `places` maps host names to the folders of their agents' runs."""
 
     result: Mapping[str, Any]
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[Event]
     places: Mapping[str, Path]
 
     @property
@@ -286,7 +287,7 @@ class Network:
 
     def submit(self, host: str, job: Path, **settings: Any) -> Channel:
         """Submit on that host; events and the result come through the channel."""
-        return self.agents[host].submit(job=str(job), settings=settings)
+        return self.agents[host].submit(job, settings=settings)
 
     def train(
         self, job: Path, *, host: str = "h1", timeout_s: float = 120.0, **settings: Any

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nicps.session.messages import Warned
 from tests.netns.labs import until
 from tests.netns.members import DIGITS, MNIST, Network, tiny_job
 
@@ -175,6 +176,14 @@ def test_a_job_that_is_wrong(network: Network, open_path: Path, more: str, said:
     assert said in refused(network, tiny_job(open_path, more))
 
 
+def test_a_job_that_needs_what_is_not_installed(network: Network, open_path: Path) -> None:
+    more = "import sys\nsys.modules['sklearn'] = None\nimport sklearn"
+    ended = network.command("h1", "submit", str(tiny_job(open_path, more)), "--wait")
+    assert "sklearn is not installed" in (text := ended.error(3)), text
+    assert text.endswith("-m pip install 'nicps[train]'")
+    network.all_stand_by()
+
+
 # ---- jobs that go wrong at one of the hosts
 
 
@@ -251,7 +260,7 @@ def test_the_others_are_on_another_network(bare: Network, open_path: Path) -> No
         bare.answered("h1"), bare.answered("h2")
         run = bare.train(tiny_job(open_path))
         assert run.members == ["h1"]
-        warnings = [event["message"] for event in run.events if event["event"] == "warning"]
+        warnings = [event.message for event in run.events if isinstance(event, Warned)]
         assert warnings == ["no other host is there: this one trains alone"]
         other = bare.status("h2")
         assert other is not None and other["counters"]["network"] > 0

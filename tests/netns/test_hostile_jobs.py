@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nicps.agent.process import User
+from nicps.session.messages import Warned
 from tests.netns.labs import until
 from tests.netns.members import Network, tiny_job
 
@@ -118,12 +119,12 @@ def test_a_fifo_in_the_place_of_what_was_handed_out(pair: Network, open_path: Pa
 
 def test_the_module_of_a_job_draws_as_the_training_user(pair: Network, open_path: Path) -> None:
     """It has the records to read, and no rights."""
-    channel = pair.agents["h1"].submit(job=str(tiny_job(open_path)), settings={}, entry="entry")
+    channel = pair.agents["h1"].submit(tiny_job(open_path), settings={}, entry="entry")
     try:
         run = pair.finished(channel)
     finally:
         channel.close()
-    (said,) = [event["message"] for event in run.events if event["event"] == "warning"]
+    (said,) = [event.message for event in run.events if isinstance(event, Warned)]
     user = User.named(pair.user)
     rights = "" if user.uid == 0 else "0" * 16
     assert said.startswith(f"no report: uid {user.uid} caps {rights}")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from pyroute2 import IPRoute
 
+from nicps.cli import main
 from nicps.dataplane import bpf
 from nicps.lab import Lab, LabExists, LabNotFound, LabSettings, links, namespaces
 from tests.netns.labs import fresh_name, leftovers, own_links, raw_socket, until
@@ -218,3 +219,25 @@ def test_open_finds_what_stands(name: str) -> None:
             with pytest.raises(LabNotFound, match="h1 to h2"):
                 lab.run("h3", ["true"])
         assert ping(Lab.open(name), "h1", "h2") == 0, "leaving an opened lab leaves it standing"
+
+
+def test_exit_codes_of_the_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of README's table: 2 wrong use, 4 no agent."""
+    with Lab(LabSettings(name, hosts=2)):
+        at, nowhere = ["--lab", name], ["--lab", f"{name}-x"]
+        for code, words in (
+            (2, ["up", *at]),
+            (2, ["exec", *at, "h3", "--", "true"]),
+            (2, ["status", *nowhere]),
+            (2, ["fault", *at, "h3", "--loss", "1%"]),
+            (2, ["fault", *nowhere, "h1", "--clear"]),
+            (2, ["lose-next", *at, "h1", "token", "-1"]),
+            (2, ["cut", *at, "all"]),
+            (2, ["heal", *nowhere]),
+            (2, ["link", *at, "h0", "up"]),
+            (4, ["pause", *at, "h1"]),
+            (4, ["kill", *at, "all", "--trainer"]),
+            (0, ["down", *nowhere]),
+        ):
+            assert main(["lab", *words]) == code, words
+            assert capsys.readouterr().err.count("nicps: error: ") == (code > 0), words

@@ -204,7 +204,7 @@ def test_commands(name: str) -> None:
     assert made.returncode == 0, made.stderr
     try:
         again = nicps("lab", "up", "--lab", name)
-        assert again.returncode == 3
+        assert again.returncode == 2
         assert again.stderr.startswith("nicps: error: ")
         assert again.stderr.count("\n") == 1
         script = "cat; echo to stderr >&2; exit 7"
@@ -213,7 +213,7 @@ def test_commands(name: str) -> None:
         absent = nicps("lab", "exec", "--lab", name, "h2", "--", "no-such-command")
         assert absent.returncode == 127
         assert absent.stderr == "nicps: error: no-such-command: no such command\n"
-        assert nicps("lab", "exec", "--lab", name, "h3", "--", "true").returncode == 3
+        assert nicps("lab", "exec", "--lab", name, "h3", "--", "true").returncode == 2
         sleeping = subprocess.Popen(
             [
                 sys.executable,

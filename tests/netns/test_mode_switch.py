@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nicps.errors import JobFailed
+from nicps.session.messages import Warned
 from tests import reference
 from tests.netns.members import Network, tiny_job
 from tests.netns.scenes import SUMMING, Stage
@@ -27,7 +28,7 @@ def test_no_switch_adds(network: Network) -> None:
     """The hosts find out in the first round with a gradient, say so, and train on by themselves."""
     run = network.train(tiny_job(network.folder), save_gradients=True)
     assert run.result["weights_identical"] is True
-    said = [event["message"] for event in run.events if event["event"] == "warning"]
+    said = [event.message for event in run.events if isinstance(event, Warned)]
     assert len(said) == 2
     for text, words in zip(said, ("sums of the switch have not come", "does not add"), strict=True):
         assert words in text and text.removeprefix("h1: ") in network.log("h1")
@@ -43,7 +44,7 @@ def test_all_reduce_where_no_switch_adds() -> None:
     try:
         stage.up()
         done = stage.train(tiny_job(stage.folder), batch=3, lane="i32")
-        said = [event["message"] for event in done.events if event["event"] == "warning"]
+        said = [event.message for event in done.events if isinstance(event, Warned)]
         assert any("the switch does not add" in text for text in said)
         rounds = stage.recorded()
         summed = {r: of for r, of in rounds.items() if all("total" in own for own in of.values())}

@@ -82,7 +82,7 @@ def test_takes_part_without_torch(lab: Lab, open_path: Path) -> None:
     assert "version 2" in refusal(agents[3], **attach, version=2)
     # Micro-batches that last make the rounds long enough to look at the processes meanwhile.
     settings = {"rounds": ROUNDS, "test_every": 4, "quorum": 1.0, "microbatch_seconds": 0.02}
-    channel = agents[0].submit(job=str(JOB), settings=settings)
+    channel = agents[0].submit(JOB, settings=settings)
     until(
         lambda: agents[0].status()["round"] and agents[0].status()["phase"] == "train", "training"
     )
@@ -123,7 +123,7 @@ def test_a_gradient_that_does_not_fit_fails_the_job(lab: Lab, open_path: Path) -
     assert text.count(right) == 1
     program.write_text(text.replace(right, '"shape": [*array.shape, 1],'))
     agents = joined(lab, open_path, program)
-    channel = agents[0].submit(job=str(JOB), settings={"rounds": ROUNDS})
+    channel = agents[0].submit(JOB, settings={"rounds": ROUNDS})
     with pytest.raises(
         JobFailed, match=r"^h2: round \d+: the gradient is refused: parameter"
     ) as failed:

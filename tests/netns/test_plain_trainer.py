@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nicps.session.messages import Warned
 from tests.netns.labs import ROOT
 from tests.netns.members import Network, tiny_job
 
@@ -20,9 +21,10 @@ class Plain(Network):
 
     lacks = ""
 
-    def command_line(self, host: str) -> list[str]:
+    def more_arguments(self, host: str) -> list[str]:
         lacks = self.lacks if host == "h2" else ""
-        return [*super().command_line(host), "--trainer", f"{sys.executable} -S {PROGRAM} {lacks}"]
+        trainer = ["--trainer", f"{sys.executable} -S {PROGRAM} {lacks}"]
+        return [*super().more_arguments(host), *trainer]
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_a_run_has_its_result_and_its_report(network: Plain, open_path: Path) ->
     network.up()
     run = network.train(tiny_job(open_path), rounds=4)
     assert run.result["weights_identical"] and run.result["rounds"] == 4
-    assert not [event for event in run.events if event["event"] == "warning"]
+    assert not [event for event in run.events if isinstance(event, Warned)]
     assert run.metrics("h1")[0].keys() == {"round", "weights_sha256"}
     page = Path(run.result["report"]).read_text()
     assert "<b>5</b><span>training rounds" in page and "identical" in page
@@ -49,5 +51,5 @@ def test_a_field_that_is_demanded(network: Plain, open_path: Path, field: str) -
     network.lacks = field
     network.up()
     ended = network.command("h1", "submit", str(tiny_job(open_path)), "--wait", "--set", "rounds=2")
-    assert ended.error(5) == f'h2: metrics.jsonl: row 3 lacks "{field}"'
+    assert ended.error(5).startswith(f'h2: metrics.jsonl: row 3: "{field}" is missing; it must be')
     network.all_stand_by()

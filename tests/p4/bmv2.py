@@ -24,14 +24,13 @@ from nicps.bench.bmv2 import (
     CPU,
     NEAR_CPU,
     Bmv2,
+    add_cable,
+    add_controller_cable,
     controller_arguments,
-    controller_cable,
-    quieten,
 )
-from nicps.lab import namespaces
+from nicps.lab import links, namespaces, processes
 from tests.netns.labs import ROOT, until
 from tests.netns.members import NICPS
-from tests.netns.wires import run
 
 _ETH_P_ALL = 3
 
@@ -95,14 +94,15 @@ def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
     """A switch on veth pairs whose far ends are in the same namespace; all gone at the end."""
     namespaces.create([name])
     try:
-        commands = ["ip link set lo up", *controller_cable()]
         pairs = {number: (f"near{number}", f"far{number}") for number in range(1, ports + 1)}
-        for near, far in pairs.values():
-            commands.append(f"ip link add {near} type veth peer name {far}")
-            for end in (near, far):
-                commands += [*quieten(end), f"ip link set {end} up"]
-        for command in commands:
-            run(f"ip netns exec {name} {command}")
+
+        def lay() -> None:
+            add_controller_cable()
+            for near, far in pairs.values():
+                add_cable(near, far)
+
+        links.with_netlink(name, lambda ipr: ipr.link("set", index=1, state="up"))
+        namespaces.inside(name, lay)
         hosts = {number: near for number, (near, _) in pairs.items()}
         with Bmv2(name, {**hosts, CONTROLLER: NEAR_CPU}) as bmv2:
             wires = Wires(name, range(1, ports + 1))
@@ -118,8 +118,8 @@ class Controller:
     """`nicps switch p4 run` beside the switch."""
 
     def __init__(self, bmv2: Bmv2, log: Path, *arguments: str) -> None:
-        command = ["ip", "netns", "exec", bmv2.netns, *NICPS, *controller_arguments(bmv2.ports)]
-        self._command = [*command, "--config", str(bmv2.config), *arguments]
+        command = [*NICPS, *controller_arguments(bmv2.ports), "--config", str(bmv2.config)]
+        self._command = processes.launcher(bmv2.netns, [*command, *arguments])
         self.log = log
         self.start()
 

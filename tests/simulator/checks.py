@@ -139,7 +139,7 @@ class Checks:
 
     def unit_of(self, phase: Phase) -> None:
         """Where hosts add they begin with a unit of theirs: a switch's is as coarse as the gradients are large."""
-        if not phase.adding and phase.unit >= SWITCH_UNITS[0]:
+        if not phase.exchange.shared_step and phase.unit >= SWITCH_UNITS[0]:
             self.fail(f"phase {phase.number} begins with a switch's unit, {phase.unit}")
 
     def in_time(self, host: Host, commit: Committed, prepared: Phase | None) -> None:
@@ -184,7 +184,7 @@ class Checks:
                     f"round {commit.round}: member {k} has gradients of unit {unit}, not {commit.unit}"
                 )
         number = host.node.number
-        others = [k for k in commit.counted if commit.added or k != number]
+        others = [k for k in commit.counted if commit.exchange.includes_own or k != number]
         sums = [got for (v, r), got in host.kernel.sums.items() if r == commit.round]
         for index in range(phase.fragments_in(commit.round)):
             expected = sum(self.value(k, commit.round, index) for k in others)

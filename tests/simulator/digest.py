@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from nicps import wire
+
 if TYPE_CHECKING:
     from nicps.protocol import Committed, SendFragments
 
@@ -38,7 +40,7 @@ class Digest:
             action.round,
             action.samples,
             action.repair,
-            action.add,
+            bool(action.flags & wire.Flag.ADD),
         )
         ranges = b"".join(struct.pack(">II", *bounds) for bounds in action.ranges)
         self._hash.update(_CONTRIBUTION + head + struct.pack(">I", len(ranges)) + ranges)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol import (
     Action,
     Answered,
@@ -108,7 +109,7 @@ class Host:
         self.note("RESTARTED")
         self.dead = False
         self.on_disk = self.job.result or self.on_disk
-        self.believes = not self.lan.plan.adding or self.lan.more.random() < 0.9
+        self.believes = not self.lan.plan.exchange.needs_trust or self.lan.more.random() < 0.9
         self._boot()
 
     def pause(self) -> None:
@@ -317,7 +318,7 @@ class Host:
                 for index in range(first, first + count):
                     self._tx_free += FRAGMENT_S
                     key = self.keys.get(action.view)
-                    send = lan.feed if action.add else lan.fragment
+                    send = lan.feed if action.flags & wire.Flag.ADD else lan.fragment
                     send(self, (action.view, key, number, action.round, index), self._tx_free)
             self.later(
                 self._tx_free - now, lambda a=action: self.do(self.node.sent(self.clock(), a))
@@ -406,7 +407,9 @@ class Host:
 
     def _take_over(self) -> Course:
         program = self.job.program
-        plan = replace(self.lan.plan, adding=self.lan.plan.adding and self.job.adding)
+        trusts = self.lan.plan.exchange.needs_trust
+        exchange = self.job.exchange if trusts else Exchange.BROADCAST
+        plan = replace(self.lan.plan, exchange=exchange)
         self.course = course = Course(plan, self, self.job.found)
         course.fragments = self.lan.fragments if program is not None else 0
         if program is not None and program.last:

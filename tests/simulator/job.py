@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol import Committed, NodeState, Phase
 from nicps.protocol.course import Found
 
@@ -66,12 +67,12 @@ class Job:
         self.leaving = False  # its training program has died
         self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
         self.phase: Phase | None = None  # that the agent has prepared last
-        self.adding = host.believes  # as the last training phase had it
+        believed = Exchange.SWITCH if host.believes else Exchange.BROADCAST
+        self.exchange = believed  # of the last training phase
         self.unit = 0  # log2, of the next gradient
         self.rounds = 0  # of training and of tests that have counted
-        self.counted: tuple[int, bool] | None = (
-            None  # unit after the last training round, and whether a switch's
-        )
+        #: Unit after the last training round, and the exchange of its phase.
+        self.counted: tuple[int, Exchange] | None = None
         self.hung = False  # the training program does nothing any more
         self.declined = False  # this host wants no part in it
         self._working_until = 0.0  # the training program looks up between two micro-batches only
@@ -120,7 +121,7 @@ class Job:
             trained=program is not None and program.last > 0,
             finishing=self.finishing,
             unit=self.counted[0] if self.counted is not None else None,
-            coarse=self.counted is not None and self.counted[1],
+            exchange=self.counted[1] if self.counted is not None else Exchange.BROADCAST,
         )
 
     @property
@@ -138,13 +139,13 @@ class Job:
         if (self.leaving or has_declined) and phase.kind is not wire.PhaseKind.STOP:
             return
         self.host.note(f"PREPARES {phase.kind.name} {phase.number} from round {phase.first_round}")
-        if phase.adding and not self.host.believes:
+        if phase.exchange.needs_trust and not self.host.believes:
             self.fail("this host has not been told to believe the switch")
             return
         self.phase = phase
         self._epoch += 1
         if phase.kind is wire.PhaseKind.TRAIN:
-            self.adding, self.unit = phase.adding, phase.unit
+            self.exchange, self.unit = phase.exchange, phase.unit
             self.lan.checks.unit_of(phase)
         epoch, rng = self._epoch, self.lan.random
         node = self.host.node
@@ -222,7 +223,7 @@ class Job:
     def begin(self, phase: Phase, round_: int) -> None:
         """Back in this phase, in the middle of it."""
         self._epoch += 1
-        self.adding, self.unit = phase.adding, phase.unit
+        self.exchange, self.unit = phase.exchange, phase.unit
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self._compute(phase, round_)
 
@@ -251,7 +252,7 @@ class Job:
         rng = self.lan.more
         if phase.kind is not wire.PhaseKind.TRAIN:
             return None, False
-        if phase.adding:
+        if phase.exchange.shared_step:
             wanted = rng.randrange(*SWITCH_UNITS)
             return wanted, wanted > self.unit + 4 or rng.random() < self.lan.too_large
         return (self.unit + 1, True) if rng.random() < self.lan.too_large else (None, False)
@@ -268,7 +269,7 @@ class Job:
             return
         self.rounds += 1
         if in_force.kind is wire.PhaseKind.TRAIN:
-            self.counted = commit.next_unit, in_force.adding
+            self.counted = commit.next_unit, in_force.exchange
             if self.host.course is not None:
                 self.host.course.committed(*self.counted)
         counted_here = bool(in_force.shares[node.number - 1])

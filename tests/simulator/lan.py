@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol import Action, Timings
 from nicps.protocol.course import Plan
 from tests.simulator.digest import Digest
@@ -180,7 +181,7 @@ class Lan:
                 self.lose[kind] -= 1
                 self.note(f"LOST {wire.FrameType(frame[1]).name} of {sender.node.name}")
                 return
-        if self.plan.adding and frame[1] == wire.FrameType.TOKEN:
+        if self.plan.exchange == Exchange.SWITCH and frame[1] == wire.FrameType.TOKEN:
             passing = wire.unpack(frame)
             self._to_switch(sender, when, lambda: self.switch.follow(passing.header, passing.body))
         if kind_of(frame) in OUTSIDE:

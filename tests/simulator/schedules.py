@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from nicps.exchange import Exchange
 from nicps.protocol import Timings
 from nicps.protocol.course import Plan
 from tests.simulator.checks import Violation
@@ -62,7 +63,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         )
     admit = rng.random() < 0.2
     more = random.Random(~seed)  # what has come later leaves older schedules as they were
-    adding = more.random() < 0.4
+    exchange = Exchange.SWITCH if more.random() < 0.4 else Exchange.BROADCAST
     lan = Lan(
         hosts,
         conditions,
@@ -74,7 +75,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
             quorum=rng.choice((0.6, 0.9, 1.0)),
             alarm_below=rng.choice((0.0, 0.0, 0.0, 0.5)),
             admit=admit,
-            adding=adding,
+            exchange=exchange,
         ),
         rounds=rng.randint(10, 30),
         fragments=rng.choice((1, 4, 12)),
@@ -104,7 +105,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         else:
             name = rng.choice(list(MOMENTS))
             faults.at_moment(name, rng.choice((1, 2, 3, 10)), rng.choice(AT_A_MOMENT))
-    if adding and more.random() < 0.5:
+    if exchange == Exchange.SWITCH and more.random() < 0.5:
         for _ in range(more.randint(1, 3)):
             faults.of_switch(
                 FORMED_S + more.random() * lasts,

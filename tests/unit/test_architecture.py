@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from nicps import wire
+from nicps.wiretable import ENUMS
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("nicps", "trainer", "tests")
 
@@ -90,6 +93,8 @@ ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
     "nicps.session",
 )
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
+EXCHANGE = "nicps.exchange"
+EXTRAS, PROGRAMS = "nicps.extras", "nicps.programs"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
@@ -97,24 +102,31 @@ ROOMS = {
     "nicps/wire.py": (ERRORS,),
     "nicps/auth.py": (ERRORS, WIRE),
     "nicps/bpf_sources.py": (ERRORS,),
+    "nicps/exchange.py": (WIRE,),
+    "nicps/extras.py": (ERRORS,),
+    "nicps/programs.py": (ERRORS,),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
-    "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable"),
+    "nicps/messagetable.py": (ERRORS, SESSION),
+    "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable", "nicps.messagetable"),
     "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
-    "nicps/protocol": (ERRORS, WIRE, PROTOCOL),
+    "nicps/protocol": (ERRORS, WIRE, EXCHANGE, PROTOCOL),
     "nicps/dataplane": (ERRORS, WIRE, LAYOUT, SOURCES, DATAPLANE),
-    "nicps/session": (ERRORS, WIRE, LAYOUT, SESSION),
+    "nicps/session": (ERRORS, WIRE, EXCHANGE, LAYOUT, SESSION),
     "nicps/gradient_json.py": (ERRORS,),
-    "nicps/client.py": (ERRORS, SESSION),
+    "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
-        *(ERRORS, WIRE, DATAPLANE, SESSION, PROTOCOL),
+        *(ERRORS, WIRE, EXCHANGE, DATAPLANE, SESSION, PROTOCOL),
         *("nicps.auth", "nicps.agent"),
     ),
-    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, "nicps.auth", "nicps.doctor"),
-    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, "nicps.lab"),
-    "nicps/switch": (ERRORS, WIRE, "nicps.auth", "nicps.protocol.view", "nicps.switch"),
-    "trainer": ("nicps.client", ERRORS, "nicps.gradient_json", "trainer"),
+    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
+    "nicps/lab": (ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, "nicps.lab"),
+    "nicps/switch": (
+        *(ERRORS, WIRE, EXTRAS, PROGRAMS),
+        *("nicps.auth", "nicps.protocol.view", "nicps.switch"),
+    ),
+    "trainer": ("nicps.client", ERRORS, EXTRAS, "nicps.gradient_json", "trainer"),
 }
 
 
@@ -124,7 +136,8 @@ def test_rooms(room: str) -> None:
 
 
 def test_wire_keys_and_protocol_need_the_standard_library_only() -> None:
-    found = imports("nicps/wire.py", "nicps/auth.py", "nicps/errors.py", "nicps/protocol")
+    found = imports("nicps/wire.py", "nicps/auth.py", "nicps/errors.py", "nicps/exchange.py")
+    found += imports("nicps/protocol")
     assert [i for i in found if i.third_party] == []
 
 
@@ -223,6 +236,19 @@ def test_what_the_documents_point_at_is_there() -> None:
     assert len(found) > 50
     missing = [(p, n) for p, n in found if not (ROOT / p).is_file() or not has(ROOT / p, n)]
     assert missing == []
+
+
+#: Words in capitals in the documents below that are not the wire's.
+OTHER_CAPITALS = {"BPF", "JSON", "LAN", "MAC", "SHA", "SPDX", "TCP", "VLAN", "XDP", "XDP_TX"}
+
+
+def test_the_frames_that_documents_name_are_on_the_wire() -> None:
+    """So are flags, marks, steps and phases: all that is in capitals."""
+    known = {name for values in ENUMS for name in values.enum.__members__}
+    for name in ("rules.md", "protocol.md"):
+        found = set(re.findall(r"\b[A-Z][A-Z_]{2,}\b", page(name)))
+        assert found & set(wire.FrameType.__members__)
+        assert sorted(found - known - OTHER_CAPITALS) == [], name
 
 
 def test_the_files_of_tests_that_documents_name_are_there() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from nicps.agent.checkpoints import CHECKPOINT, STATE, Checkpoints
 from nicps.agent.program import one_line
+from nicps.session.shared_form import Keep
 
 FILES = (CHECKPOINT, STATE, "prepared.json", "job.tar")
 REASON = "h1 cannot be heard"
@@ -126,7 +127,7 @@ def test_what_cannot_be_kept_is_an_error(
 
 def test_without_a_majority_the_user_is_told_once_it_is_saved(job: Job) -> None:
     job.checkpoints.cut(REASON)
-    assert job.questions == [{"op": "keep"}] and not job.told
+    assert job.questions == [Keep()] and not job.told
     job.checkpoints.written(7, "")
     said = f"{REASON}; saved after 7 rounds of training in {job.checkpoints.folder}"
     assert job.told == [said] and job.agent.trouble == said

@@ -14,6 +14,8 @@ from nicps.agent.endings import Endings
 from nicps.agent.submission import Submission
 from nicps.agent.views import Views
 from nicps.protocol import Phase, PhaseAgreed
+from nicps.session.fields import Message
+from nicps.session.messages import LastJob
 
 pytestmark = pytest.mark.unit
 
@@ -28,7 +30,7 @@ class Host:
         self.submission: Any = None
         self.conductor: Any = None
         self.job: Any = None
-        self.last_job: dict[str, Any] = {}
+        self.last_job: LastJob | None = None
         self.node = SimpleNamespace(busy=True, name="h1")
 
     def submits(self, name: str) -> None:
@@ -37,8 +39,8 @@ class Host:
     def publish(self, *arguments: Any) -> None:
         Agent.publish(self, *arguments)  # type: ignore[arg-type]
 
-    def _post(self, peer: Any, message: dict[str, Any]) -> None:
-        self.told.append((peer.name, message["op"]))
+    def _post(self, peer: Any, message: Message) -> None:
+        self.told.append((peer.name, message.op))
 
 
 def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end() -> None:
@@ -66,7 +68,7 @@ def test_after_an_alarm_all_are_told_where_the_model_is(saved: bool) -> None:
     lead: Any = Host()
     heard: list[str] = []
     lead.log = heard.append
-    lead.publish = lambda message, waiting: heard.append(message["message"])
+    lead.publish = lambda message, waiting: heard.append(message.message)
     endings = Endings(lead)
     endings.run_hook = heard.append  # type: ignore[method-assign]
     conductor: Any = SimpleNamespace(job_id="1", saved="saved after 42 rounds in /runs/1")
@@ -74,7 +76,7 @@ def test_after_an_alarm_all_are_told_where_the_model_is(saved: bool) -> None:
     endings.lead_over(conductor, SimpleNamespace(settings=settings))  # type: ignore[arg-type]
     where = "; saved after 42 rounds in /runs/1: `nicps resume` goes on from there" if saved else ""
     assert heard == [f"job stopped: h2 left{where}", *[f"h2 left{where}"] * 2]
-    assert lead.last_job["error"] == f"h2 left{where}"
+    assert lead.last_job.error == f"h2 left{where}"
 
     other: Any = Host()
     other.endings, other.log = Endings(other), heard.append
@@ -105,7 +107,7 @@ def test_who_was_not_heard_after_a_crash_is_told_of_that() -> None:
     host.submission = SimpleNamespace(job_id="1", close=lambda: None)
     Endings(host).unheard(wire.Ending.ENDED, "h2", "h1: the training program ended: SIGSEGV")  # type: ignore[arg-type]
     said = "the job was stopped while this host was not heard; h2 led it"
-    assert host.last_job["error"] == f"h1: the training program ended: SIGSEGV; {said}"
+    assert host.last_job.error == f"h1: the training program ended: SIGSEGV; {said}"
 
 
 @pytest.mark.parametrize(("ended", "code"), [(1, 5), (2, 2), (-9, 5)])
@@ -114,7 +116,7 @@ def test_a_setting_that_makes_no_sense_is_wrong_use(ended: int, code: int) -> No
     host: Any = Host()
     host.endings = Endings(host)
     codes: list[int] = []
-    host.publish = lambda message: codes.append(message["exit_code"])
+    host.publish = lambda message: codes.append(message.exit_code)
     submission = Submission.__new__(Submission)
     submission.agent, submission.job_id = host, ""
     child = SimpleNamespace(reported_error=lambda: "setting batch is 0")

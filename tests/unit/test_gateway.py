@@ -108,10 +108,10 @@ def gradient(samples: int = 4, **changes: Any) -> dict[str, Any]:
 def test_every_message_is_documented(make: Callable[..., Setting], checkout: Path) -> None:
     text = (checkout / "docs" / "socket.md").read_text()
     setting = make()
-    known = setting.program.ask("?")["message"].partition("known are ")[2].split(", ")
+    known = setting.program.ask("?")["message"].partition("; the gateway knows ")[2].split(", ")
     assert len(known) == 14
     for op in known:
-        assert f'| `{{"op": "{op}"' in text
+        assert f"\n| `{op}` | | |" in text
 
 
 def test_welcome(make: Callable[..., Setting]) -> None:
@@ -243,11 +243,16 @@ def test_a_sum_must_be_applied(make: Callable[..., Setting]) -> None:
 
 
 WRONG_READY = [
-    ({}, '"digest" is None, not a text'),
+    ({}, 'ready: "parameters" is missing; it must be a list of objects'),
+    ({"parameters": PARAMETERS}, 'ready: "digest" is missing; it must be a text of at most 128'),
+    ({"digest": "d" * 129, "parameters": PARAMETERS}, '"digest" has 129 characters, not at most'),
     ({"digest": "d", "parameters": 3}, '"parameters" is 3, not a list'),
-    ({"digest": "d", "parameters": [3]}, "3 among the parameters is no object"),
+    ({"digest": "d", "parameters": [3]}, '"parameters", entry 1 is 3, not an object'),
     ({"digest": "d", "parameters": []}, "there are no parameters"),
-    ({"digest": "d", "parameters": [{"name": "w", "shape": [-1]}]}, "'w': [-1] is no shape"),
+    (
+        {"digest": "d", "parameters": [{"name": "w", "shape": [-1]}]},
+        '"shape", entry 1 is -1, not a',
+    ),
     ({"digest": "d", "parameters": PARAMETERS[:1] * 2}, "parameter 'w' is there twice"),
     ({"digest": "d", "parameters": PARAMETERS[:1]}, "parameter 'b' is missing"),
     ({"digest": "d", "parameters": PARAMETERS[::-1]}, "parameter 'b' is out of order"),
@@ -273,8 +278,8 @@ def refused(setting: Setting, answer: dict[str, Any], reason: str) -> None:
 
 
 WRONG = [
-    ({"op": "dance"}, "\"op\" is 'dance'; known are ready, next"),
-    ({"op": ["next"]}, "\"op\" is ['next']"),
+    ({"op": "dance"}, "the gateway knows no 'dance'; the gateway knows ready, next"),
+    ({"op": ["next"]}, '"op" is a list, not a text'),
     ({"op": "ready", "digest": "d", "parameters": PARAMETERS}, "'ready' comes twice"),
     ({"op": "progress", "round": 2, "samples": 1}, "round 2 is not open, round 1 is"),
     ({"op": "progress", "round": True, "samples": 1}, '"round" is True, not a whole number'),
@@ -284,11 +289,14 @@ WRONG = [
     ({"op": "saved", "number": 1, "round": 0, "digest": ""}, "a phase of kind 'save'; 1 is none"),
     ({"op": "loaded", "number": 1, "digest": ""}, "'loaded' answers a phase of kind 'load'; 1 is"),
     ({"op": "checkpoint", "round": -1}, '"round" is -1, not a whole number from 0'),
-    ({"op": "decide", "round": 1, "what": "stop"}, "\"what\" is 'stop'; it must be continue, test"),
+    (
+        {"op": "decide", "round": 1, "what": "stop"},
+        '"what" is \'stop\', not "continue", "test" or "end"',
+    ),
     ({"op": "report", "values": 1}, '"values" is 1, not an object'),
     ({"op": "fail", "message": "no\nmore"}, "no more"),
     (
-        {"op": "contribute", "round": 1},
+        {"op": "contribute", "round": 1, "gradient": {}},
         'round 1: the gradient is refused: this is no gradient: "fo',
     ),
     ({"op": "contribute", "round": 1, "gradient": gradient(5)}, "over 5 samples; this member's sh"),

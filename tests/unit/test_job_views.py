@@ -64,7 +64,9 @@ def test_what_is_demanded_of_records_is_checked_where_they_are_written(changes: 
     changes.leaves('{"round": 6, "weights_sha256": ""}\n{"round": 7, "loss": 0.5}\n')
     changes.decided(4, wire.PhaseKind.FINISH)
     ends(changes.job, 0, "")
-    with pytest.raises(JobFailed, match=r'^metrics\.jsonl: row 2 lacks "weights_sha256"$'):
+    with pytest.raises(
+        JobFailed, match=r'^metrics\.jsonl: row 2: "weights_sha256" is missing; it must be a text$'
+    ):
         changes.works()
     assert not changes.answers
 

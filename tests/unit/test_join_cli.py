@@ -10,6 +10,7 @@ import pytest
 from nicps import cli
 from nicps.agent import AgentSettings
 from nicps.errors import EnvironmentProblem, UsageProblem
+from nicps.exchange import Exchange
 
 KEY = Path("/no/such/key")
 JOIN = ["join", "--iface", "no-such-interface", "--mode", "switch", "--key", str(KEY)]
@@ -18,7 +19,7 @@ JOIN = ["join", "--iface", "no-such-interface", "--mode", "switch", "--key", str
 def test_a_switch_is_not_trusted_beside_a_key() -> None:
     """The switch's sums carry no tag: who has a key must say that they are believed all the same."""
     with pytest.raises(UsageProblem, match="--trust-switch"):
-        AgentSettings(iface="eth1", adding=True, key=KEY)
+        AgentSettings(iface="eth1", exchange=Exchange.SWITCH, key=KEY)
 
 
 def test_no_switch_is_trusted_that_is_not_to_add() -> None:
@@ -28,7 +29,11 @@ def test_no_switch_is_trusted_that_is_not_to_add() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"key": KEY}, {"adding": True}, {"adding": True, "key": KEY, "trust_switch": True}],
+    [
+        {"key": KEY},
+        {"exchange": Exchange.SWITCH},
+        {"exchange": Exchange.SWITCH, "key": KEY, "trust_switch": True},
+    ],
 )
 def test_what_is_accepted(settings: dict[str, object]) -> None:
     AgentSettings(iface="eth1", **settings)  # type: ignore[arg-type]

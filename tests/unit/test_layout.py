@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,13 @@ def test_the_headers_records_are_the_compilers() -> None:
     assert limits["SAVED_BYTES"] >= wire.MAX_FRAME_BYTES
     assert limits["BLOCK_SLOTS"] * wire.PAYLOAD_BYTES == limits["BLOCK_BYTES"]
     assert records["block"]["lane"].base == np.dtype("u8")
+
+
+def test_every_setting_is_read_by_a_program() -> None:
+    """One that is read by nobody looks as if the kernel acted on it."""
+    programs = [*sources.folder().glob("*.c"), *sources.folder().glob("*.h")]
+    read = set(re.findall(r"\bconfig->(\w+)", "".join(path.read_text() for path in programs)))
+    assert read == set(layout().records["config"].names or ()) - {"reserved"}
 
 
 def test_flatten(tmp_path: Path) -> None:

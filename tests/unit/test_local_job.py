@@ -12,10 +12,12 @@ import pytest
 
 from nicps import wire
 from nicps.agent.program import Program as TrainingProgram
+from nicps.exchange import Exchange
 from nicps.protocol import Installed
 from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
 from nicps.session.arena import Arena
+from nicps.session.shared_form import FROM_PROGRAM
 from tests.fake_agent import ROUND, Job, ends
 
 
@@ -63,7 +65,7 @@ def test_sums_that_do_not_come_are_told_once(job: Job) -> None:
 
 
 def test_repairs_among_hosts_are_everyday(job: Job) -> None:
-    job.repairs(ROUND, 3, add=False)
+    job.repairs(ROUND, 3, exchange=Exchange.BROADCAST)
     assert not job.host.said and job.finish.asked_again == 0
 
 
@@ -91,7 +93,8 @@ class Silence:
 
     def says(self, at: float, op: str, **values: Any) -> None:
         self.host.now = at
-        self.program.on_message({"op": op, "round": ROUND, "digest": "", **values})
+        raw = {"op": op, "round": ROUND, "digest": "", **values}
+        self.program.on_message(FROM_PROGRAM.decode(raw))
 
     def offers(self, at: float) -> None:
         self.says(at, "offer", samples=1, unit=None, skip=False)

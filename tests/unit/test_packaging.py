@@ -77,6 +77,20 @@ def test_wheel_holds_every_source(checkout: Path, wheel: Path) -> None:
     assert any(name.endswith("entry_points.txt") for name in held)
 
 
+def test_wheel_asks_for_what_nicps_alone_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(name).decode()
+    needs = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, re.M)
+    assert {name for name, more in needs if "extra ==" not in more} == {
+        "numpy",
+        "orjson",
+        "pyroute2",
+    }
+    extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
+    assert extras == {"train", "captures", "switch", "lab", "vm", "all", "dev"}
+
+
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     done = run(
@@ -287,4 +301,5 @@ def test_who_needs_what_of_p4(
     assert done.returncode == code, done.stdout
     counted = f"{passed} passed, " if passed else ""
     assert f"{counted}{3 - passed} skipped" in done.stdout
-    assert ("needs simple_switch and p4c-bm2-ss" in done.stdout) == (not programs)
+    both = "needs simple_switch (the p4lang project's package p4lang-bmv2, see docs/switch.md) and p4c-bm2-ss"
+    assert (both in done.stdout) == (not programs)

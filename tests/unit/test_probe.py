@@ -107,6 +107,26 @@ def test_who_measures_now_ends_it(host: Host) -> None:
     assert not host.prober.running
 
 
+def test_an_answer_may_take_a_tenth_of_a_second(host: Host) -> None:
+    """Also the last of those that tell round trips."""
+    question = host.measure()
+    host.hears(OTHER, wire.Echo(question.nonce, 0, 0, 0, question.number, 0), b"h2")
+    host.now += 0.3
+    for _ in range(20):
+        host.prober.tick()
+        (body,) = (frame.body for frame in host.sent)
+        host.sent.clear()
+        host.now += 0.01
+    assert isinstance(body, wire.Probe)
+    host.prober.tick()
+    host.now += 0.09
+    host.prober.tick()
+    assert not host.sent
+    host.hears(OTHER, wire.Echo(body.nonce, 0, 0, 0, body.number, 0), b"h2")
+    (other,) = host.prober._hosts.values()
+    assert other.round_trips_s == pytest.approx([0.1])
+
+
 def test_a_question_that_is_sent_again_and_again_gets_few_answers(host: Host) -> None:
     first = later = 0
     for _ in range(1000):

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nicps import wire
 from nicps.agent.frames import Frames
 from nicps.agent.sender import Sender
 from nicps.errors import InterfaceDown
+from nicps.exchange import Exchange
 from nicps.protocol import SendFragments
 from nicps.protocol.phase import Phase
 
@@ -111,6 +114,46 @@ def test_what_is_sent_while_the_interface_is_down_is_lost_and_holds_up_nothing()
     assert not sender.down
     assert sent == [action, action, action] and interface.small == [token]
     assert interface.flushed >= FRAGMENTS
+
+
+def sent_in_order(exchange: Exchange) -> list[str]:
+    """What leaves first: a contribution is queued, then a token, a sign of life, and the next token."""
+    interface, order = Interface(), list[str]()
+    interface.small = Order(order)  # type: ignore[assignment]
+    sender = Sender(
+        interface,  # type: ignore[arg-type]
+        header,
+        lambda count: 1,
+        lambda action, started: order.append("fragments"),
+    )
+    phase = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=FRAGMENTS, width=16)
+    ranges = ((0, FRAGMENTS),)
+    action = SendFragments(1, 1, phase.first_round, 8, ranges, False, exchange)
+    sender.fragments_of(action, phase, Gradient())
+    for kind in (wire.FrameType.TOKEN, wire.FrameType.WANT, wire.FrameType.TOKEN):
+        sender.frame(bytes([wire.VERSION, kind]) + bytes(60))
+    sender.pump(1.0)
+    return order
+
+
+class Order(list[bytes]):
+    """Frames by their kind, into a list that others write too."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+
+    def append(self, data: bytes) -> None:
+        self._order.append(wire.FrameType(data[1]).name)
+
+
+@pytest.mark.parametrize("exchange", [Exchange.BROADCAST, Exchange.SWITCH])
+def test_a_token_waits_for_the_fragments_before_it(exchange: Exchange) -> None:
+    assert sent_in_order(exchange) == ["WANT", "fragments", "TOKEN", "TOKEN"]
+
+
+def test_a_token_overtakes_fragments_where_the_exchange_has_it_so() -> None:
+    exchange = replace(Exchange.BROADCAST, name="overtaken", token_waits=False)
+    assert sent_in_order(exchange) == ["TOKEN", "WANT", "TOKEN", "fragments"]
 
 
 def test_what_is_dropped_is_not_waited_for() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nicps.client import JobAborted, LeftOut
+from nicps.exchange import Exchange
 from tests import reference
 from tests.unit.test_trainer_session import LANES, VIEW, Agent, interrupt
 
@@ -103,7 +104,12 @@ def test_ready_made_sums_are_the_gradients_sum(agent: Agent) -> None:
         agent.commit(round_, {1: 4, 2: 4, 3: 4}, UNIT, added=True)
         out = np.full(LANES, np.nan, np.float32)
         commit = agent.session.wait_commit(round_, out)
-        assert commit is not None and commit.members == 3 and commit.added and not commit.left_out
+        assert (
+            commit is not None
+            and commit.members == 3
+            and commit.exchange == Exchange.SWITCH
+            and not commit.left_out
+        )
         expected = (total.astype(np.float64) * 2.0**UNIT).astype(np.float32)
         assert (agent.session.sum(commit, out) == expected).all()
         assert (agent.session.saturated > 0) == (round_ > 7)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol import Committed, SendFragments
 from tests.simulator import schedules
 from tests.simulator.__main__ import digest, main
@@ -73,7 +74,7 @@ def test_what_a_contribution_and_a_commit_say_changes_it() -> None:
         replace(sent, samples=31),
         replace(sent, ranges=((0, 4), (7, 2))),
         replace(sent, repair=True),
-        replace(sent, add=True),
+        replace(sent, exchange=Exchange.SWITCH),
     )
     digests = set()
     for action in (sent, *others):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from nicps.cli.status import text
+from nicps.session.messages import ANSWERS, Status
 
 MEMBERS = [
     {"number": n, "name": f"h{n}", "mac": f"02:00:0a:4d:00:0{n}", "state": "train", "self": n == 2}
@@ -13,10 +14,12 @@ MEMBERS = [
 ]
 
 
-def status(**more: Any) -> dict[str, Any]:
+def status(**more: Any) -> Status:
     """Of a host in training."""
-    return {
+    raw = {
+        "op": "status",
         "network": "nicps",
+        "name": "h2",
         "iface": "eth1",
         "xdp_mode": "native",
         "keyed": True,
@@ -31,8 +34,15 @@ def status(**more: Any) -> dict[str, Any]:
         "progress": {},
         "last_job": {},
         "members": MEMBERS,
+        "number": 2,
+        **dict.fromkeys(("token_turns", "fragments_sent", "frames_malformed"), 0),
+        "control_refused": {},
+        "counters": {},
         **more,
     }
+    found = ANSWERS.decode(raw)
+    assert isinstance(found, Status)
+    return found
 
 
 def test_a_host_that_stands_by_says_why() -> None:

@@ -55,9 +55,14 @@ def test_a_bmv2_with_a_prefix_of_its_own(kind: str, checkout: Path, tmp_path: Pa
         "from nicps.switch import runtime\nassert not runtime.missing_modules()\n"
         "assert runtime._module('sswitch_runtime').PLACE == 'sswitch_runtime'\n"
     )
+    # -S: a BMv2 that is installed on this machine would be found before it.
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(checkout)}
     done = subprocess.run(
-        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-c", text],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
 

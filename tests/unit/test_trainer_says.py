@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nicps.agent.agent import Agent
+from nicps.session.shared_form import Report
 
 pytestmark = pytest.mark.unit
 
@@ -24,10 +25,10 @@ def test_a_warning_is_no_progress() -> None:
         _turns_before=2,
         tell=lambda event, job, **values: told.append((event, job, values)),
     )
-    Agent.trainer_says(agent, {"op": "report", "values": {"round": 3}})
-    Agent.trainer_says(agent, {"op": "report", "values": {"warning": "it is\nslow"}})
+    Agent.trainer_says(agent, Report({"round": 3}))
+    Agent.trainer_says(agent, Report({"warning": "it is\nslow"}))
     assert told == [
-        ("progress", "a-job", {"round": 3, "token_turns": 7}),
+        ("progress", "a-job", {"values": {"round": 3}, "token_turns": 7}),
         ("warning", "a-job", {"message": "h2: it is slow"}),
     ]
     assert agent.progress == {"round": 3}

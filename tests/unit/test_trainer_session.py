@@ -15,6 +15,7 @@ from nicps.client import JobAborted, Session
 from nicps.layout import layout
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel
+from nicps.session.shared_form import Member, Welcome
 from nicps.wire import BLOCK_LANES
 
 LANES = 720  # one fragment of i16
@@ -27,9 +28,8 @@ class Agent:
     def __init__(self, number: int, lead: int = 1) -> None:
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        members = [{"number": n, "name": f"h{n}"} for n in (1, 2, 3)]
-        welcome = {"number": number, "members": members, "name": f"h{number}", "lead": lead}
-        welcome |= {"settings": {"lane": "i16"}, "workdir": "", "view": VIEW}
+        members = tuple(Member(n, f"h{n}") for n in (1, 2, 3))
+        welcome = Welcome(number, members, f"h{number}", lead, {"lane": "i16"}, "", VIEW)
         self.session = Session(Channel(theirs), welcome)
         self.arena = Arena.create(1)
         self._doorbell = os.eventfd(0)

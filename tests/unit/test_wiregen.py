@@ -20,6 +20,8 @@ pytestmark = pytest.mark.unit
 def copy(tmp_path: Path) -> Path:
     """A checkout with nothing but what the generator looks at."""
     (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "docs").mkdir()
+    shutil.copy(wiregen.ROOT / "docs/socket.md", tmp_path / "docs")
     wiregen.write(tmp_path)
     return tmp_path
 
@@ -34,10 +36,13 @@ def test_check_names_the_drifted_file(copy: Path, capsys: pytest.CaptureFixture[
     header = copy / "ebpf/include/nicps_wire.h"
     header.write_text(header.read_text("utf-8") + "\n", "utf-8")
     (copy / "p4/include/nicps_wire.p4").unlink()
+    page = copy / "docs/socket.md"
+    page.write_text(page.read_text("utf-8").replace("| a path |", "| a text |"), "utf-8")
     assert wiregen.main(["--check", "--root", str(copy)]) == 1
     said = capsys.readouterr().err
     assert "ebpf/include/nicps_wire.h differs" in said
     assert "p4/include/nicps_wire.p4 differs" in said
+    assert "docs/socket.md differs" in said
     assert "wire.md" not in said
     assert wiregen.main(["--root", str(copy)]) == 0
     assert wiregen.main(["--check", "--root", str(copy)]) == 0
@@ -47,6 +52,13 @@ def test_elsewhere_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert wiregen.main(["--root", str(tmp_path)]) == 3
     assert "not a checkout" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_that_has_no_place_is_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = copy / "docs/socket.md"
+    page.write_text(page.read_text("utf-8").replace("<!-- table: events -->", ""), "utf-8")
+    assert wiregen.main(["--root", str(copy)]) == 3
+    assert "docs/socket.md has tables commands, ends, " in capsys.readouterr().err
 
 
 def test_c_compiler_agrees(tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ class Scenario:
             "round": ROUND,
             "sent_seen": 0,
             "own_sent": 0,
-            "fragments": 2,
             "blocks": 4,
             "keyed": int(key is not None),
             "sums": 0,

@@ -182,7 +182,6 @@ CONFIG = {
     "round": ROUND,
     "sent_seen": 0,
     "own_sent": 0,
-    "fragments": 2,
     "blocks": BLOCKS,
     "keyed": 0,
     "sums": 0,

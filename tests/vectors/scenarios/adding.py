@@ -67,7 +67,7 @@ def add_i16() -> Scenario:
 
 
 def add_i8() -> Scenario:
-    s = Scenario("add-i8", "8-bit lanes: 1440 in a frame, which is a whole block.", fragments=3)
+    s = Scenario("add-i8", "8-bit lanes: 1440 in a frame, which is a whole block.")
     for sender, shift in ((2, 0), (3, 7)):
         s.fragment(
             f"member {sender}, shift {shift}, into the third block",
@@ -92,9 +92,7 @@ def add_i8() -> Scenario:
 
 
 def add_raw() -> Scenario:
-    s = Scenario(
-        "add-raw", "Raw bytes are copied: eight frames in a block of 11520 bytes.", fragments=9
-    )
+    s = Scenario("add-raw", "Raw bytes are copied: eight frames in a block of 11520 bytes.")
     for index in (0, 7, 8):
         s.fragment(
             f"bytes of fragment {index}",
@@ -121,9 +119,7 @@ def add_raw() -> Scenario:
 
 
 def largest_shifts() -> Scenario:
-    s = Scenario(
-        "largest-shifts", "The largest lane at the largest shift of each width, twice.", fragments=4
-    )
+    s = Scenario("largest-shifts", "The largest lane at the largest shift of each width, twice.")
     most = ((32, 26, 31, 0), (16, 42, 15, 2), (8, 50, 7, 2))
     for width, shift, bits, index in most:
         for sender in (2, 3):
@@ -151,7 +147,7 @@ def largest_shifts() -> Scenario:
 
 
 def places() -> Scenario:
-    s = Scenario("places", "Where a fragment of each width lies in the blocks.", fragments=16)
+    s = Scenario("places", "Where a fragment of each width lies in the blocks.")
     for width, index in ((32, 0), (32, 2), (32, 7), (16, 5), (8, 3)):
         s.fragment(
             f"{width} bits, fragment {index}",
@@ -226,7 +222,6 @@ def two_banks() -> Scenario:
         "Complete in round 7, a member takes round 8 beside it, in the other bank.",
         round_low=7,
         round_high=8,
-        fragments=1,
     )
     s.fragment("round 7", PASS, ADDED, fragments=1, values={0: 70})
     s.fragment("round 8", PASS, ADDED, fragments=1, values={0: 80}, header={"round": 8})

@@ -198,7 +198,7 @@ def elsewhere() -> Scenario:
 
 
 def bad_fragments() -> Scenario:
-    s = Scenario("bad-fragments", "Widths, shifts and places that cannot be.", fragments=16)
+    s = Scenario("bad-fragments", "Widths, shifts and places that cannot be.")
     for width in (1, 7, 24, 64, 255):
         s.fragment(f"width {width}", DROP, "malformed", width=width, values={0: 1})
     for width, shift in ((0, 1), (8, 51), (16, 43), (32, 27), (32, 255)):

@@ -39,7 +39,7 @@ def sums() -> Scenario:
 
 
 def sums_of_narrow_lanes() -> Scenario:
-    s = Scenario("sums-narrow", "Sums of 16 and of 8 bits.", sums=1, fragments=3)
+    s = Scenario("sums-narrow", "Sums of 16 and of 8 bits.", sums=1)
     narrow = SUM | {"fragments": 3}
     s.fragment("16 bits", DROP, ADDED, width=16, index=1, values={0: -32768, 719: 9}, **narrow)
     s.fragment("8 bits", DROP, ADDED, width=8, index=2, values={0: -128, 1439: 127}, **narrow)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchanges: how the contributions of a round become one sum at every member.
+
+| exchange | who sends what to whom | the sum is made |
+| --- | --- | --- |
+| `Exchange.BROADCAST` | the holder broadcasts its contribution (R10, R11) | by every member's kernel |
+| `Exchange.SWITCH` | the holder sends its contribution to the switch | by the switch |
+
+A phase has one of them (`nicps.protocol.phase.Phase.exchange`). This file says in what they differ for whoever converts
+gradients, reads sums, queues frames or counts fragments. `nicps.protocol.exchange` is what the members of a ring do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nicps import wire
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One kind of exchange.
+
+    Attributes:
+        name: for people.
+        includes_own: a sum holds the reader's own contribution too. Otherwise the reader adds its own lanes to it.
+        shared_step: all lanes of a round are multiples of the token's unit, and none is larger than a lane divided by
+            the number of members. So the unit follows the gradients up and down. Otherwise every fragment has a shift
+            of its own, and the unit only grows.
+        needs_trust: a host takes part only if its user has told it to believe the sums of others.
+        token_waits: a token leaves a host after the fragments that were queued before it. So a fragment that has not
+            come when the token comes is lost.
+        flag: of every fragment.
+        lost: what did not come where fragments are sent again, if the user must hear of it.
+    """
+
+    BROADCAST: ClassVar[Exchange]
+    SWITCH: ClassVar[Exchange]
+
+    name: str
+    includes_own: bool
+    shared_step: bool
+    needs_trust: bool
+    token_waits: bool
+    flag: int = 0
+    lost: str = ""
+
+    def among(self, live: int) -> Exchange:
+        """The exchange in a view of so many live members: a lone member adds for itself."""
+        return self if live > 1 else Exchange.BROADCAST
+
+    def streams(self, counted: Collection[int], number: int) -> int:
+        """How many members' worth of fragments the kernel of that member takes in a round.
+
+        Args:
+            counted: the members whose contributions are in the sum.
+        """
+        if self.includes_own:
+            return int(bool(counted))
+        return len(set(counted) - {number})
+
+    def to_json(self) -> bool:
+        """The value of the keys `adding` (of a decision and a phase) and `added` (of a commit)."""
+        return self == Exchange.SWITCH
+
+    @classmethod
+    def from_json(cls, adding: bool) -> Exchange:
+        """The exchange that the value of such a key means."""
+        return Exchange.SWITCH if adding else Exchange.BROADCAST
+
+
+Exchange.BROADCAST = Exchange(
+    "broadcast",
+    includes_own=False,
+    shared_step=False,
+    needs_trust=False,
+    token_waits=True,
+)
+Exchange.SWITCH = Exchange(
+    "switch",
+    includes_own=True,
+    shared_step=True,
+    needs_trust=True,
+    token_waits=True,
+    flag=wire.Flag.ADD,
+    lost="sums of the switch",
+)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the control of a round asks of an exchange."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from nicps.exchange import Exchange
+from nicps.protocol.actions import Action, Receiver, SendFragments
+from nicps.protocol.phase import Phase
+from nicps.protocol.token import TokenState
+from nicps.protocol.view import View
+
+
+class Exchanger(ABC):
+    """One member's part in the exchange of one ring.
+
+    The control keeps the list of contributors, and knows no fragment. It calls `open`, then `send_listed` and
+    `on_closed` as the list grows and is closed, and whenever this member has the token `serve`, `is_complete` and
+    `ask`. Of a token the exchange writes `sent`, `settled` and `ranges`, and the entries' `ready` while `owns_ready`.
+
+    Attributes:
+        kind: what is so of this exchange for everybody.
+        own_sent: fragments of its own that this member has announced in the token's `sent`.
+    """
+
+    def __init__(
+        self, kind: Exchange, phase: Phase, view: View, number: int, receiver: Receiver
+    ) -> None:
+        self.kind = kind
+        self.own_sent = 0
+        self._phase = phase
+        self._view = view
+        self._number = number
+        self._receiver = receiver
+        self._sending = 0  # SendFragments that the kernel has not taken yet
+
+    # ---- what the control tells
+
+    def open(self) -> None:
+        """Another round is open: nothing of it has been sent or has come."""
+        self.own_sent = 0
+
+    @abstractmethod
+    def send_listed(self, token: TokenState) -> list[Action]:
+        """This member's contribution has entered the list: what it sends at once."""
+
+    def on_closed(self, now: float, token: TokenState) -> None:  # noqa: B027
+        """This member has closed the list."""
+
+    def on_dropped(self) -> None:  # noqa: B027
+        """The open round will not be committed in this ring: another phase or view is coming."""
+
+    def on_sent(self) -> None:
+        """The kernel has taken the fragments of one `SendFragments`."""
+        self._sending -= 1
+
+    # ---- what the control asks, having the token
+
+    @abstractmethod
+    def serve(self, now: float, token: TokenState) -> tuple[bool, list[Action]]:
+        """Send what others lack, and what there is room for; whether that changed the token."""
+
+    @abstractmethod
+    def is_complete(self, token: TokenState) -> bool:
+        """Whether this member has all that the list comes to."""
+
+    @abstractmethod
+    def ask(self, token: TokenState) -> bool:
+        """Write into the token what this member lacks; whether that is more than the token had."""
+
+    @abstractmethod
+    def owns_ready(self, token: TokenState) -> bool:
+        """Whether the entries' `ready` counts what the exchange has achieved, and no samples."""
+
+    @property
+    def delays_token(self) -> bool:
+        """Whether a token that was handed on still waits here, behind fragments that were queued before it."""
+        return self.kind.token_waits and self._sending > 0
+
+    # ---- for the parts of this room
+
+    def _send(
+        self, token: TokenState, samples: int, ranges: tuple[tuple[int, int], ...], *, repair: bool
+    ) -> list[Action]:
+        """Fragments of the token's round, if there is anybody to send them to."""
+        if len(self._view.live) == 1:
+            return []
+        self._sending += 1
+        view, generation = self._view.number, self._phase.generation
+        return [SendFragments(view, generation, token.round, samples, ranges, repair, self.kind)]

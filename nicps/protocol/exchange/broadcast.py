@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The holder of the token broadcasts its contribution, and every kernel adds it (R10, R11)."""
+
+from __future__ import annotations
+
+from nicps import wire
+from nicps.protocol.actions import Action
+from nicps.protocol.exchange.base import Exchanger
+from nicps.protocol.token import TokenState
+
+
+class BroadcastExchanger(Exchanger):
+    """A contribution goes out as it enters the list; its sender alone repairs it.
+
+    The token's ranges are (sender, first, count).
+    """
+
+    def send_listed(self, token: TokenState) -> list[Action]:
+        """The whole contribution."""
+        fragments = self._phase.fragments_in(token.round)
+        token.sent += fragments
+        self.own_sent = fragments
+        samples = token.lines[self._number - 1].samples
+        return self._send(token, samples, ((0, fragments),), repair=False)
+
+    def serve(self, now: float, token: TokenState) -> tuple[bool, list[Action]]:
+        """Send this member's fragments again that others lack, before anything new."""
+        end = self._phase.fragments_in(token.round)
+        mine = tuple(
+            (f, min(c, end - f)) for s, f, c in token.ranges if s == self._number and f < end
+        )
+        if not mine:
+            return False, []
+        token.ranges = [r for r in token.ranges if r[0] != self._number]
+        samples = token.lines[self._number - 1].samples
+        return True, self._send(token, samples, mine, repair=True)
+
+    def is_complete(self, token: TokenState) -> bool:
+        """Every fragment of every listed member has come."""
+        return not self._lacking(token)
+
+    def ask(self, token: TokenState) -> bool:
+        """Name as many missing ranges as fit; the rest next turn."""
+        room = wire.max_ranges(len(token.lines)) - len(token.ranges)
+        fragments = self._phase.fragments_in(token.round)
+        before, asked = len(token.ranges), set(token.ranges)
+        for number in self._lacking(token):
+            for first, count in self._receiver.missing(
+                token.round, self._view.number, number, fragments, max(room, 0)
+            ):
+                wanted = (number, first, min(count, 0xFFFF))
+                if room > 0 and wanted not in asked:
+                    token.ranges.append(wanted)
+                    room -= 1
+        return len(token.ranges) > before
+
+    def owns_ready(self, token: TokenState) -> bool:
+        """`ready` counts samples throughout."""
+        return False
+
+    def _lacking(self, token: TokenState) -> list[int]:
+        """Listed members of whom fragments have not come."""
+        fragments = self._phase.fragments_in(token.round)
+        count, round_, view = self._receiver.count, token.round, self._view.number
+        return [
+            number
+            for number, line in enumerate(token.lines, 1)
+            if number != self._number
+            and line.contributed
+            and count(round_, view, number) < fragments
+        ]

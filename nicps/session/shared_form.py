@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent and its training program say in the form `shared` (`nicps.client.Session`): the one definition.
+
+Gradients and sums are in shared memory; these messages say when. They belong to one version of nicps: both sides come
+from the same installation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from nicps.exchange import Exchange
+from nicps.session.fields import (
+    COUNT,
+    DIGEST,
+    FLAG,
+    MOST_SAMPLES,
+    OBJECT,
+    ROUND,
+    SAMPLES,
+    TEXT,
+    Conversation,
+    Field,
+    Kind,
+    Message,
+    by_number,
+    choice,
+    listed,
+    nullable,
+    number,
+    record,
+    whole,
+)
+from nicps.session.messages import MEMBER, NO_MEMBER, VIEW, Error
+
+MOST_LANES = 1 << 33
+LEAST_UNIT, MOST_UNIT = -100, 100
+
+PHASE = whole(0, (1 << 32) - 1)
+UNIT = whole(LEAST_UNIT, MOST_UNIT)
+UNIT_IN_FORCE = whole(-128, 127)  # as the token carries it
+EXCHANGE = Kind(
+    FLAG.text,
+    lambda value: Exchange.from_json(FLAG.read(value)),
+    lambda exchange: exchange.to_json(),
+)
+DECISIONS = ("continue", "test", "end")
+
+
+# ---- a training program to its agent
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """The model is built."""
+
+    op: ClassVar[str] = "ready"
+    lanes: Annotated[int, Field(whole(1, MOST_LANES), "float32 values of a round's vector")]
+    digest: Annotated[str, Field(DIGEST, "of model and state; the same on all members")]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Message):
+    """The program is in the phase of that number."""
+
+    op: ClassVar[str] = "prepared"
+    number: Annotated[int, Field(PHASE, "the phase's")]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Message):
+    """A micro-batch is done."""
+
+    op: ClassVar[str] = "progress"
+    round: Annotated[int, Field(ROUND, "the open one")]
+    samples: Annotated[int, Field(SAMPLES, "samples of the round so far")]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Message):
+    """The program has a gradient, and converts it into the arena."""
+
+    op: ClassVar[str] = "offer"
+    round: Annotated[int, Field(ROUND, "the open one")]
+    samples: Annotated[int, Field(whole(1, MOST_SAMPLES), "samples that it is the sum over")]
+    unit: Annotated[
+        int | None, Field(nullable(UNIT), "log2 of the unit asked for in the next round")
+    ]
+    skip: Annotated[bool, Field(FLAG, "the gradient is too large for the unit of its round")]
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Message):
+    """The sum of a round has been read and applied."""
+
+    op: ClassVar[str] = "read"
+    round: Annotated[int, Field(ROUND, "that round")]
+    digest: Annotated[str, Field(DIGEST, "of the state after it; empty where there is none")]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved(Message):
+    """The state file is complete, or `error` says why it is not."""
+
+    op: ClassVar[str] = "saved"
+    number: Annotated[int, Field(PHASE, "the phase's")]
+    round: Annotated[int, Field(ROUND, "rounds that have been trained")]
+    digest: Annotated[str, Field(DIGEST, "of the state")]
+    error: Annotated[str, Field(TEXT, "why nothing is saved")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Message):
+    """The state file has been read."""
+
+    op: ClassVar[str] = "loaded"
+    number: Annotated[int, Field(PHASE, "the phase's")]
+    digest: Annotated[str, Field(DIGEST, "of the state that the program has now")]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Message):
+    """The checkpoint is written anew, or `error` says why it is not."""
+
+    op: ClassVar[str] = "checkpoint"
+    round: Annotated[int, Field(ROUND, "rounds that have been trained")]
+    error: Annotated[str, Field(TEXT, "why nothing is written")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decide(Message):
+    """What this member would do after a round (R14)."""
+
+    op: ClassVar[str] = "decide"
+    round: Annotated[int, Field(ROUND, "the round that is committed")]
+    what: Annotated[str, Field(choice(*DECISIONS), "what comes next")]
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Message):
+    """Live progress for whoever watches the job."""
+
+    op: ClassVar[str] = "report"
+    values: Annotated[
+        Mapping[str, Any], Field(OBJECT, "what is shown; `warning` is shown as a warning")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive(Message):
+    """The program is at work."""
+
+    op: ClassVar[str] = "alive"
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Message):
+    """The job cannot go on here; the agent stops it everywhere."""
+
+    op: ClassVar[str] = "fail"
+    message: Annotated[str, Field(TEXT, "why, in one line")]
+
+
+FromProgram: TypeAlias = (
+    Ready
+    | Prepared
+    | Progress
+    | Offer
+    | Read
+    | Saved
+    | Loaded
+    | Checkpoint
+    | Decide
+    | Report
+    | Alive
+    | Fail
+)
+FROM_PROGRAM: Conversation[FromProgram] = Conversation(
+    "the agent",
+    *(Ready, Prepared, Progress, Offer, Read, Saved, Loaded),
+    *(Checkpoint, Decide, Report, Alive, Fail),
+)
+
+
+# ---- an agent to its training program
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of the network."""
+
+    number: Annotated[int, Field(MEMBER, "its number")]
+    name: Annotated[str, Field(TEXT, "its host's name")]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """The program is attached."""
+
+    op: ClassVar[str] = "welcome"
+    number: Annotated[int, Field(MEMBER, "this member's")]
+    members: Annotated[tuple[Member, ...], Field(listed(record(Member), "members"), "the list")]
+    name: Annotated[str, Field(TEXT, "this host's name")]
+    lead: Annotated[int, Field(NO_MEMBER, "the member that acts as node 1 (R22)")]
+    settings: Annotated[Mapping[str, Any], Field(OBJECT, "the job's settings")]
+    workdir: Annotated[str, Field(TEXT, "where the files are")]
+    view: Annotated[int, Field(VIEW, "the view in force")]
+
+
+@dataclass(frozen=True, slots=True)
+class Arena(Message):
+    """The memory that gradients go out from. With it come its descriptor and the doorbell's."""
+
+    op: ClassVar[str] = "arena"
+    fragments: Annotated[int, Field(COUNT, "fragments that it has room for")]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase(Message):
+    """What comes next. With `blocks` come the descriptors of the accumulators and of the slots."""
+
+    op: ClassVar[str] = "phase"
+    kind: Annotated[str, Field(choice("train", "test", "save", "load", "end"), "what to do")]
+    first_round: Annotated[int, Field(ROUND, "the first round of the phase")]
+    number: Annotated[int, Field(PHASE, "the phase's")]
+    unit: Annotated[
+        int, Field(UNIT_IN_FORCE, "log2 of what the first round's numbers are multiples of")
+    ]
+    shares: Annotated[
+        tuple[int, ...], Field(listed(SAMPLES, "whole numbers"), "samples of a round, by member")
+    ]
+    exchange: Annotated[
+        Exchange, Field(EXCHANGE, "whether the network's switch makes the sums", key="adding")
+    ]
+    view: Annotated[int, Field(VIEW, "the view in force")]
+    live: Annotated[tuple[int, ...], Field(listed(MEMBER, "members"), "who is in the view")]
+    lead: Annotated[int, Field(NO_MEMBER, "the member that acts as node 1 (R22)")]
+    blocks: Annotated[
+        int, Field(COUNT, "blocks in a bank of new accumulators; 0: the old ones")
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View(Message):
+    """Hosts have come or gone; the phase goes on."""
+
+    op: ClassVar[str] = "view"
+    view: Annotated[int, Field(VIEW, "the view in force")]
+    live: Annotated[tuple[int, ...], Field(listed(MEMBER, "members"), "who is in the view")]
+    lead: Annotated[int, Field(NO_MEMBER, "the member that acts as node 1 (R22)")]
+    round: Annotated[int, Field(ROUND, "the open round")]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Message):
+    """All members have the round's sum."""
+
+    op: ClassVar[str] = "committed"
+    round: Annotated[int, Field(ROUND, "that round")]
+    counted: Annotated[
+        Mapping[int, int], Field(by_number(SAMPLES, "an object"), "samples by member number")
+    ]
+    unit: Annotated[int, Field(UNIT_IN_FORCE, "log2 of what its numbers are multiples of")]
+    next_unit: Annotated[int, Field(UNIT_IN_FORCE, "the same, of the next round")]
+    exchange: Annotated[
+        Exchange, Field(EXCHANGE, "whether the network's switch has made the sum", key="added")
+    ]
+    seconds_waited: Annotated[
+        float, Field(number(), "from this member's offer to the commit, without its own sending")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep(Message):
+    """No majority is left: save the state, and answer with `checkpoint`."""
+
+    op: ClassVar[str] = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Message):
+    """The job was stopped."""
+
+    op: ClassVar[str] = "abort"
+    message: Annotated[str, Field(TEXT, "why, in one line")]
+
+
+FromAgent: TypeAlias = Error | Welcome | Arena | Phase | View | Committed | Keep | Abort
+FROM_AGENT: Conversation[FromAgent] = Conversation(
+    "a training program", Error, Welcome, Arena, Phase, View, Committed, Keep, Abort
+)

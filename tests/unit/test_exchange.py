@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each exchange does with a closed list: what it sends, asks for, and takes for complete."""
+
+from __future__ import annotations
+
+import pytest
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol import Member, NotAdded, Phase, SendFragments, Timings, View
+from nicps.protocol.exchange import BroadcastExchanger, Exchanger, SwitchExchanger, exchanger_of
+from nicps.protocol.token import Line, TokenState
+
+FRAGMENTS = 600
+ROUND = 7
+VIEW = View(
+    3,
+    tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3)),
+    frozenset({1, 2, 3}),
+    1,
+)
+
+
+class Kernel:
+    """What has arrived: fragments by sender, 0 for a switch's sums."""
+
+    def __init__(self) -> None:
+        self.got: dict[int, set[int]] = {}
+
+    def take(self, sender: int, *indices: int) -> None:
+        self.got.setdefault(sender, set()).update(indices)
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        return len(self.got.get(sender, ()))
+
+    def missing(
+        self, round_: int, view: int, sender: int, fragments: int, limit: int
+    ) -> list[tuple[int, int]]:
+        have, ranges = self.got.get(sender, set()), list[tuple[int, int]]()
+        for index in (i for i in range(fragments) if i not in have):
+            if ranges and sum(ranges[-1]) == index:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+            else:
+                ranges.append((index, 1))
+        return ranges[:limit]
+
+
+def exchanger(kind: Exchange, number: int, kernel: Kernel, view: View = VIEW) -> Exchanger:
+    phase = Phase(
+        1,
+        1,
+        wire.PhaseKind.TRAIN,
+        first_round=ROUND,
+        fragments=FRAGMENTS,
+        last_fragments=FRAGMENTS,
+        width=16,
+        shares=(4, 4, 4),
+        exchange=kind,
+    )
+    return exchanger_of(phase, view, number, kernel, Timings(), 0.0)
+
+
+def token(*contributors: int, closed: bool = False) -> TokenState:
+    made = TokenState.create(1, 1, ROUND, -40, [Line() for _ in VIEW.members])
+    for number in contributors:
+        made.lines[number - 1].samples = 4
+        made.lines[number - 1].marks |= wire.Mark.CONTRIBUTED
+    if closed:
+        made.state = wire.TokenState.CLOSING
+    return made
+
+
+def sent(actions: object) -> list[tuple[tuple[tuple[int, int], ...], bool]]:
+    assert isinstance(actions, list)
+    assert all(isinstance(action, SendFragments) for action in actions)
+    return [(action.ranges, action.repair) for action in actions]
+
+
+# ---- what is so for everybody
+
+
+def test_a_lone_member_adds_for_itself() -> None:
+    alone = View(4, VIEW.members, frozenset({2}), 2)
+    for kind in (Exchange.BROADCAST, Exchange.SWITCH):
+        assert isinstance(exchanger(kind, 2, Kernel(), alone), BroadcastExchanger)
+        assert exchanger(kind, 2, Kernel(), alone).send_listed(token(2)) == []
+    assert isinstance(exchanger(Exchange.SWITCH, 2, Kernel()), SwitchExchanger)
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted", "streams"),
+    [
+        (Exchange.BROADCAST, (1, 2, 3), 2),
+        (Exchange.BROADCAST, (1, 3), 2),
+        (Exchange.BROADCAST, (2,), 0),
+        (Exchange.SWITCH, (1, 2, 3), 1),
+        (Exchange.SWITCH, (2,), 1),
+        (Exchange.SWITCH, (), 0),
+    ],
+)
+def test_how_many_streams_the_kernel_of_member_2_takes(
+    kind: Exchange, counted: tuple[int, ...], streams: int
+) -> None:
+    assert kind.streams(counted, 2) == streams
+
+
+@pytest.mark.parametrize("kind", [Exchange.BROADCAST, Exchange.SWITCH])
+def test_the_keys_in_json_stay_as_they_were(kind: Exchange) -> None:
+    assert Exchange.from_json(kind.to_json()) is kind
+    assert kind.to_json() is (kind is Exchange.SWITCH)
+
+
+@pytest.mark.parametrize("kind", [Exchange.BROADCAST, Exchange.SWITCH])
+def test_a_token_is_delayed_while_fragments_are_queued(kind: Exchange) -> None:
+    part, closed = exchanger(kind, 2, Kernel()), token(1, 2, closed=True)
+    closed.ranges = [(2, 0, 4)] if kind is Exchange.BROADCAST else []
+    assert not part.delays_token
+    _, actions = part.serve(0.0, closed)
+    assert len(actions) == 1 and part.delays_token
+    part.on_sent()
+    assert not part.delays_token
+
+
+# ---- broadcast
+
+
+def test_broadcast_sends_a_contribution_as_it_is_listed() -> None:
+    part, listed = exchanger(Exchange.BROADCAST, 2, Kernel()), token(1, 2)
+    listed.sent = FRAGMENTS
+    assert sent(part.send_listed(listed)) == [(((0, FRAGMENTS),), False)]
+    assert listed.sent == 2 * FRAGMENTS and part.own_sent == FRAGMENTS
+    part.open()
+    assert part.own_sent == 0
+
+
+def test_broadcast_asks_each_sender_for_what_has_not_come() -> None:
+    kernel = Kernel()
+    part, closed = exchanger(Exchange.BROADCAST, 2, kernel), token(1, 2, 3, closed=True)
+    kernel.take(1, *range(FRAGMENTS))
+    kernel.take(3, *range(10), *range(12, FRAGMENTS))
+    assert not part.is_complete(closed)
+    assert part.ask(closed) and closed.ranges == [(3, 10, 2)]
+    assert not part.ask(closed), "it is in the token already"
+    kernel.take(3, 10, 11)
+    assert part.is_complete(closed)
+
+
+def test_broadcast_repairs_what_is_its_own() -> None:
+    part, closed = exchanger(Exchange.BROADCAST, 2, Kernel()), token(1, 2, closed=True)
+    closed.ranges = [(2, 5, 3), (1, 0, 4), (2, FRAGMENTS - 1, 9), (2, FRAGMENTS, 1)]
+    changed, actions = part.serve(0.0, closed)
+    assert changed and sent(actions) == [(((5, 3), (FRAGMENTS - 1, 1)), True)]
+    assert closed.ranges == [(1, 0, 4)]
+    assert part.serve(0.0, closed) == (False, [])
+
+
+# ---- the switch
+
+
+def test_the_switch_is_fed_in_windows_once_the_list_is_closed() -> None:
+    kernel = Kernel()
+    part, state = exchanger(Exchange.SWITCH, 2, kernel), token(1, 2)
+    assert part.send_listed(state) == [] and part.serve(0.0, state) == (False, [])
+    assert not part.owns_ready(state)
+    state.lines[0].ready = 4
+    state.state = wire.TokenState.CLOSING
+    part.on_closed(0.0, state)
+    assert part.owns_ready(state) and state.lines[0].ready == 0
+
+    _, actions = part.serve(0.0, state)
+    assert sent(actions) == [(((0, wire.QUANTUM),), False)]
+    kernel.take(0, *range(wire.QUANTUM))
+    _, actions = part.serve(0.0, state)
+    assert sent(actions) == [(((wire.QUANTUM, wire.QUANTUM),), False)]
+    assert state.lines[1].ready == wire.QUANTUM and state.settled == 0
+    changed, actions = part.serve(0.0, state)
+    lost = ((wire.QUANTUM, wire.QUANTUM),)
+    assert changed and sent(actions) == [(lost, True)], "no room until all have the first sums"
+    assert state.ranges == [(2, *lost[0])]
+
+
+def test_who_has_contributed_nothing_only_asks_the_switch() -> None:
+    kernel = Kernel()
+    part, state = exchanger(Exchange.SWITCH, 3, kernel), token(1, 2, closed=True)
+    part.serve(0.0, state)
+    _, actions = part.serve(0.0, state)
+    (asking,) = actions
+    assert isinstance(asking, SendFragments) and asking.only_asks and asking.repair
+
+
+def test_a_member_is_complete_with_all_sums_and_the_lead_once_all_are() -> None:
+    kernel = Kernel()
+    kernel.take(0, *range(FRAGMENTS))
+    member, lead = (exchanger(Exchange.SWITCH, number, kernel) for number in (2, 1))
+    state = token(1, 2, closed=True)
+    member.serve(0.0, state)
+    lead.serve(0.0, state)
+    assert member.is_complete(state) and not lead.is_complete(state)
+    exchanger(Exchange.SWITCH, 3, kernel).serve(0.0, state)
+    assert lead.is_complete(state)
+
+
+def test_the_lead_finds_out_a_switch_that_makes_no_sums() -> None:
+    timings = Timings()
+    lead, member = (exchanger(Exchange.SWITCH, number, Kernel()) for number in (1, 2))
+    state, found = token(1, 2, closed=True), list[NotAdded]()
+    for turn in range(20):
+        now = turn * timings.sums_s / 15
+        for part in (lead, member):
+            found += [a for a in part.serve(now, state)[1] if isinstance(a, NotAdded)]
+    assert found == [NotAdded(ROUND)], "once, and by the lead alone"
+
+
+def test_a_dropped_round_is_not_fed() -> None:
+    part, state = exchanger(Exchange.SWITCH, 2, Kernel()), token(1, 2, closed=True)
+    part.on_dropped()
+    assert part.serve(0.0, state) == (False, [])
