@@ -17,15 +17,19 @@ from typing import Any
 import orjson
 
 from nicps.auth import write_key
+from nicps.bench.arguments import host_count, names, need_memory, whole
 from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
-from nicps.errors import JobFailed, UsageProblem
+from nicps.errors import JobFailed
 from nicps.extras import require_extra
 from nicps.lab import Lab, LabSettings, parse_rate
 from nicps.lab.agents import AgentProcess, joined, open_folder
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import await_result, raise_failure
 
+LANES = ("i32", "i16", "i8")
 _WARM_UP = 2
+#: For a parameter, of one host: two banks of sums, three float32 in the training program, two lanes of 8 bits.
+_HELD_BYTES = 2 * 8 + 3 * 4 + 2
 _IDLE_S = 1.0
 _LAST_WORDS_S = 2.0
 _SILENCE_S = 2.0
@@ -56,12 +60,16 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "allreduce", help="all-reduce beside Gloo", description=DESCRIPTION
     )
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--params", type=int, default=11_700_000, help="float32 values per tensor")
+    parser.add_argument("--hosts", type=host_count(), default=4)
+    parser.add_argument(
+        "--params", type=whole(1), default=11_700_000, help="float32 values per tensor"
+    )
     parser.add_argument("--rate", default="1gbit", help="of every port (%(default)s)")
-    parser.add_argument("--lane", default="i32,i16,i8", help="lanes to measure (%(default)s)")
+    parser.add_argument(
+        "--lane", type=names(LANES), default=LANES, help="lanes to measure (i32,i16,i8)"
+    )
     parser.add_argument("--against", choices=("gloo", "none"), default="gloo")
-    parser.add_argument("--rounds", type=int, default=10, help="counted (%(default)s)")
+    parser.add_argument("--rounds", type=whole(1), default=10, help="counted (%(default)s)")
     parser.add_argument(
         "--key",
         action="store_true",
@@ -73,10 +81,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    lanes = [lane for lane in args.lane.split(",") if lane]
-    if any(lane not in ("i32", "i16", "i8") for lane in lanes):
-        raise UsageProblem(f"lanes are i32, i16 and i8, not {args.lane}")
     rate = parse_rate(args.rate)
+    networks = args.hosts * (1 + args.key)
+    need_memory(networks * args.params * _HELD_BYTES, f"--params {args.params:,}")
     if args.against == "gloo" and not args.key:
         require_extra("torch")
     rows: list[Measured] = []
@@ -90,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             keys.append(folder / "network.key")
             write_key(folder / "network.key")
         bench = _Bench(folder, args.hosts, args.params, args.rounds, rate)
-        for lane in lanes:
+        for lane in args.lane:
             rows += bench.nicps(lane, list(zip(labs, keys, strict=True)))
             _show(*rows[-len(labs) :])
         if args.against == "gloo" and not args.key:
@@ -108,8 +115,8 @@ def _show(*rows: Measured) -> None:
     for row in rows:
         beside = row.seconds_median / rows[0].seconds_median - 1
         print(
-            f"{row.engine:<8} {row.lane:<8} median {row.seconds_median:.3f} s  min {row.seconds_min:.3f} s  "
-            f"limit {row.wire_limit_seconds:.3f} s  ({row.seconds_median / row.wire_limit_seconds - 1:+.1%})  "
+            f"{row.engine:<8} {row.lane:<8} median {_shown(row.seconds_median)} s  min {_shown(row.seconds_min)} s  "
+            f"limit {_shown(row.wire_limit_seconds)} s  ({row.seconds_median / row.wire_limit_seconds - 1:+.1%})  "
             f"cpu {row.cpu_seconds_per_host:.3f} s/host  rss {row.peak_rss_bytes / 1e6:.0f} MB  "
             f"worst error {row.worst_error:.2g}"
             + (f"  {beside:+.1%}" if row is not rows[0] else ""),
@@ -150,6 +157,15 @@ class _Ours:
         if not result["weights_identical"]:
             raise JobFailed("the hosts' sums differ")
         return rss
+
+
+def _rounded(seconds: float) -> float:
+    """To four digits, of less than a second to four significant ones: no time of a small tensor is 0."""
+    return round(seconds, 4) if seconds >= 1 else float(f"{seconds:.4g}")
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.3f}" if seconds >= 0.01 else f"{seconds:.3g}"
 
 
 class _Bench:
@@ -273,9 +289,9 @@ class _Bench:
         return Measured(
             engine,
             lane,
-            round(median(times.seconds), 4),
-            round(min(times.seconds), 4),
-            round(limit, 4),
+            _rounded(median(times.seconds)),
+            _rounded(min(times.seconds)),
+            _rounded(limit),
             round(times.busy / self.rounds / self.hosts, 4),
             rss,
             worst,

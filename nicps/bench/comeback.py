@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from nicps.bench.arguments import host_count, whole
 from nicps.bench.barrier import median
 from nicps.bench.watch import Metrics
 from nicps.errors import NetworkProblem
@@ -96,9 +97,11 @@ class Return:
 def add_parser(subparsers: Any) -> None:
     """The arguments."""
     parser = subparsers.add_parser("return", help="a host comes back", description=DESCRIPTION)
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--repeat", type=int, default=5, help="returns (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=_SETTLED, help="before each (%(default)s)")
+    parser.add_argument("--hosts", type=host_count(), default=4)
+    parser.add_argument("--repeat", type=whole(1), default=5, help="returns (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=whole(1), default=_SETTLED, help="before each (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
 

@@ -21,6 +21,7 @@ import orjson
 
 from nicps import wire
 from nicps.auth import write_key
+from nicps.bench.arguments import duration, host_count, whole
 from nicps.bench.watch import Metrics, example
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
@@ -95,15 +96,17 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "flood", help="a stranger floods the LAN", description=DESCRIPTION
     )
-    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--hosts", type=host_count(besides=1), default=4)
     parser.add_argument(
-        "--frames", type=int, default=100_000, help="of each kind, in all (%(default)s)"
+        "--frames", type=whole(1), default=100_000, help="of each kind, in all (%(default)s)"
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a window (%(default)s)")
-    parser.add_argument("--cycles", type=int, default=7, help="windows of each kind (%(default)s)")
+    parser.add_argument("--seconds", type=duration, default=10.0, help="of a window (%(default)s)")
+    parser.add_argument(
+        "--cycles", type=whole(1), default=7, help="windows of each kind (%(default)s)"
+    )
     parser.add_argument(
         "--reference",
-        type=int,
+        type=whole(2),
         default=1000,
         help="rounds whose weights are compared (%(default)s)",
     )
@@ -195,6 +198,9 @@ def measure(hosts: int, frames: int, seconds: float, cycles: int, reference: int
         Window(kind, end - start, bisect.bisect(times, end) - bisect.bisect(times, start), *rest)
         for kind, start, end, *rest in spans
     ]
+    for kind in _KINDS:
+        if not any(window.rounds for window in windows if window.kind == kind):
+            raise JobFailed(f"no round fell into the windows of kind {kind}: give more --seconds")
     same = next(r for r in rows if r["trained_rounds"] == reference)["weights_sha256"] == weights
     sent = per_window * cycles
     views = [one["view"] for one in status]

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from nicps.bench.arguments import host_count, need_disk, whole
 from nicps.bench.barrier import peak_rss_bytes
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings, parse_loss, parse_rate
@@ -39,8 +40,8 @@ class Handout:
 def add_parser(subparsers: Any) -> None:
     """The arguments."""
     parser = subparsers.add_parser("handout", help="one file to all hosts", description=DESCRIPTION)
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--bytes", type=float, default=1e9, help="of the file (%(default)g)")
+    parser.add_argument("--hosts", type=host_count(), default=4)
+    parser.add_argument("--bytes", type=whole(1), default=10**9, help="of the file (1e9)")
     parser.add_argument("--rate", default="1gbit", help="of every port (%(default)s)")
     parser.add_argument(
         "--loss", default="0", help="at every port, each way, as in 2%% (%(default)s)"
@@ -51,7 +52,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    measured = measure(args.hosts, int(args.bytes), parse_rate(args.rate), parse_loss(args.loss))
+    rate_bps, loss = parse_rate(args.rate), parse_loss(args.loss)
+    need_disk((args.hosts + 1) * args.bytes, f"--bytes {args.bytes:,}")
+    measured = measure(args.hosts, args.bytes, rate_bps, loss)
     if args.json:
         print(orjson.dumps(asdict(measured)).decode())
     else:

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from nicps.bench.arguments import duration, host_count, whole
 from nicps.bench.barrier import BarrierServer, median
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import joined, open_folder
@@ -38,9 +39,9 @@ class Idle:
 def add_parser(subparsers: Any) -> None:
     """The arguments."""
     parser = subparsers.add_parser("idle", help="an idle network", description=DESCRIPTION)
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--wakes", type=int, default=40, help="single gradients (%(default)s)")
+    parser.add_argument("--hosts", type=host_count(), default=4)
+    parser.add_argument("--seconds", type=duration, default=5.0)
+    parser.add_argument("--wakes", type=whole(1), default=40, help="single gradients (%(default)s)")
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
 

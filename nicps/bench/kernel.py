@@ -28,6 +28,7 @@ import numpy as np
 import orjson
 
 from nicps import wire
+from nicps.bench.arguments import need_memory, whole
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import KEY_BYTES, Maps
 from nicps.errors import NicpsError
@@ -40,6 +41,7 @@ _SENDERS = wire.MAX_MEMBERS - 1  # this host is member 1
 #: Blocks of the small map: 92 kB of sums in the bank at work.
 _WARM_BLOCKS = 8
 _WARM_RUNS = 200_000
+_LANE_BYTES = 2 * 8  # of the cold map: two banks of sums
 
 DESCRIPTION = """\
 The kernel's add of one full fragment, by BPF_PROG_TEST_RUN on one core, with all checks. warm: distinct fragments into
@@ -207,16 +209,19 @@ def add_parser(subparsers: Any) -> None:
         "kernel", help="the kernel's add of a fragment", description=DESCRIPTION
     )
     parser.add_argument(
-        "--params", type=int, default=11_700_000, help="lanes of the cold map (%(default)s)"
+        "--params", type=whole(1), default=11_700_000, help="lanes of the cold map (%(default)s)"
     )
-    parser.add_argument("--passes", type=int, default=7, help="measurements of each (%(default)s)")
+    parser.add_argument(
+        "--passes", type=whole(1), default=7, help="measurements of each (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    rows = measure(args.params, max(1, args.passes))
+    need_memory(args.params * _LANE_BYTES, f"--params {args.params:,}")
+    rows = measure(args.params, args.passes)
     out = sys.stderr if args.json else sys.stdout
     print(
         f"{'lane':<6}{'key':<5}{'case':<8}{'median':>10}{'least':>10}{'loop':>8}{'payload':>16}",

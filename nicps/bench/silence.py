@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from nicps.bench.arguments import duration, host_count, names, whole
 from nicps.bench.barrier import median
 from nicps.bench.watch import Metrics, example, until
 from nicps.errors import JobFailed
@@ -63,15 +64,20 @@ class Row:
 def add_parser(subparsers: Any) -> None:
     """The arguments."""
     parser = subparsers.add_parser("silence", help="a host falls silent", description=DESCRIPTION)
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--repeat", type=int, default=8, help="of each scene (%(default)s)")
-    parser.add_argument("--scenes", default=",".join(SCENES), help="(%(default)s)")
+    parser.add_argument("--hosts", type=host_count(3), default=4)
+    parser.add_argument("--repeat", type=whole(1), default=8, help="of each scene (%(default)s)")
+    parser.add_argument(
+        "--scenes", type=names(SCENES), default=SCENES, help=f"({','.join(SCENES)})"
+    )
     parser.add_argument("--key", action="store_true", help="our network has a key")
     parser.add_argument(
-        "--wait", type=float, default=20.0, help="seconds that Gloo is watched (%(default)s)"
+        "--wait", type=duration, default=20.0, help="seconds that Gloo is watched (%(default)s)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=5.0, help="Gloo's short time-out in seconds (%(default)s)"
+        "--timeout",
+        type=duration,
+        default=5.0,
+        help="Gloo's short time-out in seconds (%(default)s)",
     )
     parser.add_argument("--against", choices=("gloo", "none"), default="gloo")
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
@@ -80,7 +86,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    scenes = [scene for scene in SCENES if scene in args.scenes.split(",")]
+    scenes = [scene for scene in SCENES if scene in args.scenes]
     if args.against == "gloo":
         require_extra("torch")
     rows: list[Row] = []

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import orjson
@@ -25,6 +26,8 @@ from nicps.errors import JobFailed, UsageProblem
 from nicps.session.lanes import F32, U8, LaneFormat, Quantiser, Summer
 
 _NETWORK, _VIEW, _ROUND = 1, 1, 1
+_OFFERED = ("number", "vector")
+_COMMITTED = (*_OFFERED, "counted", "members", "unit")
 _MAC = bytes.fromhex("020000000001")
 
 DESCRIPTION = """\
@@ -72,13 +75,24 @@ def read(folders: Sequence[Path]) -> dict[int, dict[int, Saved]]:
                 f"{folder} has no gradients: run the job with --set save_gradients=true"
             )
         for path in paths:
-            try:
-                with np.load(path) as saved:
-                    values = dict(saved)
-                rounds.setdefault(int(path.stem), {})[int(values["number"])] = values
-            except (OSError, ValueError, KeyError) as error:
-                raise UsageProblem(f"{path} cannot be read: {error}") from None
+            values = _load(path)
+            rounds.setdefault(int(path.stem), {})[int(values["number"])] = values
     return rounds
+
+
+def _load(path: Path) -> Saved:
+    if not path.stem.isdecimal():
+        raise UsageProblem(f"{path} is not named by a round")
+    try:
+        with path.open("rb") as file, np.load(file) as saved:
+            values = dict(saved)
+    # What is no such file at all: an array of its own, or nothing, is no context manager.
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
+        raise UsageProblem(f"{path} cannot be read: {error or repr(error)}") from None
+    wanted = _COMMITTED if "total" in values else _OFFERED
+    if missing := sorted(set(wanted) - values.keys()):
+        raise UsageProblem(f"{path} lacks {', '.join(missing)}: it is no gradient that nicps saved")
+    return values
 
 
 def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, int]:

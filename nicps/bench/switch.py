@@ -21,10 +21,11 @@ import numpy as np
 import orjson
 
 from nicps import wire
+from nicps.bench.arguments import need_memory, whole
 from nicps.bench.bmv2 import CONTROLLER, Bmv2, in_place_of_the_bridge
 from nicps.bench.watch import until
 from nicps.dataplane import DataPlane
-from nicps.errors import JobFailed, NetworkProblem, UsageProblem
+from nicps.errors import JobFailed, NetworkProblem
 from nicps.lab import Lab, LabSettings, links, namespaces
 from nicps.session.lanes import U8
 from nicps.switch.runtime import Member
@@ -56,25 +57,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "switch", help="fragments a second that a P4 switch adds", description=DESCRIPTION
     )
-    parser.add_argument("--hosts", type=int, default=4, help="2 to 16 (%(default)s)")
+    parser.add_argument("--hosts", type=whole(2, 16), default=4, help="2 to 16 (%(default)s)")
     parser.add_argument("--lane", choices=("i32", "i16", "i8"), default="i32")
-    parser.add_argument("--windows", type=int, default=100, help="of each host (%(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--windows", type=whole(1), default=100, help="of each host (%(default)s)")
+    parser.add_argument("--repeat", type=whole(1), default=3, help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    if not 2 <= args.hosts <= 16 or args.windows < 1 or args.repeat < 1:
-        raise UsageProblem("--hosts takes 2 to 16, --windows and --repeat 1 and more")
+    width = int(args.lane[1:])
+    lanes = args.windows * wire.QUANTUM * wire.lanes_per_fragment(width)
+    need_memory(args.hosts * lanes * 2 * 8, f"--windows {args.windows:,}")  # two banks of sums
     rows = []
     with contextlib.ExitStack() as stack:
         lab = Lab(LabSettings(f"bench-{os.getpid()}", args.hosts))
         stack.callback(lab.close)
         bmv2 = stack.enter_context(in_place_of_the_bridge(lab))
         members = [Turns(lab, number, stack) for number in range(1, args.hosts + 1)]
-        width = int(args.lane[1:])
         for round_ in range(1, args.repeat + 1):
             begin(bmv2, members, width, args.windows * wire.QUANTUM, round_)
             seconds = take_turns(members, width, args.windows, round_)

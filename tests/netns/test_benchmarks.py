@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from nicps.cli import build_parser
+from nicps.errors import JobFailed
 from nicps.lab import processes, state
-from tests.netns.labs import nicps
 
 
 def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -55,12 +56,22 @@ def test_allreduce_with_a_key_beside_one_without(checkout: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("params", [1, 1024])
+def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
+    """Its time on the line is microseconds, and no time is 0."""
+    found = bench(checkout, f"allreduce --hosts 3 --params {params} --rounds 1 --lane i8")
+    assert [row["engine"] for row in found["results"]] == ["nicps", "gloo", "gloo"]
+    for row in found["results"]:
+        assert 0 < row["wire_limit_seconds"] < row["seconds_min"] <= row["seconds_median"]
+    assert found["results"][0]["wire_limit_seconds"] == pytest.approx(3 * params * 8 / 1e9, 1e-3)
+
+
 def test_a_job_that_fails_is_told_at_once() -> None:
-    command = "bench allreduce --hosts 2 --params -1 --rounds 1 --lane i8 --against none"
-    done = nicps(*command.split())
-    assert done.returncode == 5
-    assert done.stderr.splitlines()[-1].startswith("nicps: error: ")
-    assert "negative dimensions" in done.stderr
+    command = "bench allreduce --hosts 2 --rounds 1 --lane i8 --against none"
+    args = build_parser("bench").parse_args(command.split())
+    args.params = -1  # what the command itself refuses
+    with pytest.raises(JobFailed, match="negative dimensions"):
+        args.func(args)
 
 
 @pytest.mark.long

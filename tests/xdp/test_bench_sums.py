@@ -105,6 +105,35 @@ def test_what_is_missing(run: list[Path]) -> None:
         sums.compare(sums.read(run), 16)
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.write_bytes(b""), "cannot be read: No data left in file"),
+        (lambda path: path.write_bytes(b"PK\3\4"), "cannot be read: File is not a zip file"),
+        (lambda path: path.write_text("text"), "cannot be read: "),
+        (lambda path: np.save(path.open("wb"), np.ones(3)), "cannot be read: "),
+        (lambda path: path.mkdir(), "cannot be read: "),
+        (lambda path: np.savez(path, number=1), "lacks vector: it is no gradient"),
+        (
+            lambda path: np.savez(path, number=1, vector=[1.0], total=[1.0]),
+            "lacks counted, members",
+        ),
+    ],
+    ids=["empty", "cut off", "text", "an array", "a folder", "no vector", "no list"],
+)
+def test_a_file_that_is_no_gradient(
+    tmp_path: Path, make: Callable[[Path], object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gradients" / "1.npz"
+    path.parent.mkdir()
+    make(path)
+    code, text = bench([tmp_path], capsys)
+    assert code == 2 and text.startswith(f"nicps: error: {path} ") and said in text
+    path.rename(path.with_name("one.npz"))
+    code, text = bench([tmp_path], capsys)
+    assert code == 2 and text.endswith("one.npz is not named by a round\n")
+
+
 def test_nothing_stays_open(run: list[Path]) -> None:
     """After an error neither."""
     change(run[0], 1, lambda values: flip(values, "total"))

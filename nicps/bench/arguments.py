@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks' options take: values that can be measured with, and that fit this machine."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nicps.errors import UsageProblem
+from nicps.lab.settings import MOST_HOSTS
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """For `type=`: a whole number from `least` on, up to `most`; `1e9` is one too."""
+
+    def parse(text: str) -> int:
+        number = _number(text)
+        high = math.inf if most is None else most
+        if not number.is_integer() or not least <= number <= high:
+            span = f"from {least} on" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"takes a whole number {span}, not {text!r}")
+        return int(text) if text.strip().isdecimal() else int(number)
+
+    return parse
+
+
+def host_count(least: int = 2, besides: int = 0) -> Callable[[str], int]:
+    """For `--hosts`: as many as fit a lab, which has so many others `besides`."""
+    return whole(least, MOST_HOSTS - besides)
+
+
+def duration(text: str) -> float:
+    """For `type=`: a time that is longer than none."""
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"takes seconds, more than 0, not {text!r}")
+    return number
+
+
+def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """For `type=`: some of the known names, with commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(name for name in text.split(",") if name)
+        if not given or set(given) - set(known):
+            raise argparse.ArgumentTypeError(f"takes some of {','.join(known)}, not {text!r}")
+        return given
+
+    return parse
+
+
+def need_memory(size: float, what: str) -> None:
+    """Refuse what cannot be held: the kernel would end processes of others, too.
+
+    Raises:
+        UsageProblem: it is more than this machine has free.
+    """
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    free = (
+        int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+    if size > free:
+        raise UsageProblem(_too_much(what, size, free, "memory"))
+
+
+def need_disk(size: float, what: str) -> None:
+    """The same of the disk where temporary files go."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if size > free:
+        raise UsageProblem(_too_much(what, size, free, f"space in {tempfile.gettempdir()}"))
+
+
+def _too_much(what: str, size: float, free: int, of: str) -> str:
+    return f"{what} needs {size / 1e9:.3g} GB of {of}, and {free / 1e9:.3g} GB are free: give less"
+
+
+def _number(text: str) -> float:
+    """NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
