@@ -10,15 +10,18 @@ from typing import Any
 
 from trainer import timeline
 from trainer.errors import JobError
+from trainer.events import KINDS, SAYS, Event
 from trainer.rundata import Run, read
-from trainer.svg import Series, chart, smooth, text, thin
+from trainer.svg import Series, chart, mark, smooth, svg, text, thin
 
 LOG_FROM = 20  # ratio of the largest loss to the smallest from which on its axis is logarithmic
 
 STYLE = """
 :root { color-scheme: light; --ink: #1f2933; --soft: #5b6875; --rule: #e3e7eb;
   --compute: #4878a8; --update: #28527a; --testing: #7a5ea8; --wait: #e9edf1; --send: #e8871e;
-  --hold: #f6cf9f; --repair: #c02f2f; --dropped: #a9bccf; --accuracy: #2f8f5b; }
+  --hold: #f6cf9f; --repair: #c02f2f; --dropped: #a9bccf; --accuracy: #2f8f5b;
+  --evicted: #c02f2f; --returned: #2f8f5b; --lead: #28527a; --alarm: #8c1d1d;
+  --differs: #e8871e; --away: #f9dede; }
 * { box-sizing: border-box; }
 body { margin: 0; background: #f5f7f9; color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -51,14 +54,21 @@ rect.send { fill: var(--send); } rect.hold { fill: var(--hold); }
 rect.repair { fill: var(--repair); } rect.dropped { fill: var(--dropped); }
 rect.lane { fill: #fbfbfc; stroke: var(--rule); stroke-width: .5; }
 .commit { stroke: #1f2933; stroke-dasharray: 2 3; stroke-width: .8; opacity: .55; }
-.test { stroke: var(--testing); stroke-width: 1.2; }
+.event { stroke-width: 1.1; opacity: .75; } .mark { stroke-width: 1.8; stroke-linejoin: round; }
+.evicted { stroke: var(--evicted); fill: none; } .returned { stroke: var(--returned); fill: var(--returned); }
+.lead { stroke: var(--lead); fill: var(--lead); } .alarm { stroke: var(--alarm); fill: var(--alarm); }
+.differs { stroke: var(--differs); fill: var(--differs); } .view { stroke: var(--soft); fill: none; }
+.test { stroke: var(--testing); fill: #fff; } .event.view { stroke-dasharray: 1 3; }
+.event.returned, .event.lead { stroke-dasharray: 5 3; } rect.away { fill: var(--away); }
 .key { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 2px 0 12px; color: var(--soft);
   font-size: 13px; }
+.key svg { display: inline-block; width: 14px; height: 14px; margin-right: 6px; vertical-align: -2px; }
 .key i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px;
   vertical-align: -1px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 5px 7px; border-bottom: 1px solid var(--rule); }
 td { white-space: nowrap; font-size: 14px; }
+.events td, .events th { text-align: left; } .events td:last-child { white-space: normal; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; line-height: 1.25;
   vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
@@ -77,7 +87,9 @@ KEY = {
     "send": "token: sending",
     "hold": "token: held",
     "repair": "token: sending again",
+    "away": "not in the view",
 }
+MOST_EVENTS = 400  # lines in the table
 
 
 def write_report(folder: Path) -> Path:
@@ -99,8 +111,8 @@ def write_report(folder: Path) -> Path:
 
 def render(run: Run) -> str:
     """The page."""
-    parts = [_head(run), _tiles(run), _curves(run), _hosts(run), _whole(run), _details(run)]
-    parts.append(_settings(run))
+    parts = [_head(run), _tiles(run), _curves(run), _hosts(run), _whole(run), _events(run)]
+    parts += [_details(run), _settings(run)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -124,7 +136,8 @@ def _tiles(run: Run) -> str:
     if run.tests:
         tile(f"{run.tests[-1]['accuracy']:.2%}", "test accuracy")
     tile(f"{len(run.training):,}", "training rounds")
-    seconds = result.get("seconds") or run.seconds
+    # Where another host has led before, the result has the time since the last one leads.
+    seconds = max(result.get("seconds") or 0.0, run.seconds)
     if seconds:
         tile(f"{seconds:.1f} s", "training and testing")
     samples = sum(row["samples"] for row in run.training)
@@ -217,12 +230,37 @@ def _hosts(run: Run) -> str:
 def _whole(run: Run) -> str:
     if not run.seconds:
         return ""
-    key = _key(("compute", "send", "wait"))
+    away = ["away"] if any(event.kind == "evicted" for event in run.events) else []
+    key = _key(("compute", "send", "wait", *away), run.events)
     return (
         "<section><h2>The whole run</h2><p>Each column is "
         f"{run.seconds / 260 * 1000:.0f} ms of a host's time: what part of it was spent computing, "
-        "sending with the token, and waiting. Violet lines: tests.</p>"
+        "sending with the token, and waiting. Point at a mark for what happened.</p>"
         f"{key}{timeline.overview(run)}</section>"
+    )
+
+
+def _events(run: Run) -> str:
+    """A table of all but tests, which have a curve."""
+    events = [event for event in run.events if event.kind != "test"]
+    if not events:
+        return ""
+    rows = [
+        (
+            f"{event.time:.2f} s",
+            str(event.round),
+            str(event.view or ""),
+            text(", ".join(event.hosts)),
+            text(SAYS[event.kind]),
+            text(event.why),
+        )
+        for event in events[:MOST_EVENTS]
+    ]
+    more = f"<p>And {len(events) - MOST_EVENTS} more.</p>" if len(events) > MOST_EVENTS else ""
+    note = "As the hosts have seen it; the time is that of the first one."
+    head = ("time", "round", "view", "host", "event", "why")
+    return (
+        f'<section class="events"><h2>Events</h2><p>{note}</p>{_table(head, rows)}{more}</section>'
     )
 
 
@@ -238,7 +276,7 @@ def _details(run: Run) -> str:
         "<section><h2>Who held the token, who computed</h2><p>Per host, above: the training "
         "program; below: the token. Dashed lines: commits, with the round's number. Point at a bar "
         "for its figures. The hosts' clocks are laid over each other at the commits.</p>"
-        f"{_key(tuple(KEY))}{''.join(body)}</section>"
+        f"{_key([kind for kind in KEY if kind != 'away'])}{''.join(body)}</section>"
     )
 
 
@@ -250,8 +288,13 @@ def _settings(run: Run) -> str:
     return f'<section><h2>Settings</h2><div class="settings">{items}</div></section>'
 
 
-def _key(kinds: Iterable[str]) -> str:
-    items = (f'<span><i style="background:var(--{kind})"></i>{KEY[kind]}</span>' for kind in kinds)
+def _key(kinds: Iterable[str], events: Iterable[Event] = ()) -> str:
+    items = [f'<span><i style="background:var(--{kind})"></i>{KEY[kind]}</span>' for kind in kinds]
+    seen = {event.kind for event in events}
+    for kind, name in KINDS.items():
+        if kind in seen:
+            shape = svg(16, 16, [mark(8, 8, timeline.SHAPE_OF[kind], kind)], name)
+            items.append(f"<span>{shape}{text(name)}</span>")
     return f'<div class="key">{"".join(items)}</div>'
 
 

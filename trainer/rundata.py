@@ -11,15 +11,18 @@ from typing import Any
 
 from trainer.clocks import Clock, clock_shifts
 from trainer.errors import JobError
+from trainer.events import Event, merge_events, with_tests
 from trainer.figures import MOMENTS, Row, is_timed, read_row
 
 TOKEN_KINDS = ("hold", "send", "repair")
+COMMITS = ("commit", "test")
+Files = tuple[list[Path], Path]
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host's records. `rounds`: what metrics.jsonl says (`figures.read_row`); `token`: lines of timeline.jsonl
-    (t0, t1, kind, round). Times are seconds since the run's first round began."""
+    """One host's records, of all its lives. `rounds`: what metrics.jsonl says (`figures.read_row`); `token`: lines of
+    timeline.jsonl (t0, t1, kind, round). Times are seconds since the run's first round began."""
 
     name: str
     number: int
@@ -61,6 +64,7 @@ class Run:
     """Per training round of which a loss is known: round, loss (mean over the members' samples)."""
     tests: list[Row] = field(default_factory=list)
     """Per test: round, accuracy."""
+    events: list[Event] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -83,39 +87,109 @@ def read(folder: Path) -> Run:
         raise JobError(f"no such run: {folder}")
     result = _json(folder / "result.json")
     names = [name for name in result.get("members", []) if (folder / name).is_dir()]
-    names += sorted(
-        path.parent.name for path in folder.glob("*/metrics.jsonl") if path.parent.name not in names
-    )
-    raw = [(name, list(_rounds(folder / name / "metrics.jsonl"))) for name in names]
-    raw = [(name, rows) for name, rows in raw if rows]
-    if not raw:
+    names += sorted({path.parent.name for path in folder.glob("*/*metrics.jsonl")} - set(names))
+    lives = [
+        _Life(name, list(_rounds(metrics)), list(_timeline(timeline)))
+        for name in names
+        for metrics, timeline in _files(folder / name)
+    ]
+    if not any(life.rows for life in lives):
         raise JobError(f"{folder} holds no HOST/metrics.jsonl with a round in it: nothing to draw")
-    shifts = clock_shifts([_clock(rows) for _, rows in raw])
-    starts = (
-        row["t_start"] - (shift or 0.0)
-        for (_, rows), shift in zip(raw, shifts, strict=True)
-        for row in rows
-        if is_timed(row)
-    )
-    zero = min(starts, default=0.0)
-    hosts = []
-    for (name, rows), ahead in zip(raw, shifts, strict=True):
-        shift = zero + (ahead or 0.0)
-        for row in filter(is_timed, rows):
-            row.update((key, row[key] - shift) for key in MOMENTS)
-        timed = any(map(is_timed, rows))
-        token = list(_token(folder / name / "timeline.jsonl", shift)) if timed else []
-        agent = _json(folder / name / "agent.json")
-        hosts.append(Host(name, names.index(name) + 1, rows, token, agent))
-    end = max((row["t_end"] for host in hosts for row in host.timed), default=0.0)
+    shifts = clock_shifts([life.clock for life in lives])
+    for life, shift in zip(lives, shifts, strict=True):
+        life.move(shift if shift is not None else _of_the_same(life, lives, shifts))
+    zero = min((time for life in lives for time in life.starts), default=0.0)
+    for life in lives:
+        life.move(zero)
+    hosts = [
+        _host(name, number, [life for life in lives if life.name == name], folder)
+        for number, name in enumerate(names, 1)
+    ]
+    hosts = [host for host in hosts if host.rounds]
+    end = max((time for life in lives for time in life.ends), default=0.0)
     first = {row["round"]: row for host in reversed(hosts) for row in host.rounds}
     rounds = [first[number] for number in sorted(first)]
-    return Run(folder, result, hosts, end, rounds, _losses(hosts), _tests(rounds))
+    told = [(life.name, row) for life in lives for row in life.events]
+    events = with_tests(merge_events(told), rounds)
+    return Run(folder, result, hosts, end, rounds, _losses(hosts), _tests(rounds), events)
 
 
-def _clock(rows: list[Row]) -> Clock:
-    commits = {row["round"]: row["t_commit"] for row in rows if is_timed(row)}
-    return Clock(commits, sum(row["seconds_wait"] for row in rows))
+@dataclass(frozen=True)
+class _Life:
+    """What one agent of a host and its training programs have written down, with one clock."""
+
+    name: str
+    rows: list[Row]
+    timeline: list[Row]
+
+    @property
+    def clock(self) -> Clock:
+        """Commits as the training programs have seen them, or as the agent has."""
+        commits = {row["round"]: row["t0"] for row in self.timeline if row["kind"] in COMMITS}
+        commits |= {row["round"]: row["t_commit"] for row in self.rows if is_timed(row)}
+        return Clock(commits, sum(row["seconds_wait"] for row in self.rows))
+
+    @property
+    def starts(self) -> list[float]:
+        """When its rounds began, or were committed if its training programs do not say when they began."""
+        return [row["t_start"] for row in self.rows if is_timed(row)] or self._commits
+
+    @property
+    def ends(self) -> list[float]:
+        """When its rounds ended."""
+        return [row["t_end"] for row in self.rows if is_timed(row)] or self._commits
+
+    @property
+    def _commits(self) -> list[float]:
+        return [row["t0"] for row in self.timeline if row["kind"] in COMMITS]
+
+    @property
+    def events(self) -> list[Row]:
+        """All in the time line but times with the token."""
+        return [row for row in self.timeline if row["kind"] not in (*TOKEN_KINDS, "commit")]
+
+    def move(self, seconds: float) -> None:
+        """Subtract so much from all times."""
+        for row in filter(is_timed, self.rows):
+            row.update((key, row[key] - seconds) for key in MOMENTS)
+        for row in self.timeline:
+            row.update(t0=row["t0"] - seconds, t1=row["t1"] - seconds)
+
+
+def _files(host: Path) -> Iterator[Files]:
+    """The metrics of each life of a host, and its time line; the last life's have no number."""
+    metrics = sorted(host.glob("earlier-*.metrics.jsonl"), key=_numbers)
+    timelines = {_numbers(path)[0]: path for path in host.glob("earlier-*.timeline.jsonl")}
+    for number, path in sorted(timelines.items()):
+        yield [of for of in metrics if _numbers(of)[0] == number], path
+    last = [of for of in metrics if _numbers(of)[0] not in timelines]
+    yield [*last, host / "metrics.jsonl"], host / "timeline.jsonl"
+
+
+def _numbers(path: Path) -> tuple[int, ...]:
+    """`earlier-2.1.metrics.jsonl`: 2, 1; something else: 0."""
+    parts = path.name.removeprefix("earlier-").split(".")
+    return tuple(int(part) for part in parts if part.isdecimal()) or (0,)
+
+
+def _of_the_same(life: _Life, lives: list[_Life], shifts: list[float | None]) -> float:
+    """A life that shares no round with others: the clock is that of its host's next one, unless it was switched off."""
+    known = (s for other, s in zip(lives, shifts, strict=True) if other.name == life.name and s)
+    return next(known, 0.0)
+
+
+def _host(name: str, number: int, lives: list[_Life], folder: Path) -> Host:
+    rounds = sorted((row for life in lives for row in life.rows), key=lambda row: row["round"])
+    tests = {row["round"] for life in lives for row in life.timeline if row["kind"] == "test"}
+    for row in rounds:  # the agent knows, whatever the training program says
+        if row["round"] in tests:
+            row["phase"] = "test"
+    token = [row for life in lives for row in life.timeline if row["kind"] in TOKEN_KINDS]
+    agent = _json(folder / name / "agent.json")
+    known = agent.get(
+        "number"
+    )  # the order of the result's members is another once the lead has changed
+    return Host(name, known if type(known) is int else number, rounds, token, agent)
 
 
 def _losses(hosts: list[Host]) -> list[Row]:
@@ -146,17 +220,21 @@ def _json(path: Path) -> Row:
     return value if isinstance(value, dict) else {}
 
 
-def _rounds(path: Path) -> Iterator[Row]:
-    for line in _lines(path):
-        row = read_row(line)
-        if row is not None:
-            yield row
+def _rounds(paths: list[Path]) -> Iterator[Row]:
+    for path in paths:
+        for line in _lines(path):
+            row = read_row(line)
+            if row is not None:
+                yield row
 
 
-def _token(path: Path, shift: float) -> Iterator[Row]:
+def _timeline(path: Path) -> Iterator[Row]:
+    """Its agent has written it: what is something else is of another version."""
     for row in _lines(path):
-        if row.get("kind") in TOKEN_KINDS:
-            yield row | {"t0": row["t0"] - shift, "t1": row["t1"] - shift}
+        if isinstance(row, dict) and isinstance(row.get("kind"), str):
+            times = row.get("t0"), row.get("t1")
+            if all(isinstance(t, int | float) for t in times) and type(row.get("round")) is int:
+                yield row
 
 
 def _lines(path: Path) -> Iterator[Any]:

@@ -66,6 +66,27 @@ def line(a: Point, b: Point, kind: str) -> str:
     return f'<line class="{kind}" x1="{a[0]:.2f}" y1="{a[1]:.2f}" x2="{b[0]:.2f}" y2="{b[1]:.2f}"/>'
 
 
+#: Shapes by name, around a point, within 6 units of it.
+SHAPES = {
+    "cross": "M-5,-5 L5,5 M-5,5 L5,-5",
+    "up": "M0,-5.5 L5.5,4.5 L-5.5,4.5 Z",
+    "diamond": "M0,-6 L6,0 L0,6 L-6,0 Z",
+    "square": "M-4.5,-4.5 H4.5 V4.5 H-4.5 Z",
+    "flag": "M-3,6 V-6 H6 L3,-3 L6,0 H-3",
+    "tick": "M0,-5 V5",
+    "circle": "M4.5,0 A4.5,4.5 0 1 1 -4.5,0 A4.5,4.5 0 1 1 4.5,0 Z",
+}
+
+
+def mark(x: float, y: float, shape: str, kind: str, title: str = "") -> str:
+    """A small shape at a point, of class `mark` and `kind`; `title` shows when pointed at."""
+    inner = f"<title>{text(title)}</title>" if title else ""
+    return (
+        f'<path class="mark {kind}" transform="translate({x:.2f} {y:.2f})" d="{SHAPES[shape]}">'
+        f"{inner}</path>"
+    )
+
+
 def label(x: float, y: float, words: str, kind: str = "tick", anchor: str = "middle") -> str:
     """Text at a point."""
     return (

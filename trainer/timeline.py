@@ -5,25 +5,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trainer.events import Event, away
 from trainer.figures import Row, is_timed
 from trainer.rundata import TOKEN_KINDS, Run
-from trainer.svg import label, line, number, rect, svg, ticks
+from trainer.svg import label, line, mark, number, rect, svg, ticks
 
 WIDTH = 1080.0
 NAMES = 64.0  # room for the hosts' names
+MARK, LEVELS = 14.0, 2  # an event's mark: its size, and how many lie below each other
+SHAPE_OF = {
+    "evicted": "cross",
+    "returned": "up",
+    "lead": "diamond",
+    "alarm": "flag",
+    "differs": "square",
+    "test": "circle",
+    "view": "tick",
+}
 TOKEN_TEXT = {"hold": "held the token", "send": "token: sent", "repair": "token: sent again"}
 
 
 def overview(run: Run, bins: int = 260) -> str:
     """The whole run: per host and slice of time, the shares of computing, token and waiting."""
-    row, gap, top = 40.0, 10.0, 4.0
+    row, gap, top = 40.0, 10.0, 38.0 if run.events else 4.0
     width = WIDTH - NAMES
     size = run.seconds / bins
-    body = []
+    gone = away(run.events, run.seconds)
+    body = [label(NAMES - 10, 14, "events", anchor="end")] if run.events else []
     for at, host in enumerate(run.hosts):
         y = top + at * (row + gap)
         body.append(label(NAMES - 10, y + row / 2 + 4, host.name, "name", "end"))
         body.append(rect(NAMES, y, width, row, "wait"))
+        for t0, t1 in gone.get(host.name, ()):
+            x0, x1 = _inside(t0, 0.0, run.seconds), _inside(t1, 0.0, run.seconds)
+            hint = f"{host.name} was away, {t0:.1f} to {t1:.1f} s"
+            body.append(rect(x0, y, max(x1 - x0, 0.7), row, "away", hint))
         compute = _density(_computing(host.timed), size, bins)
         token = _density(((r["t0"], r["t1"]) for r in host.token), size, bins)
         for i in range(bins):
@@ -40,10 +56,7 @@ def overview(run: Run, bins: int = 260) -> str:
                 rect(x, y + row - tall[0] - tall[1], width / bins, tall[1], "send", hint)
             )  # fmt: skip
     bottom = top + len(run.hosts) * (row + gap)
-    for row_ in run.rounds:
-        if row_["phase"] == "test" and is_timed(row_):
-            x = NAMES + row_["t_start"] / run.seconds * width
-            body.append(line((x, top), (x, bottom - gap), "test"))
+    body += _marks(run.events, 0.0, run.seconds, (top, bottom - gap))
     body += _seconds(0.0, run.seconds, bottom + 8)
     return svg(WIDTH, bottom + 30, body, "computing, token and waiting over the whole run")
 
@@ -63,7 +76,8 @@ def detail(run: Run, first: int, count: int) -> str:
         for row in host.timed:
             if row["round"] in numbers:
                 start, end = min(start, row["t_start"]), max(end, row["t_end"])
-    lane, token, gap, top = 24.0, 13.0, 12.0, 26.0
+    events = [event for event in run.events if start <= event.time <= end]
+    lane, token, gap, top = 24.0, 13.0, 12.0, 56.0 if events else 26.0
     scale = (WIDTH - NAMES) / (end - start)
     body: list[str] = []
 
@@ -107,6 +121,9 @@ def detail(run: Run, first: int, count: int) -> str:
             body.append(label(min(x, WIDTH - 10), top - 11, f"{row['round']}"))
             last = x
     body.append(label(NAMES - 10, top - 11, "commit", anchor="end"))
+    if events:
+        body.append(label(NAMES - 10, 14, "events", anchor="end"))
+        body += _marks(events, start, end, (top, bottom - gap))
     body += _seconds(start, end, bottom + 2)
     return svg(WIDTH, bottom + 24, body, f"rounds {rounds[0]['round']} to {rounds[-1]['round']}")
 
@@ -127,6 +144,30 @@ def window_title(run: Run, first: int, count: int = 10) -> str:
         f"Rounds {rows[0]['round']} to {rows[-1]['round']}, "
         f"{rows[0]['t_start']:.2f} to {rows[-1]['t_end']:.2f} s"
     )
+
+
+def _marks(
+    events: Iterable[Event], start: float, end: float, ends: tuple[float, float]
+) -> list[str]:
+    """Each event's line through all hosts, between the heights `ends`, and above them its mark.
+
+    A mark that would lie over the one before it is a little lower.
+    """
+    placed = [(_inside(event.time, start, end), event) for event in events]
+    body = [line((x, ends[0]), (x, ends[1]), f"event {event.kind}") for x, event in placed]
+    last, level = -MARK, 0
+    for x, event in placed:
+        x = min(x, WIDTH - MARK / 2)
+        level = (level + 1) % LEVELS if x - last < MARK else 0
+        last = x
+        at = 9.0 + level * MARK * 0.8
+        body.append(mark(x, at, SHAPE_OF[event.kind], event.kind, event.title))
+    return body
+
+
+def _inside(time: float, start: float, end: float) -> float:
+    """Where a time is on the axis; at its end what is outside."""
+    return NAMES + (min(max(time, start), end) - start) / (end - start) * (WIDTH - NAMES)
 
 
 def _train(run: Run) -> list[Row]:

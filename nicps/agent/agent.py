@@ -26,6 +26,7 @@ from nicps.agent.folders import check_runs, check_work, sweep
 from nicps.agent.frames import Frames
 from nicps.agent.job import LocalJob
 from nicps.agent.keyring import Keyring
+from nicps.agent.lives import rescue
 from nicps.agent.loop import Loop
 from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import User, set_nice
@@ -75,7 +76,7 @@ class Agent:
         self.user = User.named(settings.user)
         access = Access.of(self.user.uid, settings.group)
         self.keys = Keyring.read(settings.key)
-        sweep(settings.work)
+        sweep(settings.work, self._rescue)
         check_work(settings.work, self.user)
         check_runs(settings.runs)
         self.now = time.monotonic()
@@ -287,7 +288,8 @@ class Agent:
         self.views.say_trouble(f"out of the job until `nicps join` is run again: {reason}")
         if self.job is not None:
             self._declined = self.job.id
-            self.end_job(reason)
+            self.job.note("departs", why=reason)
+            self.end_job(reason, keep_records=True)
 
     def _failed(self, reason: str) -> None:
         if self.conductor is not None and self.node.leads:
@@ -313,6 +315,7 @@ class Agent:
             self.endings.over({}, "another job has begun; the end of this one was not heard", "")
         self.job = LocalJob(self, job_id)
         self._turns_before = self.frames.turns
+        self.job.note_view()
         self.log(f"job {job_id}")
         return self.job
 
@@ -356,13 +359,21 @@ class Agent:
         """To the submitter, and whoever else watches."""
         self.publish(EVENTS[event](job_id, **values))
 
-    def end_job(self, message: str) -> None:
-        """The job is over at this host."""
+    def end_job(self, message: str, keep_records: bool = False) -> None:
+        """The job is over at this host. Its records are kept where others go on, and this host may come back."""
         job, self.job = self.job, None
         self.frames.sender.drop_fragments()
         if job is not None:
-            job.close(message)
+            kept = self.run_folder(job.id) / self.node.name if keep_records else None
+            job.close(message, kept)
         self.progress = {}
+
+    def _rescue(self, folder: Path) -> None:
+        """An agent here was killed in the middle of a job, to which this one may come back."""
+        try:
+            rescue(folder, self.settings.runs)
+        except OSError as error:
+            self.log(explain("keep the records of an agent that was killed", error))
 
     def run_folder(self, job_id: str) -> Path:
         """Where a job leaves its results on this host."""
@@ -398,13 +409,15 @@ class Agent:
                 self.conductor.fail(reason)
             else:
                 self.act(self.node.fail(self.now, reason))
+            if self.job is not None:
+                self.job.note("departs", why=reason)
         deadline = self.now + _GOODBYE_S
         while self.node.state is NodeState.MEMBER and self.now < deadline:
             self._step()
         if self.submission is not None:
             self.endings.submission_failed(reason)
             self.control.flush()
-        self.end_job(reason)
+        self.end_job(reason, keep_records=True)
 
     def close(self) -> None:
         """Detach the program, close everything; nothing of ours stays."""
@@ -412,7 +425,7 @@ class Agent:
         if self.submission is not None:
             self.submission.close()
             self.submission = None
-        self.end_job("the agent stops")
+        self.end_job("the agent stops", keep_records=True)
         self.children.close()
         self.loop.drain()
         self._stack.close()

@@ -73,7 +73,11 @@ class Endings:
         job, ok = agent.job, bool(phase.settings.get("ok"))
         about = submission.about if submission is not None else {}
         names = [agent.node.name, *job.handout.collected] if job is not None else []
-        agent.end_job("the job is done" if ok else str(phase.settings.get("message", "")))
+        message = str(phase.settings.get("message", ""))
+        alarmed = job if phase.settings.get("alarm") else None
+        if alarmed is not None:
+            alarmed.note("alarm", why=message)
+        agent.end_job("the job is done" if ok else message, alarmed is not None)
         agent.node.busy = False
         if submission is not None:
             submission.close()
@@ -100,7 +104,10 @@ class Endings:
             entry = job.entry
             conductor.result(names, about, summarised)
             return
-        reason = str(phase.settings.get("message", ""))
+        if alarmed is not None:  # its records are kept once its processes are gone
+            draws = alarmed.entry
+            agent.children.once_gone(lambda: conductor.report(draws, lambda: None))
+        reason = message
         if phase.settings.get("saved") and conductor.saved:  # by this host, not by a lead before it
             reason += f"; {conductor.saved}: `nicps resume` goes on from there"
         tell({}, None if ok else reason)

@@ -10,6 +10,7 @@ import orjson
 
 from nicps import wire
 from nicps.agent.bundle import OutStream
+from nicps.agent.lives import earlier_files, keep_programs
 from nicps.agent.metrics import METRICS, check_metrics
 from nicps.errors import NicpsError
 from nicps.protocol import Phase
@@ -64,6 +65,8 @@ class Finish:
 
         def keep() -> None:
             names.extend(job.records.keep(job.folder / "out", job.base, facts, kept))
+            keep_programs(job.base, kept)
+            names.extend(earlier_files(kept))
             check_metrics(kept / METRICS, last_round)
 
         job.later(keep, lambda: self._are_kept(names))
@@ -72,6 +75,7 @@ class Finish:
         agent = self._job.agent
         return {
             "name": agent.node.name,
+            "number": agent.node.number,
             "mac": wire.mac_text(agent.node.mac),
             "xdp_mode": agent.dataplane.mode,
             "rounds": self._job.train_rounds,

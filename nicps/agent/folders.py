@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nicps.agent.process import User
@@ -20,13 +20,14 @@ _ASK_S = 10.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def sweep(parent: Path) -> None:
-    """Remove the working folders of agents that were killed."""
+def sweep(parent: Path, rescue: Callable[[Path], None] = lambda folder: None) -> None:
+    """Remove the working folders of agents that were killed, after `rescue` has taken from each what is worth it."""
     for folder in parent.glob("nicps-*-*"):
         pid = folder.name.split("-")[1]
         with contextlib.suppress(FileNotFoundError):  # its agent has just removed it
             ours = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
             if ours and pid.isdecimal() and not Path("/proc", pid).exists():
+                rescue(folder)
                 remove(folder)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
@@ -13,13 +14,14 @@ from nicps.agent.checkpoints import STATE, Checkpoints
 from nicps.agent.finish import Finish
 from nicps.agent.folders import remove, working_folder
 from nicps.agent.handout import HandOut
+from nicps.agent.lives import keep_life, put_by
 from nicps.agent.prepared import read_prepared
 from nicps.agent.process import python
 from nicps.agent.program import STALL_S, Program
 from nicps.agent.records import Records
 from nicps.agent.sources import ArenaSource, StreamSource
 from nicps.dataplane.maps import Accumulators
-from nicps.errors import JobFailed, NicpsError
+from nicps.errors import JobFailed, NicpsError, explain
 from nicps.exchange import Exchange
 from nicps.protocol import Committed, Installed, Phase, SendFragments
 from nicps.session import shared_form
@@ -66,7 +68,7 @@ class LocalJob:
         )
         self._looked = agent.now
         self._then: Callable[[str], None] | None = None  # once the program has saved
-        self.records = Records(self.base)
+        self.records = Records(self.base, job_id, agent.node.name, agent.now)
         self._ended = False
         self.crash = ""  # what ended the last training program that did not end well, and where
         self._offered_at = self._sending_s = 0.0  # of the round's contribution
@@ -163,6 +165,8 @@ class LocalJob:
         if phase.kind is wire.PhaseKind.HANDOUT:
             self.handout.committed(phase, commit)
             return
+        kind = "test" if phase.kind is wire.PhaseKind.TEST else "commit"
+        self.records.note(kind, agent.now, agent.now, commit.round)
         streams = commit.exchange.streams(commit.counted, agent.node.number)
         self.finish.expected += streams * phase.fragments_in(commit.round)
         # A change of the view may have settled the round: the kernel has counted it in the view before.
@@ -202,6 +206,18 @@ class LocalJob:
 
         self.agent.loop.background(unless_over, lambda: None if self._ended else then())
 
+    # ---- what the report shows
+
+    def note(self, event: str, **more: Any) -> None:
+        """An event at this host, with the round and the time."""
+        self.records.event(event, self.agent.now, self.agent.node.open_round, **more)
+
+    def note_view(self) -> None:
+        """The view in force, by the hosts' names."""
+        view = self.agent.node.view
+        live = [view.members[k - 1].name for k in view.order]
+        self.note("view", view=view.number, lead=view.members[view.lead - 1].name, live=live)
+
     # ---- the training program (R8)
 
     @property
@@ -216,6 +232,7 @@ class LocalJob:
             return False
         if self.program is not None:
             self.program.close("another one is started")
+            put_by(self.folder / "out", self.base)
         self._starts += 1
         argv = list(agent.settings.trainer) or python(
             self.entry, "run", "--workdir", str(self.folder)
@@ -438,22 +455,30 @@ class LocalJob:
             program.close(reason)
             self.program_ended(program, -9, reason)
 
-    def close(self, message: str) -> None:
-        """The job is over, however it ended: stop the training program, remove its files."""
+    def close(self, message: str, kept: Path | None = None) -> None:
+        """The job is over here: stop the training program, remove its files.
+
+        Args:
+            kept: where to keep the records, if the others go on.
+        """
         self._ended = True
         if self.program is not None:
             self.program.close(message)
         handout, records, base = self.handout, self.records, self.base
-        reserved = self._reserved
+        reserved, agent = self._reserved, self.agent
 
         def clear() -> None:  # in the thread, which may be using them
             handout.close()
             for accumulators in reserved:
                 accumulators.close()
             records.close()
+            if kept is not None:
+                try:
+                    keep_life(base, kept)
+                except OSError as error:
+                    agent.log(explain("keep the job's records", error))
             remove(base)
 
-        agent = self.agent
         agent.children.once_gone(lambda: agent.loop.background(clear, lambda: None))
 
 

@@ -19,26 +19,40 @@ import orjson
 
 from nicps.errors import JobFailed
 
+TIMELINE = "timeline.jsonl"
 #: Of every host, these come to node 1 at the end.
-COLLECTED = ("metrics.jsonl", "timeline.jsonl", "agent.json", "final.json")
+COLLECTED = ("metrics.jsonl", TIMELINE, "agent.json", "final.json")
 _FLUSH_ROWS = 256
+_FLUSH_S = 1.0  # a host that is killed loses no more of its time line
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DEEPEST = 32  # folders in one another, of which there is a descriptor each
 
 
 class Records:
-    """The agent's notes on a job, in a folder of its own."""
+    """The agent's notes on a job, in a folder of its own: times with the token, commits, and events.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "timeline.jsonl"
+    Args:
+        job, name: the run's name and this host's, for whoever finds the folder after this agent has been killed.
+    """
+
+    def __init__(self, folder: Path, job: str, name: str, now: float) -> None:
+        self._path = folder / TIMELINE
         self._file = self._path.open("ab")
         self._rows: list[dict[str, Any]] = []
+        self._flushed = now
+        self.event("begin", now, 0, job=job, name=name)
 
-    def note(self, kind: str, started: float, ended: float, round_: int) -> None:
-        """For the time line: "hold", "send" or "repair", in seconds of CLOCK_MONOTONIC."""
-        self._rows.append({"t0": started, "t1": ended, "kind": kind, "round": round_})
-        if len(self._rows) >= _FLUSH_ROWS:
+    def note(self, kind: str, started: float, ended: float, round_: int, **more: Any) -> None:
+        """For the time line: "hold", "send", "repair" or "commit", in seconds of CLOCK_MONOTONIC."""
+        self._rows.append({"t0": started, "t1": ended, "kind": kind, "round": round_, **more})
+        if len(self._rows) >= _FLUSH_ROWS or ended > self._flushed + _FLUSH_S:
+            self._flushed = ended
             self.flush()
+
+    def event(self, kind: str, now: float, round_: int, **more: Any) -> None:
+        """Something that the report shows (docs/jobs.md lists the kinds). It is written at once."""
+        self.note(kind, now, now, round_, **more)
+        self.flush()
 
     def flush(self) -> None:
         """Write what has been noted."""

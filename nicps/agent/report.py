@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nicps.agent.folders import remove, working_folder
+from nicps.agent.lives import EARLIER
 from nicps.agent.process import Child, python
 from nicps.agent.records import COLLECTED, copy_file
 from nicps.errors import NicpsError
@@ -49,8 +50,9 @@ class Report:
         """The records become the training user's, and last of all their folders."""
         self._base = working_folder(self._agent.settings.work)
         user, folders = self._agent.user, [self._folder]
-        found = [path for name in COLLECTED for path in self._run.glob(f"*/{name}")]
-        for path in (self._run / "result.json", *found):
+        found = [path for name in (*COLLECTED, EARLIER) for path in self._run.glob(f"*/{name}")]
+        result = self._run / "result.json"  # a run that an alarm has ended has none
+        for path in (*found, *([result] if result.exists() else [])):
             copy = self._folder / path.relative_to(self._run)
             if copy.parent not in folders:
                 folders.insert(0, copy.parent)

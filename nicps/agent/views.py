@@ -66,6 +66,7 @@ class Views:
         if left:
             agent.log(f"not in it: {view.names(left)}")
         if agent.job is not None:
+            agent.job.note_view()
             try:
                 agent.job.installed(action)
             except (OSError, NicpsError) as error:
@@ -123,6 +124,7 @@ class Views:
             agent.endings.unheard(action.ending, action.lead, one_line(crash))
             return
         if agent.job is not None:
+            agent.job.note("stands by", why=action.reason)
             agent.job.struck()
         self.say_trouble(f"standing by: {action.reason}")
 
@@ -131,6 +133,7 @@ class Views:
         agent = self._agent
         self.say_trouble(f"{silent} cannot be heard, and there is no majority without: standing by")
         if agent.job is not None:
+            agent.job.note("alarm", why=agent.trouble)
             agent.job.checkpoints.cut(agent.trouble)
         else:
             agent.endings.run_hook(agent.trouble)
@@ -153,6 +156,8 @@ class Views:
                     {"name": view.members[k - 1].name, "round": action.round, "view": view.number}
                     for k in sorted(action.numbers)
                 ]
+                members = [view.members[k - 1].name for k in sorted(action.numbers)]
+                agent.job.note("differs", members=members)
             rest = [k for k in view.order if k not in action.numbers]
             if rest and rest[0] == node.number:
                 agent.act(node.strike(agent.now, action.numbers))
@@ -165,6 +170,8 @@ class Views:
         """R17: this host cannot go on now, and comes back. It leads no more, but votes until the others go on."""
         agent = self._agent
         agent.log(reason)
+        if agent.job is not None:
+            agent.job.note("departs", why=reason)
         if len(agent.node.view.live) > 1:
             agent.conductor = None
         agent.act(agent.node.leave(agent.now, reason))

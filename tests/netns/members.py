@@ -190,8 +190,6 @@ class Network:
 
     def join(self, host: str, *arguments: str, wrap: Sequence[str] = (), **options: Any) -> None:
         """Start `nicps join` there; it does not answer yet. `wrap` is a command that runs it."""
-        for left in self.place(host, "work").iterdir():  # by one that was killed
-            shutil.rmtree(left)
         self.agents[host] = start_agent(
             self.lab,
             host,

@@ -80,7 +80,7 @@ def others_stand_by(network: Network, gone: str) -> None:
     others = [host for host in network.names if host != gone]
     network.all_stand_by(*others)
     for host in others:
-        assert not processes(network, host, "trainer")
+        assert not processes(network, host, "-m trainer")
         network.work_is_clear(host)
 
 
@@ -235,6 +235,10 @@ def test_too_few_are_left(three: Network, open_path: Path) -> None:
     ), text
     until(told.exists, "the hook has run")
     assert told.read_text() == f"1|{text}|"
+    picture = kept.parent.parent / "report.html"
+    until(picture.exists, "the report of what there was", 60.0)
+    page = picture.read_text()
+    assert 'class="mark alarm"' in page and "the run did not get to its end" in page
     ended = three.status("h1")
     assert ended is not None and ended["last_job"]["error"] == text
     three.all_stand_by("h1")
@@ -330,7 +334,7 @@ def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> N
     lives = {(n, str(own["life"])) for saved in rounds.values() for n, own in saved.items()}
     assert len(lives) > 3
     three.all_stand_by()
-    assert not any(processes(three, host, "trainer") for host in three.names)
+    assert not any(processes(three, host, "-m trainer") for host in three.names)
 
 
 def test_ctrl_c_of_submit_leaves_the_job_running(three: Network, open_path: Path) -> None:

@@ -26,7 +26,7 @@ class Host:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
         self.control = SimpleNamespace(peers=[], post=self._post)
-        self.log = self.end_job = lambda _: None
+        self.log = self.end_job = lambda *_: None
         self.submission: Any = None
         self.conductor: Any = None
         self.job: Any = None
@@ -145,6 +145,7 @@ def test_who_departs_while_it_stops_the_job_hears_of_the_end_too() -> None:
 def test_who_departs_leads_only_itself(live: set[int], leads: bool) -> None:
     """Where nobody else is left, the job ends, and somebody must say so."""
     agent: Any = SimpleNamespace(conductor="leads", now=0.0, log=lambda _: None, act=lambda _: None)
+    agent.job = None
     agent.node = SimpleNamespace(view=SimpleNamespace(live=live), leave=lambda *_: [])
     Views(agent).depart("the training program was killed")
     assert bool(agent.conductor) is leads

@@ -14,6 +14,7 @@ import pytest
 from trainer import JobError
 from trainer.__main__ import main
 from trainer.clocks import Clock, clock_shifts
+from trainer.events import KINDS, away
 from trainer.figures import MOMENTS, SECONDS
 from trainer.report import write_report
 from trainer.rundata import read
@@ -104,7 +105,7 @@ def test_the_report_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path)).read_text()
     assert not re.search(r"(src|href)=|@import|url\(|<script|https?:", page)
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(pictures) == 5  # loss, accuracy, the whole run, two windows
+    assert len(pictures) == 6  # loss, accuracy, a mark in the legend, the whole run, two windows
     for picture in pictures:
         ET.fromstring(picture)
     for needed in ("40.00%", "&lt;digits&gt;", "h1", "identical", "3,702", "batch=30", "37 of 38"):
@@ -206,3 +207,124 @@ def test_rows_that_are_none(tmp_path: Path) -> None:
     path = folder / "h1" / "metrics.jsonl"
     path.write_text('[1]\n{"round": "1"}\n{"round": -1}\n7\n\n[[[\n' + path.read_text())
     assert "37 of 38" in write_report(folder).read_text()
+
+
+# ---- events, and hosts that were away
+
+
+def timeline(folder: Path, name: str, *rows: dict[str, Any], file: str = "timeline.jsonl") -> None:
+    """Add rows to a host's time line; times are those of its clock in `make_run`."""
+    clock = {"h3": 5000.0, "h2": 10000.0, "h1": 15000.0}[name]
+    with (folder / name / file).open("a") as out:
+        for row in rows:
+            time = clock + row.pop("at")
+            out.write(json.dumps({"t0": time, "t1": time, **row}) + "\n")
+
+
+def view(at: float, round_: int, number: int, *live: str, lead: str = "h3") -> dict[str, Any]:
+    return {"at": at, "kind": "view", "round": round_, "view": number, "lead": lead, "live": live}
+
+
+def eventful(tmp_path: Path) -> Path:
+    """h3 (node 1) is away from round 10 to 25, and h2 leads meanwhile; h1 says why it is gone for round 30."""
+    folder = make_run(tmp_path)
+    path = folder / "h3" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_lines(folder / "h3" / "earlier-1.1.metrics.jsonl", [r for r in rows if r["round"] < 10])
+    later = [r for r in rows if r["round"] > 25]
+    for row in later:  # the machine was switched off, and its clock began anew
+        row.update((key, row[key] - 4999.0) for key in MOMENTS)
+    write_lines(path, later)
+    everybody = view(0.05, 0, 1, "h1", "h2", "h3")
+    first = [dict(everybody), {"at": 0.99, "kind": "hold", "round": 9}]
+    timeline(folder, "h3", *first, file="earlier-1.timeline.jsonl")
+    (folder / "h3" / "timeline.jsonl").unlink()
+    back = view(2.51 - 4999.0, 26, 3, "h1", "h2", "h3")
+    timeline(folder, "h3", back, {"at": 3.59 - 4999.0, "kind": "send", "round": 36})
+    for name in ("h1", "h2"):
+        timeline(folder, name, dict(everybody), view(1.02, 10, 2, "h1", "h2", lead="h2"))
+        timeline(folder, name, view(2.5, 26, 3, "h1", "h2", "h3"))
+    departs = {"at": 3.0, "kind": "departs", "round": 30, "why": "h1: SIGSEGV <in> round 30"}
+    timeline(folder, "h1", departs)
+    timeline(folder, "h2", view(3.05, 30, 4, "h2", "h3"), view(3.4, 33, 5, "h1", "h2", "h3"))
+    timeline(folder, "h2", {"at": 3.6, "kind": "differs", "round": 35, "members": ["h1"]})
+    timeline(folder, "h2", {"at": 3.7, "kind": "alarm", "round": 36, "why": "h9 cannot be heard"})
+    timeline(
+        folder, "h2", view(3.8, 37, 6, "h1", "h2", "h3"), {"at": 3.9, "kind": "new", "round": 1}
+    )
+    return folder
+
+
+def test_each_event_is_there_once_at_its_earliest_time(tmp_path: Path) -> None:
+    run = read(eventful(tmp_path))
+    found = [(e.kind, e.round, e.hosts, e.view) for e in run.events if e.kind != "test"]
+    assert found == [
+        ("evicted", 10, ("h3",), 2),
+        ("lead", 10, ("h2",), 2),
+        ("lead", 26, ("h3",), 3),
+        ("returned", 26, ("h3",), 3),
+        ("evicted", 30, ("h1",), 4),
+        ("returned", 33, ("h1",), 5),
+        ("differs", 35, ("h1",), 0),
+        ("alarm", 36, ("h2",), 0),
+        ("view", 37, (), 6),
+    ]
+    times = {e.view: e.time for e in run.events if e.kind in ("evicted", "returned")}
+    assert times == pytest.approx({2: 0.92, 3: 2.4, 4: 2.95, 5: 3.3}, abs=0.011)
+    assert [e.why for e in run.events if e.kind == "evicted"] == ["", "h1: SIGSEGV <in> round 30"]
+    tests = [(e.round, e.why) for e in run.events if e.kind == "test"]
+    assert tests == [(20, "20.00% succeeded"), (40, "40.00% succeeded")]
+
+
+def test_a_host_that_came_back_shows_its_time_before_that(tmp_path: Path) -> None:
+    """Each of its lives by its own clock."""
+    run = read(eventful(tmp_path))
+    (host,) = [host for host in run.hosts if host.name == "h3"]
+    assert [row["round"] for row in host.rounds] == [*range(1, 10), *range(26, 41)]
+    for row in host.rounds:
+        assert row["t_commit"] == pytest.approx(0.1 * row["round"] - 0.01, abs=0.011), row["round"]
+    assert [round(row["t0"], 2) for row in host.token] == pytest.approx([0.89, 3.49], abs=0.011)
+    assert away(run.events, 4.0)["h3"] == [pytest.approx((0.92, 2.4), abs=0.011)]
+
+
+def test_events_are_on_the_time_line_and_in_a_table(tmp_path: Path) -> None:
+    page = write_report(eventful(tmp_path)).read_text()
+    for picture in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ET.fromstring(picture)
+    for kind, name in KINDS.items():
+        assert f'class="mark {kind}"' in page and f"</svg>{name}</span>" in page, kind
+    assert "h3 was away, 0.9 to 2.4 s" in page and '<rect class="away"' in page
+    assert "h3: in the view again (round 26, view 3, 2.4" in page
+    assert "<td>h1: SIGSEGV &lt;in&gt; round 30</td>" in page
+    assert "h9 cannot be heard" in page
+
+
+def test_a_run_without_events_says_nothing_of_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, rounds=5)
+    page = write_report(folder).read_text()
+    assert "Events" not in page and "</svg>" in page and "not in the view" not in page
+
+
+def test_programs_without_moments_are_on_the_time_line_by_their_agents(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    names = ["h3", "h2", "h1"]
+    change_rows(folder, names, lambda row: {key: row[key] for key in BARE})
+    for name in names:
+        for r in range(1, 41):
+            kind = "commit" if r % 20 else "test"
+            timeline(folder, name, {"at": 0.1 * r + 0.09, "kind": kind, "round": r})
+    run = read(folder)
+    assert run.seconds == pytest.approx(3.9)
+    assert [row["round"] for row in run.rounds if row["phase"] == "test"] == [20, 40]
+    assert [event.round for event in run.events] == [20, 40]
+    page = write_report(folder).read_text()
+    assert "The whole run" in page and "<b>38</b><span>training rounds" in page
+
+
+def test_a_hosts_number_is_not_its_place_in_the_result(tmp_path: Path) -> None:
+    """Where another host has taken the lead over, that one is the first in the result."""
+    folder = make_run(tmp_path)
+    agent = json.loads((folder / "h1" / "agent.json").read_text())
+    (folder / "h1" / "agent.json").write_text(json.dumps(agent | {"number": 2}))
+    assert [host.number for host in read(folder).hosts] == [1, 2, 2]
+    assert write_report(folder).read_text().count("37 of 38") == 2

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of agents and training programs that ended before their job did."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from nicps.agent.folders import sweep
+from nicps.agent.lives import earlier_files, keep_life, keep_programs, put_by, rescue
+from nicps.agent.records import Records
+from tests.fake_agent import Job
+
+
+def write(folder: Path, text: str) -> None:
+    """As a training program does, into its metrics."""
+    (folder / "work" / "out").mkdir(parents=True, exist_ok=True)
+    (folder / "work" / "out" / "metrics.jsonl").write_text(text)
+
+
+def begin(folder: Path, job: str = "run-1", name: str = "h2", now: float = 5.0) -> Records:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Records(folder, job, name, now)
+
+
+def kept(folder: Path) -> dict[str, str]:
+    return {name: (folder / name).read_text() for name in earlier_files(folder)}
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+
+
+def test_a_killed_host_loses_a_second_of_its_time_line_at_most(tmp_path: Path) -> None:
+    records = begin(tmp_path)
+    assert lines(tmp_path) == [
+        {"t0": 5.0, "t1": 5.0, "kind": "begin", "round": 0, "job": "run-1", "name": "h2"}
+    ]
+    records.note("send", 5.1, 5.2, 1)
+    assert len(lines(tmp_path)) == 1
+    records.event("view", 5.3, 1, live=["h2"])
+    assert [row["kind"] for row in lines(tmp_path)] == ["begin", "send", "view"]
+    records.note("hold", 5.4, 5.9, 1)
+    records.note("commit", 6.1, 6.1, 1)
+    assert [row["kind"] for row in lines(tmp_path)] == ["begin", "send", "view", "hold", "commit"]
+    records.close()
+
+
+def test_lives_of_agents_and_of_programs(tmp_path: Path) -> None:
+    """The first agent is killed, in its second program's life; the second agent's last program sees the end."""
+    runs, host = tmp_path / "runs", tmp_path / "runs" / "run-1" / "h2"
+    first, second = tmp_path / "first", tmp_path / "second"
+    begin(first).close()
+    write(first, "one")
+    put_by(first / "work" / "out", first)
+    write(first, "two")
+    rescue(first, runs)
+    begin(second, now=9.0).close()
+    write(second, "three")
+    put_by(second / "work" / "out", second)
+    write(second, "four")
+    keep_programs(second, host)
+    found = kept(host)
+    assert json.loads(found.pop("earlier-1.timeline.jsonl"))["t0"] == 5.0
+    assert found == {
+        "earlier-1.1.metrics.jsonl": "one",
+        "earlier-1.2.metrics.jsonl": "two",
+        "earlier-2.1.metrics.jsonl": "three",
+    }
+    assert list(found) == [
+        "earlier-1.1.metrics.jsonl",
+        "earlier-1.2.metrics.jsonl",
+        "earlier-2.1.metrics.jsonl",
+    ]
+
+
+def test_the_next_agent_takes_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    gone = int(Path("/proc/sys/kernel/pid_max").read_text())  # no process has this number
+    left = tmp_path / f"nicps-{gone}-abc"
+    begin(left).close()
+    write(left, "one")
+    sweep(tmp_path, partial(rescue, runs=tmp_path / "runs"))
+    assert not left.exists()
+    assert list(kept(tmp_path / "runs" / "run-1" / "h2")) == [
+        "earlier-1.timeline.jsonl",
+        "earlier-1.1.metrics.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"job": "../up", "name": "h2"}',
+        '{"job": "x", "name": 7}',
+        "\xff",
+    ],
+)
+def test_a_folder_without_a_job(tmp_path: Path, first_line: str | None) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    if first_line is not None:
+        (base / "timeline.jsonl").write_text(first_line)
+    write(base, "one")
+    rescue(base, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("trap", ["metrics", "out", "folder", "fifo", "nothing"])
+def test_what_a_program_leaves_instead_is_not_followed(tmp_path: Path, trap: str) -> None:
+    """The training user owns its folder, and could point at what only root can read."""
+    base, host = tmp_path / "base", tmp_path / "host"
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "metrics.jsonl").write_text("secret")
+    begin(base).close()
+    (base / "work").mkdir()
+    out = base / "work" / "out"
+    if trap == "out":
+        out.symlink_to(secret)
+    elif trap != "nothing":
+        out.mkdir()
+    if trap == "metrics":
+        (out / "metrics.jsonl").symlink_to(secret / "metrics.jsonl")
+    elif trap == "folder":
+        (out / "metrics.jsonl").mkdir()
+    elif trap == "fifo":
+        os.mkfifo(out / "metrics.jsonl")
+    keep_life(base, host)
+    assert list(kept(host)) == ["earlier-1.timeline.jsonl"]
+    assert (secret / "metrics.jsonl").read_text() == "secret"
+
+
+def test_no_more_is_kept_than_can_be_handed_out(tmp_path: Path) -> None:
+    """All of it is open at once then. The first lives count most."""
+    base, host = tmp_path / "base", tmp_path / "host"
+    begin(base).close()
+    for number in range(150):
+        write(base, str(number))
+        put_by(base / "work" / "out", base)
+    keep_programs(base, host)
+    found = kept(host)
+    assert len(found) == 100
+    assert list(found.values())[:3] == ["0", "1", "2"]
+    assert list(found)[9:11] == ["earlier-1.10.metrics.jsonl", "earlier-1.11.metrics.jsonl"]
+
+
+def test_a_program_that_is_started_again_leaves_the_others_rows(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    try:
+        write(job.base, "one")
+        job.told.close = lambda message: None  # type: ignore[attr-defined]
+        job.host.settings.trainer = []
+        with pytest.raises(AttributeError, match="children"):  # there is nobody to start it
+            job.start_program()
+        assert (job.base / "program-1.metrics.jsonl").read_text() == "one"
+        assert not (job.folder / "out" / "metrics.jsonl").exists()
+    finally:
+        job.records.close()
