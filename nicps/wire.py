@@ -495,6 +495,10 @@ class Frame:
         """The frame's type, as an enum."""
         return _TYPE_OF[type(self.body)]
 
+    def pack(self) -> bytes:
+        """As it lies on the wire (`pack`)."""
+        return pack(self.header, self.body, *self.items, tail=self.tail)
+
 
 def pack_one(value: Any) -> bytes:
     """Bytes of one header, body or item.

@@ -176,14 +176,11 @@ class Agent:
         self.control.flush()
 
     def _keep_time(self) -> None:
-        try:
-            if self.dataplane.sequence >= Sequences.NUMBERS and not self.node.changing:
-                self.act(self.node.rebuild(self.now, ()))  # the view's key has served its time
-            deadline = self.node.deadline()
-            if deadline is not None and deadline <= self.now:
-                self.act(self.node.tick(self.now))
-        except WireError as error:  # a number that no frame can hold
-            self.act(self.node.fail(self.now, str(error)))
+        if self.dataplane.sequence >= Sequences.NUMBERS and not self.node.changing:
+            self.act(self.node.rebuild(self.now, ()))  # the view's key has served its time
+        deadline = self.node.deadline()
+        if deadline is not None and deadline <= self.now:
+            self.act(self.node.tick(self.now))
 
     def log(self, text: str) -> None:
         """One line for the operator."""
@@ -205,7 +202,7 @@ class Agent:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Send):
-            self.frames.send(action.frame)
+            self._send(action.frame)
         elif isinstance(action, SendFragments):
             current = self.node.ring is not None and action.view == self.node.view.number
             if self.job is not None and self.node.ring is not None and current:
@@ -232,6 +229,12 @@ class Agent:
             self._failed(action.reason)
         else:
             self.views.on(action)
+
+    def _send(self, frame: wire.Frame) -> None:
+        try:
+            self.frames.send(frame)
+        except WireError as error:  # a number that no frame can hold
+            self.act(self.node.fail(self.now, str(error)))
 
     def _prepare(self, phase: Phase) -> None:
         if phase.kind is wire.PhaseKind.STOP:

@@ -10,8 +10,7 @@ from nicps import wire
 from nicps.agent.sender import Sender
 from nicps.barrier import barrier
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
-from nicps.protocol import SendFragments
-from nicps.protocol.ring import KernelState
+from nicps.protocol import KernelState, SendFragments
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
@@ -93,16 +92,18 @@ class Frames:
 
     # ---- out
 
-    def send(self, frame: bytes) -> None:
-        """Queue a frame; of a token, the kernel must know at once that older ones are stale, and it signs it."""
-        agent = self._agent
-        if frame[1] != wire.FrameType.TOKEN:
-            self.sender.frame(agent.keys.sign(frame, agent.dataplane.mac))
+    def send(self, frame: wire.Frame) -> None:
+        """Pack a frame, and queue it. The kernel signs tokens, and must know at once that older ones are stale.
+
+        Raises:
+            WireError: a number does not fit the frame.
+        """
+        agent, data, token = self._agent, frame.pack(), frame.body
+        if not isinstance(token, wire.Token):
+            self.sender.frame(agent.keys.sign(data, agent.dataplane.mac))
             return
-        token = wire.unpack(frame).body
-        assert isinstance(token, wire.Token)
         agent.dataplane.saw(token.generation, token.hop)
-        self.sender.frame(frame, self._handed_on if token.owner != agent.node.number else None)
+        self.sender.frame(data, self._handed_on if token.owner != agent.node.number else None)
 
     def _handed_on(self) -> None:
         """For the time line: the token has left this host."""

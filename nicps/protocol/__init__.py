@@ -3,23 +3,33 @@
 
 No clock, no socket, no BPF: the same code runs under the agent and under a test's virtual time.
 
-    formation.py     R1 to R3: who is in the network
+    actions.py       what the machines ask for
+    signals.py       what a part reports to the part above it
+    kernel.py        the XDP program as the machines know it
+    phase.py         what a decision starts; waiting times
     view.py          the member list in force, and what follows it
+    token.py         the token, as its holder works on it
+    exchange/        how the contributions of a round become one sum (R10, R11)
+    digests.py       whether all hold the same weights (R19)
+    control.py       the open round at one member: list, close, mark, commit (R11 to R13)
+    timers.py        retransmission, want, failure detector (R16, R17)
+    ring.py          the token at one member: take it, forward it, wait for it (R9, R10, R16)
+    seat.py          this host's place in the network
+    rings.py         the ring in force, and that of the phase to come
+    decision.py      a decision at the lead, until all have acknowledged it
+    deciding.py      one member's part in decisions (R5 to R7, R14)
+    departure.py     a host says that it goes (R17)
+    formation.py     who is in the network (R1 to R3)
     succession.py    how one view follows another, by ballot (R17, R18)
     installation.py  a list in force is told to everybody (R18, R19)
-    decision.py      the lead decides, everybody acknowledges (R5 to R7, R14)
-    course.py        what the lead decides, from the hand-out to the end (R5 to R7, R14, R15, R20 to R22)
-    phase.py         what a decision starts; waiting times
-    token.py         the token, as its holder works on it
-    round.py         the open round at one member (R11 to R13)
-    holder.py        what the holder of the token does (R9 to R13)
-    ring.py          taking the token, waiting for it, repeating it (R10, R16, R17)
-    returns.py       who comes back again and again waits (R20)
-    host.py          one host: what the next three share
-    deciding.py      its part in decisions
-    membership.py    its part in views: joining, changing, coming back (R17 to R20)
+    returns.py       the rejoin back-off (R20)
+    recall.py        the lead calls hosts back (R20)
+    lead.py          signs of life between phases (R17)
+    membership.py    one member's part in views (R3, R17 to R20)
+    admission.py     calls and answers (R2, R19, R20)
+    inbox.py         which part a frame is for
     node.py          all of this behind one set of events
-    actions.py       what the machines ask for
+    course.py        what the lead decides, from the hand-out to the end (R5 to R7, R14, R15, R20 to R22)
 """
 
 from nicps.protocol.actions import (
@@ -38,11 +48,11 @@ from nicps.protocol.actions import (
     PhaseAgreed,
     Prepare,
     Ready,
-    Receiver,
     Send,
     SendFragments,
     Struck,
 )
+from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
 from nicps.protocol.phase import Member, Phase, Timings
 from nicps.protocol.view import View
@@ -58,6 +68,7 @@ __all__ = [
     "Failed",
     "Installed",
     "Joiner",
+    "KernelState",
     "Member",
     "Need",
     "Node",

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the state machines ask for, and what they need to know of the kernel's accumulators."""
+"""What the state machines ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -13,23 +13,11 @@ from nicps.protocol.phase import Phase
 from nicps.protocol.view import View
 
 
-class Receiver(Protocol):
-    """What has arrived: the kernel's maps in production, a model in tests."""
-
-    def count(self, round_: int, view: int, sender: int) -> int:
-        """Distinct fragments taken from that member in that round."""
-
-    def missing(
-        self, round_: int, view: int, sender: int, fragments: int, limit: int
-    ) -> list[tuple[int, int]]:
-        """At most `limit` (first, count) ranges that have not arrived, first ones first."""
-
-
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Broadcast one frame (from the version byte on), after everything asked for before."""
+    """Broadcast one frame, after everything asked for before."""
 
-    frame: bytes
+    frame: wire.Frame
 
 
 @dataclass(frozen=True, slots=True)

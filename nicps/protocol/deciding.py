@@ -3,91 +3,183 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from nicps import wire
-from nicps.protocol.actions import (
-    PhaseAgreed,
-    Send,
-)
-from nicps.protocol.decision import Ballot, acknowledgement
-from nicps.protocol.host import Heard, Host, NodeState
-from nicps.protocol.phase import ROUND_KINDS, Phase
+from nicps.protocol.actions import Send
+from nicps.protocol.decision import PendingDecision
+from nicps.protocol.phase import ROUND_KINDS, Patience, Phase, Timings
+from nicps.protocol.rings import Rings
+from nicps.protocol.seat import Seat
+from nicps.protocol.signals import Silent, Steps
 
 
-class Deciding(Host):
-    """Decisions: heard, waited for their turn, prepared, agreed on."""
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A decision that waits for its turn: the open round it belongs to must be reached first."""
 
-    def _on_decision(self, now: float, frame: wire.Frame) -> None:
-        body, header = frame.body, frame.header
-        assert isinstance(body, wire.Decision)
-        if header.sender != self.view.lead:
-            return
-        if body.number > self._decided:
-            phase = Phase.unpack(body, frame.tail, len(self.members))  # before anything changes
-            self._decided = body.number
-            self._acked = (body.number, False, b"")
-            self._acknowledge()
-            self._hear(now, Heard(phase, header.round))
-        else:
-            self._acknowledge()
+    phase: Phase
+    round: int
 
-    def _hear(self, now: float, heard: Heard) -> None:
-        self._heard = now
-        for ring in (self.ring, self._next_ring):
-            if ring is not None:  # the phase to come may be in force already, though not here
-                ring.freeze()
-        self._waiting = heard
 
-    def _acknowledge(self) -> None:
-        number, prepared, answer = self._acked
-        frame = acknowledgement(self.header(0, self.open_round), number, prepared, answer)
-        self._actions.append(Send(frame))
+class Decisions:
+    """Decisions: heard, waited for their turn, prepared, agreed on.
 
-    def _tick_silent_voters(self, now: float) -> None:
-        """A member does not answer a decision: go on without it; if it was the stop itself, stop without it."""
-        ballot = self._ballot
-        assert ballot is not None
-        if self._balloted is not None and self._balloted.kind is wire.PhaseKind.STOP:
-            silent = ballot.silent(now, self.timings.stop_s)
+    Attributes: `phase`, in force, or being prepared; `pending`, at the lead, what is not agreed on yet; `last`, at the
+    lead, what it has decided last in this view.
+    """
+
+    def __init__(self, seat: Seat, rings: Rings, timings: Timings, patience: Patience) -> None:
+        self.phase: Phase | None = None
+        self.pending: PendingDecision | None = None
+        self.last: Phase | None = None
+        self._seat = seat
+        self._rings = rings
+        self._timings = timings
+        self._patience = patience
+        self._highest = 0  # heard (members) or made (the lead)
+        self._generation = 0
+        self._waiting: _Waiting | None = None
+        self._acked: tuple[int, bool, bytes] = (0, True, b"")
+
+    @property
+    def prepared_for(self) -> int:
+        """The phase that is in force or being prepared, by its number."""
+        return self.phase.number if self.phase is not None else 0
+
+    @property
+    def highest(self) -> int:
+        """The highest decision that has been heard or made in this view."""
+        return self._highest
+
+    def enter_view(self, phase: Phase | None, number: int) -> None:
+        """Another view is in force; `number` is that of the phase that goes on in it, if one does."""
+        self.pending = self.last = self._waiting = None
+        self._highest, self._generation = number, 1
+        self._acked = (number, True, b"")
+        self.phase = phase
+
+    def withdraw(self) -> None:
+        """The view is about to end, and with it what is not agreed on yet."""
+        self.pending = None
+
+    def close(self) -> None:
+        """This host stands by."""
+        self._waiting = self.pending = None
+
+    # ---- the lead
+
+    def decide(self, now: float, phase: Phase) -> Steps:
+        """Open `phase`; its number and generation are filled in here."""
+        self._highest += 1
+        self._generation += 1
+        phase = replace(phase, number=self._highest, generation=self._generation)
+        body = wire.Decision(phase.number, phase.generation, phase.kind)
+        round_, seat = self._rings.open_round, self._seat
+        frame = wire.Frame(seat.header(round_), body, tail=phase.pack())
+        self.last = phase
+        self.pending = PendingDecision(phase, frame, seat.view.order, self._timings)
+        sent = self.pending.start(now)
+        self._acked = (phase.number, False, b"")
+        self._wait(phase, round_)
+        return sent
+
+    def hear_acknowledgement(self, now: float, sender: int, ack: wire.Ack, answer: bytes) -> None:
+        """A member has heard the decision, or is prepared for it."""
+        if self.pending is not None and ack.number == self.pending.phase.number:
+            self.pending.acknowledge(now, sender, bool(ack.prepared), answer)
+
+    def take_agreed(self) -> PendingDecision | None:
+        """What everybody is prepared for, once."""
+        pending = self.pending
+        if pending is None or not pending.agreed:
+            return None
+        self.pending = None
+        return pending
+
+    def tick(self, now: float) -> Steps:
+        """Repeat what is pending; a member that does not answer is given up, or the stop goes on without it."""
+        pending = self.pending
+        if pending is None:
+            return []
+        steps = pending.tick(now)
+        if pending.phase.kind is wire.PhaseKind.STOP:
+            silent = pending.silent(now, self._timings.stop_s)
             if silent:
-                ballot.answers.setdefault(silent, b"")
-            return
-        silent = ballot.silent(now, max(4 * self.timings.silence_s, self.patience.seconds))
-        if silent and silent != self.number and self._succession is not None:
-            self._succession.suspect(now, silent)
+                pending.answers.setdefault(silent, b"")
+            return steps
+        silent = pending.silent(now, max(4 * self._timings.silence_s, self._patience.seconds))
+        if silent and silent != self._seat.number:
+            steps.append(Silent(silent))
+        return steps
 
-    def _reached(self, waiting: Heard) -> bool:
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        return self.pending.deadline() if self.pending is not None else None
+
+    # ---- every member
+
+    def hear(self, frame: wire.Frame) -> Steps:
+        """The lead has decided.
+
+        Raises:
+            WireError: what it has decided cannot be read; nothing has changed.
+        """
+        body = frame.body
+        assert isinstance(body, wire.Decision)
+        if frame.header.sender != self._seat.view.lead:
+            return []
+        if body.number <= self._highest:
+            return [self.acknowledge()]
+        phase = Phase.unpack(body, frame.tail, len(self._seat.view.members))
+        self._highest = body.number
+        self._acked = (body.number, False, b"")
+        acknowledged = self.acknowledge()
+        self._wait(phase, frame.header.round)
+        return [acknowledged]
+
+    def acknowledge_again(self, number: int) -> Steps:
+        """A late repeat of the end: this host stands by already."""
+        return [self.acknowledge()] if number == self._acked[0] else []
+
+    def take_turn(self) -> Phase | None:
+        """What is to be prepared now: its turn has come, as what was committed before is committed here too."""
+        waiting = self._waiting
+        if waiting is None or not self._reached(waiting):
+            return None
+        self._waiting = None
+        self.phase = waiting.phase
+        return waiting.phase
+
+    def awaits(self, number: int) -> Phase | None:
+        """The phase of that number, if this host is preparing for it."""
+        phase = self.phase
+        if phase is None or phase.number != number or self._acked[:2] != (number, False):
+            return None
+        return phase
+
+    def prepared(self, now: float, phase: Phase, answer: bytes) -> Steps:
+        """This host is ready for the phase that it was preparing for."""
+        if phase.kind in ROUND_KINDS:
+            self._rings.prepare(now, phase)
+        self._acked = (phase.number, True, answer)
+        if self.pending is None:
+            return [self.acknowledge()]
+        self.pending.acknowledge(now, self._seat.number, True, answer)
+        return []
+
+    def acknowledge(self) -> Send:
+        """A member's frame for the lead."""
+        number, prepared, answer = self._acked
+        header = self._seat.header(self._rings.open_round)
+        return Send(wire.Frame(header, wire.Ack(number, int(prepared)), tail=answer))
+
+    def _wait(self, phase: Phase, round_: int) -> None:
+        self._rings.freeze()
+        self._waiting = _Waiting(phase, round_)
+
+    def _reached(self, waiting: _Waiting) -> bool:
         """What was committed before the decision must be committed here too."""
-        if waiting.phase.kind is wire.PhaseKind.STOP or self.ring is None:
+        if waiting.phase.kind is wire.PhaseKind.STOP or self._rings.current is None:
             return True
-        return self.ring.round >= waiting.round
-
-    def _agreed(self, now: float, ballot: Ballot) -> None:
-        phase = self._balloted
-        assert phase is not None and phase.number == ballot.number
-        self._actions.append(PhaseAgreed(phase, dict(ballot.answers)))
-        if phase.kind is wire.PhaseKind.STOP:
-            self._stand_by(phase.ending)
-        elif phase.kind in ROUND_KINDS:
-            self._enter_next()
-            self.ring.create(now)  # type: ignore[union-attr]
-
-    # ---- who must be heard, and who says so
-
-    @property
-    def _waits_for_lead(self) -> bool:
-        """Between phases the lead must be heard; in a ring, whoever has the token (`Ring`)."""
-        return (
-            self.state is NodeState.MEMBER
-            and not self.leads
-            and (self.ring is None or self.ring.frozen)
-            and not self.changing
-        )
-
-    def _lead_silent_at(self) -> float:
-        rank = self.view.rank_after(self.view.lead, self.number)
-        return self._heard + 2 * rank * self.patience.seconds
-
-    @property
-    def _beacons(self) -> bool:
-        """Between phases the lead lets itself be heard."""
-        return self.leads and (self.ring is None or self.ring.frozen) and not self.changing
+        return self._rings.current.round >= waiting.round

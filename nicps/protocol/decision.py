@@ -3,34 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nicps import wire
-from nicps.protocol.actions import Action, Send
-from nicps.protocol.phase import Timings
+from nicps.protocol.actions import Send
+from nicps.protocol.phase import Phase, Timings
+from nicps.protocol.signals import Steps
 
 
 @dataclass(slots=True)
-class Ballot:
-    """One decision under way. `frame` makes it anew for each repeat (every frame has its own sequence number)."""
+class PendingDecision:
+    """One decision under way. `frame` is what all members are to acknowledge."""
 
-    number: int
-    frame: Callable[[], bytes]
+    phase: Phase
+    frame: wire.Frame
     members: tuple[int, ...]
     timings: Timings
-    emit: Callable[[Action], None]
     answers: dict[int, bytes] = field(default_factory=dict)
     heard: dict[int, float] = field(default_factory=dict)
     next_send: float = 0.0
     interval: float = 0.0
 
-    def start(self, now: float) -> None:
+    def start(self, now: float) -> Steps:
         """Send it for the first time."""
         self.heard = dict.fromkeys(self.members, now)
         self.interval = self.timings.decision_s
         self.next_send = now
-        self.tick(now)
+        return self.tick(now)
 
     def acknowledge(self, now: float, number: int, prepared: bool, answer: bytes) -> None:
         """A member has heard the decision, or is prepared for it."""
@@ -52,18 +51,14 @@ class Ballot:
         )
         return next(late, 0)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> Steps:
         """Repeat to those who have not answered."""
-        if now >= self.next_send and not self.agreed:
-            self.emit(Send(self.frame()))
-            self.next_send = now + self.interval
-            self.interval = min(self.interval * 1.5, self.timings.silence_s / 3)
+        if now < self.next_send or self.agreed:
+            return []
+        self.next_send = now + self.interval
+        self.interval = min(self.interval * 1.5, self.timings.silence_s / 3)
+        return [Send(self.frame)]
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
         return self.next_send
-
-
-def acknowledgement(header: wire.Header, number: int, prepared: bool, answer: bytes) -> bytes:
-    """A member's frame for the lead."""
-    return wire.pack(header, wire.Ack(number, int(prepared)), tail=answer)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from nicps import wire
-from nicps.protocol.actions import Action, Failed, Send
+from nicps.protocol.actions import Failed, Send
 from nicps.protocol.phase import Member, Timings
+from nicps.protocol.signals import Formed, Steps
 from nicps.protocol.view import safe_name
 
 
@@ -25,30 +25,19 @@ class Starting:
     yields_until: float | None = None  # another starter has called: it may be about to win
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The list, the number of its view, and the members' fresh nonces by number."""
-
-    view: int
-    members: tuple[Member, ...]
-    fresh: dict[int, int]
-
-
 @dataclass(slots=True)
 class Formation:
-    """Who is in the network. `header` makes a frame header from (flags, round, view)."""
+    """Who is in the network. Its frames belong to no view."""
 
     mac: bytes
     name: str
     timings: Timings
-    header: Callable[[int, int], wire.Header]
-    emit: Callable[[Action], None]
     starting: Starting | None = None
 
-    def start(self, now: float, nonce: int, highest_view: int) -> None:
+    def start(self, now: float, nonce: int, highest_view: int) -> Steps:
         """R1: call for members."""
         self.starting = Starting(nonce, [(self.mac, self.name)], {}, now, now, highest_view)
-        self.tick(now)
+        return self.tick(now)
 
     def on_call(self, now: float, source: bytes) -> bool:
         """R2: whether to answer. Two starters at once: the lower MAC wins, the other joins it (R3).
@@ -71,17 +60,18 @@ class Formation:
         """Another starter has called, and its list is welcome."""
         return self.starting is not None and self.starting.yields_until is not None
 
-    def lose(self, source: bytes) -> None:
+    def lose(self, source: bytes) -> Steps:
         """That host's list is here."""
-        if self.starting is not None:
-            self.starting = None
-            reason = "started a job at the same moment; submit again later"
-            self.emit(Failed(f"{wire.mac_text(source)} {reason}"))
+        if self.starting is None:
+            return []
+        self.starting = None
+        reason = "started a job at the same moment; submit again later"
+        return [Failed(f"{wire.mac_text(source)} {reason}")]
 
-    def answer(self, nonce: int, fresh: int, highest_view: int, stage: wire.Stage) -> None:
+    def answer(self, nonce: int, fresh: int, highest_view: int, stage: wire.Stage) -> Send:
         """R2, R20: this host takes part."""
         body = wire.Answer(nonce, fresh, highest_view, stage)
-        self.emit(Send(wire.pack(self.header(0, 0), body, tail=self.name.encode())))
+        return Send(wire.Frame(wire.Header(), body, tail=self.name.encode()))
 
     def on_answer(self, now: float, source: bytes, frame: wire.Frame) -> None:
         """R2: record who answers, in the order of the broadcasts."""
@@ -100,21 +90,21 @@ class Formation:
             starting.hosts.append((source, name))
             starting.last_new = max(now, starting.last_new)
 
-    def tick(self, now: float) -> Closed | None:
+    def tick(self, now: float) -> Steps:
         """Call again, or close the list once no new answer came for a while (R3)."""
         starting = self.starting
         if starting is None:
-            return None
+            return []
         if now >= starting.last_new + self.timings.quiet_s:
             self.starting = None
             members = tuple(Member(k, m, n) for k, (m, n) in enumerate(starting.hosts, 1))
             fresh = {m.number: starting.fresh.get(m.mac, 0) for m in members}
-            return Closed(starting.highest_view + 1, members, fresh)
+            return [Formed(starting.highest_view + 1, members, fresh)]
         if now >= starting.next_call:
             starting.next_call = now + self.timings.call_s
-            body = wire.Call(starting.nonce)
-            self.emit(Send(wire.pack(self.header(0, 0), body, tail=self.name.encode())))
-        return None
+            call = wire.Frame(wire.Header(), wire.Call(starting.nonce), tail=self.name.encode())
+            return [Send(call)]
+        return []
 
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""

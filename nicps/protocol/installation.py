@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from nicps import wire
-from nicps.protocol.actions import Action, Send
+from nicps.protocol.actions import Send
 from nicps.protocol.phase import Timings
+from nicps.protocol.signals import Steps
 from nicps.protocol.view import Successor, View, mask
 
 _ANSWERS, _ANSWER_S = 8, 0.1  # so many in a row to who asks, then one each 0.1 s
@@ -31,8 +30,6 @@ class Installation:
         told: set[int],
         nonces: dict[int, int],
         timings: Timings,
-        header: Callable[[int, int], wire.Header],
-        emit: Callable[[Action], None],
     ) -> None:
         self.view = view
         self.told = told
@@ -40,8 +37,6 @@ class Installation:
         self._successor = successor
         self.nonces = {k: nonce for k, nonce in nonces.items() if k not in told}
         self._timings = timings
-        self._header = header
-        self._emit = emit
         self._struck = 3  # times that who is not in is told so
         self._next_send = 0.0
         self._interval = timings.decision_s
@@ -54,18 +49,20 @@ class Installation:
         """Who is in, and has not answered."""
         return self.view.live - self.told
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> Steps:
         """Tell those who have not answered."""
         if not self.heard:
             self.heard = dict.fromkeys(self.view.live, now)
         if now < self._next_send or not self.wants:
-            return
+            return []
+        steps: Steps = []
         self._next_send = now + self._interval
         self._interval = min(self._interval * 1.5, self._timings.decision_s * 5)
         for number, nonce in self.nonces.items():
             if number in self.missing or (number not in self.view.live and self._struck):
-                self.tell(number, nonce)
+                steps.append(self.tell(number, nonce))
         self._struck = max(0, self._struck - 1)
+        return steps
 
     @property
     def wants(self) -> bool:
@@ -82,16 +79,16 @@ class Installation:
         late = (k for k in sorted(self.missing) if now > self.heard.get(k, now) + patience_s)
         return next(late, 0)
 
-    def answer(self, now: float, nonce: int) -> None:
+    def answer(self, now: float, nonce: int) -> Steps:
         """A switch's controller asks what is in force. Anybody can send its question again, so answers are few."""
         if self._answered > now + (_ANSWERS - 1) * _ANSWER_S:
-            return
+            return []
         self._answered = max(self._answered, now) + _ANSWER_S
-        self.tell(0, nonce)
+        return [self.tell(0, nonce)]
 
-    def tell(self, number: int, nonce: int) -> None:
+    def tell(self, number: int, nonce: int) -> Send:
         """One frame, for one host; number 0 is who has asked."""
-        items = self._successor.items()
+        values, members = self._successor.items()
         body = wire.View(
             live=mask(self.view.live),
             nonce=nonce,
@@ -99,9 +96,9 @@ class Installation:
             base=self._base,
             ballot=self.view.ballot,
             addressee=number,
-            members=len(items[1]),
-            values=len(items[0]),
+            members=len(members),
+            values=len(values),
             step=wire.ViewStep.INSTALL,
             ended=self.ending,
         )
-        self._emit(Send(wire.pack(self._header(0, 0), body, *items)))
+        return Send(wire.Frame(wire.Header(), body, (values, members)))

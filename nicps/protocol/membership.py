@@ -1,134 +1,201 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in: answering calls, changing the view, coming back, departing (R2, R3, R17 to R20)."""
+"""The view in force: how it comes into force here, what ends it, and who is told of it (R3, R17 to R20)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from nicps import wire
-from nicps.protocol.actions import (
-    Answered,
-    Declined,
-    Failed,
-    Installed,
-    Joiner,
-    Send,
-    Struck,
-)
-from nicps.protocol.deciding import Deciding
-from nicps.protocol.host import Farewell, NodeState
+from nicps.protocol.actions import Installed, Joiner, Send, Struck
+from nicps.protocol.control import Carried
+from nicps.protocol.deciding import Decisions
+from nicps.protocol.departure import Departure
+from nicps.protocol.formation import Formation
 from nicps.protocol.installation import Installation
-from nicps.protocol.phase import Phase
-from nicps.protocol.returns import Returns
-from nicps.protocol.succession import LEARNS, Standing, Succession
-from nicps.protocol.view import Successor, View, safe_name
+from nicps.protocol.lead import LeadWatch
+from nicps.protocol.phase import Patience, Phase, Timings
+from nicps.protocol.recall import Recall
+from nicps.protocol.ring import Ring
+from nicps.protocol.rings import Rings
+from nicps.protocol.seat import NodeState, Seat
+from nicps.protocol.signals import Chosen, Formed, Freeze, Steps
+from nicps.protocol.succession import LEARNS, Place, Standing, Succession
+from nicps.protocol.view import Successor, View
 
-_UNCALLED = 6  # calls that a host on standby misses before it asks
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
 
 
-class Membership(Deciding):
-    """The view in force, and what is told and heard about the next."""
+class Membership:
+    """This host's part in views.
 
-    # ---- forming, and coming back
+    Attributes:
+        learners: members that came back and have not been counted since.
+        ready: the lead knows that everybody has the view.
+        succession: the ballot for the next view; None while this host stands by.
+        installation: the list in force, which is told to who asks.
+        telling: this member sees to it that everybody gets that list.
+        fresh: the nonce that a list for this host must name.
+        busy: this host is about to start a network of its own.
+    """
 
-    def _on_call(self, now: float, source: bytes, frame: wire.Frame) -> None:
-        call = frame.body
-        assert isinstance(call, wire.Call)
-        if not call.view:
-            if self.state is NodeState.MEMBER or (self.busy and self._formation.starting is None):
-                return
-            if not self._formation.on_call(now, source):
-                return
-            stage: wire.Stage | None = wire.Stage.NOTHING
-        elif (self.state is NodeState.STANDBY and not self.busy) or (
-            call.view == self.view.number and self.number in self.learners and not self.leaving
-        ):
-            stage = self._stage(frame.tail.decode(errors="replace"))
-            if stage in (wire.Stage.FILES, wire.Stage.WAITING):
-                self._asked = now  # it is the job that this host has a part of
-            if stage is not None:
-                self._declined = ""  # it is another job
-        elif self.state is NodeState.MEMBER and self._precedes(call.view, call.ballot, source):
-            stage = self._until_told  # it will tell us that we have been struck off (R19)
-        else:
-            return
-        if stage is not None:
-            self._formation.answer(call.nonce, self._fresh, self.view.number, stage)
-
-    def _on_answer(self, now: float, source: bytes, frame: wire.Frame) -> None:
-        answer = frame.body
-        assert isinstance(answer, wire.Answer)
-        self._formation.on_answer(now, source, frame)
-        number = self.view.number_of(source)
-        here = answer.view == self.view.number and number in self.view.live
-        tells = self.leads or self.ended or self.changing  # perhaps no lead is left to tell it
-        if 0 < answer.view <= self.view.number and not here and tells:
-            self._tell(number, answer.fresh)  # perhaps it does not know yet
-            if not number:
-                self._tell_of_the_last(source, answer)
-        if not (self.leads and self._ready and self.calls) or answer.stage >= wire.Stage.ASKS:
-            return
-        if number in self.view.live and number not in self.learners:
-            return
-        if answer.nonce not in self._called:
-            return  # not to a call of ours, or to an old one
-        if number not in self.view.live and self._returns.must_wait(now, source):
-            return
-        name = safe_name(frame.tail.decode(errors="replace"), source)
-        joiner = Joiner(source, name, answer.fresh)
-        self._actions.append(Answered(joiner, number, wire.Stage(answer.stage)))
+    def __init__(
+        self,
+        seat: Seat,
+        rings: Rings,
+        decisions: Decisions,
+        departure: Departure,
+        recall: Recall,
+        lead: LeadWatch,
+        formation: Formation,
+        timings: Timings,
+        patience: Patience,
+        nonce: Callable[[], int],
+    ) -> None:
+        self.learners: frozenset[int] = frozenset()
+        self.ready = False
+        self.succession: Succession | None = None
+        self.installation: Installation | None = None
+        self.telling = False
+        self.fresh = nonce()
+        self.busy = False
+        self._seat = seat
+        self._rings = rings
+        self._decisions = decisions
+        self._departure = departure
+        self._recall = recall
+        self._lead = lead
+        self._formation = formation
+        self._timings = timings
+        self._patience = patience
+        self._nonce = nonce
+        self._last: Installation | None = None  # of the job before, which has ended
+        self._leavers: dict[int, int] = {}  # number -> how often it has said so
 
     @property
-    def _until_told(self) -> wire.Stage:
-        """What a member answers that may have been struck off: who has departed does not want to come in again."""
-        return wire.Stage.ASKS if self.leaving else wire.Stage.NOTHING
+    def changing(self) -> bool:
+        """The view is about to end: nothing may be completed or committed in it."""
+        return self.succession is not None and self.succession.under_way
 
-    def _precedes(self, view: int, ballot: int, source: bytes) -> bool:
+    def enter_phase(self) -> Ring:
+        """The phase that this host is prepared for is in force; its ring."""
+        ring = self._rings.enter_coming()
+        self._count_learners(ring.phase)
+        return ring
+
+    def _count_learners(self, phase: Phase) -> None:
+        """Who has a share in the phase is a full member."""
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.learners = frozenset(k for k in self.learners if not phase.shares[k - 1])
+
+    def precedes(self, view: int, ballot: int, source: bytes) -> bool:
         """Whether our view is behind another's (the same number: only where one of two may go on alone)."""
-        lead = self.view.members[self.view.lead - 1].mac
-        return (self.view.number, self.view.ballot, lead) < (view, ballot, source)
+        ours = self._seat.view
+        lead = ours.members[ours.lead - 1].mac
+        return (ours.number, ours.ballot, lead) < (view, ballot, source)
 
-    @property
-    def _calls_back(self) -> bool:
-        return bool(self.calls) and self.leads and self._ready and not self.changing
+    # ---- the next view
 
-    # ---- where this member stands
+    def suspect(self, now: float, number: int) -> Steps:
+        """R17: that member is silent. If it answers in time it stays."""
+        if self.succession is None:
+            return []
+        return self._follow(now, self.succession.suspect(now, self._place(), number))
 
-    def _standing(self) -> Standing:
+    def evict(self, now: float, numbers: frozenset[int]) -> Steps:
+        """These must go: they leave by themselves, or differ from the others."""
+        if self.succession is None or not numbers:
+            return []
+        return self._follow(now, self.succession.evict(now, self._place(), numbers))
+
+    def rebuild(self, now: float, joiners: tuple[Joiner, ...]) -> Steps:
+        """R20: take hosts back into the view, or new ones."""
+        if self.succession is None or not self._seat.is_member:
+            return []
+        return self._follow(now, self.succession.rebuild(now, self._place(), joiners))
+
+    def on_view(self, now: float, source: bytes, sender: int, frame: wire.Frame) -> Steps:
+        """Somebody proposes, or wants a value accepted."""
+        assert self.succession is not None
+        steps = self.succession.on_view(now, self._place(), source, sender, frame)
+        return self._follow(now, steps)
+
+    def on_vote(self, now: float, sender: int, frame: wire.Frame) -> Steps:
+        """A member promises, has accepted, or refuses."""
+        assert self.succession is not None
+        return self._follow(now, self.succession.on_vote(now, self._place(), sender, frame))
+
+    def on_leave(self, now: float, number: int) -> Steps:
+        """A member departs. The lowest of those who stay acts at once, the others if it does not."""
+        view = self._seat.view
+        told = self._leavers[number] = self._leavers.get(number, 0) + 1
+        staying = [k for k in view.order if k != number]
+        if number not in view.live or told <= staying.index(self._seat.number):
+            return []
+        return self.evict(now, frozenset({number}))
+
+    def tick(self, now: float) -> Steps:
+        """Propose, repeat, tell."""
+        steps: Steps = []
+        if self.changing and self._seat.is_member:
+            assert self.succession is not None
+            steps += self._follow(now, self.succession.tick(now, self._place()))
+        installation = self.installation
+        if installation is None or not self.telling or not self._seat.is_member:
+            return steps
+        steps += installation.tick(now)
+        silent = installation.silent(now, max(4 * self._timings.silence_s, self._patience.seconds))
+        return steps + self.suspect(now, silent) if silent else steps
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        succession = self.succession.deadline() if self.succession is not None else None
+        telling = self.installation.deadline() if self.installation and self.telling else None
+        return min((t for t in (succession, telling) if t is not None), default=None)
+
+    def _follow(self, now: float, steps: Steps) -> Steps:
+        """What the ballot asks for, at its place in the order."""
+        out: Steps = []
+        for step in steps:
+            if isinstance(step, Freeze):
+                self._rings.freeze()
+                self._decisions.withdraw()
+            elif isinstance(step, Chosen):
+                assert self.succession is not None
+                number, nonces = self._seat.view.number, dict(self.succession.nonces)
+                out += self._put_in_force(
+                    now, number + 1, number, step.successor, step.ballot, nonces
+                )
+            else:
+                out.append(step)
+        return out
+
+    def _place(self) -> Place:
         """Where this member stands, for its promise."""
-        ring = self.ring
-        prepared = self.phase.number if self.phase is not None else 0
-        decided = max(self._decided, prepared)
-        learns = self.number in self.learners
+        ring, prepared = self._rings.current, self._decisions.prepared_for
+        decided = max(self._decisions.highest, prepared)
+        learns = self._seat.number in self.learners
         if ring is None:
-            return Standing(0, self._round, False, decided, learns)
-        # The lead has dropped a round in which another phase is prepared, and so may training programs have.
-        complete = ring.complete and prepared <= ring.phase.number
-        return Standing(ring.phase.number, ring.round, complete, decided, learns)
+            standing = Standing(0, self._rings.open_round, False, decided, learns)
+        else:
+            # The lead has dropped a round in which another phase is prepared, and so may training programs have.
+            complete = ring.complete and prepared <= ring.phase.number
+            standing = Standing(ring.phase.number, ring.round, complete, decided, learns)
+        return Place(standing, self._rings.by_phase())
 
-    def _freeze(self) -> None:
-        for ring in (self.ring, self._next_ring):
-            if ring is not None:
-                ring.freeze()
-        self._ballot = None
-
-    def _phase_of(self, number: int) -> Phase | None:
-        ring = self._ring_of_phase(number)
-        return ring.phase if ring is not None else None
-
-    def _unit_of(self, phase: int, round_: int) -> int:
-        ring = self._ring_of_phase(phase)
-        return ring.unit_of(round_) if ring is not None else 0
+    def _seed(self) -> bytes:
+        return b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))
 
     # ---- a view comes into force
 
-    def _chosen(self, now: float, successor: Successor, ballot: int) -> None:
-        """This member's proposal has been agreed on: put it in force."""
-        assert self._succession is not None
-        nonces = dict(self._succession.nonces)
-        number, base = self.view.number + 1, self.view.number
-        self._put_in_force(now, number, base, successor, ballot, nonces)
+    def form(self, now: float, formed: Formed) -> Steps:
+        """The list of the network that this host has started is closed (R3)."""
+        live = frozenset(m.number for m in formed.members)
+        seed = self._seed()
+        successor = Successor(
+            formed.members, live, 1, follows=0, phase=0, round=0, unit=0, seed=seed
+        )
+        return self._put_in_force(now, formed.view, 0, successor, 0, dict(formed.fresh))
 
     def _put_in_force(
         self,
@@ -138,240 +205,205 @@ class Membership(Deciding):
         successor: Successor,
         ballot: int,
         nonces: dict[int, int],
-    ) -> None:
-        me = next(m.number for m in successor.members if m.mac == self.mac)
+    ) -> Steps:
+        """What this member has proposed is agreed on, or formed: it tells all others."""
+        me = next(m.number for m in successor.members if m.mac == self._seat.mac)
         view = successor.view(number, ballot)
-        installation = self._installation_of(view, base, successor, {me}, nonces)
+        installation = Installation(view, base, successor, {me}, nonces, self._timings)
         if me in successor.live:
-            self._install(now, me, successor, installation)
-            self._telling = True
-        else:
-            installation.tick(now)  # the others can do without us: they have the list now
-            self._struck("the others have gone on without it")
-            self._installation = installation  # perhaps nobody else who is left knows of it
+            steps = self._install(now, me, successor, installation)
+            self.telling = True
+            return steps
+        steps = installation.tick(now)  # the others can do without us: they have the list now
+        steps += self._struck("the others have gone on without it")
+        self.installation = installation  # perhaps nobody else who is left knows of it
+        return steps
 
-    def _on_install(self, now: float, source: bytes, frame: wire.Frame) -> None:
-        """R3, R18: a list is in force; R19: or this host has been struck off."""
-        body = frame.body
+    def on_install(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
+        """R3, R18: a list is in force; R19: or this host has been evicted."""
+        body, seat = frame.body, self._seat
         assert isinstance(body, wire.View)
         successor = Successor.of(frame)
         number = body.addressee
         if (
             successor is None
             or not 0 < number <= len(successor.members)
-            or successor.members[number - 1].mac != self.mac
+            or successor.members[number - 1].mac != seat.mac
             or body.number >= _MOST_VIEWS
         ):
-            return
+            return []
         view = successor.view(body.number, body.ballot)
         lead = view.members[view.lead - 1].mac
-        same = (self.view.number, self.view.seed) == (view.number, view.seed)
-        behind = self._precedes(view.number, view.ballot, lead) if self.view.number else True
+        same = (seat.view.number, seat.view.seed) == (view.number, view.seed)
+        behind = self.precedes(view.number, view.ballot, lead) if seat.view.number else True
         if body.ended:
-            known = self.view.number and not (self.ended or self.busy)
-            if known and body.nonce == self._fresh and (same or behind):
-                self._learn_of_the_end(wire.Ending(body.ended), view)
-            return
-        if self.state is NodeState.MEMBER and same:
-            self._say_installed()
-            return
-        if body.nonce != self._fresh or not behind:
-            return
+            known = seat.view.number and not (seat.ended or self.busy)
+            if known and body.nonce == self.fresh and (same or behind):
+                return self.learn_of_the_end(wire.Ending(body.ended), view)
+            return []
+        if seat.is_member and same:
+            return [self._installed()]
+        if body.nonce != self.fresh or not behind:
+            return []
         if number not in view.live:
-            if self.state is NodeState.MEMBER:
-                self._struck("it was not heard, and the others have gone on without it")
-                # Whoever told this host may die before it has told all.
-                self._installation = self._installation_of(view, body.base, successor, set(), {})
-            return
-        if self.state is NodeState.MEMBER and body.base != self.view.number:
-            self._struck("the others have gone on without it")
-        if self.state is not NodeState.MEMBER and self.busy and not self._formation.yields:
-            return
-        self._formation.lose(source)
+            return self._learn_of_eviction(view, body.base, successor)
+        steps: Steps = []
+        if seat.is_member and body.base != seat.view.number:
+            steps += self._struck("the others have gone on without it")
+        if not seat.is_member and self.busy and not self._formation.yields:
+            return steps
+        steps += self._formation.lose(source)
         nonces = dict.fromkeys(view.live, 0)  # those who have it too answer without a nonce
-        installation = self._installation_of(view, body.base, successor, {number}, nonces)
-        declined = self._declined if body.base else ""  # it had answered before, and is counted on
-        self._install(now, number, successor, installation)
-        self._say_installed()
-        if declined:
-            self._declined = declined
-            self._farewell = Farewell(wire.Leave(), declined, now, declines=True)
+        installation = Installation(view, body.base, successor, {number}, nonces, self._timings)
+        declined = self._departure.declined if body.base else ""  # it had answered before
+        steps += self._install(now, number, successor, installation)
+        steps.append(self._installed())
+        if declined:  # the others count on it
+            self._departure.declined = declined
+            self._departure.leave_for_good(now, declined)
+        return steps
 
-    def _on_ask(self, now: float, nonce: int) -> None:
-        """R4: a switch records whom its members themselves say to be in, to a nonce of its controller's."""
-        if self.state is NodeState.MEMBER and self._installation is not None:
-            self._installation.answer(now, nonce)
+    def _learn_of_eviction(self, view: View, base: int, successor: Successor) -> Steps:
+        """R19: the others have agreed on a view without this host."""
+        if not self._seat.is_member:
+            return []
+        steps = self._struck("it was not heard, and the others have gone on without it")
+        # Whoever told this host may die before it has told all.
+        self.installation = Installation(view, base, successor, set(), {}, self._timings)
+        return steps
 
     def _install(
         self, now: float, number: int, successor: Successor, installation: Installation
-    ) -> None:
+    ) -> Steps:
         """From here on the view is in force at this host; the phase that goes on, goes on."""
-        view, before = installation.view, self.view
-        member = self.state is NodeState.MEMBER and installation.view.number != 0
-        ring = self._ring_of_phase(successor.follows) if member else None
-        old = ring or self.ring
+        seat, view, before = self._seat, installation.view, self._seat.view
+        member = seat.is_member
+        ring = self._rings.by_phase().get(successor.follows) if member else None
+        old = ring or self._rings.current
+        steps: Steps = []
         if member and old is not None and old.round == successor.round - 1 and old.complete:
-            old.settle()
-        carried = again = None
+            steps += old.settle()
+        carried, again = Carried(0, 0, 0), False
         if member and successor.follows:
             if ring is None or ring.round != successor.round:
-                self._struck("it has missed what the others have decided")
-                return
-            carried = ring.carry()
-            again = self.phase is not None and self.phase.number > ring.phase.number
-            if again:  # its training program has left the round, and will offer again
-                carried = replace(carried, offer=None, passes=False, ready=0)
-            # R14: the lead says again that training goes on, but in a phase's first round, which needs no word.
-            leads = view.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
-            undecided = leads and successor.round > ring.phase.first_round
-            carried = replace(carried, unit=successor.unit, undecided=undecided)
+                return steps + self._struck("it has missed what the others have decided")
+            carried, again = self._carry(ring, number, successor)
         joined = view.live - before.live if member else frozenset[int]()
         lost = before.live - view.live if member else frozenset[int]()
-        self.learners = (self.learners | joined) & view.live if member else frozenset()
-        if not member:
-            self._returns = Returns(self.timings.call_back_s)
-        for k in joined:
-            self._returns.taken(view.members[k - 1].mac)
-        for k in lost:
-            self._returns.lost(now, view.members[k - 1].mac)
-        if not member and successor.round:
-            self.learners = frozenset({number})  # of itself it knows
-        if member and self._succession is not None and not lost and not joined:
-            self.patience.was_wrong()
-        if self.ended:
-            self._last = self._installation
-        self.state, self.view, self.number = NodeState.MEMBER, view, number
-        self._fresh = self._nonce()
-        self._installation, self._telling, self._ready = installation, False, False
-        self._next_ring = self._waiting = self._ballot = self._balloted = None
-        self._decided, self._generation = successor.phase, 1
-        self._acked = (successor.phase, True, b"")
-        self._round = successor.round
+        if member:
+            self.learners = (self.learners | joined) & view.live
+            macs = [m.mac for m in view.members]
+            self._recall.change(now, (macs[k - 1] for k in joined), (macs[k - 1] for k in lost))
+            if self.succession is not None and not lost and not joined:
+                self._patience.was_wrong()
+        else:  # with a round open there is a state, which this host has not got: of itself it knows
+            self.learners = frozenset({number} if successor.round else ())
+            self._recall.form(now)
+            self._departure.close()
+        if seat.ended:
+            self._last = self.installation
+        seat.state, seat.view, seat.number = NodeState.MEMBER, view, number
+        seat.ending, self._departure.declined = wire.Ending.NONE, ""
+        self.fresh = self._nonce()
+        self.installation, self.telling, self.ready = installation, False, False
         self._leavers = {}
-        self._called = ()
-        self._ending, self._declined = wire.Ending.NONE, ""
-        self._heard = self._beacon_at = self._call_at = now
-        self._succession = Succession(
-            view,
-            number,
-            self._fresh,
-            self.timings,
-            self.patience,
-            self.header,
-            self._actions.append,
-            self._freeze,
-            self._standing,
-            self._phase_of,
-            self._unit_of,
-            self._seed,
-            self._chosen,
-            self._ask,
+        self._lead.enter_view(now)
+        self.succession = Succession(
+            view, number, self.fresh, self._timings, self._patience, self._seed
         )
-        if not member:
-            self._farewell = None
-        self.ring = None
         phase = None
-        if ring is not None and carried is not None and successor.follows:
+        if ring is not None:
             phase = ring.phase.among(view.live, successor.phase, successor.unit)
-            self.ring = self._new_ring(phase, now, carried)
+        self._rings.enter_view(now, successor.round, phase, carried)
+        self._decisions.enter_view(phase, successor.phase)
+        if phase is not None:
             self._count_learners(phase)
-        self.phase = phase
-        self._actions.append(Installed(view, number, phase, bool(again)))
+        steps.append(Installed(view, number, phase, again))
         if view.lead == number:
-            self._telling = True
-            if self._farewell is not None and isinstance(self._farewell.body, wire.Fail):
-                self._actions.append(Failed(self._farewell.reason))  # whom it was told has left
-                self._farewell = None
+            self.telling = True
+            steps += self._departure.lead_fails()
+        return steps
 
-    def _say_installed(self) -> None:
+    def _carry(self, ring: Ring, number: int, successor: Successor) -> tuple[Carried, bool]:
+        """What goes along into the next view; whether this host must come back to the phase that goes on."""
+        carried = ring.carry()
+        again = self._decisions.prepared_for > ring.phase.number
+        if again:  # its training program has left the round, and will offer again
+            carried = replace(carried, offer=None, passes=False, ready=0)
+        # R14: the lead says again that training goes on, but in a phase's first round, which needs no word.
+        leads = successor.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
+        undecided = leads and successor.round > ring.phase.first_round
+        return replace(carried, unit=successor.unit, undecided=undecided), again
+
+    def _installed(self) -> Send:
+        """To who puts the view in force: it is, here."""
+        seat, round_ = self._seat, self._rings.open_round
         body = wire.Vote(
-            nonce=self._fresh,
-            ballot=self.view.ballot,
+            nonce=self.fresh,
+            ballot=seat.view.ballot,
             phase=0,
-            round=self.open_round,
-            decided=self._decided,
+            round=round_,
+            decided=self._decisions.highest,
             mac=bytes(6),
             step=wire.ViewStep.INSTALL,
-            complete=LEARNS * (self.number in self.learners),
+            complete=LEARNS * (seat.number in self.learners),
         )
-        self._actions.append(Send(wire.pack(self.header(0, self.open_round), body)))
+        return Send(wire.Frame(seat.header(round_), body, ((), ())))
 
-    def _on_installed(self, number: int, vote: wire.Vote) -> None:
+    def on_installed(self, number: int, vote: wire.Vote) -> None:
         """A member has the list. It says if it has no state: who was taken in knows that of itself only."""
-        if self._installation is not None:
-            self._installation.told.add(number)
-        if self.leads and not self._ready:
+        if self.installation is not None:
+            self.installation.told.add(number)
+        if self._seat.leads and not self.ready:
             learns = {number} if vote.complete & LEARNS else set()
             self.learners = self.learners - {number} | learns
 
-    def _seed(self) -> bytes:
-        return b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))
+    # ---- telling others
 
-    # ---- telling, asking, leaving
-
-    def _tell(self, number: int, nonce: int) -> None:
+    def tell(self, number: int, nonce: int) -> Steps:
         """Somebody is still in an older view: tell it of ours."""
-        current = self.state is NodeState.MEMBER or self.ended
-        if number and self._installation is not None and current:
-            self._installation.tell(number, nonce)
+        current = self._seat.is_member or self._seat.ended
+        if not number or self.installation is None or not current:
+            return []
+        return [self.installation.tell(number, nonce)]
 
-    def _tell_of_the_last(self, source: bytes, answer: wire.Answer) -> None:
+    def tell_of_the_last(self, source: bytes, answer: wire.Answer) -> Steps:
         """Who was in the last job's list only has perhaps not heard its end."""
         last = self._last
         number = last.view.number_of(source) if last is not None else 0
-        if last is not None and number and answer.view <= last.view.number:
-            last.tell(number, answer.fresh)
+        if last is None or not number or answer.view > last.view.number:
+            return []
+        return [last.tell(number, answer.fresh)]
 
-    @property
-    def _asks(self) -> bool:
-        """Struck off, and not called: perhaps the job has ended meanwhile."""
-        return (
-            self.state is NodeState.STANDBY
-            and bool(self.view.number)
-            and not (self.ended or self.busy)
-        )
+    def on_ask(self, now: float, nonce: int) -> Steps:
+        """R4: a switch records whom its members themselves say to be in, to a nonce of its controller's."""
+        if not self._seat.is_member or self.installation is None:
+            return []
+        return self.installation.answer(now, nonce)
 
-    def _ask_at(self) -> float:
-        return max(self._asked, self._heard) + _UNCALLED * self.timings.call_back_s
+    # ---- standing by
 
-    def _ask(self) -> None:
-        """Whoever knows of a later view, or of the end, answers with it (R19)."""
-        self._formation.answer(0, self._fresh, self.view.number, self._until_told)
+    def stand_by(self, ending: wire.Ending = wire.Ending.NONE) -> None:
+        """This host is in the view no more, or the job has ended."""
+        self._seat.state = NodeState.STANDBY
+        self._seat.ending = ending
+        self._rings.close()
+        self._decisions.close()
+        self._departure.close()
+        if self.installation is not None:
+            self.installation.ending = ending
+        self.telling = self.ready = False
+        self.succession = None
 
-    def _tick_view(self, now: float) -> None:
-        if self._succession is not None and (self.state is NodeState.MEMBER):
-            self._succession.tick(now)
-        installation = self._installation
-        if installation is None or not self._telling or self.state is not NodeState.MEMBER:
-            return
-        installation.tick(now)
-        silent = installation.silent(now, max(4 * self.timings.silence_s, self.patience.seconds))
-        if silent and self._succession is not None:
-            self._succession.suspect(now, silent)
-
-    def _struck(self, reason: str) -> None:
-        """R19: stand by; number, model and data stay."""
-        farewell = self._farewell
-        self._stand_by()
-        self._actions.append(Struck(reason))
-        if farewell is not None and farewell.declines:
-            self._decline(farewell.reason)
-
-    def _decline(self, reason: str) -> None:
-        """Nothing more of this job for this host; if it is taken in, as it has answered before, it leaves again."""
-        self._declined = reason
-        self._actions.append(Declined(reason))
-
-    def _learn_of_the_end(self, ending: wire.Ending, view: View) -> None:
+    def learn_of_the_end(self, ending: wire.Ending, view: View) -> Steps:
         """The job has ended in that view, while this host was not heard."""
-        self._stand_by(ending)
+        self.stand_by(ending)
         lead = view.members[view.lead - 1].name
-        self._actions.append(Struck("the job has ended", ending, lead))
+        return [Struck("the job has ended", ending, lead)]
 
-    def _on_leave(self, now: float, number: int) -> None:
-        """The lowest of those who stay acts at once, the others if it does not."""
-        assert self._succession is not None
-        told = self._leavers[number] = self._leavers.get(number, 0) + 1
-        staying = [k for k in self.view.order if k != number]
-        if number in self.view.live and told > staying.index(self.number):
-            self._succession.strike(now, frozenset({number}))
+    def _struck(self, reason: str) -> Steps:
+        """R19: stand by; number, model and data stay."""
+        declines = self._departure.close()
+        self.stand_by()
+        steps: Steps = [Struck(reason)]
+        return steps + self._departure.decline(declines) if declines else steps

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One host as a state machine: forming, views, decisions, and the ring of the phase in force.
 
-Every method takes `now` (seconds, any steady clock) and returns the actions to carry out, in order.
+Every method takes `now` (seconds, any steady clock) and returns the actions to carry out, in order. The parts hold one
+another in one direction; what they report to the part above is among the steps that they return
+(`nicps.protocol.signals`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nicps import wire
@@ -21,17 +24,24 @@ from nicps.protocol.actions import (
     Send,
     SendFragments,
 )
-from nicps.protocol.decision import Ballot
-from nicps.protocol.host import Farewell, Heard, NodeState
+from nicps.protocol.admission import Admission
+from nicps.protocol.deciding import Decisions
+from nicps.protocol.departure import Departure
+from nicps.protocol.formation import Formation
+from nicps.protocol.inbox import Inbox
+from nicps.protocol.kernel import KernelState, Receiver
+from nicps.protocol.lead import LeadWatch
 from nicps.protocol.membership import Membership
-from nicps.protocol.phase import ROUND_KINDS, Phase
-from nicps.protocol.succession import DONE, ENDED
-from nicps.protocol.view import Successor
+from nicps.protocol.phase import ROUND_KINDS, Member, Patience, Phase, Timings
+from nicps.protocol.recall import Recall
+from nicps.protocol.ring import Ring
+from nicps.protocol.rings import Rings
+from nicps.protocol.seat import NodeState, Seat
+from nicps.protocol.signals import Ask, Chosen, Formed, Freeze, Silent, Steps
+from nicps.protocol.view import View, safe_name
 
-_HEARD_BY_NOW = 5  # repeats of a farewell
 
-
-class Node(Membership):
+class Node:
     """One member (docs/protocol.md).
 
     Args:
@@ -39,18 +49,179 @@ class Node(Membership):
         nonce: fresh random 64-bit numbers, never 0.
         stage: how much this host has of a job, by the job's name (R20); None if it wants no part in it.
 
-    Attributes: `busy`, about to start a network of its own: answers no calls. `calls`, at the lead: the job's name
-    while it calls standby hosts back.
+    Attributes: `membership`, this host's part in views; `rings`, that of the phase in force and of the one to come.
     """
+
+    def __init__(
+        self,
+        mac: bytes,
+        name: str,
+        network: str,
+        receiver: Receiver,
+        nonce: Callable[[], int],
+        timings: Timings | None = None,
+        stage: Callable[[str], wire.Stage | None] = lambda job: wire.Stage.NOTHING,
+    ) -> None:
+        self.network = wire.network_id(network)
+        self.timings = timings = timings or Timings()
+        self.patience = Patience(timings)
+        self._sequence = 0
+        self._seat = seat = Seat(mac, safe_name(name, mac))
+        self._formation = Formation(mac, seat.name, timings)
+        self._lead = LeadWatch(seat, timings, self.patience)
+        self._recall = Recall(seat, timings, nonce)
+        self.rings = Rings(seat, receiver, timings, self.patience)
+        self._decisions = Decisions(seat, self.rings, timings, self.patience)
+        self._departure = Departure(seat, self.rings, timings)
+        self.membership = Membership(
+            seat,
+            self.rings,
+            self._decisions,
+            self._departure,
+            self._recall,
+            self._lead,
+            self._formation,
+            timings,
+            self.patience,
+            nonce,
+        )
+        self._admission = Admission(
+            seat,
+            self.membership,
+            self._formation,
+            self._recall,
+            self._departure,
+            self._lead,
+            timings,
+            stage,
+        )
+        self._inbox = Inbox(
+            seat, self._admission, self.membership, self._decisions, self.rings, self._lead
+        )
+
+    # ---- what others ask
+
+    @property
+    def mac(self) -> bytes:
+        """This host's address."""
+        return self._seat.mac
+
+    @property
+    def name(self) -> str:
+        """As it is in the list."""
+        return self._seat.name
+
+    @property
+    def state(self) -> NodeState:
+        """What `nicps status` says of this host."""
+        return self._seat.state
+
+    @property
+    def view(self) -> View:
+        """The view in force, or the last one."""
+        return self._seat.view
+
+    @property
+    def number(self) -> int:
+        """This member's."""
+        return self._seat.number
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The list; who has left is still in it."""
+        return self._seat.view.members
+
+    @property
+    def learners(self) -> frozenset[int]:
+        """Members that came back and have not been counted since."""
+        return self.membership.learners
+
+    @property
+    def phase(self) -> Phase | None:
+        """In force, or being prepared."""
+        return self._decisions.phase
+
+    @property
+    def ring(self) -> Ring | None:
+        """That of the phase in force."""
+        return self.rings.current
+
+    @property
+    def open_round(self) -> int:
+        """The round that is open here; 0 before any."""
+        return self.rings.open_round
+
+    @property
+    def leads(self) -> bool:
+        """This host acts as node 1 (R22)."""
+        return self._seat.leads
+
+    @property
+    def ended(self) -> bool:
+        """This host stands by because the job has ended."""
+        return self._seat.ended
+
+    @property
+    def leaving(self) -> bool:
+        """This host has said that it departs; the others have not agreed on it yet."""
+        return self._departure.leaving
+
+    @property
+    def changing(self) -> bool:
+        """The view is about to end: nothing may be completed or committed in it."""
+        return self.membership.changing
+
+    @property
+    def asks(self) -> bool:
+        """This host was evicted, and asks whoever may know what has become of the job."""
+        return self._admission.asks
+
+    @property
+    def busy(self) -> bool:
+        """This host is about to start a network of its own: it answers no calls."""
+        return self.membership.busy
+
+    @busy.setter
+    def busy(self, busy: bool) -> None:
+        self.membership.busy = busy
+
+    @property
+    def calls(self) -> str:
+        """At the lead: the job's name while it calls standby hosts back."""
+        return self._recall.job
+
+    @calls.setter
+    def calls(self, job: str) -> None:
+        self._recall.job = job
+
+    @property
+    def kernel(self) -> KernelState | None:
+        """What the XDP program must know, or None while it is to take nothing."""
+        if self.membership.succession is None or self.changing:
+            return None
+        return self.rings.kernel
+
+    def header(self, flags: int, round_: int) -> wire.Header:
+        """The next header of a frame that this member makes outside the node."""
+        header = self._seat.view.header(self._seat.number, round_, flags)
+        return self._numbered(header)
+
+    def take_sequence(self, count: int) -> int:
+        """Reserve `count` sequence numbers; the first of them."""
+        first = self._sequence + 1
+        self._sequence = (self._sequence + count) & 0xFFFFFFFF
+        return first & 0xFFFFFFFF
+
+    def _numbered(self, header: wire.Header) -> wire.Header:
+        return replace(header, network=self.network, sequence=self.take_sequence(1))
 
     # ---- commands
 
     def start(self, now: float, nonce: int) -> list[Action]:
         """R1: this host starts the network. `nonce` is a random 64-bit number."""
-        assert self.state is not NodeState.MEMBER
-        self.state = NodeState.FORMING
-        self._formation.start(now, nonce, self.view.number)
-        return self._take(now)
+        assert not self._seat.is_member
+        self._seat.state = NodeState.FORMING
+        return self._take(now, self._formation.start(now, nonce, self.view.number))
 
     def decide(self, now: float, phase: Phase) -> list[Action]:
         """The lead only: open `phase`; its number and generation are filled in here.
@@ -61,80 +232,50 @@ class Node(Membership):
         assert self.leads
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
-        if self._succession is None or self._succession.under_way or not self._ready:
-            return self._take(now)  # once everybody has the view, its lead decides again
-        self._decided += 1
-        self._generation += 1
-        phase = replace(phase, number=self._decided, generation=self._generation)
-        body = wire.Decision(phase.number, phase.generation, phase.kind)
-        round_ = self.open_round
-        tail = phase.pack()
-        self._balloted = phase
-        self._ballot = Ballot(
-            phase.number,
-            lambda: wire.pack(self.header(0, round_), body, tail=tail),
-            self.view.order,
-            self.timings,
-            self._actions.append,
-        )
-        self._ballot.start(now)
-        self._acked = (phase.number, False, b"")
-        self._hear(now, Heard(phase, round_))
-        return self._take(now)
+        if self.membership.succession is None or self.changing or not self.membership.ready:
+            return self._take(now, [])  # once everybody has the view, its lead decides again
+        self._lead.hear(now)
+        return self._take(now, self._decisions.decide(now, phase))
 
     def prepared(self, now: float, number: int, answer: bytes = b"") -> list[Action]:
         """This host is ready for the decision of that number; `answer` (JSON) goes to the lead."""
-        if self.phase is None or self.phase.number != number or self._acked[:2] == (number, True):
-            return self._take(now)
-        if self.state is not NodeState.MEMBER or self._acked[0] != number:
-            return self._take(now)
-        phase = self.phase
-        if phase.kind in ROUND_KINDS:
-            self._next_ring = self._new_ring(phase, now)
-        self._acked = (number, True, answer)
-        if self._ballot is not None:
-            self._ballot.acknowledge(now, self.number, True, answer)
-        else:
-            self._acknowledge()
+        phase = self._decisions.awaits(number)
+        if phase is None or not self._seat.is_member:
+            return self._take(now, [])
+        steps = self._decisions.prepared(now, phase, answer)
         if phase.kind is wire.PhaseKind.STOP and not self.leads:
-            self._stand_by(phase.ending)
-        return self._take(now)
+            self.membership.stand_by(phase.ending)
+        return self._take(now, steps)
 
     def fail(self, now: float, reason: str) -> list[Action]:
         """The job cannot go on here, and so nowhere: the lead stops it. But who has only come to it declines."""
-        learns = self.number in self.learners and not self.leads
+        steps: Steps = []
         if self.state is NodeState.STANDBY:
-            self._decline(reason)
-        elif self.leaving or learns:
-            self._farewell = Farewell(wire.Leave(), reason, now, declines=True)
+            steps += self._departure.decline(reason)
+        elif self.leaving or (self.number in self.learners and not self.leads):
+            self._departure.leave_for_good(now, reason)
         elif self.leads:
-            self._actions.append(Failed(reason))
-        elif self.state is NodeState.MEMBER and self._farewell is None:
-            self._farewell = Farewell(wire.Fail(), reason, now)
-        return self._take(now)
+            steps.append(Failed(reason))
+        elif self._seat.is_member:
+            self._departure.fail(now, reason)
+        return self._take(now, steps)
 
     def leave(self, now: float, reason: str) -> list[Action]:
         """R17: this host departs; the others go on without it. Where there are none, nothing does."""
-        if self.state is NodeState.MEMBER and (
-            self._farewell is None or isinstance(self._farewell.body, wire.Fail)
-        ):
-            self._farewell = Farewell(wire.Leave(), reason, now)
-        return self._take(now)
+        if self._seat.is_member:
+            self._departure.leave(now, reason)
+        return self._take(now, [])
 
     def strike(self, now: float, numbers: frozenset[int]) -> list[Action]:
         """These must go: they differ from the others."""
-        if self._succession is not None and numbers:
-            self._succession.strike(now, numbers)
-        return self._take(now)
+        return self._take(now, self.membership.evict(now, numbers))
 
     def rebuild(self, now: float, joiners: tuple[Joiner, ...]) -> list[Action]:
         """R20, the lead: take hosts back into the view, or new ones. No phase goes on; decide again once `Ready`.
 
         With nobody to take in it is a view of the same members, for its keys, and the phase goes on.
         """
-        if self._succession is not None and self.state is NodeState.MEMBER:
-            self._succession.rebuild(now, joiners)
-        return self._take(now)
+        return self._take(now, self.membership.rebuild(now, joiners))
 
     # ---- the trainer's (or the hand-out's) side of the ring
 
@@ -142,23 +283,19 @@ class Node(Membership):
         self, now: float, round_: int, samples: int, unit: int | None = None, skip: bool = False
     ) -> list[Action]:
         """A contribution is ready (`Ring.offer`)."""
-        ring = self._ring_of(round_)
-        if ring is not None:
-            ring.offer(now, round_, samples, unit, skip)
-        return self._take(now)
+        ring = self.rings.of_round(round_)
+        offered = ring.offer(now, round_, samples, unit, skip) if ring is not None else []
+        return self._take(now, offered)
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""
-        ring = self._ring_of(round_)
-        if ring is not None and not self.changing:
-            ring.progress(now, round_, samples)
-        return self._take(now)
+        ring = self.rings.of_round(round_)
+        reports = ring is not None and not self.changing
+        return self._take(now, ring.progress(now, round_, samples) if ring and reports else [])
 
     def read(self, now: float, round_: int, digest: int = 0) -> list[Action]:
         """The sum of that round has been read out and applied (`Ring.read`)."""
-        if self.ring is not None:
-            self.ring.read(now, round_, digest)
-        return self._take(now)
+        return self._take(now, self.ring.read(now, round_, digest) if self.ring else [])
 
     def sent(self, now: float, action: SendFragments) -> list[Action]:
         """This is with the kernel (`Ring.sent`)."""
@@ -167,13 +304,11 @@ class Node(Membership):
             self.ring.phase.generation,
         ):
             self.ring.sent(now)
-        return self._take(now)
+        return self._take(now, [])
 
     def go_on(self, now: float) -> list[Action]:
         """The lead has decided to train on after the last round (`Ring.go_on`)."""
-        if self.ring is not None:
-            self.ring.go_on(now)
-        return self._take(now)
+        return self._take(now, self.ring.go_on(now) if self.ring is not None else [])
 
     # ---- what comes from the kernel and the clock
 
@@ -193,197 +328,102 @@ class Node(Membership):
             WireError: it is malformed; nothing has changed.
         """
         frame = wire.unpack(data)
-        header, body = frame.header, frame.body
-        if header.network != self.network or source == self.mac:
+        if frame.header.network != self.network or source == self.mac:
             return []
-        if isinstance(body, wire.Call):
-            self._on_call(now, source, frame)
-        elif isinstance(body, wire.Answer):
-            self._on_answer(now, source, frame)
-        elif isinstance(body, wire.View) and body.step == wire.ViewStep.INSTALL:
-            self._on_install(now, source, frame)
-        elif isinstance(body, wire.View) and body.step == wire.ViewStep.ASK:
-            self._on_ask(now, body.nonce)
-        elif (
-            header.view == self.view.number
-            and header.sender in self.view.live
-            and self.view.members[header.sender - 1].mac == source
-        ):
-            leads = header.sender == self.view.lead
-            self._on_member_frame(now, source, frame)
-            if leads:  # only now: what is malformed is no sign of life
-                self._heard = now
-        elif isinstance(body, wire.Fragment) and not header.sender:
-            if self.ring is not None and (header.view, header.round) == (
-                self.view.number,
-                self.ring.round,
-            ):
-                self.ring.on_completion(now)  # the last of a switch's sums
-        elif isinstance(body, wire.View) and header.view < self.view.number:
-            self._tell(self.view.number_of(source), body.nonce)
-        return self._take(now)
+        return self._take(now, self._inbox.on_frame(now, source, frame))
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed; call at `deadline` at the latest."""
-        closed = self._formation.tick(now)
-        if closed is not None:
-            successor = Successor(
-                closed.members,
-                frozenset(m.number for m in closed.members),
-                lead=1,
-                follows=0,
-                phase=0,
-                round=0,
-                unit=0,
-                seed=self._seed(),
-            )
-            self._put_in_force(now, closed.view, 0, successor, 0, dict(closed.fresh))
-        self._tick_view(now)
-        if self._ballot is not None:
-            self._ballot.tick(now)
-            self._tick_silent_voters(now)
+        actions = self._carry_out(now, self._formation.tick(now))
+        actions += self._carry_out(now, self.membership.tick(now))
+        actions += self._carry_out(now, self._decisions.tick(now))
         if self.ring is not None and not self.changing:
-            self.ring.tick(now)
-        farewell = self._farewell
-        if farewell is not None and len(self.view.live) == 1:
-            self._farewell = None
-            self._actions.append(Failed(farewell.reason))
-        elif farewell is not None and now >= farewell.next_send:
-            farewell.next_send = now + 3 * self.timings.decision_s
-            tail = farewell.reason.encode()[:1000]
-            header = self.header(0, self.open_round)
-            self._actions.append(Send(wire.pack(header, farewell.body, tail=tail)))
-            farewell.said += 1
-            if farewell.said > _HEARD_BY_NOW:  # perhaps the others are in a later view
-                self._ask()
-        if self._waits_for_lead and now >= self._lead_silent_at():
-            assert self._succession is not None
-            self._succession.suspect(now, self.view.lead)
-        if self._asks and now >= self._ask_at():
-            self._asked = now
-            self._ask()
-        if self._beacons and now >= self._beacon_at:
-            self._beacon_at = now + self.timings.beacon_s
-            self._actions.append(
-                Send(wire.pack(self.header(0, self.open_round), wire.Want(0, self.open_round)))
-            )
-        if self._calls_back and now >= self._call_at:
-            self._call_at = now + self.timings.call_back_s
-            self._called = (self._nonce(), *self._called[:1])
-            body = wire.Call(self._called[0], self.view.number, self.view.ballot)
-            header = self._header_without_view(0, 0)
-            self._actions.append(Send(wire.pack(header, body, tail=self.calls.encode())))
-        return self._take(now)
+            actions += self._carry_out(now, self.ring.tick(now))
+        actions += self._carry_out(now, self._departure.tick(now))
+        if self._waits_for_lead and now >= self._lead.silent_at():
+            actions += self._carry_out(now, self.membership.suspect(now, self.view.lead))
+        steps = self._admission.tick(now)
+        if self._beacons and now >= self._lead.beacon_due():
+            steps.append(self._lead.beacon(now, self.open_round))
+        if self._admission.calls and now >= self._recall.due():
+            steps.append(self._recall.call(now))
+        return self._take(now, steps, actions)
 
     def deadline(self) -> float | None:
         """When `tick` must be called next, or None."""
-        telling = self._installation if self._telling else None
         times = [
             self._formation.deadline(),
-            self._succession.deadline() if self._succession is not None else None,
-            telling.deadline() if telling is not None else None,
-            self._ballot.deadline() if self._ballot is not None else None,
+            self.membership.deadline(),
+            self._decisions.deadline(),
             self.ring.deadline() if self.ring is not None and not self.changing else None,
-            self._farewell.next_send if self._farewell is not None else None,
-            self._lead_silent_at() if self._waits_for_lead else None,
-            self._beacon_at if self._beacons else None,
-            self._call_at if self._calls_back else None,
-            self._ask_at() if self._asks else None,
+            self._departure.deadline(),
+            self._lead.silent_at() if self._waits_for_lead else None,
+            self._lead.beacon_due() if self._beacons else None,
+            self._recall.due() if self._admission.calls else None,
+            self._admission.deadline(),
         ]
         return min((t for t in times if t is not None), default=None)
 
-    # ---- frames of members
+    @property
+    def _waits_for_lead(self) -> bool:
+        """Between phases the lead must be heard; in a ring, whoever has the token (`Ring`)."""
+        member = self._seat.is_member and not self.leads
+        return member and self.rings.between_phases and not self.changing
 
-    def _on_member_frame(self, now: float, source: bytes, frame: wire.Frame) -> None:
-        body, header = frame.body, frame.header
-        if self.state is not NodeState.MEMBER or self._succession is None:
-            self._on_frame_standing_by(source, frame)
-        elif isinstance(body, wire.View):
-            self._succession.on_view(now, source, header.sender, frame)
-        elif isinstance(body, wire.Vote):
-            if body.step == wire.ViewStep.INSTALL:
-                self._on_installed(header.sender, body)
-            elif body.complete & ENDED:
-                self._on_ended(wire.Ending.DONE if body.complete & DONE else wire.Ending.ENDED)
-            else:
-                self._succession.on_vote(now, header.sender, frame)
-        elif isinstance(body, wire.Leave):
-            self._on_leave(now, header.sender)
-        elif self.changing:
-            return
-        elif isinstance(body, wire.Decision):
-            self._on_decision(now, frame)
-        elif isinstance(body, wire.Ack):
-            if self._ballot is not None and body.number == self._ballot.number:
-                self._ballot.acknowledge(now, header.sender, bool(body.prepared), frame.tail)
-        elif isinstance(body, wire.Token):
-            if self._next_ring is not None and body.generation == self._next_ring.phase.generation:
-                self._enter_next()
-            if self.ring is not None:
-                self.ring.on_token(now, frame)
-        elif isinstance(body, wire.Fragment):
-            if self.ring is not None and header.round == self.ring.round:
-                self.ring.on_completion(now)
-        elif isinstance(body, wire.Want):
-            if self.ring is not None:
-                self.ring.on_want(now, frame)
-        elif isinstance(body, wire.Fail):
-            if self.leads:
-                name = self.members[header.sender - 1].name
-                self._actions.append(Failed(f"{name}: {frame.tail.decode(errors='replace')}"))
-
-    def _on_ended(self, ending: wire.Ending) -> None:
-        """A member has stood by after the end. The lead that has decided it knows how the job has ended."""
-        stop, ballot = self._balloted, self._ballot
-        if self.leads and stop is not None and stop.kind is wire.PhaseKind.STOP:
-            answers = dict(ballot.answers) if ballot is not None else {}
-            self._actions.append(PhaseAgreed(stop, answers))
-            self._stand_by(stop.ending)
-        else:
-            self._learn_of_the_end(ending, self.view)
-
-    def _on_frame_standing_by(self, source: bytes, frame: wire.Frame) -> None:
-        """Late repeats of the end; and who has missed it and would go on."""
-        body = frame.body
-        if isinstance(body, wire.Decision):
-            if body.number == self._acked[0]:
-                self._acknowledge()
-        elif isinstance(body, wire.View) and self.ended:
-            how = ENDED | DONE * (self._ending is wire.Ending.DONE)
-            vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, how)
-            self._actions.append(Send(wire.pack(self.header(0, 0), vote)))
-        elif isinstance(body, wire.View) and self._installation is not None:
-            if self._installation.view.number > self.view.number:  # by which we were struck off
-                self._installation.tell(frame.header.sender, body.nonce)
+    @property
+    def _beacons(self) -> bool:
+        """Between phases the lead lets itself be heard."""
+        return self.leads and self.rings.between_phases and not self.changing
 
     # ---- after every event
 
-    def _take(self, now: float) -> list[Action]:
-        """Let waiting things take their turn, then hand the actions over."""
-        installation = self._installation
-        if self.leads and not self._ready and installation is not None and not installation.missing:
-            self._ready = True
+    def _take(self, now: float, steps: Steps, done: Sequence[Action] = ()) -> list[Action]:
+        """Carry the steps out after what is `done`, and let waiting things take their turn."""
+        actions = [*done, *self._carry_out(now, steps)]
+        membership, installation = self.membership, self.membership.installation
+        if self.leads and not membership.ready and installation and not installation.missing:
+            membership.ready = True
             if not self.changing:
-                self._actions.append(Ready(self.view))
+                actions.append(Ready(self.view))
                 if self.ring is not None and self.ring.token is None:  # no phase begun meanwhile
-                    self.ring.create(now)
-        waiting = self._waiting
-        if waiting is not None and self._reached(waiting) and not self.changing:
-            self._waiting = None
-            self.phase = waiting.phase
-            if waiting.phase.kind is wire.PhaseKind.STOP:
-                self._farewell = None
-            self._actions.append(Prepare(waiting.phase))
-        ballot = self._ballot
-        if ballot is not None and ballot.agreed:
-            self._ballot = None
-            self._agreed(now, ballot)
-        if self._returns:
-            for commit in (a for a in self._actions if isinstance(a, Committed)):
-                for number in commit.counted:
-                    self._returns.counted(self.members[number - 1].mac)
-        actions = self._actions[:]
-        self._actions.clear()
+                    actions += self._carry_out(now, self.ring.create(now))
+        phase = self._decisions.take_turn() if not self.changing else None
+        if phase is not None:
+            if phase.kind is wire.PhaseKind.STOP:
+                self._departure.close()
+            actions.append(Prepare(phase))
+        agreed = self._decisions.take_agreed()
+        if agreed is not None:
+            actions += self._agreed(now, agreed.phase, agreed.answers)
+        for action in actions:
+            if isinstance(action, Committed):
+                self._recall.count(action)
+        return actions
+
+    def _agreed(self, now: float, phase: Phase, answers: dict[int, bytes]) -> list[Action]:
+        """The lead: everybody is prepared."""
+        agreed: list[Action] = [PhaseAgreed(phase, dict(answers))]
+        if phase.kind is wire.PhaseKind.STOP:
+            self.membership.stand_by(phase.ending)
+        elif phase.kind in ROUND_KINDS:
+            agreed += self._carry_out(now, self.membership.enter_phase().create(now))
+        return agreed
+
+    def _carry_out(self, now: float, steps: Steps) -> list[Action]:
+        """What the parts ask of one another is done here, at its place; the rest goes to whoever drives this node."""
+        actions: list[Action] = []
+        for step in steps:
+            if isinstance(step, Silent):
+                actions += self._carry_out(now, self.membership.suspect(now, step.number))
+            elif isinstance(step, Ask):
+                actions += self._carry_out(now, [self._admission.ask()])
+            elif isinstance(step, Formed):
+                actions += self._carry_out(now, self.membership.form(now, step))
+            elif isinstance(step, Send):
+                frame = step.frame
+                actions.append(Send(replace(frame, header=self._numbered(frame.header))))
+            elif not isinstance(step, Freeze | Chosen):  # which the membership has carried out
+                actions.append(step)
         return actions
 
 

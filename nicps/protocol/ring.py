@@ -10,57 +10,148 @@ missed the frame. See docs/protocol.md, "A round".
 from __future__ import annotations
 
 from nicps import wire
-from nicps.protocol.actions import (
-    Send,
-)
-from nicps.protocol.holder import Holder
-from nicps.protocol.round import Carried, KernelState, Offer
+from nicps.protocol.actions import Action, Send
+from nicps.protocol.control import Carried, Control, Offer
+from nicps.protocol.exchange import exchanger_of
+from nicps.protocol.kernel import KernelState, Receiver
+from nicps.protocol.phase import Patience, Phase, Timings
+from nicps.protocol.signals import Silent, Steps
+from nicps.protocol.timers import FailureDetector, Retransmission, Want
 from nicps.protocol.token import TokenState
+from nicps.protocol.view import View
 
-_BACKOFF = 10.0  # a repeat's interval grows to this many times its first value
 
+class Ring:
+    """One member's part in the ring of one phase: taking the token, forwarding it, waiting for it, retransmitting it.
 
-class Ring(Holder):
-    """One member's part in the ring of one phase: taking the token, waiting for it, repeating it (`Round`)."""
+    Args:
+        carried: from the view before, where the phase goes on.
+
+    Attributes: `holding`, this member has the token; `parked`, its holder keeps it; `turns`, times that this member got
+    it.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        view: View,
+        number: int,
+        receiver: Receiver,
+        timings: Timings,
+        patience: Patience,
+        carried: Carried | None = None,
+        now: float = 0.0,
+    ) -> None:
+        self.number = number
+        self.holding = False
+        self.parked = False
+        self.turns = 0
+        exchange = exchanger_of(phase, view, number, receiver, timings, now)
+        carried = carried or Carried.at_the_start(phase)
+        self._control = Control(phase, view, number, exchange, carried)
+        self._exchange = exchange
+        self._view = view
+        self._others = len(view.live) > 1
+        self._timings = timings
+        self._key = (phase.generation, 0)  # newest token that this machine has handled or sent
+        self._seen = self._key  # newest that the kernel has seen
+        self._retransmission = Retransmission(timings)
+        self._want = Want(timings)
+        self._detector = FailureDetector(timings, patience, now)
+
+    # ---- what others ask
+
+    @property
+    def phase(self) -> Phase:
+        """Whose rounds these are."""
+        return self._control.phase
+
+    @property
+    def round(self) -> int:
+        """The open one."""
+        return self._control.round
+
+    @property
+    def token(self) -> TokenState | None:
+        """The latest that was seen."""
+        return self._control.token
+
+    @property
+    def complete(self) -> bool:
+        """This member has all that the open round's closed list comes to, and has said so."""
+        return self._control.complete
+
+    @property
+    def frozen(self) -> bool:
+        """Another phase or view is about to come."""
+        return self._control.frozen
+
+    @property
+    def kernel(self) -> KernelState:
+        """What the XDP program must know now."""
+        return self._control.kernel(self.holding)
+
+    @property
+    def _owner(self) -> int:
+        """Who has the token, or will make it."""
+        token = self._control.token
+        return token.owner if token is not None else self._view.lead
+
+    # ---- from view to view
+
+    def freeze(self) -> None:
+        """Another phase or view is coming: contribute and close nothing more, but keep forwarding the token."""
+        self._control.freeze()
+
+    def carry(self) -> Carried:
+        """What goes along into the next view."""
+        return self._control.carry()
+
+    def settle(self) -> list[Action]:
+        """The survivors of a view all have the open round: it is committed (R18)."""
+        return self._control.settle()
+
+    def unit_of(self, round_: int) -> int:
+        """log2 of the unit of the open round, or of the next one."""
+        return self._control.unit_of(round_)
 
     # ---- what the agent and the node tell it
 
+    def create(self, now: float) -> Steps:
+        """R9: the lead makes the token, once everybody has acknowledged the phase or the view."""
+        token = self._control.create()
+        steps: Steps = []
+        if self._others:  # whose it is, before anything is sent under it: switches follow the token
+            token.hop += 1
+            self._key = token.key
+            steps.append(self._send(token, 0))
+        return steps + self._hold(now)
+
     def offer(
         self, now: float, round_: int, samples: int, unit: int | None = None, skip: bool = False
-    ) -> None:
+    ) -> Steps:
         """A gradient of `round_` is ready (`Offer`)."""
-        if round_ != self.round or self._line().settled or not self.phase.shares[self.number - 1]:
-            return
-        self._offer = self._held = Offer(samples, unit, skip)
-        self._passes = False
-        self._ready = samples
-        self._act_or_want(now)
+        listed = self._control.offer(round_, Offer(samples, unit, skip))
+        return self._act_or_want(now) if listed else []
 
-    def progress(self, now: float, round_: int, samples: int) -> None:
+    def progress(self, now: float, round_: int, samples: int) -> Steps:
         """Micro-batches of `round_` worth `samples` are done; others hear of it once somebody has contributed."""
-        if round_ != self.round or self._line().settled:
-            return
-        self._ready = samples
-        if self.token is not None and self.token.counted:
-            self._emit_want(0)
+        return [self._want_frame(0)] if self._control.progress(round_, samples) else []
 
-    def read(self, now: float, round_: int, digest: int) -> None:
+    def read(self, now: float, round_: int, digest: int) -> Steps:
         """The sum of `round_` has been read out and applied; its bank is free. `digest`: of the state after it."""
-        if round_ < self._read:
-            return
-        self._read, self._digest = round_, digest
-        if self.token is not None and self.round - self._line().read >= 2:
-            self._act_or_want(now)
+        return self._act_or_want(now) if self._control.read(round_, digest) else []
 
     def sent(self, now: float) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
-        self.exchange.on_sent()
-        self._last_sent_at = self._handed_at = now
+        self._exchange.on_sent()
+        self._retransmission.left(now)
+        self._detector.handed_on(now)
 
-    def go_on(self, now: float) -> None:
+    def go_on(self, now: float) -> Steps:
         """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
-        self._undecided = False
-        self._act_or_want(now)
+        self._control.go_on()
+        return self._act_or_want(now)
 
     def bounced(self, now: float, frame: wire.Frame) -> None:
         """The kernel handed this token on for us (R10)."""
@@ -68,7 +159,7 @@ class Ring(Holder):
         if token.key > self._key and token.generation == self.phase.generation:
             self._key = token.key
             self.parked = False
-            self._sent_token(now, token)
+            self._handed(now, token)
 
     def kernel_saw(self, seen: tuple[int, int], heard: float) -> None:
         """The kernel's newest (generation, hop), and when it last accepted a frame of the ring (clock of `now`).
@@ -77,15 +168,11 @@ class Ring(Holder):
         that bring no news.
         """
         self._seen = max(self._seen, seen)
-        if heard > self._heard:
-            since = max(self._heard, self._handed_at)
-            if since and not self.holding and heard > since:
-                self._patience.heard(heard - since)
-            self._heard = heard
+        self._detector.measure(heard, self.holding)
 
     # ---- frames
 
-    def on_token(self, now: float, frame: wire.Frame) -> None:
+    def on_token(self, now: float, frame: wire.Frame) -> Steps:
         """A token frame from a member."""
         token = TokenState.of(frame)
         if (
@@ -95,112 +182,119 @@ class Ring(Holder):
             or token.owner not in self._view.live
             or any(sender not in self._view.live for sender, _, _ in token.ranges)
         ):
-            return
+            return []
         if token.key <= self._key or token.key < self._seen:
-            if token.key == self._key and frame.header.sender == token.owner:
-                self._beacon_at = now
-            if frame.header.flags & wire.Flag.REPEAT and self._is_last_broadcaster():
-                self._answer(now)
-            return
+            return self._on_old_token(now, frame.header, token)
         self._key = token.key
-        self._last_sent = None
-        self._heard = now
+        self._retransmission.token = None
+        self._detector.hear(now)
         self.holding = False
         self.parked = bool(frame.header.flags & wire.Flag.PARKED)
-        self._want_s = self._timings.want_s
-        self._learn(token)
+        self._want.reset_interval()
+        steps: Steps = [*self._control.learn(token)]
         if token.owner == self.number and not self.parked:
             self.turns += 1
-            self._hold(now)
-        else:
-            self._act_or_want(now)
+            return steps + self._hold(now)
+        return steps + self._act_or_want(now)
 
-    def on_completion(self, now: float) -> None:
+    def _on_old_token(self, now: float, header: wire.Header, token: TokenState) -> Steps:
+        """A repeat: its sender lives, and lacks perhaps what this member has sent since."""
+        if token.key == self._key and header.sender == token.owner:
+            self._detector.hear_beacon(now)
+        last = self._retransmission
+        if header.flags & wire.Flag.REPEAT and last.is_newest(self._seen) and last.may_answer(now):
+            return [self._retransmit(now)]
+        return []
+
+    def on_completion(self, now: float) -> Steps:
         """The kernel has taken the last fragment of a member's contribution."""
-        self._act_or_want(now)
+        return self._act_or_want(now)
 
-    def on_want(self, now: float, frame: wire.Frame) -> None:
+    def on_want(self, now: float, frame: wire.Frame) -> Steps:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""
         want, sender = frame.body, frame.header.sender
         assert isinstance(want, wire.Want)
-        if self.token is None or frame.header.round > self.round or sender == self.number:
-            return
-        if sender == self.token.owner and not frame.header.flags & wire.Flag.TOKEN_WANTED:
+        token = self._control.token
+        if token is None or frame.header.round > self.round or sender == self.number:
+            return []
+        wanted = frame.header.flags & wire.Flag.TOKEN_WANTED
+        if sender == token.owner and not wanted:
             # The holder lives, though it has nothing to hand on yet. Who wants the token has not got it.
-            self._beacon_at = now
-        if frame.header.round == self.round and want.ready > self._ready_of.get(sender, 0):
-            self._ready_of[sender] = want.ready
-            self._publish_need()
+            self._detector.hear_beacon(now)
+        steps: Steps = []
+        if frame.header.round == self.round:
+            steps += self._control.hear_ready(sender, want)
         if not (self.holding and self.parked):
-            return
-        line = self.token.lines[sender - 1]
-        if want.read > line.read:
-            line.read, line.digest = want.read, want.digest
-            self._compare()
-        if frame.header.flags & wire.Flag.TOKEN_WANTED:
-            self.token.idle = 0
-            self._hand_to(now, sender)
-        else:
-            self._act_or_want(now)
+            return steps
+        steps += self._control.hear_read(sender, want)
+        if wanted:
+            token.idle = 0
+            return steps + self._hand_to(now, sender)
+        return steps + self._act_or_want(now)
 
     # ---- time
 
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""
-        times = []
-        if self._last_sent is not None and not self.exchange.delays_token:
-            times.append(self._repeat_at())
-        if self.exchange.delays_token and self._others:
-            times.append(self._life_at())
-        if self._want_at is not None:
-            times.append(self._want_at)
+        delayed, times = self._exchange.delays_token, list[float]()
+        if self._retransmission.token is not None and not delayed:
+            times.append(self._retransmit_at())
+        if delayed and self._others:
+            times.append(self._detector.beacon_due())
+        if self._want.at is not None:
+            times.append(self._want.at)
         if self._listens():
             times.append(self._silent_at())
         return min(times, default=None)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> Steps:
         """Repeat what nobody seems to have heard (R16), want what does not come, send round what is parked."""
-        if self._last_sent is not None and not self.exchange.delays_token:
-            if not self._is_last_broadcaster():
-                self._last_sent = None  # somebody went on from it
-            elif now >= self._repeat_at():
+        steps: Steps = []
+        last, delayed = self._retransmission, self._exchange.delays_token
+        if last.token is not None and not delayed:
+            if not last.is_newest(self._seen):
+                last.token = None  # somebody went on from it
+            elif now >= self._retransmit_at():
                 if self.holding:
-                    self._send_round(now)
+                    steps += self._send_round(now)
                 else:
-                    self._repeat(now)
-                    self._repeat_s = min(self._repeat_s * 2, self._timings.repeat_s * _BACKOFF)
-        if self.exchange.delays_token and self._others and now >= self._life_at():
-            self._beacon_at = now
-            self._emit_want(0)  # we wait for our own training program: a sign of life
+                    steps.append(self._retransmit(now))
+                    last.back_off()
+        if self._exchange.delays_token and self._others and now >= self._detector.beacon_due():
+            self._detector.hear_beacon(now)
+            steps.append(self._want_frame(0))  # it waits for its own training program
         if self._listens() and now >= self._silent_at():
-            self._tell_silent(now)
-        if self._want_at is not None and now >= self._want_at:
-            if self.holding or not self._wants():
-                self._want_at = None
-            elif not self.parked and now < self._heard + self._timings.want_s:
-                self._want_at = self._heard + self._timings.want_s  # the ring is busy: it will come
-            else:
-                self._want(now)
+            self._detector.reported = True
+            self.freeze()  # the next view is proposed
+            steps.append(Silent(self._owner))
+        return steps + self._want_it(now)
 
-    def _repeat_at(self) -> float:
-        """A parked token goes round at intervals; any other is repeated once the ring has fallen silent.
+    def _want_it(self, now: float) -> Steps:
+        """Ask for the token, if it is time to."""
+        want = self._want
+        if want.at is None or now < want.at:
+            return []
+        if self.holding or not self._control.wants_token():
+            want.cancel()
+        elif self.parked or not want.wait_for(self._detector.heard, now):
+            return [self._ask_for_it(now)]
+        return []
+
+    def _retransmit_at(self) -> float:
+        """A parked token goes round at intervals; any other is sent again once the ring has fallen silent.
 
         Fragments put it off, but prove nothing: they may be late ones of the holder before.
         """
         if self.holding:
-            return self._last_sent_at + self._timings.beacon_s
-        return max(self._last_sent_at, self._heard) + self._repeat_s
-
-    def _life_at(self) -> float:
-        """When the holder, busy with its own gradient, must be heard again; its fragments are heard anyway."""
-        return max(self._handed_at, self._beacon_at) + self._timings.beacon_s
+            return self._retransmission.due_parked(self._timings.beacon_s)
+        return self._retransmission.due(self._detector.heard)
 
     def _listens(self) -> bool:
         """Whether somebody else has the token and should be heard of."""
         return (
             not self.holding
-            and not self.exchange.delays_token
-            and self._silent is not None
+            and not self._exchange.delays_token
+            and not self._detector.reported
             and self._owner != self.number
         )
 
@@ -209,79 +303,92 @@ class Ring(Holder):
 
         It broadcasts, hands on, or announces that it parks.
         """
-        rank = self._view.rank_after(self._owner, self.number)
-        last = max(self._heard, self._beacon_at, self._handed_at)
-        return last + rank * self._patience.seconds
+        return self._detector.silent_at(self._view.rank_after(self._owner, self.number))
 
-    def _tell_silent(self, now: float) -> None:
-        tell, self._silent = self._silent, None
-        if tell is not None:
-            tell(now, self._owner)
+    # ---- holding the token, and handing it on
 
-    # ---- repeating and wanting
-
-    def _send_round(self, now: float) -> None:
-        """A parked token goes round once: who does not hand it on has left, though nobody waits for it."""
-        assert self.token is not None
-        self.token.idle = 0
-        self._hand_to(now, self._view.next_after(self.number))
-
-    def _is_last_broadcaster(self) -> bool:
-        return self._last_sent is not None and self._last_sent.key >= self._seen
-
-    def _answer(self, now: float) -> None:
-        """Somebody has not heard our token. If it has just gone out it is on its way: answers to answers, and to
-        every copy of a frame, would only grow.
-        """
-        if now >= self._last_sent_at + self._timings.repeat_s / 4:
-            self._repeat(now)
-
-    def _repeat(self, now: float) -> None:
-        """R16: the last broadcaster broadcasts again, marked as a repeat."""
-        token = self._last_sent
+    def _hold(self, now: float) -> Steps:
+        """Everything that the holder does, until there is nothing left; then hand on or park."""
+        token = self._control.token
         assert token is not None
-        self._last_sent_at = now
-        flags = wire.Flag.REPEAT | (wire.Flag.PARKED if self.holding else wire.Flag(0))
-        self._emit(Send(token.pack(self._header(flags, token.round))))
+        self.holding, self.parked = True, False
+        self._want.cancel()
+        steps: Steps = []
+        while True:
+            changed, actions = self._control.take_turn(now)
+            steps += actions
+            if not changed:
+                break
+            token.idle = 0
+            if self._others:
+                return steps + self._hand_to(now, self._view.next_after(self.number))
+        token.idle = min(token.idle + 1, len(self._view.live))
+        parks = token.idle >= len(self._view.live)
+        return steps + self._hand_to(
+            now, self.number if parks else self._view.next_after(self.number)
+        )
 
-    def _wants(self) -> bool:
-        """Whether this member would do something with the token."""
-        token = self.token
-        if token is None:
-            return self._offer is not None
-        line = self._line()
-        if self.round - line.read >= 2 and self._read > line.read:
-            return True
-        if token.state == wire.TokenState.OPEN:
-            if line.settled or self._frozen:
-                return False
-            return self._passes or (self._offer is not None and self._bank_free(token))
-        return not line.complete and not self._held_back()
+    def _hand_to(self, now: float, owner: int) -> Steps:
+        """Broadcast the token for its next owner; for ourselves, that is parking it."""
+        token = self._control.token
+        assert token is not None
+        token.owner = owner
+        token.hop += 1
+        self._key = token.key
+        self.holding = self.parked = owner == self.number
+        self._retransmission.reset_interval()
+        self._handed(now, token)
+        return [self._send(token, wire.Flag.PARKED * self.parked)] if self._others else []
 
-    def _act_or_want(self, now: float) -> None:
+    def _handed(self, now: float, token: TokenState) -> None:
+        self._control.token = token
+        self._retransmission.restart(now, token if self._others else None)
+        self._detector.handed_on(now)
+
+    def _send_round(self, now: float) -> Steps:
+        """A parked token goes round once: who does not hand it on has left, though nobody waits for it."""
+        token = self._control.token
+        assert token is not None
+        token.idle = 0
+        return self._hand_to(now, self._view.next_after(self.number))
+
+    def _retransmit(self, now: float) -> Send:
+        """R16: the last broadcaster broadcasts again, marked as a repeat."""
+        token = self._retransmission.token
+        assert token is not None
+        self._retransmission.left(now)
+        return self._send(token, wire.Flag.REPEAT | wire.Flag.PARKED * self.holding)
+
+    # ---- wanting it
+
+    def _act_or_want(self, now: float) -> Steps:
         """Use the parked token if it is here, otherwise see to it that it comes."""
         if self.holding and self.parked:
-            token = self.token
+            token = self._control.token
             assert token is not None
-            if self._wants():
+            if self._control.wants_token():
                 token.idle = 0
-                self._hold(now)
-        elif not self.holding and self._wants():
+                return self._hold(now)
+        elif not self.holding and self._control.wants_token():
             if self.parked:
-                self._want(now)
-            elif self._want_at is None:
-                self._want_at = now + self._timings.want_s
+                return [self._ask_for_it(now)]
+            self._want.begin(now)
         else:
-            self._want_at = None
+            self._want.cancel()
+        return []
 
-    def _emit_want(self, flags: int) -> None:
-        body = wire.Want(self._ready, self._read, self._digest)
-        self._emit(Send(wire.pack(self._header(flags, self.round), body)))
+    def _ask_for_it(self, now: float) -> Send:
+        self._want.asked(now)
+        return self._want_frame(wire.Flag.TOKEN_WANTED)
 
-    def _want(self, now: float) -> None:
-        self._emit_want(wire.Flag.TOKEN_WANTED)
-        self._want_at = now + self._want_s
-        self._want_s = min(self._want_s * 2, self._timings.want_s * _BACKOFF)
+    # ---- frames of this member
+
+    def _want_frame(self, flags: int) -> Send:
+        header = self._view.header(self.number, self.round, flags)
+        return Send(wire.Frame(header, self._control.want()))
+
+    def _send(self, token: TokenState, flags: int) -> Send:
+        return Send(token.frame(self._view.header(self.number, token.round, flags)))
 
 
 __all__ = ["Carried", "KernelState", "Offer", "Ring"]

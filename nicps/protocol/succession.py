@@ -12,15 +12,18 @@ Who has promised neither completes nor commits in the old view any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nicps import wire
-from nicps.protocol.actions import Action, Cut, Joiner, Send
-from nicps.protocol.phase import Member, Patience, Phase, Timings
+from nicps.protocol.actions import Cut, Joiner, Send
+from nicps.protocol.phase import Member, Patience, Timings
+from nicps.protocol.ring import Ring
+from nicps.protocol.signals import Ask, Chosen, Freeze, Steps
 from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
+Items = tuple[tuple[wire.ViewValue, ...], tuple[wire.ViewMember, ...]]
 COMPLETE, ENDED, LEARNS, DONE = 1, 2, 4, 8  # what a vote's `complete` says
 
 
@@ -33,6 +36,14 @@ class Standing:
     complete: bool = False
     decided: int = 0
     learns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this member stands, and the rings that it is in or prepared for, by the numbers of their phases."""
+
+    standing: Standing
+    rings: Mapping[int, Ring]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +73,11 @@ class _Proposal:
 class Succession:
     """One member's part in the ballot for the view that follows `view`.
 
+    Whoever calls it says at which place this member is. With the first proposal it returns `Freeze`: from then on that
+    place does not change.
+
     Args:
-        standing: where this member stands; called once it has stopped to complete and to commit.
-        freeze: stops that.
-        phase_of: a phase of the view by its number, if it is known here.
-        unit_of: log2 of the accumulators' unit in a phase's open round, or the one after it.
         seed: 16 random bytes, for the next view's keys.
-        chosen: called, at the proposer only, when the successor is agreed on.
-        ask: called at intervals while no majority can be heard: perhaps the others are in a later view.
     """
 
     def __init__(
@@ -79,34 +87,18 @@ class Succession:
         fresh: int,
         timings: Timings,
         patience: Patience,
-        header: Callable[[int, int], wire.Header],
-        emit: Callable[[Action], None],
-        freeze: Callable[[], None],
-        standing: Callable[[], Standing],
-        phase_of: Callable[[int], Phase | None],
-        unit_of: Callable[[int, int], int],
         seed: Callable[[], bytes],
-        chosen: Callable[[float, Successor, int], None],
-        ask: Callable[[], None],
     ) -> None:
         self.view = view
         self.number = number
         self.nonces: dict[int, int] = {number: fresh}  # of those who have told theirs
         self.promised: Order = NO_BALLOT
-        self.out: set[int] = set()  # struck off, whether they answer or not
+        self.out: set[int] = set()  # evicted, whether they answer or not
         self._mac = view.members[number - 1].mac
         self._fresh = fresh
         self._timings = timings
         self._patience = patience
-        self._header = header
-        self._emit = emit
-        self._freeze = freeze
-        self._standing = standing
-        self._phase_of = phase_of
-        self._unit_of = unit_of
         self._seed = seed
-        self._chosen = chosen
-        self._ask = ask
         self._accepted: Order = NO_BALLOT
         self._successor: Successor | None = None
         self._proposal: _Proposal | None = None
@@ -124,28 +116,33 @@ class Succession:
 
     # ---- proposing
 
-    def suspect(self, now: float, number: int) -> None:
+    def suspect(self, now: float, place: Place, number: int) -> Steps:
         """R17: that member is silent. If it answers in time it stays."""
-        if not self.under_way:
-            self._propose(now, frozenset({number}), ())
+        if self.under_way:
+            return []
+        return self._propose(now, place, frozenset({number}), ())
 
-    def strike(self, now: float, numbers: frozenset[int]) -> None:
+    def evict(self, now: float, place: Place, numbers: frozenset[int]) -> Steps:
         """These must go, even if they answer: they leave by themselves, or their weights differ."""
         new = numbers - self.out
         self.out |= numbers
-        if new and not self.under_way:
-            self._propose(now, frozenset(), ())
+        if not new or self.under_way:
+            return []
+        return self._propose(now, place, frozenset(), ())
 
-    def rebuild(self, now: float, joiners: tuple[Joiner, ...]) -> None:
+    def rebuild(self, now: float, place: Place, joiners: tuple[Joiner, ...]) -> Steps:
         """R20: hosts come back, or are new."""
-        if not self.under_way:
-            self._propose(now, frozenset(), joiners)
+        if self.under_way:
+            return []
+        return self._propose(now, place, frozenset(), joiners)
 
-    def _propose(self, now: float, suspects: frozenset[int], joiners: tuple[Joiner, ...]) -> None:
+    def _propose(
+        self, now: float, place: Place, suspects: frozenset[int], joiners: tuple[Joiner, ...]
+    ) -> Steps:
         ballot = self.promised[0] + 1
         self.promised = (ballot, self._mac)
         self._take_over_at = None
-        self._begin(now)
+        frozen = self._begin(now)
         self._proposal = _Proposal(
             ballot,
             suspects,
@@ -157,13 +154,15 @@ class Succession:
             interval=self._timings.decision_s,
         )
         self._proposal.promises[self.number] = _Promise(
-            self._standing(), self._accepted, self._successor
+            place.standing, self._accepted, self._successor
         )
-        self.tick(now)
+        return frozen + self.tick(now, place)
 
     # ---- frames
 
-    def on_view(self, now: float, source: bytes, sender: int, frame: wire.Frame) -> None:
+    def on_view(
+        self, now: float, place: Place, source: bytes, sender: int, frame: wire.Frame
+    ) -> Steps:
         """Somebody proposes, or wants a value accepted.
 
         Raises:
@@ -175,24 +174,24 @@ class Succession:
         successor = Successor.of(frame)
         accept = body.step == wire.ViewStep.ACCEPT
         if self.done or (accept and successor is None):
-            return
+            return []
         if order < self.promised:
-            self._vote(0, self.promised[0], source)
-            return
+            return [self._vote(place, 0, self.promised[0], source)]
+        steps: Steps = []
         if body.nonce:
             self.nonces[sender] = body.nonce
         if order != self.promised:
             self.promised = order
             self._proposal = None
-            self._begin(now)
+            steps += self._begin(now)
         self._met[sender] = now
         if accept:
             self._accepted, self._successor = order, successor
         rank = self.view.rank_after(sender, self.number)
         self._take_over_at = now + (rank + 1) * self._patience_s
-        self._vote(body.step, body.ballot, source)
+        return [*steps, self._vote(place, body.step, body.ballot, source)]
 
-    def on_vote(self, now: float, sender: int, frame: wire.Frame) -> None:
+    def on_vote(self, now: float, place: Place, sender: int, frame: wire.Frame) -> Steps:
         """A member promises, has accepted, or refuses.
 
         Raises:
@@ -206,7 +205,7 @@ class Succession:
             self._met[sender] = now
         proposal = self._proposal
         if proposal is None or vote.mac != self._mac or self.done:
-            return
+            return []
         if vote.step == 0:
             if vote.ballot > proposal.ballot:  # somebody else's is ahead of ours
                 self._proposal = None
@@ -226,7 +225,8 @@ class Succession:
                 proposal.promises[sender] = _Promise(standing, accepted, successor)
             elif vote.step == wire.ViewStep.ACCEPT:
                 proposal.accepted.add(sender)
-            self._advance(now)
+            return self._advance(now, place)
+        return []
 
     # ---- time
 
@@ -245,33 +245,35 @@ class Succession:
             times += [time for time in waits if time >= proposal.next_send - proposal.interval]
         return min(times)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, place: Place) -> Steps:
         """Repeat the proposal; take over from a proposer that has fallen silent."""
         if self.done:
-            return
+            return []
+        steps: Steps = []
         cut_at = self._cut_at()
         if cut_at is not None and now >= cut_at:
-            self._tell_cut(now)
+            steps += self._report_cut(now)
         proposal = self._proposal
         if proposal is None:
             if self._take_over_at is not None and now >= self._take_over_at:
                 self._attempts += 1
-                self._propose(now, frozenset(), ())
-            return
-        self._advance(now)
+                steps += self._propose(now, place, frozenset(), ())
+            return steps
+        steps += self._advance(now, place)
         if self.done or now < proposal.next_send:
-            return
+            return steps
         proposal.next_send = now + proposal.interval
         proposal.interval = min(proposal.interval * 1.5, self._timings.decision_s * 10)
-        self._send(proposal)
+        steps.append(self._send(proposal, place))
         if now >= proposal.started + self._timings.cut_s:
-            self._ask()
+            steps.append(Ask())
+        return steps
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float) -> Steps:
         """A proposal is known: nothing is completed or committed from here on."""
         if self._frozen_at is None:
             self._frozen_at = now
-        self._freeze()
+        return [Freeze()]
 
     def _cut_at(self) -> float | None:
         """When to look whether there is a majority, for the user."""
@@ -279,15 +281,15 @@ class Succession:
             return None
         return self._frozen_at + self._timings.cut_s
 
-    def _tell_cut(self, now: float) -> None:
+    def _report_cut(self, now: float) -> Steps:
         """Every member that has no majority with those it hears tells its user, whoever proposes."""
         since = now - self._timings.cut_s / 2
         heard = {k for k, at in self._met.items() if at >= since} | {self.number}
         if self.view.agreed(heard, alone=self._timings.alone):
             self._frozen_at = now  # look again
-        else:
-            self._told_cut = True
-            self._emit(Cut(frozenset(self.view.live - heard)))
+            return []
+        self._told_cut = True
+        return [Cut(frozenset(self.view.live - heard))]
 
     @property
     def _patience_s(self) -> float:
@@ -296,35 +298,35 @@ class Succession:
 
     # ---- the proposer's two steps
 
-    def _advance(self, now: float) -> None:
+    def _advance(self, now: float, place: Place) -> Steps:
         proposal = self._proposal
         if proposal is None or self.done:
-            return
+            return []
         view, timings = self.view, self._timings
         if proposal.successor is None:
             promised = proposal.promises.keys()
             ballot, agreed = self._agreed(proposal)
             if agreed is not None:
                 self.done = True
-                self._chosen(now, agreed, ballot)
-                return
+                return [Chosen(agreed, ballot)]
             if not view.agreed(promised, alone=timings.alone):
-                return
+                return []
             everybody = view.live - self.out <= promised
             others = view.live - self.out - proposal.suspects <= promised
             late = now >= proposal.vote_at or (others and now >= proposal.grace_at)
             if all(promise.standing.learns for promise in proposal.promises.values()):
                 late = now >= proposal.started + timings.state_s  # the job cannot go on with these
             if not everybody and not late:
-                return
-            proposal.successor = self._choose(proposal)
+                return []
+            proposal.successor = self._choose(proposal, place)
             self._accepted = (proposal.ballot, self._mac)
             self._successor = proposal.successor
             proposal.accepted.add(self.number)
             proposal.next_send, proposal.interval = now, timings.decision_s
-        if view.agreed(proposal.accepted, alone=timings.alone):
-            self.done = True
-            self._chosen(now, proposal.successor, proposal.ballot)
+        if not view.agreed(proposal.accepted, alone=timings.alone):
+            return []
+        self.done = True
+        return [Chosen(proposal.successor, proposal.ballot)]
 
     def _agreed(self, proposal: _Proposal) -> tuple[int, Successor | None]:
         """What has been agreed on already, if the promises show it, though they may be no majority any more.
@@ -337,7 +339,7 @@ class Succession:
             return 0, None
         return order[0], next(iter(same.values())).successor
 
-    def _choose(self, proposal: _Proposal) -> Successor:
+    def _choose(self, proposal: _Proposal, place: Place) -> Successor:
         """The value: what may have been agreed on already, or what the promises say."""
         promises = proposal.promises
         accepted = max(promises.values(), key=lambda promise: promise.accepted)
@@ -345,8 +347,8 @@ class Succession:
             return accepted.successor
         standings = {number: promise.standing for number, promise in promises.items()}
         follows = max(standing.phase for standing in standings.values())
-        phase = self._phase_of(follows)
-        first = phase.first_round if phase is not None else 0
+        ring = place.rings.get(follows)
+        first = ring.phase.first_round if ring is not None else 0
         # Who has not seen the phase's first token has nothing of it.
         places = {
             number: (standing.round, standing.complete)
@@ -374,15 +376,15 @@ class Succession:
             follows=0 if joiners else follows,
             phase=max(max(s.decided, s.phase) for s in standings.values()) + 1,
             round=round_,
-            unit=self._unit_of(follows, round_),
+            unit=ring.unit_of(round_) if ring is not None else 0,
             seed=self._seed(),
         )
 
     # ---- frames of ours
 
-    def _send(self, proposal: _Proposal) -> None:
+    def _send(self, proposal: _Proposal, place: Place) -> Send:
         step = wire.ViewStep.PROPOSE
-        items: tuple[list[wire.ViewValue], list[wire.ViewMember]] = ([], [])
+        items: Items = ((), ())
         if proposal.successor is not None:
             step, items = wire.ViewStep.ACCEPT, proposal.successor.items()
         body = wire.View(
@@ -396,11 +398,11 @@ class Succession:
             values=len(items[0]),
             step=step,
         )
-        self._emit(Send(wire.pack(self._header(0, self._standing().round), body, *items)))
+        return Send(wire.Frame(self._header(place), body, items))
 
-    def _vote(self, step: int, ballot: int, proposer: bytes) -> None:
-        standing = self._standing()
-        items = self._successor.items() if self._successor is not None else ([], [])
+    def _vote(self, place: Place, step: int, ballot: int, proposer: bytes) -> Send:
+        standing = place.standing
+        items: Items = self._successor.items() if self._successor is not None else ((), ())
         body = wire.Vote(
             nonce=self._fresh,
             ballot=ballot,
@@ -415,4 +417,7 @@ class Succession:
             members=len(items[1]),
             values=len(items[0]),
         )
-        self._emit(Send(wire.pack(self._header(0, standing.round), body, *items)))
+        return Send(wire.Frame(self._header(place), body, items))
+
+    def _header(self, place: Place) -> wire.Header:
+        return self.view.header(self.number, place.standing.round)

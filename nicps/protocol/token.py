@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -105,9 +104,9 @@ class TokenState:
             ranges=[(r.sender, r.first, r.count) for r in ranges if isinstance(r, wire.Range)],
         )
 
-    def pack(self, header: wire.Header) -> bytes:
-        """The frame; the header's round is this token's."""
-        entries = [
+    def frame(self, header: wire.Header) -> wire.Frame:
+        """As it is sent; the header's round is this token's."""
+        entries = tuple(
             wire.Entry(
                 line.samples_before,
                 line.samples,
@@ -118,8 +117,8 @@ class TokenState:
                 line.unit,
             )
             for line in self.lines
-        ]
-        ranges: Sequence[wire.Range] = [wire.Range(f, c, s) for s, f, c in self.ranges]
+        )
+        ranges = tuple(wire.Range(first, count, sender) for sender, first, count in self.ranges)
         body = wire.Token(
             generation=self.generation,
             hop=self.hop,
@@ -134,7 +133,7 @@ class TokenState:
             listed=self.listed,
             settled=self.settled,
         )
-        return wire.pack(header, body, entries, ranges)
+        return wire.Frame(header, body, (entries, ranges))
 
     @property
     def key(self) -> tuple[int, int]:

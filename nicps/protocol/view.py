@@ -34,6 +34,10 @@ class View:
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", tuple(sorted(self.live)))
 
+    def header(self, sender: int, round_: int, flags: int = 0) -> wire.Header:
+        """Of a frame of that member; the node fills in what is the same for all its frames."""
+        return wire.Header(flags=flags, view=self.number, round=round_, sender=sender)
+
     def next_after(self, number: int) -> int:
         """Whose turn it is after that member: the next live one."""
         return next((k for k in self.order if k > number), self.order[0])
@@ -83,7 +87,7 @@ class Successor:
     unit: int
     seed: bytes
 
-    def items(self) -> tuple[list[wire.ViewValue], list[wire.ViewMember]]:
+    def items(self) -> tuple[tuple[wire.ViewValue, ...], tuple[wire.ViewMember, ...]]:
         """As it lies in a frame."""
         value = wire.ViewValue(
             mask(self.live),
@@ -94,11 +98,11 @@ class Successor:
             self.lead,
             self.unit,
         )
-        entries = [
+        entries = tuple(
             wire.ViewMember(m.mac, m.name.encode()[: wire.NAME_BYTES].ljust(wire.NAME_BYTES, b"\0"))
             for m in self.members
-        ]
-        return [value], entries
+        )
+        return (value,), entries
 
     @classmethod
     def of(cls, frame: wire.Frame) -> Successor | None:

@@ -14,6 +14,7 @@ import multiprocessing
 import re
 import sys
 import traceback
+from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulator import schedules
 from tests.simulator.digest import digest_of_all
@@ -44,8 +45,8 @@ def digest(job: tuple[int, int | None]) -> tuple[int, str, str]:
 def digests(seeds: range, hosts: int | None, processes: int) -> int:
     """Print the digest of each seed, in order, and of all."""
     found = []
-    with multiprocessing.Pool(processes) as pool:
-        for seed, hexdigest, what in pool.imap(digest, ((seed, hosts) for seed in seeds)):
+    with ProcessPoolExecutor(processes) as pool:  # which ends if one of its processes is killed
+        for seed, hexdigest, what in pool.map(digest, [(seed, hosts) for seed in seeds]):
             print(f"{seed:6} {hexdigest} {what}", flush=True)
             found.append((seed, hexdigest))
     print(f"{len(found)} seeds: {digest_of_all(found)}")

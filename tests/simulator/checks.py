@@ -77,15 +77,13 @@ class Checks:
                 return ring.phase.fragments_in(round_)
         return -1
 
-    def sent(self, host: Host, frame: bytes) -> None:
+    def sent(self, host: Host, frame: wire.Frame) -> None:
         """A frame leaves a host: a token that it hands on was its own."""
-        if kind_of(frame) == INSTALL:
-            self.known(host, _listed(wire.unpack(frame)))
-        if frame[1] == wire.FrameType.TOKEN:
-            unpacked = wire.unpack(frame)
-            assert isinstance(unpacked.body, wire.Token)
-            if not unpacked.header.flags & wire.Flag.REPEAT:
-                self.owned(host, unpacked.header.view, unpacked.body)
+        header, body = frame.header, frame.body
+        if isinstance(body, wire.View) and body.step == wire.ViewStep.INSTALL:
+            self.known(host, _listed(frame))
+        if isinstance(body, wire.Token) and not header.flags & wire.Flag.REPEAT:
+            self.owned(host, header.view, body)
 
     def owned(self, host: Host, view: int, token: wire.Token) -> None:
         """A host, or its kernel, makes this token: only one may."""
@@ -118,7 +116,7 @@ class Checks:
         if kind_of(data) == INSTALL:
             frame = wire.unpack(data)
             assert isinstance(frame.body, wire.View)
-            if frame.body.nonce == host.node._fresh:
+            if frame.body.nonce == host.node.membership.fresh:
                 self.known(host, _listed(frame))
 
     def before(self, view: View) -> View | None:

@@ -10,7 +10,7 @@ from random import Random
 from nicps import wire
 from nicps.protocol import Action, Committed, Installed, NodeState, Prepare, Send, SendFragments
 from tests.simulator.host import STALL_S, Host
-from tests.simulator.lan import Lan, kind_of
+from tests.simulator.lan import Lan, kind_sent
 
 LASTS_S = (0.05, 0.5, 3.0, 3.0)  # shorter than a time-out, longer, and long
 _PROPOSE, _ACCEPT, _INSTALL = (100 + step for step in wire.ViewStep if step != wire.ViewStep.ASK)
@@ -19,7 +19,7 @@ Moment = Callable[[Host, Action], bool]
 
 
 def _sends(kind: int) -> Moment:
-    return lambda host, action: isinstance(action, Send) and kind_of(action.frame) == kind
+    return lambda host, action: isinstance(action, Send) and kind_sent(action.frame) == kind
 
 
 def _prepares(kind: wire.PhaseKind, purpose: str = "") -> Moment:
@@ -34,7 +34,7 @@ def _closing(host: Host, action: Action) -> bool:
     ring = host.node.ring
     return (
         isinstance(action, Send)
-        and action.frame[1] == wire.FrameType.TOKEN
+        and isinstance(action.frame.body, wire.Token)
         and ring is not None
         and ring.token is not None
         and ring.token.state == wire.TokenState.CLOSING

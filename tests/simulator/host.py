@@ -305,10 +305,9 @@ class Host:
         if isinstance(action, Send):
             lan.checks.sent(self, action.frame)
             self._tx_free = max(now, self._tx_free)
-            lan.broadcast(self, action.frame, self.key_of(action.frame), self._tx_free)
-            if action.frame[1] == wire.FrameType.TOKEN:
-                token = wire.unpack(action.frame).body
-                assert isinstance(token, wire.Token)
+            frame, token = action.frame.pack(), action.frame.body
+            lan.broadcast(self, frame, self.key_of(frame), self._tx_free)
+            if isinstance(token, wire.Token):
                 self.kernel.seen = max(self.kernel.seen, (token.generation, token.hop))
         elif isinstance(action, SendFragments):
             self._tx_free = max(now, self._tx_free)

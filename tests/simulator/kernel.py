@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nicps import wire
-from nicps.protocol.ring import KernelState
+from nicps.protocol import KernelState
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host

@@ -79,6 +79,11 @@ def kind_of(frame: bytes) -> int:
     return 100 + frame[_STEP_AT]
 
 
+def kind_sent(frame: wire.Frame) -> int:
+    """The same, of a frame that is not packed yet."""
+    return 100 + frame.body.step if isinstance(frame.body, wire.View) else frame.type
+
+
 class Lan:
     """Hosts, and the events between them, in virtual time."""
 

@@ -155,7 +155,7 @@ def _over(lan: Lan) -> bool:
     if not lan.ended or any(member(host) for host in lan.hosts):
         return False
     tells = [host.node for host in lan.hosts if host.node.ended and not host.dead]
-    asks = [host.node for host in lan.hosts if host.node._asks and not host.dead]
+    asks = [host.node for host in lan.hosts if host.node.asks and not host.dead]
     return not any(
         node.view.number < teller.view.number and teller.view.number_of(node.mac)
         for node in asks

@@ -50,18 +50,20 @@ def _able(lan: Lan, view: View) -> set[int]:
     if not inside and not _known(lan, view):
         return inside
     before = {k: h for k, h in there.items() if h.node.view.number < view.number}
-    asking = {k for k, h in before.items() if member(h) or h.node._asks}
+    asking = {k for k, h in before.items() if member(h) or h.node.asks}
     tellers = [_nonces(there[k], view) for k in inside | asking]
-    named = {k for k, h in before.items() if any(t.get(k) == h.node._fresh for t in tellers)}
+    fresh = {k: h.node.membership.fresh for k, h in before.items()}
+    named = {k for k in before if any(t.get(k) == fresh[k] for t in tellers)}
     return inside | asking | named
 
 
 def _nonces(host: Host, view: View) -> dict[int, int]:
     """Whom that member tells of the view unasked, or would as soon as it had it."""
-    node = host.node
+    membership = host.node.membership
     if _has(host, view):
-        return node._installation.nonces if node._installation and node._telling else {}
-    return node._succession.nonces if node._succession else {}
+        installation = membership.installation
+        return installation.nonces if installation and membership.telling else {}
+    return membership.succession.nonces if membership.succession else {}
 
 
 def _known(lan: Lan, view: View) -> bool:
@@ -82,7 +84,7 @@ def _seen_agreed(lan: Lan, base: View) -> View | None:
     """
     votes: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
     for host in filter(member, lan.hosts):
-        succession = host.node._succession
+        succession = host.node.membership.succession
         if succession is None or not _has(host, base) or succession._accepted == NO_BALLOT:
             continue
         order, successor = succession._accepted, succession._successor

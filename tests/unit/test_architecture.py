@@ -176,6 +176,70 @@ def test_only_the_commands_import_the_commands() -> None:
     assert [i for i in cli if not i.where.startswith(allowed)] == []
 
 
+# ---- parts hold one another in one direction, and none holds too much
+
+_MOST_ATTRIBUTES = 25
+
+
+def attributes(cls: ast.ClassDef) -> set[str]:
+    """What an object of that class holds: what is annotated in the class, and what its methods assign to `self`."""
+    found = {
+        node.target.id
+        for node in cls.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for node in ast.walk(cls):
+        stores = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if stores and isinstance(node.value, ast.Name) and node.value.id == "self":
+            found.add(node.attr)
+    return found
+
+
+def large_classes(place: str) -> list[str]:
+    """Classes of that folder with too many attributes, those of their bases in the folder counted."""
+    files = sorted((ROOT / place).rglob("*.py"))
+    classes = {
+        node.name: node
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def whole(cls: ast.ClassDef) -> set[str]:
+        bases = [base.id for base in cls.bases if isinstance(base, ast.Name)]
+        inherited = [whole(classes[base]) for base in bases if base in classes]
+        return attributes(cls).union(*inherited)
+
+    sizes = {name: len(whole(cls)) for name, cls in classes.items()}
+    return [f"{name}: {size}" for name, size in sizes.items() if size > _MOST_ATTRIBUTES]
+
+
+def circles(place: str) -> list[str]:
+    """Files of that folder that import one another, also for the type checker only, the long way round too."""
+    names = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in sorted((ROOT / place).rglob("*.py"))
+    }
+    edges = {
+        name: {found.module for found in imports_in(file) if found.module in names} - {name}
+        for name, file in names.items()
+    }
+    left = dict(edges)
+    while ends := [name for name, others in left.items() if not others & left.keys()]:
+        for name in ends:
+            del left[name]
+    return sorted(left)
+
+
+def test_no_class_of_the_protocol_holds_too_much() -> None:
+    assert large_classes("nicps/protocol") == []
+
+
+def test_no_circle_among_the_files_of_the_protocol() -> None:
+    """A package's `__init__` shows what it offers; the files inside do not import it."""
+    assert circles("nicps/protocol") == []
+
+
 # ---- pointers in the documents: `path:name`, and of a test that is to be run `path::name[parameter]`
 
 

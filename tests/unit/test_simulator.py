@@ -20,12 +20,14 @@ from nicps.protocol import (
     Action,
     Committed,
     Installed,
+    Send,
     Timings,
     View,
 )
 from nicps.protocol.course import Plan
 from nicps.protocol.installation import Installation
 from nicps.protocol.ring import Ring
+from nicps.protocol.signals import Steps
 from nicps.protocol.succession import Succession
 from nicps.protocol.token import Line
 from nicps.protocol.view import Successor
@@ -357,7 +359,7 @@ def test_a_token_with_two_holders_is_found_at_once() -> None:
     lan, _ = job()
     first, second = lan.hosts[1:3]
     assert lan.run(lambda: first.node.ring is not None and first.node.ring.holding, limit_s=5.0)
-    second.node.ring = first.node.ring
+    second.node.rings.current = first.node.ring
     with pytest.raises(Violation, match="is held by two"):
         lan.run(lambda: not first.node.ring.holding)
 
@@ -367,9 +369,8 @@ def forming(monkeypatch: pytest.MonkeyPatch, untold: int = 0) -> Lan:
     lan, _ = job(hosts=3)
     tell = Installation.tell
 
-    def told(installation: Installation, number: int, nonce: int) -> None:
-        if number != untold:
-            tell(installation, number, nonce)
+    def told(installation: Installation, number: int, nonce: int) -> Send:
+        return tell(installation, number if number != untold else wire.MAX_MEMBERS, nonce)
 
     def lose(host: Host, action: Action) -> bool:
         if host is not lan.hosts[2] or not isinstance(action, Installed):
@@ -417,13 +418,13 @@ def test_a_view_can_be_told_by_who_knows_it_only() -> None:
     third.kill()
     third.restart()
     assert not schedules.stuck(lan), "two of three can find what was agreed on"
-    second.node._stand_by()
+    second.node.membership.stand_by()
     assert left in schedules.stuck(lan)
     lan.checks.known(second, view)
     assert not schedules.stuck(lan), "who was told that it is out can tell the first, who is in"
     second.kill()
     assert left in schedules.stuck(lan), "it has forgotten it"
-    succession = first.node._succession
+    succession = first.node.membership.succession
     assert succession is not None
     succession._successor = Successor(view.members, view.live, 1, 0, 1, 5, 0, view.seed)
     succession._accepted = (1, second.mac)
@@ -453,9 +454,9 @@ def _commit_without_complete(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _promises_downward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(succession: Succession, *frame: object) -> None:
+    def forget(succession: Succession, *frame: object) -> Steps:
         succession.promised = (0, b"\0")
-        on_view(succession, *frame)  # type: ignore[arg-type]
+        return on_view(succession, *frame)  # type: ignore[arg-type]
 
     on_view = Succession.on_view
     monkeypatch.setattr(Succession, "on_view", forget)
@@ -463,9 +464,9 @@ def _promises_downward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _token_from_a_stale_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(ring: Ring, *frame: object) -> None:
+    def forget(ring: Ring, *frame: object) -> Steps:
         ring._key = ring._seen = (ring.phase.generation, 0)
-        on_token(ring, *frame)  # type: ignore[arg-type]
+        return on_token(ring, *frame)  # type: ignore[arg-type]
 
     on_token = Ring.on_token
     monkeypatch.setattr(Ring, "on_token", forget)

@@ -192,8 +192,8 @@ def test_who_finds_out_that_it_is_left_out_tells_the_others() -> None:
         agreed = Successor(
             members, frozenset({1, 2}), 1, 0, phase + 1, node.open_round, 0, bytes(15) + b"1"
         )
-        node._put_in_force(out.clock(), 2, 1, agreed, 1, {})
-        out.do(node._take(out.clock()))
+        told = node.membership._put_in_force(out.clock(), 2, 1, agreed, 1, {})
+        out.do(node._take(out.clock(), told))
 
     lan.at(TRAINING_S + 0.1, dead.kill)
     lan.at(TRAINING_S + 0.1001, finds)

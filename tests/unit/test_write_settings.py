@@ -10,7 +10,7 @@ import pytest
 
 from nicps import wire
 from nicps.agent.frames import write_settings
-from nicps.protocol.ring import KernelState
+from nicps.protocol import KernelState
 from tests.model import Config, XdpModel
 
 NETWORK, VIEW, ROUND = 1, 3, 7

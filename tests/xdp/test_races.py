@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from nicps.agent.frames import write_settings
 from nicps.dataplane import bpf
 from nicps.exchange import Exchange
-from nicps.protocol.ring import KernelState
+from nicps.protocol import KernelState
 from nicps.session.lanes import LaneFormat
 from nicps.session.sums import Sums
 from tests.xdp import stall

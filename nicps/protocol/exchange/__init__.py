@@ -9,10 +9,10 @@
 """
 
 from nicps.exchange import Exchange
-from nicps.protocol.actions import Receiver
 from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.exchange.broadcast import BroadcastExchanger
 from nicps.protocol.exchange.switch import SwitchExchanger
+from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.view import View
 

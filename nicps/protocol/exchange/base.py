@@ -6,7 +6,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from nicps.exchange import Exchange
-from nicps.protocol.actions import Action, Receiver, SendFragments
+from nicps.protocol.actions import Action, SendFragments
+from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import Phase
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol.actions import Action, NotAdded, Receiver
+from nicps.protocol.actions import Action, NotAdded
 from nicps.protocol.exchange.base import Exchanger
+from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View

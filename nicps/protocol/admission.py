@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls and answers: a host takes part in a network that forms, or comes back to one in force (R2, R19, R20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nicps import wire
+from nicps.protocol.actions import Answered, Joiner, Send
+from nicps.protocol.departure import Departure
+from nicps.protocol.formation import Formation
+from nicps.protocol.lead import LeadWatch
+from nicps.protocol.membership import Membership
+from nicps.protocol.phase import Timings
+from nicps.protocol.recall import Recall
+from nicps.protocol.seat import NodeState, Seat
+from nicps.protocol.signals import Steps
+from nicps.protocol.view import safe_name
+
+_UNCALLED = 6  # calls that a host on standby misses before it asks
+
+
+class Admission:
+    """What this host answers to calls, hears as answers to its own, and asks unasked.
+
+    Args:
+        stage: how much this host has of a job, by the job's name; None if it wants no part in it.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        membership: Membership,
+        formation: Formation,
+        recall: Recall,
+        departure: Departure,
+        lead: LeadWatch,
+        timings: Timings,
+        stage: Callable[[str], wire.Stage | None],
+    ) -> None:
+        self._seat = seat
+        self._membership = membership
+        self._formation = formation
+        self._recall = recall
+        self._departure = departure
+        self._lead = lead
+        self._timings = timings
+        self._stage = stage
+        self._asked = 0.0  # when this host, on standby, last asked or was called
+
+    def on_call(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
+        """A starter calls, or the lead of a network in force."""
+        call = frame.body
+        assert isinstance(call, wire.Call)
+        seat, membership = self._seat, self._membership
+        if not call.view:
+            if seat.is_member or (membership.busy and self._formation.starting is None):
+                return []
+            if not self._formation.on_call(now, source):
+                return []
+            stage: wire.Stage | None = wire.Stage.NOTHING
+        elif (seat.state is NodeState.STANDBY and not membership.busy) or (
+            call.view == seat.view.number
+            and seat.number in membership.learners
+            and not self._departure.leaving
+        ):
+            stage = self._stage(frame.tail.decode(errors="replace"))
+            if stage in (wire.Stage.FILES, wire.Stage.WAITING):
+                self._asked = now  # it is the job that this host has a part of
+            if stage is not None:
+                self._departure.declined = ""  # it is another job
+        elif seat.is_member and membership.precedes(call.view, call.ballot, source):
+            stage = self._until_told  # it will tell us that we have been evicted (R19)
+        else:
+            return []
+        return [] if stage is None else [self._answer(call.nonce, stage)]
+
+    def on_answer(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
+        """A host takes part, comes back, or does not know yet that it is out."""
+        answer, seat, membership = frame.body, self._seat, self._membership
+        assert isinstance(answer, wire.Answer)
+        self._formation.on_answer(now, source, frame)
+        number = seat.view.number_of(source)
+        here = answer.view == seat.view.number and number in seat.view.live
+        tells = seat.leads or seat.ended or membership.changing  # perhaps no lead is left
+        steps: Steps = []
+        if 0 < answer.view <= seat.view.number and not here and tells:
+            steps += membership.tell(number, answer.fresh)  # perhaps it does not know yet
+            if not number:
+                steps += membership.tell_of_the_last(source, answer)
+        calls = seat.leads and membership.ready and self._recall.job
+        if not calls or answer.stage >= wire.Stage.ASKS:
+            return steps
+        listed = number in seat.view.live
+        if listed and number not in membership.learners:
+            return steps
+        if self._recall.admits(now, source, answer.nonce, listed=listed):
+            name = safe_name(frame.tail.decode(errors="replace"), source)
+            joiner = Joiner(source, name, answer.fresh)
+            steps.append(Answered(joiner, number, wire.Stage(answer.stage)))
+        return steps
+
+    # ---- calling, and asking
+
+    @property
+    def calls(self) -> bool:
+        """The lead calls hosts on standby."""
+        membership = self._membership
+        ready = self._seat.leads and membership.ready and not membership.changing
+        return bool(self._recall.job) and ready
+
+    @property
+    def asks(self) -> bool:
+        """Evicted, and not called: perhaps the job has ended meanwhile."""
+        seat = self._seat
+        standing_by = seat.state is NodeState.STANDBY and bool(seat.view.number)
+        return standing_by and not (seat.ended or self._membership.busy)
+
+    def ask(self) -> Send:
+        """Whoever knows of a later view, or of the end, answers with it (R19)."""
+        return self._answer(0, self._until_told)
+
+    def tick(self, now: float) -> Steps:
+        """Ask, if it is time to."""
+        if not self.asks or now < self._ask_at():
+            return []
+        self._asked = now
+        return [self.ask()]
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        return self._ask_at() if self.asks else None
+
+    def _ask_at(self) -> float:
+        return max(self._asked, self._lead.heard) + _UNCALLED * self._timings.call_back_s
+
+    def _answer(self, nonce: int, stage: wire.Stage) -> Send:
+        membership = self._membership
+        return self._formation.answer(nonce, membership.fresh, self._seat.view.number, stage)
+
+    @property
+    def _until_told(self) -> wire.Stage:
+        """What a member answers that may have been evicted: who has departed does not want to come in again."""
+        return wire.Stage.ASKS if self._departure.leaving else wire.Stage.NOTHING

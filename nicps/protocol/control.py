@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control of a round at one member: the list of contributors, its closing, the marks, the commit (R11 to R13).
+
+It knows no fragment: how contributions become a sum is the exchange's (`nicps.protocol.exchange`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nicps import wire
+from nicps.protocol.actions import Action, Closed, Committed, Need
+from nicps.protocol.digests import Digests
+from nicps.protocol.exchange import Exchanger
+from nicps.protocol.kernel import KernelState
+from nicps.protocol.phase import Phase
+from nicps.protocol.token import Line, TokenState
+from nicps.protocol.view import View
+
+_NO_LINE = Line()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A gradient that waits for the token.
+
+    `unit` is what it asks for in the next round, if it does. `skip`: it does not fit the open round's, and is left out.
+    """
+
+    samples: int
+    unit: int | None = None
+    skip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a member takes along from its ring in one view to that in the next.
+
+    `offer` is its gradient of the open round, counted or not, that it still holds; `passes`: it has dropped it, as the
+    round closed without it. `read` and `digest` are of the last round that its training program has applied.
+    """
+
+    round: int
+    unit: int
+    read: int
+    digest: int = 0
+    offer: Offer | None = None
+    ready: int = 0
+    passes: bool = False
+    undecided: bool = False
+
+    @classmethod
+    def at_the_start(cls, phase: Phase) -> Carried:
+        """Of a phase: a training program is prepared only once it has read all rounds before."""
+        return cls(phase.first_round, phase.unit, phase.first_round - 1)
+
+
+class Control:
+    """The open round at member `number`.
+
+    Attributes:
+        round: the open one.
+        unit: log2 of its unit.
+        token: the latest that was seen; None before the ring's first one.
+        complete: this member has all that the closed list comes to, and has marked itself so.
+        frozen: another phase or view is coming: it contributes, closes and marks nothing more, but forwards the token.
+    """
+
+    def __init__(
+        self, phase: Phase, view: View, number: int, exchange: Exchanger, carried: Carried
+    ) -> None:
+        self.phase = phase
+        self.number = number
+        self.exchange = exchange
+        self.round = carried.round
+        self.unit = carried.unit
+        self.token: TokenState | None = None
+        self.complete = False
+        self.frozen = False
+        self._view = view
+        self._digests = Digests(phase, view)
+        self._offer = carried.offer
+        self._held = carried.offer  # what this member has to give to the open round, or has given
+        self._passes = carried.passes
+        self._ready = carried.ready
+        self._ready_of: dict[int, int] = {}  # from WANT frames
+        self._read = carried.read
+        self._digest = carried.digest
+        self._closed = 0  # round whose closing without this member has been reported
+        self._undecided = carried.undecided
+        self._need = 0
+
+    def line(self) -> Line:
+        """This member's entry in the token."""
+        return self.token.lines[self.number - 1] if self.token is not None else _NO_LINE
+
+    def want(self) -> wire.Want:
+        """What a WANT frame says of this member."""
+        return wire.Want(self._ready, self._read, self._digest)
+
+    # ---- from view to view
+
+    def carry(self) -> Carried:
+        """What goes along into the next view. Nothing is counted that the next one does not count again."""
+        passes = self._closed == self.round and self._held is None
+        return Carried(
+            self.round,
+            self.unit,
+            self._read,
+            self._digest,
+            self._held,
+            self._ready,
+            passes or self._passes,
+        )
+
+    def unit_of(self, round_: int) -> int:
+        """log2 of the unit of the open round, or of the next one, which follows from the closed list."""
+        if round_ <= self.round or self.token is None:
+            return self.unit
+        return self.token.next_unit(self.phase.exchange)
+
+    def settle(self) -> list[Action]:
+        """The survivors of a view all have the open round: it is committed (R18)."""
+        assert self.token is not None and self.complete
+        self.token.commit(self.phase.exchange)
+        return self._commit(self.token)
+
+    def freeze(self) -> None:
+        """Another phase or view is coming."""
+        self.frozen = True
+        self.exchange.on_dropped()
+
+    # ---- what the agent reports
+
+    def offer(self, round_: int, offer: Offer) -> bool:
+        """A gradient is ready; whether it can still be listed."""
+        if round_ != self.round or self.line().settled or not self.phase.shares[self.number - 1]:
+            return False
+        self._offer = self._held = offer
+        self._passes = False
+        self._ready = offer.samples
+        return True
+
+    def progress(self, round_: int, samples: int) -> bool:
+        """So many samples are worked; whether others must hear of it, as somebody has contributed."""
+        if round_ != self.round or self.line().settled:
+            return False
+        self._ready = samples
+        return self.token is not None and self.token.counted > 0
+
+    def read(self, round_: int, digest: int) -> bool:
+        """A sum has been read out; whether others wait for that bank."""
+        if round_ < self._read:
+            return False
+        self._read, self._digest = round_, digest
+        return self.token is not None and self.round - self.line().read >= 2
+
+    def go_on(self) -> None:
+        """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
+        self._undecided = False
+
+    # ---- what others report
+
+    def create(self) -> TokenState:
+        """R9: the ring's first token.
+
+        Each member tells in its first turn what it has read out; until then all that is known is what the round's
+        being open says.
+        """
+        known = self.round - 3 if self.round > self.phase.first_round else self.round - 1
+        lines = [Line(read=known) for _ in self._view.members]
+        generation = self.phase.generation
+        self.token = TokenState.create(generation, self.number, self.round, self.unit, lines)
+        return self.token
+
+    def learn(self, token: TokenState) -> list[Action]:
+        """Take over what a newer token says."""
+        actions: list[Action] = []
+        if token.round == self.round + 1:
+            actions += self._commit(token)
+        self.token = token
+        actions += self._digests.compare(token, self.round)
+        if token.state == wire.TokenState.CLOSING and not self.line().settled:
+            actions += self._close_without_us()
+        return actions + self._publish_need()
+
+    def hear_ready(self, sender: int, want: wire.Want) -> list[Action]:
+        """A member has so many samples ready."""
+        if want.ready <= self._ready_of.get(sender, 0):
+            return []
+        self._ready_of[sender] = want.ready
+        return self._publish_need()
+
+    def hear_read(self, sender: int, want: wire.Want) -> list[Action]:
+        """To the holder of a parked token: what a member has read out."""
+        token = self.token
+        assert token is not None
+        line = token.lines[sender - 1]
+        if want.read <= line.read:
+            return []
+        line.read, line.digest = want.read, want.digest
+        return self._digests.compare(token, self.round)
+
+    # ---- with the token in hand
+
+    def take_turn(self, now: float) -> tuple[bool, list[Action]]:
+        """Once through all that this member can do with the token; whether that changed anything."""
+        token = self.token
+        assert token is not None
+        line = token.lines[self.number - 1]
+        changed, actions = self.exchange.serve(now, token)
+        if token.state == wire.TokenState.OPEN and not self.frozen:
+            contributed, sent = self._contribute(token, line)
+            actions += sent
+            changed |= contributed
+            if token.quorum_reached(self.phase):
+                token.state = wire.TokenState.CLOSING
+                self.exchange.on_closed(now, token)
+                changed = True
+                if not line.settled:
+                    actions += self._close_without_us()
+        if not self.exchange.owns_ready(token):
+            self._enter_ready(token)
+        if line.read != self._read:
+            line.read, line.digest = self._read, self._digest
+            changed = True
+            actions += self._digests.compare(token, self.round)
+        complete = False
+        if not self.frozen:  # the open round of a frozen ring is dropped
+            complete = self.exchange.is_complete(token)
+            changed |= not complete and self.exchange.ask(token)
+        if token.state == wire.TokenState.CLOSING and complete and not self._held_back():
+            if not line.complete:
+                line.marks |= wire.Mark.COMPLETE
+                self.complete = changed = True
+            if all(token.lines[k - 1].complete for k in self._view.order):
+                token.commit(self.phase.exchange)
+                actions += self._commit(token)
+                changed = True
+        return changed, actions + self._publish_need()
+
+    def wants_token(self) -> bool:
+        """Whether this member would do something with the token."""
+        token = self.token
+        if token is None:
+            return self._offer is not None
+        line = self.line()
+        if self.round - line.read >= 2 and self._read > line.read:
+            return True
+        if token.state == wire.TokenState.OPEN:
+            if line.settled or self.frozen:
+                return False
+            return self._passes or (self._offer is not None and self._bank_free(token))
+        return not line.complete and not self._held_back()
+
+    def kernel(self, holding: bool) -> KernelState:
+        """What the XDP program must know now."""
+        token, sums = self.token, self.exchange.kind.includes_own
+        quiet = (
+            token is not None
+            and not holding
+            and token.state == wire.TokenState.OPEN
+            and self._offer is None
+            and not self._passes
+            and self.line().read == self._read
+            and (not token.counted or self.line().ready == self._ready or self.line().settled)
+        )
+        return KernelState(
+            round=self.round,
+            round_low=self.round,
+            round_high=self.round + (1 if self.complete else 0),
+            sent_seen=token.sent if token is not None else 0,
+            own_sent=self.exchange.own_sent,
+            bounce=quiet and not self.frozen,
+            sums=sums,
+            sums_next=sums,
+        )
+
+    # ---- the list, and what closes it
+
+    def _contribute(self, token: TokenState, line: Line) -> tuple[bool, list[Action]]:
+        """Enter the list (R10), unless somebody has yet to read the bank that the round goes to."""
+        offer = self._offer
+        if self._passes and not line.settled:
+            line.marks |= wire.Mark.SKIPPED
+            line.ready = 0
+            return True, []
+        if offer is None or line.settled or not self._bank_free(token):
+            return False, []
+        self._offer = None
+        line.ready = 0
+        if offer.unit is not None:
+            line.unit = offer.unit
+        if offer.skip:
+            line.marks |= wire.Mark.SKIPPED
+            return True, []
+        line.samples = offer.samples
+        line.marks |= wire.Mark.CONTRIBUTED
+        return True, self.exchange.send_listed(token)
+
+    def _enter_ready(self, token: TokenState) -> None:
+        """Samples that are ready and not listed: this member's, and those that others have told of."""
+        line = self.line()
+        if not line.settled:
+            line.ready = self._ready
+        for number, ready in self._ready_of.items():
+            other = token.lines[number - 1]
+            if not other.settled:
+                other.ready = max(other.ready, ready)
+
+    def _bank_free(self, token: TokenState) -> bool:
+        return all(token.lines[k - 1].read >= self.round - 2 for k in self._view.order)
+
+    def _held_back(self) -> bool:
+        return self._undecided or self.frozen
+
+    def _close_without_us(self) -> list[Action]:
+        self._offer = self._held = None
+        if self._closed == self.round:
+            return []
+        self._closed = self.round
+        return [Closed(self.round)]
+
+    def _commit(self, token: TokenState) -> list[Action]:
+        counted = {k: e.samples_before for k, e in enumerate(token.lines, 1) if e.samples_before}
+        units = token.unit_before, token.unit
+        committed = Committed(self.phase, self.round, counted, *units, self.exchange.kind)
+        self.round = token.round
+        self.unit = token.unit
+        self._offer = self._held = None
+        self._passes = False
+        self.exchange.open()
+        self._ready = 0
+        self._ready_of = {}
+        self.complete = False
+        self._need = 0
+        # R14: before the lead has decided on a round, the next one must not be committed, whatever comes in first.
+        lead = self.number == self._view.lead
+        self._undecided = lead and self.phase.kind is wire.PhaseKind.TRAIN
+        return [committed]
+
+    def _publish_need(self) -> list[Action]:
+        """Tell the trainer how many samples are still enough (R13)."""
+        token = self.token
+        if token is None or self.line().settled or self.exchange.owns_ready(token):
+            return []
+        others = sum(
+            max(line.ready, self._ready_of.get(number, 0))
+            for number, line in enumerate(token.lines, 1)
+            if number != self.number and not line.settled
+        )
+        need = self.phase.quorum - token.counted - others
+        if not token.counted or need == self._need:
+            return []
+        self._need = need
+        return [Need(self.round, need)]

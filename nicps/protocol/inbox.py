@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in: which part of the node a frame is for, and whether it is taken now."""
+
+from __future__ import annotations
+
+from nicps import wire
+from nicps.protocol.actions import Failed, PhaseAgreed, Send
+from nicps.protocol.admission import Admission
+from nicps.protocol.deciding import Decisions
+from nicps.protocol.lead import LeadWatch
+from nicps.protocol.membership import Membership
+from nicps.protocol.rings import Rings
+from nicps.protocol.seat import Seat
+from nicps.protocol.signals import Steps
+from nicps.protocol.succession import DONE, ENDED
+
+
+class Inbox:
+    """Frames of this network that are not this host's own."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        admission: Admission,
+        membership: Membership,
+        decisions: Decisions,
+        rings: Rings,
+        lead: LeadWatch,
+    ) -> None:
+        self._seat = seat
+        self._admission = admission
+        self._membership = membership
+        self._decisions = decisions
+        self._rings = rings
+        self._lead = lead
+
+    def on_frame(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
+        """A frame that came up from that address.
+
+        Raises:
+            WireError: it cannot be meant; nothing has changed.
+        """
+        header, body, view = frame.header, frame.body, self._seat.view
+        if isinstance(body, wire.Call):
+            return self._admission.on_call(now, source, frame)
+        if isinstance(body, wire.Answer):
+            return self._admission.on_answer(now, source, frame)
+        if isinstance(body, wire.View) and body.step == wire.ViewStep.INSTALL:
+            return self._membership.on_install(now, source, frame)
+        if isinstance(body, wire.View) and body.step == wire.ViewStep.ASK:
+            return self._membership.on_ask(now, body.nonce)
+        if (
+            header.view == view.number
+            and header.sender in view.live
+            and view.members[header.sender - 1].mac == source
+        ):
+            steps = self._on_member_frame(now, source, frame)
+            if header.sender == view.lead:  # only now: what is malformed is no sign of life
+                self._lead.hear(now)
+            return steps
+        ring = self._rings.current
+        if isinstance(body, wire.Fragment) and not header.sender:
+            if ring is not None and (header.view, header.round) == (view.number, ring.round):
+                return ring.on_completion(now)  # the last of a switch's sums
+        elif isinstance(body, wire.View) and header.view < view.number:
+            return self._membership.tell(view.number_of(source), body.nonce)
+        return []
+
+    def _on_member_frame(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
+        body, header, ring = frame.body, frame.header, self._rings.current
+        if not self._seat.is_member or self._membership.succession is None:
+            return self._on_frame_standing_by(source, frame)
+        if isinstance(body, wire.View):
+            return self._membership.on_view(now, source, header.sender, frame)
+        if isinstance(body, wire.Vote):
+            return self._on_vote(now, header.sender, frame, body)
+        if isinstance(body, wire.Leave):
+            return self._membership.on_leave(now, header.sender)
+        if self._membership.changing:
+            return []
+        if isinstance(body, wire.Decision):
+            return self._decisions.hear(frame)
+        if isinstance(body, wire.Ack):
+            self._decisions.hear_acknowledgement(now, header.sender, body, frame.tail)
+        elif isinstance(body, wire.Token):
+            coming = self._rings.coming
+            if coming is not None and body.generation == coming.phase.generation:
+                ring = self._membership.enter_phase()
+            return ring.on_token(now, frame) if ring is not None else []
+        elif isinstance(body, wire.Fragment):
+            if ring is not None and header.round == ring.round:
+                return ring.on_completion(now)
+        elif isinstance(body, wire.Want):
+            return ring.on_want(now, frame) if ring is not None else []
+        elif isinstance(body, wire.Fail) and self._seat.leads:
+            name = self._seat.view.members[header.sender - 1].name
+            return [Failed(f"{name}: {frame.tail.decode(errors='replace')}")]
+        return []
+
+    def _on_vote(self, now: float, sender: int, frame: wire.Frame, vote: wire.Vote) -> Steps:
+        if vote.step == wire.ViewStep.INSTALL:
+            self._membership.on_installed(sender, vote)
+            return []
+        if vote.complete & ENDED:
+            done = vote.complete & DONE
+            return self._on_ended(wire.Ending.DONE if done else wire.Ending.ENDED)
+        return self._membership.on_vote(now, sender, frame)
+
+    def _on_ended(self, ending: wire.Ending) -> Steps:
+        """A member has stood by after the end. The lead that has decided it knows how the job has ended."""
+        stop, pending = self._decisions.last, self._decisions.pending
+        if not self._seat.leads or stop is None or stop.kind is not wire.PhaseKind.STOP:
+            return self._membership.learn_of_the_end(ending, self._seat.view)
+        answers = dict(pending.answers) if pending is not None else {}
+        self._membership.stand_by(stop.ending)
+        return [PhaseAgreed(stop, answers)]
+
+    def _on_frame_standing_by(self, source: bytes, frame: wire.Frame) -> Steps:
+        """Late repeats of the end; and who has missed it and would go on."""
+        body, installation = frame.body, self._membership.installation
+        if isinstance(body, wire.Decision):
+            return self._decisions.acknowledge_again(body.number)
+        if not isinstance(body, wire.View):
+            return []
+        if self._seat.ended:
+            how = ENDED | DONE * (self._seat.ending is wire.Ending.DONE)
+            vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, how)
+            return [Send(wire.Frame(self._seat.header(0), vote, ((), ())))]
+        if installation is not None and installation.view.number > self._seat.view.number:
+            return [installation.tell(frame.header.sender, body.nonce)]  # by which we were evicted
+        return []

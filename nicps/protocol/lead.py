@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs of life between phases, when no token goes round: the lead gives them, the others expect them (R17)."""
+
+from __future__ import annotations
+
+from nicps import wire
+from nicps.protocol.actions import Send
+from nicps.protocol.phase import Patience, Timings
+from nicps.protocol.seat import Seat
+
+
+class LeadWatch:
+    """Attributes: `heard`, when the lead was heard last."""
+
+    def __init__(self, seat: Seat, timings: Timings, patience: Patience) -> None:
+        self.heard = 0.0
+        self._seat = seat
+        self._timings = timings
+        self._patience = patience
+        self._beacon_at = 0.0
+
+    def enter_view(self, now: float) -> None:
+        """Another view is in force."""
+        self.heard = self._beacon_at = now
+
+    def hear(self, now: float) -> None:
+        """The lead has sent something."""
+        self.heard = now
+
+    def silent_at(self) -> float:
+        """When the lead has been silent for too long, for this member."""
+        view = self._seat.view
+        rank = view.rank_after(view.lead, self._seat.number)
+        return self.heard + 2 * rank * self._patience.seconds
+
+    def beacon_due(self) -> float:
+        """When the lead must be heard next."""
+        return self._beacon_at
+
+    def beacon(self, now: float, round_: int) -> Send:
+        """The lead's sign of life."""
+        self._beacon_at = now + self._timings.beacon_s
+        return Send(wire.Frame(self._seat.header(round_), wire.Want(0, round_)))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ring of the phase in force, and that of the phase that is about to come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nicps.protocol.control import Carried
+from nicps.protocol.kernel import KernelState, Receiver
+from nicps.protocol.phase import Patience, Phase, Timings
+from nicps.protocol.ring import Ring
+from nicps.protocol.seat import Seat
+
+
+class Rings:
+    """Attributes: `current`, in force; `coming`, of the phase that this host is prepared for."""
+
+    def __init__(
+        self, seat: Seat, receiver: Receiver, timings: Timings, patience: Patience
+    ) -> None:
+        self.current: Ring | None = None
+        self.coming: Ring | None = None
+        self._seat = seat
+        self._receiver = receiver
+        self._timings = timings
+        self._patience = patience
+        self._round = 0  # the open one, while no ring is in force
+
+    @property
+    def open_round(self) -> int:
+        """The round that is open here; 0 before any."""
+        return self.current.round if self.current is not None else self._round
+
+    @property
+    def between_phases(self) -> bool:
+        """No ring is in force, or one that is about to end."""
+        return self.current is None or self.current.frozen
+
+    @property
+    def kernel(self) -> KernelState | None:
+        """What the XDP program must know; None while there is no ring."""
+        ring, coming = self.current, self.coming
+        if ring is None:
+            return coming.kernel if coming is not None else None
+        state = ring.kernel
+        if coming is None:
+            return state
+        sums = coming.kernel.sums
+        return replace(state, round_high=coming.round, bounce=False, sums_next=sums)
+
+    def prepare(self, now: float, phase: Phase) -> None:
+        """This host is prepared for the phase: its ring takes contributions."""
+        self.coming = self._make(now, phase, None)
+
+    def enter_coming(self) -> Ring:
+        """The phase that this host is prepared for is in force."""
+        assert self.coming is not None
+        self.current, self.coming = self.coming, None
+        return self.current
+
+    def enter_view(self, now: float, round_: int, phase: Phase | None, carried: Carried) -> None:
+        """Another view is in force, with that open round; a phase goes on in it, or none does."""
+        self.coming = None
+        self._round = round_
+        self.current = self._make(now, phase, carried) if phase is not None else None
+
+    def close(self) -> None:
+        """This host stands by."""
+        self._round = self.open_round
+        self.current = self.coming = None
+
+    def freeze(self) -> None:
+        """Another phase or view is coming."""
+        for ring in (self.current, self.coming):
+            if ring is not None:  # the phase to come may be in force already, though not here
+                ring.freeze()
+
+    def of_round(self, round_: int) -> Ring | None:
+        """The ring that a contribution to `round_` belongs to: perhaps that of the phase to come."""
+        if self.coming is not None and round_ >= self.coming.round:
+            return self.coming
+        return self.current
+
+    def by_phase(self) -> dict[int, Ring]:
+        """Both, by the numbers of their phases."""
+        rings = (self.coming, self.current)
+        return {ring.phase.number: ring for ring in rings if ring is not None}
+
+    def _make(self, now: float, phase: Phase, carried: Carried | None) -> Ring:
+        return Ring(
+            phase,
+            self._seat.view,
+            self._seat.number,
+            self._receiver,
+            self._timings,
+            self._patience,
+            carried,
+            now,
+        )

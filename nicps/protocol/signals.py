@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a part of the node reports to the part above it; none of this leaves the node.
+
+A part returns signals among its actions, and its caller carries them out at their place in the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from nicps.protocol.actions import Action
+from nicps.protocol.phase import Member
+from nicps.protocol.view import Successor
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """That member should be heard, and is not (R17)."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """The view is about to end: nothing may be completed or committed in it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """This member's proposal for the next view has been agreed on."""
+
+    successor: Successor
+    ballot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Nobody answers within the view: perhaps the others are in a later one, and tell this host so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The starter's list is closed: the number of its view, and the members' fresh nonces by number (R3)."""
+
+    view: int
+    members: tuple[Member, ...]
+    fresh: dict[int, int]
+
+
+Signal: TypeAlias = Silent | Freeze | Chosen | Ask | Formed
+#: What an event leads to, in order.
+Steps: TypeAlias = list[Action | Signal]
