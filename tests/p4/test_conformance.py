@@ -10,7 +10,7 @@ import os
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,42 +67,58 @@ class Rig:
         return Bench(model, exchange, record, forget)
 
     def exchange(self, model: ModelSwitch, port: int, *frames: bytes) -> dict[int, list[bytes]]:
-        """Frames, and behind them one that is flooded: when that has come everywhere, all else has.
-
-        What came out at each port; asserts that it is what the model says.
-        """
-        self._marks += 1
-        mark = (
-            b"\xff" * 6
-            + bytes([2, 0, 0, 0, 0, 0xF0 + port])
-            + struct.pack(">HQ", 0x88B7, self._marks).ljust(48)
-        )
+        """Send frames; return what came out at each port, which is asserted to be what the model says."""
+        mark = self._mark(port)
         sent = [*(frame.ljust(60, b"\0") for frame in frames), mark]
         expected: dict[int, list[bytes]] = {}
         for data in sent:
             reason = model.reason
             for to, out in model.take(port, data).items():
                 expected.setdefault(to, []).append(out)
-            self.wires.send(port, data)
         model.reason = reason  # not that of the mark
+        counts = {to: len(expected.get(to, ())) for to in (CONTROLLER, port)}
+        heard = self._send(port, sent, counts)
+        assert heard == expected, (port, [frame.hex() for frame in sent])
+        return {to: [out for out in outs if out != mark] for to, outs in heard.items()}
+
+    def pass_on(self, port: int, frame: bytes) -> dict[int, list[bytes]]:
+        """Send a frame; return what came out at the other hosts' ports. No model has a say."""
+        mark, other = self._mark(port), port % len(PORTS) + 1
+        heard = self._send(port, [frame, mark], {})
+        self._send(other, [self._mark(other)], {})  # what came back to the sender's port is out, too
+        return {to: [out for out in outs if out != mark] for to, outs in heard.items()}
+
+    def _mark(self, port: int) -> bytes:
+        """A frame that is flooded: when it has come everywhere, all that was sent before it has."""
+        self._marks += 1
+        source = bytes([2, 0, 0, 0, 0, 0xF0 + port])
+        return b"\xff" * 6 + source + struct.pack(">HQ", 0x88B7, self._marks).ljust(48)
+
+    def _send(
+        self, port: int, sent: Sequence[bytes], counts: Mapping[int, int]
+    ) -> dict[int, list[bytes]]:
+        """Send frames, the mark last; return what each port heard.
+
+        The mark does not come to the controller, nor to the port that it was sent from: `counts`
+        says how many frames are awaited there.
+        """
+        for data in sent:
+            self.wires.send(port, data)
+        marked = set(PORTS) - {CONTROLLER, port}
         heard: dict[int, list[bytes]] = {}
         deadline = time.monotonic() + WAIT_S
 
-        def lacking() -> list[int]:
-            """Ports where not all is out: the mark is the last thing, but does not come to these two."""
-            unmarked = {CONTROLLER, port}
-            marked = set(PORTS) - unmarked
-            return [to for to in marked if heard.get(to, [b""])[-1] != mark] + [
-                to for to in unmarked if len(heard.get(to, ())) < len(expected.get(to, ()))
-            ]
+        def is_whole() -> bool:
+            return all(heard.get(to, [b""])[-1] == sent[-1] for to in marked) and all(
+                len(heard.get(to, ())) >= count for to, count in counts.items()
+            )
 
-        while lacking():
+        while not is_whole():
             assert time.monotonic() < deadline, (port, [frame.hex() for frame in sent], heard)
             self.wires.wait(0.1)
             for to, more in self.wires.heard().items():
                 heard.setdefault(to, []).extend(more)
-        assert heard == expected, (port, [frame.hex() for frame in sent])
-        return {to: [out for out in outs if out != mark] for to, outs in heard.items()}
+        return heard
 
     def agree(self, switch: Switch, model: ModelSwitch) -> None:
         """At the end: the same counters, the same token."""
@@ -192,11 +208,11 @@ def test_a_new_network_gets_no_old_sums(rig: Rig, switch: Switch, forget: str) -
         switch.record(members)
         for step in sums.all_send().steps[: sums.FRAGMENTS]:
             for hop, sender in enumerate(sums.SENDERS, 1):
-                rig.wires.exchange(1, sums.token(sender, hop), wait_s=0.02)
+                rig.pass_on(1, sums.token(sender, hop))
                 payload = struct.pack(">i", first * sender) * 360
                 frame = step.frame[:6] + sums.MACS[sender - 1] + step.frame[12:30]
                 frame += struct.pack(">H", sender) + step.frame[32:62] + payload
-                out = rig.wires.exchange(sender, frame, wait_s=0.05)
+                out = rig.pass_on(sender, frame)
             whole = [f for f in out[sums.HEARS] if f[15] == FRAGMENT]
             assert [struct.unpack_from(">i", f, 62)[0] for f in whole] == [6 * first]
             getattr(switch, forget)()
