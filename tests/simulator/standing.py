@@ -23,7 +23,7 @@ def stuck(lan: Lan) -> str:
     """Why nobody may go on, or an empty text if somebody should."""
     alone = lan.timings.alone
     members = [h for h in lan.hosts if member(h)]
-    has = [h for h in lan.hosts if h.job.program and not h.job.program.blank]
+    has = [h for h in lan.hosts if not h.dead and h.has_state]
     starter, life = lan.starter
     if not members and not has and starter.life > life:  # it has been killed
         return "the starter was lost before anybody had the job"

@@ -85,15 +85,18 @@ def wrong(found: list[Import], *allowed: str) -> list[Import]:
     return [i for i in ours if not i.within(*allowed)]
 
 
-ERRORS, WIRE, PROTOCOL, DATAPLANE, SESSION = (
+ERRORS, WIRE, PROTOCOL, JOB, DATAPLANE, SESSION = (
     "nicps.errors",
     "nicps.wire",
     "nicps.protocol",
+    "nicps.job",
     "nicps.dataplane",
     "nicps.session",
 )
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
 BARRIER, EXCHANGE = "nicps.barrier", "nicps.exchange"
+#: Of the session, what is said and nothing that is touched.
+MESSAGES = ("nicps.session.fields", "nicps.session.messages", "nicps.session.shared_form")
 EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
@@ -113,13 +116,14 @@ ROOMS = {
     "nicps/wiregen.py": (ERRORS, WIRE, "nicps.wiretable", "nicps.messagetable"),
     "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
     "nicps/protocol": (ERRORS, WIRE, EXCHANGE, PROTOCOL),
+    "nicps/job": (ERRORS, WIRE, EXCHANGE, PROTOCOL, JOB, *MESSAGES),
     "nicps/dataplane": (ERRORS, WIRE, BARRIER, LAYOUT, SOURCES, DATAPLANE),
     "nicps/session": (ERRORS, WIRE, BARRIER, EXCHANGE, LAYOUT, SESSION),
     "nicps/gradient_json.py": (ERRORS,),
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
-        *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL),
+        *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL, JOB),
         *(SHUTDOWN, "nicps.auth", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
@@ -137,16 +141,28 @@ def test_rooms(room: str) -> None:
     assert wrong(imports(room), *ROOMS[room]) == []
 
 
-def test_wire_keys_and_protocol_need_the_standard_library_only() -> None:
+def test_wire_keys_and_state_machines_need_the_standard_library_only() -> None:
     found = imports("nicps/wire.py", "nicps/auth.py", "nicps/errors.py", "nicps/exchange.py")
-    found += imports("nicps/protocol")
+    found += imports("nicps/protocol", "nicps/job")
+    found += imports(*(f"{module.replace('.', '/')}.py" for module in MESSAGES))
     assert [i for i in found if i.third_party] == []
 
 
-def test_the_protocol_knows_no_clock_and_no_socket() -> None:
+@pytest.mark.parametrize("room", ["nicps/protocol", "nicps/job"])
+def test_a_state_machine_knows_no_clock_and_no_socket(room: str) -> None:
     """Events in, actions out: that is what lets a simulator run it."""
-    found = imports("nicps/protocol")
-    forbidden = ("asyncio", "ctypes", "mmap", "os", "random", "secrets", "select", "selectors")
+    found = imports(room)
+    forbidden = (
+        "asyncio",
+        "ctypes",
+        "mmap",
+        "os",
+        "pathlib",
+        "random",
+        "secrets",
+        "select",
+        "selectors",
+    )
     forbidden += ("signal", "socket", "subprocess", "threading", "time")
     assert [i for i in found if i.within(*forbidden)] == []
 

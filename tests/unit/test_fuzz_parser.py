@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from nicps import wire
 from nicps.errors import WireError
+from nicps.job.plan import Plan
 from nicps.protocol import Node, NodeState
-from nicps.protocol.course import Plan
 from nicps.protocol.phase import Phase
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import Successor
