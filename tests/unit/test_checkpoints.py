@@ -34,11 +34,11 @@ REASON = "h1 cannot be heard"
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[JobFiles]:
     user = User("me", os.getuid(), os.getgid())
-    files = JobFiles("job", tmp_path, tmp_path / "runs" / "job", user)
+    files = JobFiles("job", "h1", tmp_path, tmp_path / "runs" / "job", user, 0.0)
     for name in FILES:
         (files.folder / name).write_text(name)
     yield files
-    files.clear({})
+    files.clear({}, keep_records=False)
 
 
 def test_a_checkpoint_has_all_that_resuming_needs(job: JobFiles) -> None:

@@ -17,7 +17,9 @@ import pytest
 
 from nicps.agent import closing, control, peer
 from nicps.agent.control import Access, ControlSocket
+from nicps.protocol import View
 from nicps.session.channel import Channel
+from tests.parts import MEMBERS
 from tests.rooms import Rooms
 
 STRANGER = 54321
@@ -372,6 +374,7 @@ def test_what_comes_behind_attach_is_for_who_is_given_the_connection(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[socket.socket] = []
+    host.rooms.life.node._seat.view = View(1, MEMBERS, frozenset({1}), 1)
     host.rooms.life.roles.begin_part(0.0, "job")
     give = lambda fd: given.append(socket.socket(fileno=os.dup(fd)))  # noqa: E731
     monkeypatch.setattr(host.rooms.program, "start_gateway", give)
