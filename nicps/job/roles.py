@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from nicps import wire
@@ -290,7 +291,7 @@ class Roles:
         if ok:
             return [*orders, *self._tell_end(lead, number, {}, None, stop.settings)]
         if alarmed is not None:
-            orders.append(self._draw_report(lead.plan.job, alarmed.entry, []))
+            orders.append(self._draw_report(lead.plan.job, alarmed.entry, list))
         if stop.settings.get("saved") and lead.saved:  # by this host, not by a lead before it
             message += f"; {lead.saved}: `nicps resume` goes on from there"
         return [*orders, *self._tell_end(lead, number, {}, message, stop.settings)]
@@ -305,20 +306,20 @@ class Roles:
             return self._tell_end(lead, number, {}, reason, {})
 
         def made(now: float, result: Mapping[str, Any]) -> Orders:
-            told = self._tell_end(lead, number, result, None, {})
-            return [self._draw_report(job_id, entry, told)]
+            tell = partial(self._tell_end, lead, number, result, None, {})
+            return [self._draw_report(job_id, entry, tell)]
 
         work = MakeResult(job_id, names, self.place.open_round, about)
         return [self._works.begin(None, work, made, failed)]
 
-    def _draw_report(self, job_id: str, entry: str, told: Orders) -> Order:
-        """`told` follows, with a report or without one."""
+    def _draw_report(self, job_id: str, entry: str, then: Callable[[], Orders]) -> Order:
+        """`then` follows, with a report or without one."""
 
         def drawn(now: float, outcome: Any) -> Orders:
-            return told
+            return then()
 
         def undrawn(now: float, reason: str) -> Orders:
-            return [Tell("warning", {"message": f"no report: {reason}"}, job_id), *told]
+            return [Tell("warning", {"message": f"no report: {reason}"}, job_id), *then()]
 
         return self._works.begin(None, DrawReport(job_id, entry), drawn, undrawn)
 
