@@ -32,8 +32,11 @@ static __always_inline void *nicps_take(struct nicps_cursor *cursor, u64 size)
 	void *taken = cursor->at;
 
 	if (taken + size > cursor->end)
-		return NULL;
-	cursor->at = taken + size;
+		taken = NULL;
+	else
+		cursor->at = taken + size;
+	/* Else LLVM tests the bound again in place of NULL: the verifier has forgotten it. */
+	asm volatile("" : "+r"(taken));
 	return taken;
 }
 

@@ -99,7 +99,11 @@ static __always_inline bool nicps_fragment_tag(const struct nicps_key *key,
 	return true;
 }
 
-/* That of a frame of any length. */
+/*
+ * That of a frame of any length. `zero` is 0, but the verifier does not know
+ * that: what a turn learns of where the frame ends it learns of `at` alone.
+ * Else each way out of the loop is a state of its own for all that follows.
+ */
 static __always_inline bool nicps_frame_tag(const struct nicps_key *key,
 					    const void *frame, const void *end,
 					    u32 length, __be64 *tag)
@@ -107,17 +111,25 @@ static __always_inline bool nicps_frame_tag(const struct nicps_key *key,
 	const __le64 *at = frame;
 	struct nicps_sip sip;
 	u64 rest = 0;
+	u32 zero = length;
 
 	if ((void *)(at + NICPS_TAG_WORD + 1) > end)
 		return false;
 	sip = nicps_sip_begin(key, at);
+	asm volatile("" : "+r"(zero));
+	zero = (zero - length) & 0x7ff;
+	asm volatile("" : "+r"(zero));
+	at = frame + zero;
 	at += NICPS_TAG_WORD + 1;
 #pragma clang loop unroll(disable)
 	for (u32 word = NICPS_TAG_WORD + 1; word < NICPS_MAX_FRAME_BYTES / 8; word++) {
+		/*
+		 * Else the compiler takes the check of `end` out of the loop, or
+		 * counts down to 0 from a number whose bound the verifier loses.
+		 */
+		asm volatile("" : "+r"(at), "+r"(word));
 		if (word >= length / 8)
 			break;
-		/* Else the compiler takes the check out of the loop. */
-		asm volatile("" : "+r"(at));
 		if ((void *)(at + 1) > end)
 			return false;
 		nicps_sip_word(&sip, __le64_to_cpu(*at));

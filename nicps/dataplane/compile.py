@@ -25,7 +25,8 @@ def _load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     except ImportError as error:
         return {"error": "bcc", "detail": str(error)}, []
     kinds = {"xdp": bcc.BPF.XDP, "sched_cls": bcc.BPF.SCHED_CLS}
-    cflags = [f"-D{name}={value}" for name, value in request["defines"].items()]
+    defines = (f"-D{name}={value}" for name, value in request["defines"].items())
+    cflags = [request["level"], *defines]
     try:
         program = bcc.BPF(text=request["text"].encode(), cflags=cflags)
     except Exception as error:  # BCC raises bare Exception
