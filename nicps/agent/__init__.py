@@ -3,7 +3,8 @@
 
 The loop and what it waits for:
 
-    agent.py        the event loop around the state machines
+    agent.py        the event loop around the life of a job; here the agent is put together
+    driver.py       actions of the life of a job, in their order
     settings.py     what `nicps join` was told
     loop.py         descriptors, signals, and work that a thread has done
     background.py   slow work, in one thread and in order
@@ -23,23 +24,20 @@ The socket:
     closing.py      closing a connection, which may take long
     commands.py     messages of commands and training programs
     status.py       what `nicps status` shows
+    people.py       who is told: the operator, submitters and watchers, the alarm's hook
 
 A job:
 
-    submission.py   a job submitted here, until it has ended
+    works.py        what takes time, done in the background
+    jobfiles.py     a job's files on this host, from its begin to its end
+    preparation.py  the preparation of a submitted job
     prepared.py     what a job's preparation left: settings, files, model
-    conductor.py    the lead's side of a job
-    job.py          this host's part in a job
-    program.py      the training program, and what is said to it
+    program.py      the training program's process, memory and connection
     crash.py        how a training program ended, in words
     metrics.py      the rows that a training program writes, checked
-    views.py        what a change of the view asks of this host
-    handout.py      files between the members
     bundle.py       files as a stream for the hand-out, and back
-    checkpoints.py  what `nicps resume` goes on from
-    finish.py       the end at this host: saved, kept, collected
-    endings.py      how a job ends, and who is told
     records.py      what a job leaves on this host
+    lives.py        what is kept of agents and programs that ended before their job
     result.py       what a run comes to
     report.py       the picture of a run
 

@@ -20,11 +20,10 @@ import numpy as np
 import orjson
 
 from nicps.errors import JobFailed
+from nicps.job.plan import WINDOW_FRAGMENTS
 from nicps.session.lanes import U8
 from nicps.wire import PAYLOAD_BYTES
 
-#: Fragments in a window: 23.6 MB, a fifth of a second at 1 Gbit/s; two of them are the receivers' memory.
-WINDOW_FRAGMENTS = 16384
 WINDOW_BYTES = WINDOW_FRAGMENTS * PAYLOAD_BYTES
 
 
@@ -45,12 +44,6 @@ class StreamFile:
         first = self.records * (number - 1) // members
         end = self.records * number // members
         return first * self.record_bytes, end * self.record_bytes
-
-
-def windows(size: int) -> tuple[int, int]:
-    """Rounds that a stream of `size` bytes takes, and fragments in the last of them."""
-    rounds = max(1, -(-size // WINDOW_BYTES))
-    return rounds, max(1, -(-(size - (rounds - 1) * WINDOW_BYTES) // PAYLOAD_BYTES))
 
 
 class OutStream:

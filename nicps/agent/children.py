@@ -14,13 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from nicps.agent.loop import Loop
 from nicps.agent.process import Child, User
 from nicps.agent.strays import Strays
-
-if TYPE_CHECKING:
-    from nicps.agent.agent import Agent
 
 _PATIENCE_S = 5.0
 _REST_S = 0.01
@@ -44,8 +41,21 @@ class Children:
     training user.
     """
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(
+        self,
+        user: User,
+        loop: Loop,
+        clock: Callable[[], float],
+        adopt: Callable[[socket.socket, int], None],
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            user: as whom processes run.
+            clock: the time of this step of the loop.
+            adopt: takes the agent's end of a connection to a process of that user (its uid).
+        """
+        self._user, self._loop, self._clock, self._adopt = user, loop, clock, adopt
         self._known: dict[Child, _Known] = {}
         self._then: list[tuple[set[Child], float, Callable[[], None]]] = []
         self._strays: Strays | None = None
@@ -55,12 +65,12 @@ class Children:
 
         Only for a process that is nothing but an agent.
         """
-        self._strays = Strays(self._agent.user.uid)
+        self._strays = Strays(self._user.uid)
 
     @property
     def hurry(self) -> bool:
         """Detached processes are being ended, and more of them may come: look again soon."""
-        return self._strays is not None and self._strays.hurry(self._agent.now)
+        return self._strays is not None and self._strays.hurry(self._clock())
 
     def spawn(
         self,
@@ -79,19 +89,18 @@ class Children:
         One that is to be `connected` finds a connection to us in NICPS_SOCKET. One that takes longer than `limit_s` is
         killed.
         """
-        agent = self._agent
-        user = User.named("root") if as_owner and os.geteuid() == 0 else agent.user
+        user = User.named("root") if as_owner and os.geteuid() == 0 else self._user
         env = {}
         with contextlib.ExitStack() as stack:
             if connected:
                 ours, theirs = socket.socketpair()
                 stack.enter_context(theirs)
-                agent.control.adopt(ours, user.uid)
+                self._adopt(ours, user.uid)
                 fds = (*fds, theirs.fileno())
                 env["NICPS_SOCKET"] = f"fd:{theirs.fileno()}"
             child = Child(argv, user, folder, log, env, fds, network_access)
-        self._known[child] = _Known(done, agent.now + limit_s, as_owner)
-        agent.loop.watch(child.fileno(), partial(self._is_gone, child))
+        self._known[child] = _Known(done, self._clock() + limit_s, as_owner)
+        self._loop.watch(child.fileno(), partial(self._is_gone, child))
         return child
 
     def end(self, child: Child) -> None:
@@ -107,10 +116,10 @@ class Children:
         What has detached itself from them is gone then, too.
         """
         ending = {child for child, known in self._known.items() if not (known.done or known.gone)}
-        self._then.append((ending, self._agent.now + _PATIENCE_S, then))
+        self._then.append((ending, self._clock() + _PATIENCE_S, then))
         self._go_on()
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Processes that take too long, and those that are gone but still somebody else's."""
         for child, known in list(self._known.items()):
             if known.gone:
@@ -119,7 +128,7 @@ class Children:
                 known.until = math.inf
                 child.kill()
         if self._strays is not None and (self._known or self._strays.there):
-            self._strays.look(now, self._numbers)
+            self._strays.tick(now, self._numbers)
         self._go_on()
 
     def close(self) -> None:
@@ -149,8 +158,8 @@ class Children:
         return {child.pid for child in self._known}
 
     def _is_gone(self, child: Child) -> None:
-        known, now = self._known[child], self._agent.now
-        self._agent.loop.unwatch(child.fileno())
+        known, now = self._known[child], self._clock()
+        self._loop.unwatch(child.fileno())
         if not known.ours:
             child.kill()  # what it has left behind in its session
             if self._strays is not None:
@@ -171,7 +180,7 @@ class Children:
             done(-signal.SIGKILL if code is None else code)
 
     def _go_on(self, now: float | None = None) -> None:
-        now = self._agent.now if now is None else now
+        now = self._clock() if now is None else now
         strays = self._strays is not None and self._strays.there
         waiting, self._then = self._then, []
         for ending, until, then in waiting:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from nicps.agent.control import ControlSocket
+from nicps.agent.driver import Driver
 from nicps.agent.peer import Peer
-from nicps.agent.status import status_of
-from nicps.agent.submission import Submission
+from nicps.agent.preparation import Preparation
+from nicps.agent.probe import Prober
+from nicps.agent.program import Program
+from nicps.dataplane import DataPlane
 from nicps.errors import (
     JobFailed,
     MessageError,
@@ -17,56 +21,70 @@ from nicps.errors import (
     UsageProblem,
     explain,
 )
-from nicps.protocol import NodeState
 from nicps.session.messages import (
     AskProbe,
     AskStatus,
     Attach,
     Leave,
     Ok,
+    Status,
     Submit,
     Watch,
     decode_command,
 )
 from nicps.session.shared_form import FROM_PROGRAM, FromProgram
 
-if TYPE_CHECKING:
-    from nicps.agent.agent import Agent
-
 
 class Commands:
-    """Messages of peers, by what they may do."""
+    """Messages of peers, by what they may do.
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    Args:
+        trainer: the user that may attach a training program, by name.
+        status: what `nicps status` shows.
+        stop: lets the agent leave.
+    """
 
-    def on_message(self, peer: Peer, message: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        control: ControlSocket,
+        program: Program,
+        preparation: Preparation,
+        prober: Prober,
+        dataplane: DataPlane,
+        trainer: str,
+        status: Callable[[], Status],
+        stop: Callable[[], None],
+    ) -> None:
+        self._driver, self._control, self._program = driver, control, program
+        self._preparation, self._prober, self._dataplane = preparation, prober, dataplane
+        self._trainer, self._status, self._stop = trainer, status, stop
+
+    def take_message(self, peer: Peer, message: dict[str, Any]) -> None:
         """One message; what is wrong with it is answered."""
-        agent = self._agent
+        driver = self._driver
         try:
-            if peer.is_trainer:
-                program = agent.job.program if agent.job is not None else None
-                if program is not None and program.is_attached(peer.channel):
-                    program.on_message(_of_program(message))
-            else:
+            if not peer.is_trainer:
                 self._carry_out(peer, message)
+            elif self._program.is_attached(peer.channel):
+                self._program.hear(_of_program(message))
         except (NicpsError, OSError) as error:
-            reason = explain("go on with the job here" if peer.is_trainer else "do that", error)
             if peer.is_trainer:
-                agent.act(agent.node.fail(agent.now, reason))
+                reason = explain("go on with the job here", error)
+                driver.carry_out(driver.life.action_failed(driver.now, reason))
+            elif isinstance(error, NicpsError):
+                peer.refuse(error)
             else:
-                peer.refuse(error if isinstance(error, NicpsError) else JobFailed(reason))
+                peer.refuse(JobFailed(explain("do that", error)))
 
-    def on_close(self, peer: Peer) -> None:
+    def forget(self, peer: Peer) -> None:
         """A connection has ended."""
-        self._agent.prober.forget(peer)
-        program = self._agent.job.program if self._agent.job is not None else None
-        if peer.is_trainer and program is not None and program.is_attached(peer.channel):
-            program.detached()
+        self._prober.forget(peer)
+        if peer.is_trainer:
+            self._program.detach(peer.channel)
 
     def _carry_out(self, peer: Peer, raw: Mapping[str, Any]) -> None:
         """Do what a command says, or refuse it."""
-        agent = self._agent
         if not peer.commands and raw.get("op") != Attach.op:
             raise UsageProblem(
                 f"user {peer.uid} may not give this agent commands: run it as root, or let the agent"
@@ -76,45 +94,31 @@ class Commands:
         if isinstance(command, Attach):
             self._attach(peer, command.form)
         elif isinstance(command, AskStatus):
-            peer.post(status_of(agent))
+            peer.post(self._status())
         elif isinstance(command, Watch):
             peer.watches_all = True
         elif isinstance(command, Leave):
             peer.post(Ok())
-            agent.stop()
+            self._stop()
         elif isinstance(command, AskProbe):
-            agent.prober.start(peer, command.seconds)
+            self._prober.start(peer, command.seconds)
         elif isinstance(command, Submit):
             self._submit(peer, command)
 
     def _submit(self, peer: Peer, job: Submit) -> None:
-        agent = self._agent
-        waiting = agent.job is not None and agent.node.state is NodeState.STANDBY
-        if agent.submission is not None or agent.node.state is not NodeState.STANDBY or waiting:
-            way_out = "wait for its end (`nicps status --watch`)"
-            if agent.trouble:
-                way_out = f"{agent.trouble}. `nicps leave`, and `nicps join` again, give it up here"
-            raise NetworkProblem(f"a job is under way: {way_out}")
-        agent.dataplane.check_interface()
-        agent.node.busy = True
-        try:
-            agent.submission = Submission(agent, job)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageProblem(f"no job can be made of what was submitted: {error!r}") from None
-        finally:
-            agent.node.busy = agent.submission is not None
-        peer.watches = True
+        self._driver.life.check_free()
+        self._dataplane.check_interface()
+        peer.submission = self._preparation.begin(job)
 
     def _attach(self, peer: Peer, form: str) -> None:
-        agent = self._agent
         if not peer.trains:
-            raise UsageProblem(f"user {peer.uid} may not train here, only {agent.user.name}")
-        if agent.job is None:
+            raise UsageProblem(f"user {peer.uid} may not train here, only {self._trainer}")
+        if self._driver.life.part is None:
             raise NetworkProblem("no job is under way that a training program could join")
         if form == "json":  # megabytes of text are for another process to read
-            agent.control.hand_over(peer, agent.job.start_gateway)
+            self._control.hand_over(peer, self._program.start_gateway)
         else:
-            agent.job.attach(peer.channel)
+            self._program.attach(peer.channel)
             peer.is_trainer = True
 
 

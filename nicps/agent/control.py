@@ -63,7 +63,7 @@ class Access:
 
 
 class ControlSocket:
-    """Listens, and hands every message to `on_message(peer, message)`.
+    """The address is taken at once; `serve` listens there.
 
     A path can be opened by its owner and by the group that `access` names; an abstract address by everybody, so each
     peer has its rights from what the kernel says of it (SO_PEERCRED, SO_PEERGROUPS).
@@ -78,14 +78,13 @@ class ControlSocket:
         access: Access,
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
-        on_message: Callable[[Peer, dict[str, Any]], None],
-        on_close: Callable[[Peer], None],
     ) -> None:
         self.address = address
         self.access = access
         self.peers: list[Peer] = []
         self._watch, self._unwatch = watch, unwatch
-        self._on_message, self._on_close = on_message, on_close
+        self._take_message: Callable[[Peer, dict[str, Any]], None] | None = None
+        self._forget: Callable[[Peer], None] | None = None
         self._closing = Closing()
         self._accepts = True
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -102,7 +101,15 @@ class ControlSocket:
             raise EnvironmentProblem(
                 f"cannot listen on {address}: {error.strerror}; another agent? name another with --socket"
             ) from None
-        watch(self._listener.fileno(), self._accept)
+
+    def serve(
+        self,
+        take_message: Callable[[Peer, dict[str, Any]], None],
+        forget: Callable[[Peer], None],
+    ) -> None:
+        """Take connections: `take_message` gets what they say, `forget` those that have ended."""
+        self._take_message, self._forget = take_message, forget
+        self._watch(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         if self._closing.full:
@@ -140,7 +147,8 @@ class ControlSocket:
                 item = peer.channel.pop()
                 if item is None:
                     return
-                self._on_message(peer, item[0])
+                assert self._take_message is not None, "nobody is read from before `serve`"
+                self._take_message(peer, item[0])
                 if peer not in self.peers:
                     return
                 if peer.was_refused and not peer.commands:  # or it goes on and on
@@ -166,7 +174,8 @@ class ControlSocket:
                 peer.channel.close()
             else:
                 self._closing.end(peer.channel.socket)
-            self._on_close(peer)
+            if self._forget is not None:
+                self._forget(peer)
 
     def hand_over(self, peer: Peer, give: Callable[[int], None]) -> None:
         """Give a connection away: `give` passes its descriptor on, and we forget it."""

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from nicps import wire
-from nicps.agent.sender import Sender
+from nicps.agent.driver import Driver, log
+from nicps.agent.keyring import Keyring
+from nicps.agent.loop import Loop
+from nicps.agent.records import TimeLine
+from nicps.agent.sender import Sender, Source
 from nicps.barrier import barrier
+from nicps.dataplane import DataPlane
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
-from nicps.protocol import KernelState, SendFragments
-
-if TYPE_CHECKING:
-    from nicps.agent.agent import Agent
+from nicps.job.actions import EnterView, Transmit
+from nicps.protocol import KernelState, Send, SendFragments
 
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _MALFORMED_SHOWN = 3
@@ -21,55 +25,66 @@ _PROBES = (bytes([wire.FrameType.PROBE]), bytes([wire.FrameType.ECHO]))
 
 
 class Frames:
-    """Between the state machine, the kernel and the LAN.
+    """Between the life of a job, the kernel and the LAN.
 
-    Attributes: `sender`, what leaves; `turns`, times that this host had the token; `malformed` frames that came.
+    Args:
+        take_probe: takes frames of the measurement, from that address.
+
+    Attributes: `sender`, what leaves; `malformed` frames that came.
     """
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        dataplane, node = agent.dataplane, agent.node
+    def __init__(
+        self,
+        driver: Driver,
+        dataplane: DataPlane,
+        keys: Keyring,
+        loop: Loop,
+        timeline: TimeLine,
+        take_probe: Callable[[bytes, bytes], None],
+    ) -> None:
+        self._driver, self._life, self._node = driver, driver.life, driver.life.node
+        self._dataplane, self._keys, self._loop = dataplane, keys, loop
+        self._timeline, self._take_probe = timeline, take_probe
+        node = self._node
         self.sender = Sender(dataplane, node.header, node.take_sequence, self._fragments_sent)
-        self.turns = 0
         self.malformed = 0
         self._hold_started = 0.0
         self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface is, and why
         self._kernel: KernelState | None = None  # as the program knows it
         self._bounced = 0
         self._room_awaited = False  # in the TX ring
-        agent.loop.watch(dataplane.rx_fileno(), self._receive)
-        agent.loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
-        agent.loop.watch(dataplane.link_changes.fileno(), self._link_changed)
+        loop.watch(dataplane.rx_fileno(), self._receive)
+        loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
+        loop.watch(dataplane.link_changes.fileno(), self._change_link)
 
     # ---- in
 
     def _receive(self) -> None:
-        agent = self._agent
+        driver, life = self._driver, self._life
         self.sync_from_kernel()
         try:
-            frames = agent.dataplane.receive()
+            frames = self._dataplane.receive()
         except InterfaceDown:
             self._check_interface()
             return
         for source, frame in frames:
-            if not agent.keys.admits(source, frame, agent.dataplane.mac):
+            if not self._keys.admits(source, frame, self._dataplane.mac):
                 continue
-            turns = agent.node.ring.turns if agent.node.ring is not None else 0
+            turns = life.turns
             try:
                 if frame[1:2] in _PROBES:
-                    agent.prober.on_frame(source, frame)
+                    self._take_probe(source, frame)
                 else:
-                    agent.act(agent.node.on_frame(agent.now, source, frame))
+                    driver.carry_out(life.on_frame(driver.now, source, frame))
             except WireError as error:
                 self.malformed += 1
                 if self.malformed <= _MALFORMED_SHOWN:
-                    agent.log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
-            if agent.node.ring is not None and agent.node.ring.turns > turns:
-                self.turns += 1
-                self._hold_started = agent.now
+                    log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
+            if life.turns > turns:
+                self._hold_started = driver.now
 
-    def _link_changed(self) -> None:
-        if self._agent.dataplane.link_changes.drain():
+    def _change_link(self) -> None:
+        if self._dataplane.link_changes.drain():
             self._check_interface()
 
     def _check_interface(self) -> None:
@@ -77,96 +92,100 @@ class Frames:
 
         The others go on without it, and it comes back. A host that sent only its short frames would hold them up.
         """
-        agent, before = self._agent, self._unusable
+        driver, before = self._driver, self._unusable
         self._unusable = None
         try:
-            agent.dataplane.check_interface()
+            self._dataplane.check_interface()
         except (InterfaceDown, InterfaceUnfit) as problem:
             self._unusable = problem
         self.sender.muted = self._unusable is not None
         if self._unusable is not None and str(self._unusable) != str(before):
-            agent.warn(str(self._unusable))
+            driver.carry_out(self._life.warn(driver.now, str(self._unusable)))
         elif self._unusable is None and before is not None:
             how = "is up again" if isinstance(before, InterfaceDown) else "can be used again"
-            agent.log(f"interface {agent.dataplane.iface} {how}")
+            log(f"interface {self._dataplane.iface} {how}")
 
     # ---- out
 
-    def send(self, frame: wire.Frame) -> None:
+    def send(self, action: Send) -> None:
         """Pack a frame, and queue it. The kernel signs tokens, and must know at once that older ones are stale.
 
         Raises:
             WireError: a number does not fit the frame.
         """
-        agent, data, token = self._agent, frame.pack(), frame.body
+        data, token = action.frame.pack(), action.frame.body
         if not isinstance(token, wire.Token):
-            self.sender.frame(agent.keys.sign(data, agent.dataplane.mac))
+            self.send_control(data)
             return
-        agent.dataplane.saw(token.generation, token.hop)
-        self.sender.frame(data, self._handed_on if token.owner != agent.node.number else None)
+        self._dataplane.saw(token.generation, token.hop)
+        forwards = token.owner != self._node.number
+        self.sender.frame(data, self._note_hold if forwards else None)
 
-    def _handed_on(self) -> None:
+    def send_control(self, frame: bytes) -> None:
+        """Sign a control frame, and queue it."""
+        self.sender.frame(self._keys.sign(frame, self._dataplane.mac))
+
+    def transmit(self, action: Transmit, source: Source | None) -> None:
+        """Queue fragments of this host's contribution; without a source they do not go out."""
+        if source is None:
+            driver = self._driver
+            driver.carry_out(self._life.fragments_sent(driver.now, action.fragments))
+        else:
+            self.sender.fragments_of(action.fragments, action.phase, source)
+
+    def _note_hold(self) -> None:
         """For the time line: the token has left this host."""
-        agent = self._agent
         started, self._hold_started = self._hold_started, 0.0
-        ring = agent.node.ring
-        if (
-            agent.job is not None
-            and ring is not None
-            and ring.phase.kind is wire.PhaseKind.TRAIN
-            and started
-        ):
-            agent.job.records.note("hold", started, time.monotonic(), ring.round)
+        ring = self._node.ring
+        if started and ring is not None and ring.phase.kind is wire.PhaseKind.TRAIN:
+            self._timeline.note("hold", started, time.monotonic(), ring.round)
 
     def pump(self) -> None:
         """Send what can be sent; wait for room in the ring only if that is what is missing."""
-        agent = self._agent
+        driver = self._driver
         self._sync_to_kernel()
         try:
-            self.sender.pump(agent.now)
+            self.sender.pump(driver.now)
         except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
             self.drop_fragments()
-            agent.act(agent.node.fail(agent.now, explain("send this host's part", error)))
+            reason = explain("send this host's part", error)
+            driver.carry_out(self._life.action_failed(driver.now, reason))
         if self.sender.down:
             self._check_interface()
         if self.sender.blocked_by_kernel != self._room_awaited:
             self._room_awaited = self.sender.blocked_by_kernel
-            agent.loop.arm(agent.dataplane.tx.fileno(), self._room_awaited)
+            self._loop.arm(self._dataplane.tx.fileno(), self._room_awaited)
 
-    def drop_fragments(self) -> None:
+    def drop_fragments(self, _: object = None) -> None:
         """What has not gone out of this host's contributions does not. The view goes on, and nobody waits for it."""
-        agent = self._agent
+        driver = self._driver
         for action in self.sender.drop_fragments():
-            agent.act(agent.node.sent(agent.now, action))
+            driver.carry_out(self._life.fragments_sent(driver.now, action))
 
     def _fragments_sent(self, action: SendFragments, started: float) -> None:
-        agent = self._agent
-        now = time.monotonic()
-        if agent.job is not None and agent.node.phase is not None:
-            if agent.node.phase.kind is wire.PhaseKind.TRAIN:
-                agent.job.sent(action, started, now)
-        agent.act(agent.node.sent(now, action))
+        now, phase = time.monotonic(), self._node.phase
+        if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
+            kind = "repair" if action.repair else "send"
+            self._timeline.note(kind, started, now, action.round)
+        self._driver.carry_out(self._life.fragments_sent(now, action, started))
 
     # ---- shared with the kernel
 
     def sync_from_kernel(self) -> None:
         """What the program has seen, before anything is made of it."""
-        agent = self._agent
-        if agent.node.ring is None:
+        if self._node.ring is None:
             return
-        ring = agent.dataplane.ring
+        ring = self._dataplane.ring
         seen, bounced = int(ring["seen"]), int(ring["bounced"])
-        token = agent.dataplane.bounced() if bounced != self._bounced else None
+        token = self._dataplane.bounced() if bounced != self._bounced else None
         if token is not None:
             self._bounced = bounced
-        agent.node.kernel_saw(
-            agent.now, (seen >> 32, seen & 0xFFFFFFFF), int(ring["heard_ns"]) / 1e9, token
-        )
+        heard = int(ring["heard_ns"]) / 1e9
+        self._life.kernel_saw(self._driver.now, (seen >> 32, seen & 0xFFFFFFFF), heard, token)
 
     def _sync_to_kernel(self) -> None:
-        agent = self._agent
-        state = agent.node.kernel
-        config = agent.dataplane.config
+        state = self._node.kernel
+        config = self._dataplane.config
         if state is not None and not self.sender.muted:
             config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
         if state == self._kernel:
@@ -177,15 +196,18 @@ class Frames:
             return
         write_settings(config, state)
 
-    def off(self) -> None:
-        """The program takes no tokens and fragments until there is a view again."""
-        agent = self._agent
-        agent.dataplane.config["enabled"] = agent.dataplane.config["bounce"] = 0
-        self._kernel = None
-
-    def kernel_forgets(self) -> None:
-        """The program has been put into another view: the next state, whatever it is, goes to it."""
+    def enter_view(self, action: EnterView) -> None:
+        """The program takes tokens and fragments of another view, with that view's key."""
+        view, number = action.view, action.number
+        live = [m.mac if m.number in view.live else None for m in view.members]
+        after = view.next_after(number)
+        self._dataplane.enter_view(view.number, number, live, after, self._keys.enter(view))
         self._bounced = 0
+        self._kernel = None  # the next state, whatever it is, goes to it
+
+    def leave_view(self, _: object) -> None:
+        """The program takes no tokens and fragments until there is a view again."""
+        self._dataplane.config["enabled"] = self._dataplane.config["bounce"] = 0
         self._kernel = None
 
 

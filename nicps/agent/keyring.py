@@ -107,7 +107,7 @@ class Keyring:
             " same on all hosts?"
         )
 
-    def news(self, now: float) -> str:
+    def find_doubt(self, now: float) -> str:
         """The doubt, if it is to be told now: once a minute at most, and only where there have been more."""
         if now < self._quiet_until:
             return ""

@@ -87,7 +87,7 @@ class Peer:
         self.channel = GuardedChannel(connection)
         self.is_trainer = False
         self.was_refused = False
-        self.watches = False  # the job that it has submitted
+        self.submission = 0  # the number of the job that it has submitted, until that has ended
         self.watches_all = False
 
     @property

@@ -12,20 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nicps import wire
 from nicps.agent.peer import Peer
 from nicps.auth import nonce
+from nicps.dataplane import DataPlane
 from nicps.errors import NetworkProblem, NicpsError
-from nicps.protocol import NodeState
+from nicps.job import Life
 from nicps.protocol.view import safe_name
 from nicps.session.messages import Probe, ProbedHost, RoundTrips, Train, TrainSeen
-
-if TYPE_CHECKING:
-    from nicps.agent.agent import Agent
 
 #: While a measurement is under way the agent looks after it at least this often.
 STEP_S = 0.001
@@ -56,10 +54,17 @@ class _Host:
 
 
 class Prober:
-    """Answers others' questions, and measures when it is told to."""
+    """Answers others' questions, and measures when it is told to.
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    Args:
+        send: signs a control frame, and sends it.
+    """
+
+    def __init__(
+        self, life: Life, dataplane: DataPlane, destination: bytes, send: Callable[[bytes], None]
+    ) -> None:
+        self._life, self._dataplane = life, dataplane
+        self._destination, self._send_frame = destination, send
         self._peer: Peer | None = None  # who wants to know
         self._script: Iterator[float] | None = None
         self._next = 0.0
@@ -83,11 +88,11 @@ class Prober:
         Raises:
             NetworkProblem: a job, or another measurement, is under way.
         """
-        if self._busy:
+        if self._life.busy_with:
             raise NetworkProblem("a job is under way: measure after its end (`nicps status`)")
         if self.running:
             raise NetworkProblem("a measurement is under way here already: wait for its end")
-        self._agent.dataplane.check_interface()
+        self._dataplane.check_interface()
         self._peer, self._hosts, self._asked, self._trains = peer, {}, {}, []
         self._next, self._timing = 0.0, False
         self._script = self._measure(seconds)
@@ -102,7 +107,7 @@ class Prober:
         if self._script is None or time.monotonic() < self._next:
             return
         try:
-            if self._busy:
+            if self._life.busy_with:
                 raise NetworkProblem("a job has begun: measure after its end")
             self._next = next(self._script)
         except StopIteration:
@@ -110,25 +115,20 @@ class Prober:
         except NicpsError as error:
             self._stop(error)
 
-    def on_frame(self, source: bytes, data: bytes) -> None:
+    def take_frame(self, source: bytes, data: bytes) -> None:
         """A PROBE or ECHO frame that came up.
 
         Raises:
             WireError: it is malformed.
         """
         frame = wire.unpack(data)
-        if frame.header.network != self._agent.node.network or source == self._agent.node.mac:
+        node = self._life.node
+        if frame.header.network != node.network or source == node.mac:
             return
         if isinstance(frame.body, wire.Probe):
             self._on_question(source, frame.body)
         elif isinstance(frame.body, wire.Echo):
             self._on_answer(source, frame.body, frame.tail)
-
-    @property
-    def _busy(self) -> bool:
-        agent = self._agent
-        standing_by = agent.node.state is NodeState.STANDBY
-        return not standing_by or agent.job is not None or agent.submission is not None
 
     def _stop(self, reason: NicpsError) -> None:
         self._done(lambda peer: peer.refuse(reason))
@@ -142,24 +142,24 @@ class Prober:
 
     def _on_question(self, source: bytes, probe: wire.Probe) -> None:
         """Anybody can send an old one again, so it ends no measurement, and answers are few."""
-        agent, now = self._agent, time.monotonic()
-        if self._busy and now < self._answered_busy + _BUSY_S:
+        now, has_job = time.monotonic(), bool(self._life.busy_with)
+        if has_job and now < self._answered_busy + _BUSY_S:
             return
         if self._answered > now + (_MOST_ANSWERS - 1) * _ANSWER_EVERY_S:
             return
         self._answered_busy = now
         self._answered = max(self._answered, now) + _ANSWER_EVERY_S
         first_ns, last_ns, count = self._counted(source, probe.nonce)
-        busy = int(self._busy or self.running)
+        busy = int(has_job or self.running)
         body = wire.Echo(probe.nonce, first_ns, last_ns, min(count, 2**32 - 1), probe.number, busy)
-        self._send(body, agent.node.name.encode())
+        self._send(body, self._life.node.name.encode())
 
     def _counted(self, source: bytes, nonce: int) -> tuple[int, int, int]:
         """First and last frame's time of a train, and how many; it is counted from now on.
 
         Not in place of another host's that is coming in.
         """
-        dataplane = self._agent.dataplane
+        dataplane = self._dataplane
         train = dataplane.train
         coming = time.monotonic_ns() < int(train["last_ns"]) + _COMING_NS
         if coming and int(train["nonce"]) != nonce and source != self._counts_for:
@@ -232,7 +232,7 @@ class Prober:
         self._nonce = nonce()
         ready = len(self._asked)
         yield from self._answers()
-        tx = self._agent.dataplane.tx
+        tx = self._dataplane.tx
         rows, numbers = self._frames()
         payload = np.zeros((_BATCH, wire.PAYLOAD_BYTES), np.uint8)
         per_second = (rate_bps or float("inf")) / (8 * _LINE_BYTES)
@@ -275,19 +275,16 @@ class Prober:
         return rows, rows[:, at : at + 4].view(">u4")[:, 0]
 
     def _header(self) -> wire.Header:
-        return wire.Header(network=self._agent.node.network)
+        return wire.Header(network=self._life.node.network)
 
     def _send(self, body: wire.Probe | wire.Echo, tail: bytes = b"") -> None:
-        agent = self._agent
-        frame = wire.pack(self._header(), body, tail=tail)
-        agent.frames.sender.frame(agent.keys.sign(frame, agent.node.mac))
+        self._send_frame(wire.pack(self._header(), body, tail=tail))
 
     def _result(self) -> Probe:
-        agent = self._agent
         return Probe(
-            agent.node.name,
-            agent.settings.iface,
-            wire.mac_text(agent.settings.destination),
+            self._life.node.name,
+            self._dataplane.iface,
+            wire.mac_text(self._destination),
             _QUESTIONS,
             tuple(self._trains),
             tuple(

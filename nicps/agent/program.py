@@ -1,134 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training program of a job (R8): its process, the memory shared with it, and what is said between it and us."""
+"""The training program of a job (R8): its process, the memory shared with it, and its connection."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
 
-from nicps import wire
+from nicps.agent.children import Children
+from nicps.agent.driver import Driver
+from nicps.agent.lives import put_by
+from nicps.agent.loop import Loop
 from nicps.agent.process import Child, python, set_nice
-from nicps.errors import JobFailed
-from nicps.exchange import Exchange
-from nicps.protocol import Phase
+from nicps.agent.sender import Source
+from nicps.agent.sources import ArenaSource, Nothing, StreamSource
+from nicps.agent.works import Works
+from nicps.dataplane import DataPlane
+from nicps.errors import NicpsError
+from nicps.job import actions as act
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.fields import Message, encode
-from nicps.session.lanes import LaneFormat
+from nicps.session.shared_form import Abort, FromProgram
 
-if TYPE_CHECKING:
-    from nicps.agent.job import LocalJob
-
-_KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
 _HURRIED = -10  # nice value
-_MOST_TEXT = 300
-STALL_S = 60.0  # the job's `stall_s`: without a word of a program that others wait for
-_LONGER = {"start": 5, "end": 5}  # where it has nothing to say until it is done
-_SHORTER = 1 / 20  # while all wait for the rest of its gradient
 
 
 class Program:
-    """One training program, from its start to its end.
-
-    Attributes: `ready`, it has built the model. `digest`, of the state that it holds (hexadecimal), once it has told.
-    `holds_state`, that state was the others', too: it is no new program. `trained`, rounds of training that it was told
-    of; `saved`, of those in the state that it has saved last. `duty`, what it is to do ("start", "work", "save", "load"
-    or "end"); empty while it waits for us.
+    """One training program at a time: it runs, and is spoken to.
 
     Args:
-        stall_s: the job's setting.
+        trainer: the command that trains, in place of the job's own.
     """
 
-    def __init__(self, job: LocalJob, stall_s: float) -> None:
-        self.job = job
-        self.duty = "start"
-        self.stall_s = stall_s
-        self._moved = job.agent.now  # it has said something, or was told what to do
-        self._unanswered = 0  # phases; until it is in the last one that it was told of, it speaks of an earlier one
-        self._trains = False
-        self.ready = self.holds_state = False
-        self.digest = ""
-        self.lanes = 0
-        self.trained = self.saved = 0
-        self.arena: Arena | None = None
-        self._channel: Channel | None = None
-        self._doorbell = -1
+    def __init__(
+        self,
+        driver: Driver,
+        loop: Loop,
+        children: Children,
+        dataplane: DataPlane,
+        works: Works,
+        trainer: tuple[str, ...],
+    ) -> None:
+        self._driver, self._life, self._loop = driver, driver.life, loop
+        self._children, self._dataplane, self._works = children, dataplane, works
+        self._trainer = trainer
+        self._number = 0
         self._child: Child | None = None
         self._gateway: Child | None = None  # between the agent and a program that speaks JSON
+        self._channel: Channel | None = None
+        self._arena: Arena | None = None
+        self._doorbell = -1
         self._hurried = False
-        self._blocks_told = 0
-        self._saving = 0  # number of the phase in which it saves or loads
-        self._numbers = 1 << 30  # those phases are ours alone: none of the network's
 
-    # ---- the process
+    # ---- processes
 
-    def start(self, argv: Sequence[str], folder: Path, log: Path, network_access: bool) -> None:
-        """Run it as the training user."""
-        self._child = self.job.agent.children.spawn(
-            argv, folder, log, self._ended, connected=True, network_access=network_access
-        )
+    def start(self, action: act.StartProgram) -> None:
+        """Run it as the training user, in the job's folder."""
+        self._number = action.program
+        job = self._works.job
+        assert job is not None
+        put_by(job.folder / "out", job.base)  # what the one before has written down
+        argv = list(self._trainer) or python(action.entry, "run", "--workdir", str(job.folder))
+        try:
+            self._child = self._children.spawn(
+                argv,
+                job.folder,
+                job.base / "trainer.log",
+                partial(self._ended, action.program),
+                connected=True,
+                network_access=action.network_access,
+            )
+        except (OSError, NicpsError) as error:
+            driver = self._driver
+            reason = str(error)
+            driver.carry_out(self._life.program_unstarted(driver.now, action.program, reason))
 
-    def start_gateway(self, connection: int, folder: Path, log: Path) -> None:
-        """A program that speaks JSON has connected: a process of its own attaches for it (docs/socket.md).
-
-        Raises:
-            JobFailed: a training program is attached already.
-        """
-        if self._channel is not None or self._gateway is not None:
-            raise JobFailed("a training program is attached already")
-        argv = python("nicps.gateway", str(connection))
-        self._gateway = self.job.agent.children.spawn(
-            argv, folder, log, self._gateway_ended, fds=(connection,), connected=True
-        )
-
-    def _gateway_ended(self, code: int) -> None:
-        gateway, self._gateway = self._gateway, None
-        if code and gateway is not None:
-            self.job.program_failed(f"the gateway ended: {gateway.last_line()}")
-
-    def _ended(self, code: int) -> None:
+    def _ended(self, number: int, code: int) -> None:
         child, self._child = self._child, None
-        if child is not None:
-            self.job.program_ended(self, code, child.last_line(self._when()))
+        if child is not None and number == self._number:
+            driver, part = self._driver, self._life.part
+            last = child.last_line(part.programs.moment if part is not None else "")
+            driver.carry_out(self._life.program_ended(driver.now, number, code, last))
 
-    def _when(self) -> str:
-        """In which round it is, for an error message."""
-        if self.duty == "end":
-            return " after the last round"
-        if not self.holds_state:
-            return " before its first round"
-        return f" in round {self.job.agent.node.open_round}"
-
-    @property
-    def has_ended(self) -> bool:
-        """The process is gone."""
-        return self._child is None
-
-    def owes(self, duty: str) -> None:
-        """It was told to do something."""
-        self.duty, self._moved = duty, self.job.agent.now
-
-    def excused(self) -> None:
-        """It has nothing more to do in the open round until it is committed."""
-        if self.duty == "work":
-            self.duty = ""
-
-    def move(self, now: float) -> None:
-        """It has said something, or could not."""
-        self._moved = now
-
-    def stalled(self, now: float, holding: bool) -> float:
-        """For how long it has not moved, if that is too long; otherwise 0.
-
-        Args:
-            holding: all wait for the rest of its gradient.
-        """
-        limit = self.stall_s * (_SHORTER if holding else _LONGER.get(self.duty, 1))
-        return limit if (holding or self.duty) and now > self._moved + limit else 0.0
+    def end(self, action: act.EndProgram) -> None:
+        """End it, whatever it is doing."""
+        if self._channel is not None:
+            with contextlib.suppress(ChannelClosed):
+                self._channel.post(encode(Abort(action.reason)))
+        for child in (self._child, self._gateway):
+            if child is not None:
+                self._children.end(child)
+        self._child = self._gateway = self._channel = None
+        self._hurried = False
+        if self._arena is not None:
+            self._loop.unwatch(self._doorbell)
+            os.close(self._doorbell)
+            self._arena.close()
+            self._arena = None
 
     def hurry(self, yes: bool) -> None:
         """A program whose gradient all hosts wait for gets the processor before other programs."""
@@ -136,203 +107,119 @@ class Program:
             self._hurried = yes
             set_nice(self._child.pid, _HURRIED if yes else 0)
 
-    def close(self, message: str) -> None:
-        """End it, whatever it is doing."""
-        agent = self.job.agent
-        if self._channel is not None:
-            with contextlib.suppress(ChannelClosed):
-                self._channel.post(encode(shared_form.Abort(message)))
-        for child in (self._child, self._gateway):
-            if child is not None:
-                agent.children.end(child)
-        self._child = self._gateway = None
-        if self.arena is not None:
-            agent.loop.unwatch(self._doorbell)
-            os.close(self._doorbell)
-            self.arena.close()
-            self.arena = None
+    # ---- its connection
+
+    def attach(self, channel: Channel) -> None:
+        """It has connected.
+
+        Raises:
+            NetworkProblem, JobFailed: none is expected, or one is attached.
+        """
+        driver = self._driver
+        actions = self._life.attach(driver.now)
+        self._channel = channel
+        driver.carry_out(actions)
+
+    def start_gateway(self, connection: int) -> None:
+        """A program that speaks JSON has connected: a process of its own attaches for it (docs/socket.md).
+
+        Raises:
+            NetworkProblem, JobFailed: as `attach`.
+        """
+        number = self._life.attach_gateway()
+        job = self._works.job
+        assert job is not None
+        self._gateway = self._children.spawn(
+            python("nicps.gateway", str(connection)),
+            job.folder,
+            job.base / "gateway.log",
+            partial(self._gateway_ended, number),
+            fds=(connection,),
+            connected=True,
+        )
+
+    def _gateway_ended(self, number: int, code: int) -> None:
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None and number == self._number:
+            driver, last = self._driver, gateway.last_line()
+            driver.carry_out(self._life.gateway_ended(driver.now, number, code, last))
+
+    def is_attached(self, channel: Channel) -> bool:
+        """Whether that connection is its own."""
+        return channel is self._channel
+
+    def detach(self, channel: Channel) -> None:
+        """A connection is closed."""
+        if channel is self._channel:
+            self._channel = None
+            self._life.detach(self._number)
+
+    def hear(self, message: FromProgram) -> None:
+        """It says something."""
+        driver = self._driver
+        driver.carry_out(self._life.hear_program(driver.now, message))
 
     # ---- what it is told
 
-    def attach(self, channel: Channel) -> None:
-        """The training program has connected.
+    def welcome(self, action: act.Welcome) -> None:
+        """Answer its connection."""
+        job = self._works.job
+        assert job is not None
+        self._post(action.program, replace(action.message, workdir=str(job.folder)))
 
-        Raises:
-            JobFailed: one is attached already.
-        """
-        if self._channel is not None:
-            raise JobFailed("a training program is attached already")
-        self._channel = channel
-        node = self.job.agent.node
-        self.post(
-            shared_form.Welcome(
-                node.number,
-                tuple(shared_form.Member(m.number, m.name) for m in node.members),
-                node.name,
-                node.view.lead,
-                self.job.settings,
-                str(self.job.folder),
-                node.view.number,
-            )
-        )
+    def post(self, action: act.Post) -> None:
+        """Tell it something."""
+        self._post(action.program, action.message)
 
-    def is_attached(self, channel: Channel) -> bool:
-        """Whether that connection is this program's."""
-        return channel is self._channel
-
-    def detached(self) -> None:
-        """It has closed its connection."""
-        self._channel = None
-
-    def enter(self, phase: Phase, first_round: int, blocks: int) -> None:
-        """Leave whatever it does, and go into this phase."""
-        agent = self.job.agent
-        ends = phase.kind is wire.PhaseKind.FINISH
-        self._trains = phase.kind is wire.PhaseKind.TRAIN
-        self.owes("end" if ends else "work")
-        if self.arena is not None:
-            self.arena.phase = phase.number
+    def enter_phase(self, action: act.EnterPhase) -> None:
+        """Send it into a phase."""
+        if self._arena is not None:
+            self._arena.phase = action.message.number
             # A round that had closed without it may be run again (R18).
-            self.arena.closed = min(self.arena.closed, first_round - 1)
-        fds: tuple[int, ...] = ()
-        new_blocks = 0
-        if blocks and self._blocks_told != blocks:
-            self._blocks_told = blocks
-            new_blocks = blocks
-            fds = (agent.dataplane.accumulators_fd, agent.dataplane.slots_fd)
-        view = agent.node.view
-        message = shared_form.Phase(
-            _KINDS[phase.kind],
-            first_round,
-            phase.number,
-            phase.unit,
-            phase.shares,
-            phase.exchange,
-            view.number,
-            view.order,
-            view.lead,
-            new_blocks,
-        )
-        self._send_into(message, fds)
+            self._arena.closed = min(self._arena.closed, action.message.first_round - 1)
+        dataplane = self._dataplane
+        blocks = (dataplane.accumulators_fd, dataplane.slots_fd)
+        self._post(action.program, action.message, blocks if action.message.blocks else ())
 
-    def state(self, what: str) -> None:
-        """Let it "save" its state into the working folder, or "load" the one that is there."""
-        self._numbers += 1
-        self._saving = self._numbers
-        self.owes(what)
-        view = self.job.agent.node.view
-        number, order, lead = view.number, view.order, view.lead
-        self._send_into(
-            shared_form.Phase(what, 0, self._saving, 0, (), Exchange.BROADCAST, number, order, lead)
-        )
-
-    def view(self) -> None:
-        """Hosts have come or gone; the phase goes on."""
-        node = self.job.agent.node
-        view = node.view
-        self.post(shared_form.View(view.number, view.order, view.lead, node.open_round))
-
-    def forget_blocks(self) -> None:
-        """The accumulators are new: it must map them again."""
-        self._blocks_told = 0
-
-    def post(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Say something, if it is there."""
-        if self._channel is None:
+    def _post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:
+        if self._channel is None or number != self._number:
             return
         try:
             self._channel.post(encode(message), fds)
         except ChannelClosed:
             self._channel = None
+            self._life.detach(number)
 
-    def _send_into(self, phase: shared_form.Phase, fds: tuple[int, ...] = ()) -> None:
-        self._unanswered += 1
-        self.post(phase, fds)
+    # ---- memory
 
-    # ---- what it says
-
-    def on_message(self, message: shared_form.FromProgram) -> None:
-        """A message from it.
-
-        Raises:
-            JobFailed: its digest is not hexadecimal.
-        """
-        job, agent = self.job, self.job.agent
-        node, now = agent.node, agent.now
-        self.move(now)
-        match message:
-            case shared_form.Progress():
-                if not self._unanswered:
-                    agent.act(node.progress(now, message.round, message.samples))
-            case shared_form.Offer():
-                if not self._unanswered:  # otherwise it will offer the round again
-                    self.excused()
-                    job.offered(message.round, message.samples, message.unit, message.skip)
-            case shared_form.Read():
-                self.digest = message.digest or self.digest
-                if not self._unanswered:
-                    self.duty = "work" if self._trains else ""
-                if message.round < node.open_round:
-                    agent.act(node.read(now, message.round, short(message.digest)))
-                job.program_has_applied()
-            case shared_form.Prepared():
-                self._unanswered -= 1
-                job.program_prepared(message.number)
-            case shared_form.Ready():
-                if not self.ready:
-                    self.lanes, self.digest = message.lanes, message.digest
-                    self._make_arena()
-                    self.ready, self.duty = True, ""
-                    job.program_ready()
-            case shared_form.Saved():
-                if message.number == self._saving:
-                    self.saved = message.round
-                    self._has_state(message, message.error)
-            case shared_form.Loaded():
-                if message.number == self._saving:
-                    self._has_state(message, "")
-            case shared_form.Checkpoint():
-                job.checkpoints.written(message.round, one_line(message.error))
-            case shared_form.Decide():
-                if self.ready:
-                    if message.what != "continue":
-                        self.excused()  # the lead goes on once all do something else
-                    agent.trainer_says(message)
-            case shared_form.Report():
-                if self.ready:
-                    agent.trainer_says(message)
-            case shared_form.Fail():
-                agent.act(node.fail(now, message.message))
-
-    def _has_state(self, message: shared_form.Saved | shared_form.Loaded, error: str) -> None:
-        self._saving, self.duty = 0, ""
-        self.digest = message.digest or self.digest
-        self.job.program_has_state(message.op, one_line(error))
-
-    def _make_arena(self) -> None:
-        width = int(str(self.job.settings.get("lane", "i16")).removeprefix("i"))
-        fragments = LaneFormat(self.lanes, width).fragments
-        self.arena = Arena.create(fragments)
+    def share_arena(self, action: act.ShareArena) -> None:
+        """Make the memory that its gradient is sent from, and the doorbell that it rings."""
+        self._arena = Arena.create(action.fragments)
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Every write wakes; reading it could block, as the program has a say in its flags.
-        self.job.agent.loop.watch(self._doorbell, self._more, edge=True)
-        self.post(shared_form.Arena(fragments), (self.arena.fd, self._doorbell))
+        self._loop.watch(self._doorbell, self._note_converted, edge=True)
+        descriptors = (self._arena.fd, self._doorbell)
+        self._post(action.program, shared_form.Arena(action.fragments), descriptors)
 
-    def _more(self) -> None:
-        """More of a contribution has been converted."""
-        self.move(self.job.agent.now)
-        self.job.agent.frames.pump()
+    def _note_converted(self) -> None:
+        """More of a contribution has been converted; the loop sends it at the end of this step."""
+        self._life.note_converted(self._driver.now)
 
+    def show_need(self, action: act.ShowNeed) -> None:
+        """Samples that still make the quorum (R13)."""
+        if self._arena is not None:
+            self._arena.need = (action.round, action.samples)
 
-def one_line(text: object) -> str:
-    """What a training program says, for people: printable, in one line, and not too long for a frame."""
-    plain = "".join(c if c.isprintable() else " " for c in str(text))
-    return " ".join(plain.split())[:_MOST_TEXT]
+    def show_closed(self, action: act.ShowClosed) -> None:
+        """The round closes without it."""
+        if self._arena is not None:
+            self._arena.closed = action.round
 
-
-def short(digest: str) -> int:
-    """A state's digest as it travels in the token: 32 bits, 0 for none."""
-    try:
-        return int(digest[:8], 16) or 1 if digest else 0
-    except ValueError:
-        raise JobFailed(f"the training program's digest {digest!r} is not hexadecimal") from None
+    def source_of(self, action: act.Transmit) -> Source | None:
+        """Where these fragments come from; None if that is not there any more."""
+        if action.source is act.Source.NOTHING:
+            return Nothing()
+        if action.source is act.Source.PROGRAM:
+            return ArenaSource(self._arena, self.hurry) if self._arena is not None else None
+        stream = self._works.streams.get(action.stream)
+        return StreamSource(stream, action.phase.first_round) if stream is not None else None

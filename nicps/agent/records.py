@@ -85,6 +85,18 @@ class Records:
         self._file.close()
 
 
+class TimeLine:
+    """The time line of the job that is here; `records` is None without one."""
+
+    def __init__(self) -> None:
+        self.records: Records | None = None
+
+    def note(self, kind: str, started: float, ended: float, round_: int) -> None:
+        """`Records.note`"""
+        if self.records is not None:
+            self.records.note(kind, started, ended, round_)
+
+
 def read_file(path: Path, most: int) -> bytes:
     """What is in a file that may be the training user's.
 

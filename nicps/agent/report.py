@@ -6,16 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from nicps.agent.children import Children
 from nicps.agent.folders import remove, working_folder
 from nicps.agent.lives import EARLIER
-from nicps.agent.process import Child, python
+from nicps.agent.loop import Loop
+from nicps.agent.process import Child, User, python
 from nicps.agent.records import COLLECTED, copy_file
 from nicps.errors import NicpsError
-
-if TYPE_CHECKING:
-    from nicps.agent.agent import Agent
 
 PICTURE = "report.html"
 _LIMIT_S = 300.0
@@ -25,13 +23,25 @@ class Report:
     """Draws a run in a folder of its own, from copies of its records, and brings the picture home.
 
     Args:
+        work: where that folder is made.
+        user: who draws.
         run: the run's folder.
         entry: the module that draws: `python -m ENTRY report FOLDER`.
         then: called in the end, with an error or an empty text.
     """
 
-    def __init__(self, agent: Agent, run: Path, entry: str, then: Callable[[str], None]) -> None:
-        self._agent, self._run, self._entry, self._then = agent, run, entry, then
+    def __init__(
+        self,
+        loop: Loop,
+        children: Children,
+        work: Path,
+        user: User,
+        run: Path,
+        entry: str,
+        then: Callable[[str], None],
+    ) -> None:
+        self._loop, self._children, self._work, self._user = loop, children, work, user
+        self._run, self._entry, self._then = run, entry, then
         self._log = run / "report.log"
         self._base: Path | None = None
         self._child: Child | None = None
@@ -48,8 +58,8 @@ class Report:
 
     def _copy(self) -> None:
         """The records become the training user's, and last of all their folders."""
-        self._base = working_folder(self._agent.settings.work)
-        user, folders = self._agent.user, [self._folder]
+        self._base = working_folder(self._work)
+        user, folders = self._user, [self._folder]
         found = [path for name in (*COLLECTED, EARLIER) for path in self._run.glob(f"*/{name}")]
         result = self._run / "result.json"  # a run that an alarm has ended has none
         for path in (*found, *([result] if result.exists() else [])):
@@ -68,7 +78,7 @@ class Report:
             return
         folder, argv = self._folder, python(self._entry, "report", str(self._folder))
         try:
-            self._child = self._agent.children.spawn(
+            self._child = self._children.spawn(
                 argv, folder, self._log, self._drawn, limit_s=_LIMIT_S
             )
         except (OSError, NicpsError) as error:
@@ -90,7 +100,7 @@ class Report:
     def _end(self) -> None:
         if self._base is not None:
             base = self._base
-            self._agent.loop.background(lambda: remove(base), lambda: None)
+            self._loop.background(lambda: remove(base), lambda: None)
         self._then(self._error)
 
     def _in_background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
@@ -102,4 +112,4 @@ class Report:
             except (OSError, NicpsError) as error:
                 self._error = str(error)
 
-        self._agent.loop.background(guarded, then)
+        self._loop.background(guarded, then)

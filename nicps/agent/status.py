@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nicps import wire
+from nicps.agent.frames import Frames
+from nicps.agent.keyring import Keyring
+from nicps.dataplane import DataPlane
+from nicps.job import Life
 from nicps.protocol import NodeState
 from nicps.session.messages import MemberStatus, Status
 
-if TYPE_CHECKING:
-    from nicps.agent.agent import Agent
 
-
-def status_of(agent: Agent) -> Status:
+def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -> Status:
     """What `nicps status` shows."""
-    node = agent.node
+    node, notices = life.node, life.roles.notices
     ring = node.ring
     phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
     view = node.view
@@ -37,26 +36,26 @@ def status_of(agent: Agent) -> Status:
             )
         )
     return Status(
-        network=agent.settings.network,
-        name=agent.settings.name,
-        iface=agent.settings.iface,
-        xdp_mode=agent.dataplane.mode,
+        network=life.settings.network,
+        name=life.settings.name,
+        iface=dataplane.iface,
+        xdp_mode=dataplane.mode,
         state=node.state.value,
         phase=phase,
         view=view.number,
         lead=view.lead,
-        trouble=agent.trouble,
-        warning=agent.keys.doubt,
-        keyed=agent.keys.keyed,
+        trouble=notices.trouble,
+        warning=keys.doubt,
+        keyed=keys.keyed,
         round=node.open_round,
         number=node.number,
         members=tuple(members),
-        job=agent.job.id if agent.job is not None else None,
-        progress=agent.progress,
-        last_job=agent.last_job,
-        token_turns=agent.frames.turns,
-        fragments_sent=agent.frames.sender.fragments,
-        frames_malformed=agent.frames.malformed,
-        control_refused=dict(agent.keys.refused),
-        counters=agent.dataplane.counters(),
+        job=life.part.id if life.part is not None else None,
+        progress=notices.progress,
+        last_job=notices.last_job,
+        token_turns=life.turns,
+        fragments_sent=frames.sender.fragments,
+        frames_malformed=frames.malformed,
+        control_refused=dict(keys.refused),
+        counters=dataplane.counters(),
     )

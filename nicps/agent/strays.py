@@ -48,7 +48,7 @@ class Strays:
         """Whether one was found just now, so that more may follow."""
         return now < self._hurry
 
-    def look(self, now: float, known: Collection[int]) -> None:
+    def tick(self, now: float, known: Collection[int]) -> None:
         """If it is time again: those that are being ended, and who has come to us and ended by itself.
 
         Args:
@@ -56,17 +56,17 @@ class Strays:
         """
         if now >= self._next or self.hurry(now):
             self._next = now + _REST_S
-            self._look(now, known)
+            self._end_orphans(now, known)
 
     def end(self, now: float, known: Collection[int]) -> None:
-        """A program has ended: end those that are there, as many as can be in 5 ms. `look` goes on with it.
+        """A program has ended: end those that are there, as many as can be in 5 ms. `tick` goes on with it.
 
         `there` is true until all are gone.
         """
         self.there = True
-        self._look(now, known)
+        self._end_orphans(now, known)
 
-    def _look(self, now: float, known: Collection[int]) -> None:
+    def _end_orphans(self, now: float, known: Collection[int]) -> None:
         until = time.monotonic() + _AT_ONCE_S
         for _ in range(_TIMES):
             found = [pid for pid in _children() if pid not in known and pid not in self._spared]

@@ -160,13 +160,6 @@ def run(args: argparse.Namespace) -> int:
     )
     with Agent(settings) as agent:
         agent.children.adopt()
-        agent.log(
-            f"{settings.name} on {settings.iface}, XDP {agent.dataplane.mode} mode, network"
-            f" {settings.network}"
-        )
-        if settings.key is None:
-            agent.log(
-                "WARNING: there is no key: every host on this LAN is trusted (`nicps key new`, `--key`)"
-            )
+        agent.announce()
         agent.run()
     return 0

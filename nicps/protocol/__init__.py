@@ -29,7 +29,6 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     admission.py     calls and answers (R2, R19, R20)
     inbox.py         which part a frame is for
     node.py          all of this behind one set of events
-    course.py        what the lead decides, from the hand-out to the end (R5 to R7, R14, R15, R20 to R22)
 """
 
 from nicps.protocol.actions import (

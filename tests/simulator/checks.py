@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
@@ -19,13 +20,13 @@ from nicps.protocol import Committed, Differs, Failed, Installed, NodeState, Pha
 from nicps.protocol.phase import ROUND_KINDS
 from nicps.protocol.view import Successor
 from tests.simulator import endings
-from tests.simulator.job import SWITCH_UNITS
 from tests.simulator.lan import INSTALL, kind_of
+from tests.simulator.program import SWITCH_UNITS, State
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
-    from tests.simulator.job import Program
     from tests.simulator.lan import Lan
+    from tests.simulator.program import Program
 
 
 Branch = bytes
@@ -50,6 +51,7 @@ class Checks:
         self.owners: dict[tuple[Branch, int, int, int], int] = {}  # view, generation, hop -> host
         self.knows: defaultdict[bytes, set[tuple[int, int]]] = defaultdict(set)  # `known`
         self.newest: View | None = None  # of all that are known to have been agreed on anywhere
+        self.states: dict[str, State] = {}  # by the digest that programs tell
         self.trained = 0  # rounds of training that somebody has applied
         self.tampered = False  # a test has changed somebody's weights
         self.moved = False  # a node has done something since `step`
@@ -129,7 +131,8 @@ class Checks:
 
     def failed(self, host: Host, action: Failed) -> None:
         """Who departs ends the job only where nobody else is there."""
-        departs = "was killed" in action.reason or "has left" in action.reason
+        departs = ("was killed", "has left", "not moved", "once more")
+        departs = any(why in action.reason for why in departs)
         if departs and len(host.node.view.live) > 1:
             self.fail(f"{host.node.name} ends the job: {action.reason}")
 
@@ -150,19 +153,48 @@ class Checks:
                 f"which has prepared {prepared.kind.name} {prepared.number}"
             )
 
-    def saved(self, host: Host, rounds: int) -> None:
-        """A lead has its state saved for who comes back; so many rounds have counted meanwhile."""
-        if rounds:
-            self.fail(f"{host.node.name} hands out a state that lacks {rounds} rounds")
+    def decided_before(self, host: Host, commit: Committed) -> None:
+        """R14: the lead lets no round be committed before its program has judged the one before."""
+        node, round_ = host.node, commit.round
+        before, now = host.last_commit, (node.view.number, commit.phase.number, round_)
+        host.last_commit = now
+        trains = commit.phase.kind is wire.PhaseKind.TRAIN
+        if node.leads and trains and before == (*now[:2], round_ - 1) and host.judged < round_ - 1:
+            self.fail(f"round {round_} is committed, {round_ - 1} not decided on")
 
-    def offered(self, host: Host, phase: Phase, round_: int, unit: int) -> None:
-        """A gradient is ready, in multiples of 2 to the `unit`."""
-        if phase.kind is wire.PhaseKind.TRAIN:
-            self.units[self.branch(host), round_, host.node.number] = unit
+    def saved(self, host: Host, program: Program) -> None:
+        """A lead has its state saved: no round has counted that is not in it."""
+        if program.state.last < host.committed:
+            self.fail(
+                f"{host.node.name} saves the state after round {program.state.last}, and round "
+                f"{host.committed} has counted"
+            )
 
-    def totals(self, commit: Committed) -> int:
+    def can_read(self, host: Host, is_open: bool) -> None:
+        """What a host hands out is open."""
+        if not is_open:
+            self.fail(f"{host.node.name} hands out what it has closed")
+
+    def has_room(self, host: Host, blocks: int) -> None:
+        """The kernel can take all fragments of the phase in force, or of the one that is prepared."""
+        node = host.node
+        ring = node.rings.coming or node.ring
+        if ring is None or node.changing or node.phase is None:
+            return
+        dropped = node.phase.number > ring.phase.number  # another phase is being prepared
+        if not dropped and ring.phase.blocks > blocks:
+            self.fail(
+                f"{node.name} has {blocks} blocks for {ring.phase.kind.name} {ring.phase.number}, "
+                f"not {ring.phase.blocks}"
+            )
+
+    def offered(self, host: Host, round_: int, unit: int) -> None:
+        """A gradient of a training phase is ready, in multiples of 2 to the `unit`."""
+        self.units[self.branch(host), round_, host.node.number] = unit
+
+    def total(self, round_: int, counted: Mapping[int, int]) -> int:
         """The whole sum, as far as it goes into the weights."""
-        text = repr((commit.round, sorted(commit.counted.items())))
+        text = repr((round_, sorted(counted.items())))
         return int(hashlib.sha1(text.encode()).hexdigest()[:8], 16)
 
     def committed(self, host: Host, commit: Committed, phase: Phase) -> None:
@@ -195,29 +227,40 @@ class Checks:
 
     def applied(self, host: Host, round_: int, program: Program) -> None:
         """Weights have changed."""
-        self.trained = max(self.trained, program.trained)
-        if tainted(program.weights):
+        state = program.state
+        self.trained = max(self.trained, state.trained)
+        self.hold(state.digest, state)
+        if tainted(state.weights):
             return
-        known = self.weights.setdefault((self.branch(host), round_), program.weights)
-        if known != program.weights:
-            self.fail(f"{host.node.name} has {program.weights} after round {round_}, not {known}")
+        known = self.weights.setdefault((self.branch(host), round_), state.weights)
+        if known != state.weights:
+            self.fail(f"{host.node.name} has {state.weights} after round {round_}, not {known}")
 
-    def same_model(self, host: Host, phase: Phase) -> None:
-        """A host prepares for training: with the lead's weights."""
-        program = host.job.program
-        assert program is not None
-        ours, leads = program.weights, str(phase.settings["model"])
-        if program.last != int(phase.settings["last"]):
+    def hold(self, digest: str, state: State) -> None:
+        """A program tells of its state by this digest."""
+        self.states[digest] = state
+
+    def same_model(self, host: Host, program: Program, number: int) -> None:
+        """A host's program goes into a training phase: with the lead's weights."""
+        phase = host.part.phase if host.part is not None else None
+        if phase is None or phase.number != number or "model" not in phase.settings:
+            return  # a later one is decided on already
+        ours, leads = program.state, self.states[phase.settings["model"]]
+        if ours.last != leads.last:
             return  # one of the two lags; `applied` has looked at either
-        if ours != leads and not tainted(ours) and not tainted(leads):
-            self.fail(f"{host.node.name} would train on {ours}, the lead on {leads}")
+        same = ours.weights == leads.weights
+        if not same and not tainted(ours.weights) and not tainted(leads.weights):
+            self.fail(
+                f"{host.node.name} would train on {ours.weights}, the lead on {leads.weights}"
+            )
 
     def differs(self, host: Host, action: Differs) -> None:
         """Only where a test has tampered; and nobody is named only where no half is left as it was."""
         phase = host.node.ring.phase if host.node.ring is not None else None
         counted = [m.mac for m in host.node.view.members if phase and phase.shares[m.number - 1]]
-        programs = [h.job.program for h in self.lan.hosts if h.mac in counted]
-        whole = [p for p in programs if p is not None and not p.blank and not tainted(p.weights)]
+        programs = [h.process for h in self.lan.hosts if h.mac in counted]
+        there = [p for p in programs if p is not None and not p.blank]
+        whole = [p for p in there if not tainted(p.state.weights)]
         if not self.tampered or (not action.numbers and 2 * len(whole) > len(counted)):
             self.fail(f"{host.node.name} finds other weights: {action}")
 

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from nicps.protocol.course import Plan
+from nicps.job.plan import Plan
 from tests.simulator import schedules
 from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults
-from tests.simulator.job import Job
 from tests.simulator.lan import Lan
 
 TRAINING_S = 0.9  # when `training` trains
@@ -46,7 +45,8 @@ def next_job(lan: Lan, starter: int) -> None:
     lan.ended, lan.well, lan.given_up = "", False, ""
     lan.checks = Checks(lan)
     for host in lan.hosts:
-        host.job, host.job_over, host.on_disk = Job(host), "", None
+        host.result, host.job_over, host.on_disk = None, "", None
+        host.submitted, host.losses, host.judged = False, 0, 0
     lan.hosts[starter].submit()
 
 

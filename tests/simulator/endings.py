@@ -16,14 +16,17 @@ def why_not(lead: Host, reason: str) -> str:
     lan = lead.lan
     if "members remain" in reason:
         return _remaining(lan, reason)
-    if "agrees on the weights" in reason:
+    if "no half agrees" in reason:
         return ""  # `Checks.differs` has counted them
     named = [h for h in lan.hosts if reason.startswith(f"{h.node.name}: ") or h is lead]
-    if "told to believe the switch" in reason:
+    if "told to believe" in reason:
         return "" if any(not h.believes for h in named) else "all who it may be about believe it"
+    if "in a row, without a round in between" in reason:
+        return "" if any(h.losses >= 4 for h in named) else "its programs were not lost so often"
     if "ended with an error" in reason:
         return "" if any(h.sick for h in named) else "nobody whom it may be about is sick"
-    if "the training program was killed" in reason or "has left the network" in reason:
+    departs = ("it was killed", "it has not moved", "has left the network")
+    if any(why in reason for why in departs) and "nobody is left who" not in reason:
         return "" if len(lead.node.view.live) == 1 else "others can go on"
     if "nobody is left who" in reason:
         holders = [h.node.name for h in lan.hosts if heard(lead, h) and holds(h, lead)]
@@ -40,7 +43,7 @@ def _remaining(lan: Lan, reason: str) -> str:
 
 def heard(lead: Host, host: Host) -> bool:
     """Whether the lead can hear that host now; itself too. Who is leaving has nothing more to say."""
-    there = not host.dead and not host.paused and not host.job.declined
+    there = not host.dead and not host.paused and not host.leaves
     return there and lead.lan.connected(lead.index, host.index)
 
 
@@ -50,11 +53,12 @@ def holds(host: Host, lead: Host) -> bool:
     Who has been struck off, the starter too, is not asked for what it has: it takes the others' (R19, R20). Who has got
     the state has it once it is counted. Whose training program has died leaves, before the first round too.
     """
-    job, trained, view = host.job, host.lan.checks.trained, lead.node.view
-    if job.leaving or view.number_of(host.mac) not in view.live:
+    part, trained, view = host.part, host.lan.checks.trained, lead.node.view
+    if host.node.leaving or view.number_of(host.mac) not in view.live:
         return False
     if not trained:
-        return job.submitted or job.program is not None or job.starting or job.storing
-    if job.program is None or host.node.number in host.node.learners:
+        return host.submitted or host.disk.stores_job or (part is not None and bool(part.digest))
+    process = host.process
+    if process is None or host.node.number in host.node.learners:
         return False
-    return not job.program.blank and job.program.trained >= trained
+    return host.has_state and process.state.trained >= trained

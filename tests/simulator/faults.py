@@ -9,8 +9,8 @@ from random import Random
 
 from nicps import wire
 from nicps.protocol import Action, Committed, Installed, NodeState, Prepare, Send, SendFragments
-from tests.simulator.host import STALL_S, Host
-from tests.simulator.lan import Lan, kind_sent
+from tests.simulator.host import Host
+from tests.simulator.lan import STALL_S, Lan, kind_sent
 
 LASTS_S = (0.05, 0.5, 3.0, 3.0)  # shorter than a time-out, longer, and long
 _PROPOSE, _ACCEPT, _INSTALL = (100 + step for step in wire.ViewStep if step != wire.ViewStep.ASK)
@@ -98,24 +98,24 @@ class Faults:
 
     def kill_program(self, host: Host) -> None:
         """kill -9 of the training program alone."""
-        if not host.dead and not host.paused and host.job.program is not None:
+        if not host.dead and not host.paused and host.process is not None:
             host.kill_program()
 
     def hang(self, host: Host) -> None:
         """SIGSTOP of the training program alone."""
-        if not host.dead and not host.paused and host.job.program is not None:
+        if not host.dead and not host.paused and host.process is not None:
             host.hang()
             self.lan.trouble(self.lan.now + STALL_S)
 
     def leave(self, host: Host) -> None:
         """`nicps leave`, and `nicps join` again later."""
-        if not host.dead and not host.paused and host.job.program is not None:
+        if not host.dead and not host.paused and host.process is not None:
             host.leave()
             self._for_a_while(lambda: host.restart() if host.dead else None)
 
     def sicken(self, host: Host) -> None:
         """The same, and no training program runs there any more; or the whole host comes back like that."""
-        if host.dead or host.paused or host.job.program is None:
+        if host.dead or host.paused or host.process is None:
             return  # where the job's first one does not run, it ends for all
         host.sick = True
         if self.random.random() < 0.5:
@@ -125,7 +125,7 @@ class Faults:
 
     def break_program(self, host: Host) -> None:
         """It ends with an error."""
-        if not host.dead and not host.paused and host.job.program is not None:
+        if not host.dead and not host.paused and host.process is not None:
             host.break_program()
 
     def renew(self, host: Host) -> None:

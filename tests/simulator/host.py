@@ -1,54 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One simulated host. The node and the course are the production ones; what is around them is modelled here."""
+"""One simulated host: the life of a job as it is (`nicps.job.Life`), and a world that carries its actions out.
+
+The kernel, the disk, the training program and the wire are models.
+"""
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nicps import wire
+from nicps import protocol, wire
+from nicps.errors import NetworkProblem
 from nicps.exchange import Exchange
-from nicps.protocol import (
-    Action,
-    Answered,
-    Committed,
-    Cut,
-    Declined,
-    Differs,
-    Failed,
-    Installed,
-    Joiner,
-    Node,
-    NodeState,
-    NotAdded,
-    Phase,
-    PhaseAgreed,
-    Prepare,
-    Ready,
-    Send,
-    SendFragments,
-    Struck,
-    View,
-)
-from nicps.protocol.course import Course
+from nicps.job import Life, LifeSettings
+from nicps.job import actions as act
+from nicps.job.hub import Hub
+from nicps.job.part import Part
+from nicps.protocol import Node, NodeState, Phase, View
+from nicps.session import shared_form as says
+from nicps.session.messages import Error, Progressed, Result, Warned
+from tests.simulator.disk import WINDOW, Disk, Incoming
+from tests.simulator.kernel import Kernel
+from tests.simulator.lan import FRAGMENT_S
+from tests.simulator.program import Program
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
-from tests.simulator.job import WINDOW, Job
-from tests.simulator.kernel import Kernel
-from tests.simulator.lan import FRAGMENT_S
-
 GOODBYE_S = 2.0
-STALL_S = 1.0
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
 
 
+@dataclass(frozen=True)
+class About:
+    """The node's action that the life of the job deals with next; the phase that this host had prepared last."""
+
+    action: protocol.Action
+    prepared: Phase | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The life of the job has dealt with it."""
+
+    action: protocol.Action
+
+
+class WatchedHub(Hub):
+    """Says among the actions what they come from."""
+
+    def _obey_node(self, now: float, action: protocol.Action) -> None:
+        about: Any = About(action, self.part.phase if self.part is not None else None)
+        self._out.append(about)
+        super()._obey_node(now, action)
+        done: Any = Done(action)
+        self._out.append(done)
+
+
+class WatchedLife(Life):
+    """With such a hub."""
+
+    def __init__(self, mac: bytes, settings: LifeSettings, host: Host) -> None:
+        super().__init__(mac, settings, host, lambda: host.lan.random.getrandbits(63) + 1)
+        self._hub = WatchedHub(settings, self.node, self.roles)
+
+
 class Host:
-    """A host with its agent (the glue around node and course) and its training program."""
+    """A host with its agent, its kernel, its disk and its training program."""
 
     def __init__(self, lan: Lan, index: int, rate: float) -> None:
         self.lan, self.index, self.rate = lan, index, rate
@@ -61,30 +82,72 @@ class Host:
         self.sick = False  # training programs that are started here end with an error
         self.job_over = ""
         self.killed_at = 0.0
+        self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
         self.on_disk: tuple[int, str] | None = None  # saved before the host was killed
+        self.published: list[act.Publish] = []  # ends, progress and warnings
+        self.hooks: list[str] = []
+        self.handed_out: dict[int, Any] = {}  # by the first round of the phase; frames outlive it
         self.stepped = True  # the agent has run since the kernel's view of it was made
         self._held: list[Callable[[], None]] = []  # what waits while the agent is stopped
         self._boot()
 
     def _boot(self) -> None:
         lan = self.lan
-        self.kernel = Kernel(self)
-        self.node = Node(
-            self.mac,
+        settings = LifeSettings(
             f"h{self.index + 1}",
             "sim",
-            self,
-            lambda: lan.random.getrandbits(63) + 1,
-            lan.timings,
-            lambda job: self.job.stage,
+            exchange=lan.plan.exchange if self.believes else Exchange.BROADCAST,
+            runs="runs",
+            window=WINDOW,
+            timings=lan.timings,
         )
-        self.course: Course | None = None
-        self.job = Job(self)
+        self.kernel = Kernel(self)
+        self.disk = Disk(self)
+        self.machine = WatchedLife(self.mac, settings, self)
+        self.process: Program | None = None
+        self.memory: Program | None = None  # the one whose gradient is in the shared memory
+        self.submitted = False  # a job, by the user, here
+        self.started = False  # a training program of the job that is here
+        self._restores = False  # it has come to the job in the middle of it
+        self.losses = 0  # of training programs
+        self.committed = 0  # the last training round, at this host
+        self.last_commit = 0, 0, 0  # view, phase and round
+        self.judged = 0  # the last round that its training program, the lead's, has judged
         self.keys: dict[int, bytes] = {}  # view -> its seed: this one's and the one's before
-        self._streams: dict[str, int] = {}
+        self._blocks = 0  # in a bank of the accumulators
+        self._source: Host | None = None  # of the hand-out that is under way
+        self._line: deque[act.Transmit | protocol.Send] = deque()  # waits for the program
         self._tx_free = 0.0
         self._timer: float | None = None
-        self._stop: Phase | None = None  # decided here
+        self._stop: object = None  # that it has decided on
+
+    @property
+    def node(self) -> Node:
+        """The protocol's part of it."""
+        return self.machine.node
+
+    @property
+    def part(self) -> Part | None:
+        """In the job that is here."""
+        return self.machine.part
+
+    @property
+    def leaves(self) -> bool:
+        """It wants no part in the job any more."""
+        return self.declined or self.node.leaving
+
+    @property
+    def declined(self) -> bool:
+        """It has left the job to the others."""
+        return bool(self.machine.roles.declined)
+
+    @property
+    def has_state(self) -> bool:
+        """Its training program holds the job's state, not only its files."""
+        process, part = self.process, self.part
+        if process is None or part is None or part.program is None or not part.program.ready:
+            return False
+        return not process.blank
 
     def clock(self) -> float:
         """This host's own steady clock."""
@@ -108,7 +171,7 @@ class Host:
         """`nicps join` again; nothing of before is known."""
         self.note("RESTARTED")
         self.dead = False
-        self.on_disk = self.job.result or self.on_disk
+        self.on_disk, self.result = self.result or self.on_disk, None
         self.believes = not self.lan.plan.exchange.needs_trust or self.lan.more.random() < 0.9
         self._boot()
 
@@ -124,67 +187,75 @@ class Host:
         held, self._held = self._held, []
         for event in held:
             event()
-        self._tick_now()
+        self._tick()
 
     def kill_program(self) -> None:
         """kill -9 of the training program: the agent leaves, and starts another."""
         self.note("PROGRAM KILLED")
-        if len(self.node.view.live) > 1:
-            self.course = None
-        self.job.lose_program()
-        self.do(self.node.leave(self.clock(), "the training program was killed"))
+        self._lose_program(-9, "it was killed")
 
     def break_program(self) -> None:
         """The training program ends with an error, as any other would here: the job cannot go on."""
         self.note("PROGRAM BREAKS")
         self.sick = True
-        self.job.end()
-        self.job.fail("the training program ended with an error")
+        self.program_ends(1)
+
+    def program_ends(self, code: int) -> None:
+        """The training program has ended by itself."""
+        self._lose_program(code, "it ended with an error" if code else "")
+
+    def _lose_program(self, code: int, last: str) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            self.losses += code != 0
+            machine = self.machine
+            self.do(machine.program_ended(self.clock(), process.number, code, last))
 
     def hang(self) -> None:
         """SIGSTOP of the training program: after a while the agent ends it, and starts another."""
         self.note("PROGRAM HANGS")
-        program = self.job.hang()
-
-        def look() -> None:
-            if self.job.program is program and self.job.hung:
-                self.kill_program()
-
-        self.later(STALL_S, look)
+        if self.process is not None:
+            self.process.hung = True
 
     def leave(self) -> None:
         """`nicps leave`: the agent stays until the others go on without it, but not for long."""
         self.note("LEAVES")
-        self.job.declined = True
         until = self.lan.now + GOODBYE_S
 
         def gone() -> None:
             if self.node.state is NodeState.MEMBER and self.lan.now < until:
                 self.later(0.01, gone)
             else:
+                self.do(self.machine.end(self.clock(), "it has left the network"))
                 self.kill()
 
-        self.do(self.node.leave(self.clock(), "it has left the network"))
+        self.do(self.machine.leave(self.clock()))
         gone()
 
     def renew(self) -> None:
         """The view's key has served its time."""
-        self.later(1e-5, lambda: self.do(self.node.rebuild(self.clock(), ())))
+        self.later(1e-5, lambda: self.do(self.machine.renew_key(self.clock())))
 
     def tamper(self) -> None:
         """Somebody changes the weights in the training program's memory."""
-        program = self.job.program
-        if program is not None and not program.blank:
+        process = self.process
+        if process is not None and not process.blank:
             self.note("TAMPERED WITH")
             self.lan.checks.tampered = True
-            program.weights = "T" + program.weights
+            process.state = replace(process.state, weights="T" + process.state.weights)
 
     def submit(self) -> None:
-        """The user starts a job here."""
-        self.course = Course(self.lan.plan, self)
-        self.job.submitted = True
+        """The user starts a job here; unless another one has come before."""
+        try:
+            number = self.machine.submit()
+        except NetworkProblem as refused:
+            self.note(f"REFUSES {refused}")
+            return
+        self.submitted = True
         self.lan.starter = self, self.life
-        self.do(self.node.start(self.clock(), 99))
+        job, prepared = self.lan.next_job_id(), self.lan.prepared
+        machine = self.machine
+        self.do(machine.submission_prepared(self.clock(), number, job, prepared))
 
     def if_alive(self, life: int, what: Callable[[Host], None]) -> None:
         if self.life == life and not self.dead:
@@ -254,10 +325,10 @@ class Host:
     def frame_up(self, source: bytes, data: bytes) -> None:
         self._sync()
         self.lan.checks.told(self, data)
-        self.do(self.node.on_frame(self.clock(), source, data))
+        self.do(self.machine.on_frame(self.clock(), source, data))
 
     def _arm(self) -> None:
-        deadline = self.node.deadline()
+        deadline = self.machine.deadline()
         if deadline is not None and deadline != self._timer:
             self._timer = deadline
             time = (deadline - self.index * 1000.0) / self.rate
@@ -269,233 +340,256 @@ class Host:
 
     def _due(self, deadline: float) -> None:
         if self._timer == deadline and not self.paused:
-            self._tick_now()
+            self._tick()
 
-    def _tick_now(self) -> None:
+    def _tick(self) -> None:
         self._timer = None
         self._sync()
-        self.do(self.node.tick(self.clock()))
+        self.do(self.machine.tick(self.clock(), self._awaited))
 
     def _sync(self) -> None:
         kernel = self.kernel
-        self.node.kernel_saw(self.clock(), kernel.seen, kernel.heard, kernel.bounced)
+        self.machine.kernel_saw(self.clock(), kernel.seen, kernel.heard, kernel.bounced)
         kernel.bounced = None
         kernel.alive = self.clock()
 
-    # ---- the agent: what the node asks for
+    # ---- the training program
 
-    def do(self, actions: list[Action]) -> None:
+    def attach(self, process: Program) -> None:
+        """It connects."""
+        self.do(self.machine.attach(self.clock()))
+
+    def hear(self, process: Program, message: says.FromProgram) -> None:
+        """It says something."""
+        if isinstance(message, says.Decide) and self.node.leads:
+            self.note(f"JUDGES {message.what} after {message.round}")
+            self.judged = max(self.judged, message.round)
+        self.do(self.machine.hear_program(self.clock(), message))
+
+    def pump(self) -> None:
+        """More of a gradient is converted: send what can be sent."""
+        self.machine.note_converted(self.clock())
+        while self._line and self._can_leave(self._line[0]):
+            self._put(self._line.popleft())
+
+    def _can_leave(self, action: act.Transmit | protocol.Send) -> bool:
+        if isinstance(action, protocol.Send) or action.source is not act.Source.PROGRAM:
+            return True
+        return self.memory is None or self.memory.converted(action.fragments.round)
+
+    @property
+    def _awaited(self) -> bool:
+        return bool(self._line)
+
+    # ---- the agent: what the life of the job asks for
+
+    def work_done(self, ticket: int, outcome: Any) -> None:
+        """The disk is done with a work."""
+        self.do(self.machine.work_done(self.clock(), ticket, outcome))
+
+    def do(self, actions: Sequence[Any]) -> None:
         if self.dead:
             return
         self.stepped = self.lan.checks.moved = True
+        awaited = self._awaited
         for at, action in enumerate(actions, 1):
             self._do(action)
-            if self.lan.moments:
-                self.lan.moment(self, action)
             if self.dead:
                 return
             if self.paused:
                 self.wake(functools.partial(self.do, actions[at:]))
                 return
         self.kernel.alive = self.clock()
+        self.lan.checks.has_room(self, self._blocks)
+        if self._awaited and not awaited:
+            self.later(1e-5, self._tick)
         self._arm()
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Any) -> None:
+        lan = self.lan
+        match action:
+            case About():
+                self._look(action)
+            case Done():
+                if lan.moments:
+                    lan.moment(self, action.action)
+            case protocol.Send(frame):
+                if self._line and isinstance(frame.body, wire.Token):
+                    self._line.append(action)  # behind the fragments that were sent under it
+                else:
+                    self._put(action)
+            case act.Transmit():
+                if self._line or not self._can_leave(action):
+                    self._line.append(action)
+                else:
+                    self._put(action)
+            case act.DropFragments():
+                self._drop()
+            case act.EnterView(view):
+                self.keep_key(view)
+                self.kernel.clear()
+                self.kernel.alive = self.clock()
+            case act.UseAccumulators(number):
+                self._blocks = self.disk.take_accumulators(number)
+            case act.RenewAccumulators(blocks):
+                self._blocks = blocks
+            case act.StartProgram(number):
+                assert self.part is not None
+                self.process = self.memory = Program(self, number, self.part.settings)
+                self.process.blank = self._restores or self.started
+                self.started = True
+            case act.EndProgram(number, reason):
+                self.note(f"PROGRAM ENDED {reason}")
+                self.memory = None
+                if self.process is not None and self.process.number == number:
+                    self.process = None
+            case act.ShareArena(number):
+                self._deliver(number, says.Arena(0))
+            case act.ShowNeed(number, round_, samples):
+                if self.process is not None:
+                    self.process.need = round_, samples
+            case act.ShowClosed(number, round_):
+                if self.process is not None:
+                    self.process.closed = round_
+            case act.Welcome(number, message) | act.Post(number, message):
+                self._deliver(number, message)
+            case act.EnterPhase(number, phase):
+                if self.process is not None:
+                    self.process.newest_phase = phase.number
+                    self.process.closed = min(self.process.closed, phase.first_round - 1)
+                self._deliver(number, phase)
+            case act.OpenJob():
+                self.disk.files = {}
+                self.started = False
+            case act.CloseJob():
+                self.disk.clear()
+            case act.Receive(keep=keep, collected_from=collected):
+                self.disk.incoming = Incoming(keep, bool(collected))
+            case act.CloseStream(stream):
+                self.disk.close(stream)
+            case act.RemoveState():
+                self.disk.files.pop("state.npz", None)
+            case act.Begin():
+                self.disk.begin(action, self._source)
+            case act.Log(text):
+                self.note(f"log: {text}")
+            case act.Publish(message):
+                self.note(f"{message.op} {getattr(message, 'event', '')}")
+                if isinstance(message, Result | Error | Progressed | Warned):
+                    self.published.append(action)
+            case act.RunHook(reason):
+                self.note(f"HOOK {reason}")
+                self.hooks.append(reason)
+
+    def _deliver(self, number: int, message: Any) -> None:
+        if self.process is not None and self.process.number == number:
+            self.process.deliver(message)
+
+    # ---- what leaves
+
+    def _put(self, action: act.Transmit | protocol.Send) -> None:
         lan, now = self.lan, self.lan.now
-        if isinstance(action, Send):
+        self._tx_free = max(now, self._tx_free)
+        if isinstance(action, protocol.Send):
             lan.checks.sent(self, action.frame)
-            self._tx_free = max(now, self._tx_free)
             frame, token = action.frame.pack(), action.frame.body
             lan.broadcast(self, frame, self.key_of(frame), self._tx_free)
             if isinstance(token, wire.Token):
                 self.kernel.seen = max(self.kernel.seen, (token.generation, token.hop))
-        elif isinstance(action, SendFragments):
-            self._tx_free = max(now, self._tx_free)
-            lan.digest.add_contribution(self.index, self._tx_free, action)
-            number = self.node.number
-            for first, count in action.ranges:
-                for index in range(first, first + count):
-                    self._tx_free += FRAGMENT_S
-                    key = self.keys.get(action.view)
-                    send = lan.feed if action.flags & wire.Flag.ADD else lan.fragment
-                    send(self, (action.view, key, number, action.round, index), self._tx_free)
-            self.later(
-                self._tx_free - now, lambda a=action: self.do(self.node.sent(self.clock(), a))
-            )
-        elif isinstance(action, Installed):
-            self._installed(action)
-        elif isinstance(action, Ready):
-            self.note(f"READY view {action.view.number}")
-            phase = self.node.ring.phase if self.node.ring is not None else None
-            if self.course is not None:
-                self.course.ready(action.view, phase)
-        elif isinstance(action, Prepare):
-            self.job.prepare(action.phase)
-        elif isinstance(action, PhaseAgreed):
-            answers = {k: json.loads(v) if v else {} for k, v in action.answers.items()}
-            self.note(f"AGREED {action.phase.kind.name} {action.phase.number}")
-            if action.phase.kind is wire.PhaseKind.STOP:
-                self.stopped(action.phase)
-            elif self.course is not None:
-                self.course.agreed(action.phase, answers)
-        elif isinstance(action, Committed):
-            self.job.committed(action)
-        elif isinstance(action, Answered):
-            if self.course is not None:
-                self.course.answered(action)
-        elif isinstance(action, Struck):
-            self.note(f"STRUCK {action.reason}")
-            self.course = None
-            self.job.leaving = False
-            self.job.interrupt()
-            if action.ending:
-                self._over(action.reason, ok=action.ending is wire.Ending.DONE)
-        elif isinstance(action, Differs):
-            self.note(f"DIFFERS {action}")
-            lan.checks.differs(self, action)
-            rest = [k for k in self.node.view.order if k not in action.numbers]
-            if action.numbers and rest[0] == self.node.number:
-                self.do(self.node.strike(self.clock(), action.numbers))
-            elif not action.numbers and self.course is not None:
-                self.course.alarm(f"no half of the members agrees on the weights: {action.round}")
-        elif isinstance(action, Cut):
-            self.note(f"NO MAJORITY, {sorted(action.missing)} are silent")
-        elif isinstance(action, NotAdded):
-            self.note(f"NOT ADDED, round {action.round}")
-            if self.course is not None:
-                self.course.not_added()
-        elif isinstance(action, Declined):
-            self.note(f"DECLINES {action.reason}")
-            self.job.decline()
-        elif isinstance(action, Failed):
-            self.note(f"FAILED {action.reason}")
-            lan.checks.failed(self, action)
-            if self.node.leads and self.course is not None:
-                self.course.stop(action.reason)
+            return
+        fragments = action.fragments
+        if action.source is act.Source.STREAM:
+            lan.checks.can_read(self, self.disk.hand_out(action.stream, action.phase.first_round))
+        lan.digest.add_contribution(self.index, self._tx_free, fragments)
+        for first, count in fragments.ranges:
+            for index in range(first, first + count):
+                self._tx_free += FRAGMENT_S
+                key = self.keys.get(fragments.view)
+                send = lan.feed if fragments.flags & wire.Flag.ADD else lan.fragment
+                fragment = (fragments.view, key, self.node.number, fragments.round, index)
+                send(self, fragment, self._tx_free)
+        self.later(self._tx_free - now, lambda: self._sent(fragments, now))
+
+    def _sent(self, fragments: protocol.SendFragments, started: float) -> None:
+        start = started * self.rate + self.index * 1000.0
+        self.do(self.machine.fragments_sent(self.clock(), fragments, start))
+
+    def _drop(self) -> None:
+        """What has not gone out does not; tokens behind it do."""
+        waiting, self._line = self._line, deque()
+        for action in waiting:
+            if isinstance(action, protocol.Send):
+                self._put(action)
+            else:
+                self.later(0.0, functools.partial(self._dropped, action.fragments))
+
+    def _dropped(self, fragments: protocol.SendFragments) -> None:
+        self.do(self.machine.fragments_sent(self.clock(), fragments))
+
+    # ---- what the node does, held against the rules
+
+    def _look(self, about: About) -> None:
+        checks, action = self.lan.checks, about.action
+        match action:
+            case protocol.Installed(view, _, phase):
+                on = f"goes on: {phase.kind.name}" if phase else "no phase"
+                self.note(
+                    f"VIEW {view.number} live {sorted(view.live)} lead {view.lead}, "
+                    f"round {self.node.open_round}, {on}"
+                )
+                checks.installed(self, action)
+            case protocol.Ready(view):
+                self.note(f"READY view {view.number}")
+            case protocol.Prepare(phase):
+                self.note(f"PREPARES {phase.kind.name} {phase.number} from {phase.first_round}")
+                if phase.kind is wire.PhaseKind.TRAIN:
+                    checks.unit_of(phase)
+                if phase.kind is wire.PhaseKind.STOP:
+                    self._stops(phase)
+            case protocol.PhaseAgreed(phase):
+                self.note(f"AGREED {phase.kind.name} {phase.number}")
+                if phase.kind is wire.PhaseKind.STOP:
+                    self._over(phase.settings["message"], ok=phase.settings["ok"])
+            case protocol.Committed():
+                self._look_at_commit(action, about.prepared)
+            case protocol.Struck(reason, ending):
+                self.note(f"STRUCK {reason}")
+                if ending:
+                    self._over(reason, ok=ending is wire.Ending.DONE)
+            case protocol.Differs():
+                self.note(f"DIFFERS {action}")
+                checks.differs(self, action)
+            case protocol.Cut(missing):
+                self.note(f"NO MAJORITY, {sorted(missing)} are silent")
+            case protocol.NotAdded(round_):
+                self.note(f"NOT ADDED, round {round_}")
+            case protocol.Declined(reason):
+                self.note(f"DECLINES {reason}")
+            case protocol.Failed(reason):
+                self.note(f"FAILED {reason}")
+                checks.failed(self, action)
+
+    def _stops(self, phase: Phase) -> None:
+        if not self.node.leads:
+            self._over(phase.settings["message"], ok=phase.settings["ok"])
+        elif self._stop != phase.settings:  # not a repeat
+            self._stop = phase.settings
+            self.lan.checks.stops(self, phase)
 
     def _over(self, why: str, *, ok: bool) -> None:
         self.note(f"JOB OVER {why}")
         self.job_over = why or "well"
         self.lan.over(self, why, ok)
-        self.course = None
-        self.job.end()
-        self.job.leaving = False
 
-    def stopped(self, phase: Phase) -> None:
-        self._over(str(phase.settings["message"]), ok=bool(phase.settings["ok"]))
-
-    def _installed(self, action: Installed) -> None:
-        view, node = action.view, self.node
-        self.note(
-            f"VIEW {view.number} live {sorted(view.live)} lead {view.lead}, round {node.open_round}, "
-            f"{'goes on: ' + action.phase.kind.name if action.phase else 'no phase'}"
-        )
-        self.keep_key(view)
-        self.kernel.clear()
-        self.kernel.alive = self.clock()
-        self.lan.checks.installed(self, action)
-        if action.phase is not None:
-            self.job.phase = action.phase
-        if view.lead == node.number and not (node.leaving and len(view.live) > 1):
-            if self.course is None:
-                self._take_over()
-        else:
-            self.course = None
-        if action.again and action.phase is not None and self.job.program is not None:
-            self.job.begin(action.phase, node.open_round)
-
-    def _take_over(self) -> Course:
-        program = self.job.program
-        trusts = self.lan.plan.exchange.needs_trust
-        exchange = self.job.exchange if trusts else Exchange.BROADCAST
-        plan = replace(self.lan.plan, exchange=exchange)
-        self.course = course = Course(plan, self, self.job.found)
-        course.fragments = self.lan.fragments if program is not None else 0
-        if program is not None and program.last:
-            self.job.decide_later()
-        return course
-
-    def lead_with_the_job(self) -> None:
-        """`Views.lead_with_the_job`"""
-        course = self.course
-        if course is not None and not course.able:
-            able = self._take_over()
-            if course.waits:
-                able.ready(self.view, self.phase)
-
-    # ---- Steered
-
-    @property
-    def view(self) -> View:
-        return self.node.view
-
-    @property
-    def learners(self) -> frozenset[int]:
-        return self.node.learners
-
-    @property
-    def open_round(self) -> int:
-        return self.node.open_round
-
-    @property
-    def phase(self) -> Phase | None:
-        return self.node.ring.phase if self.node.ring is not None else None
-
-    def decide(self, phase: Phase) -> None:
-        if self.node.leads:
-            if phase.kind is wire.PhaseKind.STOP and phase is not self._stop:  # not a repeat
-                self._stop = phase
-                self.lan.checks.stops(self, phase)
-            self.do(self.node.decide(self.clock(), phase))
-
-    def go_on(self) -> None:
-        self.do(self.node.go_on(self.clock()))
-
-    def rebuild(self, joiners: tuple[Joiner, ...]) -> None:
-        self.note(f"TAKES BACK {[j.name for j in joiners]}")
-        self.do(self.node.rebuild(self.clock(), joiners))
-
-    def call_back(self, job: str) -> None:
-        self.node.calls = job
-
-    def stream(self, purpose: str) -> None:
-        size = {"job": 3, "files": 2, "state": 1}[purpose] * WINDOW
-        course, counted = self.course, self.job.rounds
-
-        def ready() -> None:
-            if course is None or course is not self.course or self.job.hung:
-                return
-            if purpose == "state":
-                self.lan.checks.saved(self, self.job.rounds - counted)
-                if self.job.lags:
-                    self.later(
-                        1e-3, ready
-                    )  # the program saves when it has applied what came before
-                    return
-            course.streamed(purpose, self.node.number, size, 7)
-
-        self.later(self.lan.saving_s, ready)
-
-    def windows(self, size: int) -> tuple[int, int, int]:
-        rounds = -(-size // WINDOW)
-        return rounds, WINDOW, size - (rounds - 1) * WINDOW
-
-    def check(self) -> Mapping[str, str]:
-        program = self.job.program
-        assert program is not None
-        return {
-            "model": program.weights,
-            "trained": program.trained,
-            "last": program.last,
-            "kind": program.kind,
-        }
-
-    def save(self) -> None:
-        def saved() -> None:
-            if self.course is not None and not self.job.hung:
-                self.course.saved()
-
-        self.later(0.001, saved)
-
-    def tell(self, event: str, **values: Any) -> None:
-        self.note(f"event {event}")
+    def _look_at_commit(self, commit: protocol.Committed, prepared: Phase | None) -> None:
+        self.note(f"COMMITS {commit.round} {dict(commit.counted)}")
+        checks, phase = self.lan.checks, commit.phase
+        checks.in_time(self, commit, prepared)
+        checks.committed(self, commit, phase)
+        checks.decided_before(self, commit)
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            source = self.node.view.members[phase.settings["source"] - 1].mac
+            self._source = next(host for host in self.lan.hosts if host.mac == source)
+            self._restores = phase.settings["purpose"] != "job"
+        elif phase.kind is wire.PhaseKind.TRAIN:
+            self.committed = commit.round

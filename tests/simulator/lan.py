@@ -10,14 +10,14 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.exchange import Exchange
+from nicps.job.plan import Plan
 from nicps.protocol import Action, Timings
-from nicps.protocol.course import Plan
 from tests.simulator.digest import Digest
 from tests.simulator.switch import QUANTUM, Switch
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.simulator.host import Host
 
 HOP_S = 50e-6  # a frame's way through the LAN
+STALL_S = 1.0  # of the job: the least that one can have
+RECORDS = 17  # fragments of each member's records
 FRAGMENT_S = 12e-6  # line time of a fragment
 Fragment = tuple[int, "bytes | None", int, int, int]  # view, key, sender, round, index
 _STEP_AT = (
@@ -105,18 +107,20 @@ class Lan:
         from tests.simulator.checks import Checks
         from tests.simulator.host import Host
 
+        self._jobs = 0
         self.now = 0.0
         self.random = random.Random(seed)
         self.more = random.Random(~seed)
         self.conditions = conditions or Conditions()
         self.timings = timings or Timings()
-        self.plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
+        plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
+        self.plan = plan
         self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
         self.saving_s = 0.01  # what a lead takes to get ready what it hands out
         self.compute_s = compute_s
         self.too_large = too_large  # part of the gradients that do not fit their round's unit
         self.frames = 0
-        self.records = b'{"bytes": 17, "index_bytes": 5}'  # of each member, to be collected
+        self.records = RECORDS  # fragments of each member's, to be collected
         self.ended = ""  # how the job has ended, at whoever was the first
         self.well = False  # it has ended well
         self.calm_at = 0.0  # no fault is planned for later
@@ -139,6 +143,27 @@ class Lan:
         for host in self.hosts[hosts:]:
             host.dead = True  # until it is switched on
         self.starter = self.hosts[0], 0  # and which of its lives it is
+
+    def next_job_id(self) -> str:
+        """The name of a run."""
+        self._jobs += 1
+        return f"job{self._jobs}"
+
+    @property
+    def prepared(self) -> Mapping[str, Any]:
+        """What the preparation of a job leaves."""
+        plan = self.plan
+        settings = {
+            "batch": plan.batch,
+            "lane": f"i{plan.width}",
+            "quorum": plan.quorum,
+            "unit": plan.unit,
+            "alarm_below": plan.alarm_below,
+            "admit": plan.admit,
+            "redeal": plan.redeal,
+            "stall_s": max(STALL_S, 3 * self.compute_s),
+        }
+        return {"job": "job", "files": [{"path": "job.tar"}], "settings": settings}
 
     def note(self, text: str) -> None:
         """A line of the trace."""

@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 
 from nicps.exchange import Exchange
+from nicps.job.plan import Plan
 from nicps.protocol import Timings
-from nicps.protocol.course import Plan
 from tests.simulator.checks import Violation
 from tests.simulator.faults import MOMENTS, Faults, member
 from tests.simulator.lan import Conditions, Lan
@@ -165,7 +165,7 @@ def _over(lan: Lan) -> bool:
 
 def _ended_well(lan: Lan) -> None:
     """All who have saved have the same model, after all the rounds."""
-    results = {host.job.result for host in lan.hosts if host.job.result is not None}
+    results = {host.result for host in lan.hosts if host.result is not None}
     results = results or {host.on_disk for host in lan.hosts if host.on_disk is not None}
     good = {result for result in results if not result[1].startswith("T")}
     if not results or min(trained for trained, _ in results) < lan.rounds:

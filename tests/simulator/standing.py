@@ -23,10 +23,12 @@ def stuck(lan: Lan) -> str:
     """Why nobody may go on, or an empty text if somebody should."""
     alone = lan.timings.alone
     members = [h for h in lan.hosts if member(h)]
-    has = [h for h in lan.hosts if h.job.program and not h.job.program.blank]
+    has = [h for h in lan.hosts if not h.dead and h.has_state]
     starter, life = lan.starter
     if not members and not has and starter.life > life:  # it has been killed
         return "the starter was lost before anybody had the job"
+    if members and all(_hangs_alone(h) for h in members):
+        return "the only training program hangs, and its host warns of that"
     newest = lan.checks.newest
     if members and alone:
         newest = max(members, key=lambda h: (h.node.view.number, h.node.view.ballot)).node.view
@@ -41,6 +43,11 @@ def stuck(lan: Lan) -> str:
     why = f"of view {newest.number} with {sorted(newest.live)} only {able} are left"
     untold = [k for k in newest.order if _untold(lan, newest, k)]
     return f"{why} to whom it was told" if newest.agreed([*able, *untold], alone=alone) else why
+
+
+def _hangs_alone(host: Host) -> bool:
+    """No other host waits for that one, so its agent does not end the program, which has the only state."""
+    return len(host.node.view.live) == 1 and host.process is not None and host.process.hung
 
 
 def _able(lan: Lan, view: View) -> set[int]:

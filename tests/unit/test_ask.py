@@ -33,7 +33,7 @@ def question(nonce: int) -> bytes:
 
 def asked(node: Node, now: float, nonce: int) -> list[wire.Frame]:
     actions = node.on_frame(now, CONTROLLER, question(nonce))
-    return [wire.unpack(action.frame) for action in actions if isinstance(action, Send)]
+    return [wire.unpack(action.frame.pack()) for action in actions if isinstance(action, Send)]
 
 
 def test_a_member_says_what_is_in_force_at_it() -> None:

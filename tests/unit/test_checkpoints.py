@@ -5,73 +5,53 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from nicps.agent.checkpoints import CHECKPOINT, STATE, Checkpoints
-from nicps.agent.program import one_line
+from nicps.agent.jobfiles import JobFiles
+from nicps.agent.process import User
+from nicps.agent.works import keep_checkpoint
+from nicps.job.actions import KeepCheckpoint, Post
+from nicps.job.checkpoints import CHECKPOINT, STATE, Checkpoints
+from nicps.job.orders import Orders, Trouble, Warn
+from nicps.job.program import Program
+from nicps.job.said import one_line
+from nicps.job.works import Works
 from nicps.session.shared_form import Keep
+from tests.parts import Spot
+
+pytestmark = pytest.mark.unit
 
 FILES = (CHECKPOINT, STATE, "prepared.json", "job.tar")
 REASON = "h1 cannot be heard"
 
 
-class Job:
-    """As much of one as its checkpoints need; `told` is what the hook is run with."""
-
-    def __init__(self, folder: Path) -> None:
-        self.id = "job"
-        self.folder = folder / "work"
-        self.folder.mkdir()
-        for name in FILES:
-            (self.folder / name).write_text(name)
-        self.program = SimpleNamespace(has_ended=False, holds_state=True, post=self.asked)
-        self.questions: list[Any] = []
-        self.warnings: list[str] = []
-        self.told: list[str] = []
-        self.agent = SimpleNamespace(
-            now=10.0,
-            trouble="",
-            run_folder=lambda name: folder / "runs" / name,
-            node=SimpleNamespace(number=2, learners=frozenset()),
-            views=SimpleNamespace(say_trouble=self.say_trouble),
-            endings=SimpleNamespace(run_hook=self.told.append),
-            warn=self.warnings.append,
-        )
-        self.checkpoints = Checkpoints(self)  # type: ignore[arg-type]
-
-    def asked(self, message: dict[str, Any]) -> None:
-        self.questions.append(message)
-
-    def say_trouble(self, text: str) -> None:
-        self.agent.trouble = text
-
-    def later(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        work()
-        then()
+# ---- the files
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+def job(tmp_path: Path) -> Iterator[JobFiles]:
+    user = User("me", os.getuid(), os.getgid())
+    files = JobFiles("job", "h1", tmp_path, tmp_path / "runs" / "job", user, 0.0)
+    for name in FILES:
+        (files.folder / name).write_text(name)
+    yield files
+    files.clear({}, keep_records=False)
 
 
-def test_a_checkpoint_has_all_that_resuming_needs(job: Job) -> None:
-    job.checkpoints.written(7, "")
-    kept = job.checkpoints.folder
+def test_a_checkpoint_has_all_that_resuming_needs(job: JobFiles) -> None:
+    keep_checkpoint(job, CHECKPOINT)
+    kept = job.run / "checkpoint"
     assert sorted(path.name for path in kept.iterdir()) == [CHECKPOINT, "job.tar", "prepared.json"]
     assert (kept / CHECKPOINT).read_text() == CHECKPOINT
-    job.checkpoints.keep(STATE, job.warnings.append)
+    keep_checkpoint(job, STATE)
     assert (kept / CHECKPOINT).read_text() == STATE and not (kept / STATE).exists()
-    assert job.warnings == [""] and not job.told
 
 
 def test_it_is_on_the_disk_before_it_takes_the_former_ones_place(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: JobFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, os.replace
@@ -87,8 +67,8 @@ def test_it_is_on_the_disk_before_it_takes_the_former_ones_place(
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", put)
-    job.checkpoints.written(7, "")
-    kept = job.checkpoints.folder
+    keep_checkpoint(job, CHECKPOINT)
+    kept = job.run / "checkpoint"
     files = [str(kept / name) for name in ("job.tar", "prepared.json", CHECKPOINT)]
     assert [path for path in done if path in files] == files
     base = kept.parents[2]  # that has been there before
@@ -97,10 +77,10 @@ def test_it_is_on_the_disk_before_it_takes_the_former_ones_place(
 
 @pytest.mark.parametrize("how", ["missing", "a link", "a folder", "a full disk"])
 def test_what_cannot_be_kept_is_an_error(
-    job: Job, how: str, monkeypatch: pytest.MonkeyPatch
+    job: JobFiles, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the former one stays."""
-    job.checkpoints.written(7, "")
+    keep_checkpoint(job, CHECKPOINT)
     path = job.folder / CHECKPOINT
     path.unlink()
     if how == "a link":
@@ -114,32 +94,88 @@ def test_what_cannot_be_kept_is_an_error(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "fsync", full)
-    job.checkpoints.cut(REASON)
-    job.checkpoints.written(8, "")
-    kept = job.checkpoints.folder
+    with pytest.raises(OSError, match="No space left" if how == "a full disk" else CHECKPOINT):
+        keep_checkpoint(job, CHECKPOINT)
+    kept = job.run / "checkpoint"
     assert (kept / CHECKPOINT).read_text() == CHECKPOINT
     assert sorted(path.name for path in kept.iterdir()) == [CHECKPOINT, "job.tar", "prepared.json"]
-    (warning,) = job.warnings
-    assert warning.startswith(f"no checkpoint in {kept}: ")
-    assert ("No space left" if how == "a full disk" else CHECKPOINT) in warning
-    assert len(job.told) == 1 and "; not saved: " in job.told[0]
 
 
-def test_without_a_majority_the_user_is_told_once_it_is_saved(job: Job) -> None:
-    job.checkpoints.cut(REASON)
-    assert job.questions == [Keep()] and not job.told
-    job.checkpoints.written(7, "")
-    said = f"{REASON}; saved after 7 rounds of training in {job.checkpoints.folder}"
-    assert job.told == [said] and job.agent.trouble == said
-    job.checkpoints.written(8, "")  # it may lead, and writes one now and then
-    job.checkpoints.look(1000.0)
-    assert job.told == [said]
+# ---- who is told
 
 
-def test_the_user_is_told_if_it_is_not_saved(job: Job) -> None:
-    job.checkpoints.cut(REASON)
-    job.checkpoints.written(7, "the disk is full")
-    assert job.told == [f"{REASON}; not saved: the disk is full"]
+class Host:
+    """The checkpoints of one job, whose training program holds the state; `told` is what the hook is run with."""
+
+    def __init__(self) -> None:
+        self.spot = Spot(number=2)
+        self.works = Works()
+        self.checkpoints = Checkpoints(self.spot, self.works, self, "/runs/job/checkpoint")
+        self.program = Program(1, 60.0, 0.0)
+        self.program.ready = self.program.holds_state = True
+        self.asked: Orders = []
+
+    def do(self, orders: Orders) -> None:
+        self.asked += orders
+
+    def cut_off(self, program: Program | None) -> None:
+        self.do(self.checkpoints.cut_off(10.0, REASON, program))
+
+    def write(self, rounds: int, error: str = "") -> None:
+        """The program has written one; whether it can be kept is up to the disk."""
+        self.do(self.checkpoints.write(rounds, error))
+
+    def keep(self, error: str = "") -> None:
+        """The disk is done with it."""
+        (begin,) = [order for order in self.asked if hasattr(order, "ticket")]
+        assert begin.work == KeepCheckpoint(CHECKPOINT)  # type: ignore[union-attr]
+        self.asked.clear()
+        ticket = begin.ticket  # type: ignore[union-attr]
+        outcome = self.works.fail(10.0, ticket, error) if error else None
+        self.do(self.works.finish(10.0, ticket, None) if outcome is None else outcome)
+
+    @property
+    def told(self) -> list[str]:
+        found = [order for order in self.asked if isinstance(order, Trouble)]
+        assert all(trouble.hook for trouble in found)
+        return [trouble.text for trouble in found]
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def test_without_a_majority_the_user_is_told_once_it_is_saved(host: Host) -> None:
+    host.cut_off(host.program)
+    assert host.asked == [Post(1, Keep())]
+    host.asked.clear()
+    host.write(7)
+    assert not host.told
+    host.keep()
+    said = f"{REASON}; saved after 7 rounds of training in /runs/job/checkpoint"
+    assert host.told == [said]
+    host.asked.clear()
+    host.write(8)  # it may lead, and writes one now and then
+    host.keep()
+    host.do(host.checkpoints.tick(1000.0))
+    assert not host.asked
+
+
+def test_the_user_is_told_if_it_is_not_saved(host: Host) -> None:
+    host.cut_off(host.program)
+    host.write(7, "the disk is full")
+    assert host.told == [f"{REASON}; not saved: the disk is full"]
+
+
+def test_the_user_is_told_if_it_cannot_be_kept(host: Host) -> None:
+    host.cut_off(host.program)
+    host.asked.clear()
+    host.write(7)
+    host.keep("the disk is full")
+    warning = Warn("no checkpoint in /runs/job/checkpoint: the disk is full")
+    assert host.asked[0] == warning
+    assert host.told == [f"{REASON}; not saved: the disk is full"]
 
 
 def test_what_a_program_says_is_one_line_without_tricks() -> None:
@@ -148,30 +184,31 @@ def test_what_a_program_says_is_one_line_without_tricks() -> None:
     assert len(one_line("x" * 100_000)) == 300
 
 
-def test_a_program_that_does_not_answer(job: Job) -> None:
-    job.checkpoints.cut(REASON)
-    job.checkpoints.look(job.agent.now + 1.0)
-    assert not job.told
-    job.checkpoints.look(job.agent.now + 1000.0)
-    assert len(job.told) == 1 and "not saved: the training program has not answered" in job.told[0]
+def test_a_program_that_does_not_answer(host: Host) -> None:
+    host.cut_off(host.program)
+    host.do(host.checkpoints.tick(11.0))
+    assert not host.told
+    deadline = host.checkpoints.deadline()
+    assert deadline is not None
+    host.do(host.checkpoints.tick(deadline))
+    assert len(host.told) == 1
+    assert "not saved: the training program has not answered" in host.told[0]
 
 
 @pytest.mark.parametrize("why", ["none", "ended", "new", "learns"])
-def test_what_is_not_the_others_state_is_not_saved(job: Job, why: str) -> None:
-    if why == "none":
-        job.program = None  # type: ignore[assignment]
-    elif why == "learns":
-        job.agent.node.learners = frozenset({2})
-    else:
-        job.program.has_ended, job.program.holds_state = why == "ended", why != "new"
-    job.checkpoints.cut(REASON)
-    assert not job.questions
-    assert len(job.told) == 1 and "not saved: this host has" in job.told[0]
+def test_what_is_not_the_others_state_is_not_saved(host: Host, why: str) -> None:
+    if why == "learns":
+        host.spot.learners = frozenset({2})
+    host.program.ended, host.program.holds_state = why == "ended", why != "new"
+    host.cut_off(None if why == "none" else host.program)
+    assert len(host.asked) == 1
+    assert len(host.told) == 1 and "not saved: this host has" in host.told[0]
 
 
-def test_a_majority_that_is_there_again_is_no_trouble(job: Job) -> None:
-    job.checkpoints.cut(REASON)
-    job.checkpoints.called_off()
-    job.checkpoints.written(7, "")
-    assert not job.told and not job.agent.trouble
-    assert (job.checkpoints.folder / CHECKPOINT).exists()
+def test_a_majority_that_is_there_again_is_no_trouble(host: Host) -> None:
+    host.cut_off(host.program)
+    host.checkpoints.call_off()
+    host.asked.clear()
+    host.write(7)
+    host.keep()
+    assert not host.told and host.checkpoints.deadline() is None

@@ -50,7 +50,9 @@ class Host:
         self.loop = Loop(lambda error: None)
         self.user = User("us", os.getuid(), pwd.getpwuid(os.getuid()).pw_gid)
         self.now = time.monotonic()
-        self.children = Children(self)  # type: ignore[arg-type]
+        self.children = Children(
+            self.user, self.loop, lambda: self.now, lambda connection, uid: None
+        )
 
     def starts(self, program: str, **options: Any) -> Child:
         argv = [sys.executable, "-S", "-c", program]
@@ -64,7 +66,7 @@ class Host:
         events = self.loop.wait(0.01)
         self.now = time.monotonic()
         self.loop.handle(events)
-        self.children.look(self.now)
+        self.children.tick(self.now)
         assert time.monotonic() < self.now + 1.0
 
     def until(self, condition: Callable[[], Any], what: str) -> None:

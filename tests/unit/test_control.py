@@ -10,19 +10,17 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
 from nicps.agent import closing, control, peer
-from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
-from nicps.agent.loop import Loop
-from nicps.agent.process import Child, User
-from nicps.protocol import NodeState
+from nicps.protocol import View
 from nicps.session.channel import Channel
+from tests.parts import MEMBERS
+from tests.rooms import Rooms
 
 STRANGER = 54321
 LINGER_S = 3
@@ -32,66 +30,34 @@ AT_ONCE_S = (
 EMPTY = struct.pack(">I", 2) + b"{}"
 
 
-class Children:
-    """Those of the agent, as far as a submission needs them."""
-
-    def spawn(
-        self,
-        argv: list[str],
-        folder: Path,
-        log: Path,
-        done: Callable[[int], None],
-        network_access: bool,
-    ) -> Child:
-        user = User("nobody", os.getuid(), os.getgid())
-        return Child(argv, user, folder, log, {}, (), network_access)
-
-    def once_gone(self, then: Callable[[], None]) -> None:
-        then()
-
-
 class Host:
     """The loop of an agent that stands by, with its socket. `uid` is whose new connections are; `longest_s` a pass."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.uid = os.geteuid()
         self.address = f"@nicps-test-{os.getpid()}"
-        self.failures: list[Exception] = []
-        self.loop = Loop(self.failures.append)
-        agent: Any = SimpleNamespace(
-            prober=SimpleNamespace(forget=lambda peer: None),
-            node=SimpleNamespace(state=NodeState.STANDBY, busy=False),
-            settings=SimpleNamespace(work=tmp_path),
-            dataplane=SimpleNamespace(check_interface=lambda: None),
-            children=Children(),
-            loop=self.loop,
-            **dict.fromkeys(("job", "submission", "trouble")),
-        )
-        agent.user = SimpleNamespace(name="nobody", uid=os.getuid(), gid=os.getgid())
-        self.agent = agent
+        self.rooms = Rooms(tmp_path)
+        self.loop = self.rooms.loop
         self.longest_s = 0.0
-        self.commands = Commands(agent)
         self.handled = 0
         self.most = 0  # messages in one pass
-        self.control = agent.control = self._listen()
+        self.control = self._listen()
 
     def _listen(self) -> ControlSocket:
-        return ControlSocket(
-            self.address,
-            Access(trainer=STRANGER + 1),
-            self.loop.watch,
-            self.loop.unwatch,
-            self._on_message,
-            self.commands.on_close,
-        )
+        access = Access(trainer=STRANGER + 1)
+        control = ControlSocket(self.address, access, self.loop.watch, self.loop.unwatch)
+        commands = self.rooms.commands(control)
+
+        def take_message(peer: peer.Peer, message: dict[str, Any]) -> None:
+            self.handled += 1
+            commands.take_message(peer, message)
+
+        control.serve(take_message, commands.forget)
+        return control
 
     def restart(self) -> None:
         self.control.close()
-        self.control = self.agent.control = self._listen()
-
-    def _on_message(self, peer: peer.Peer, message: dict[str, Any]) -> None:
-        self.handled += 1
-        self.commands.on_message(peer, message)
+        self.control = self._listen()
 
     def step(self) -> None:
         """One pass, as the agent makes it."""
@@ -122,8 +88,7 @@ class Host:
 
     def close(self) -> None:
         self.control.close()
-        self.loop.drain()
-        self.loop.close()
+        self.rooms.close()
 
 
 @pytest.fixture
@@ -132,7 +97,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     monkeypatch.setattr(control, "_credentials", lambda _: (made.uid, {made.uid}))
     yield made
     made.close()
-    assert not made.failures
 
 
 @pytest.fixture
@@ -406,11 +370,14 @@ def test_the_last_words_are_heard(host: Host) -> None:
     host.until(lambda: not host.control.peers)
 
 
-def test_what_comes_behind_attach_is_for_who_is_given_the_connection(host: Host) -> None:
+def test_what_comes_behind_attach_is_for_who_is_given_the_connection(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[socket.socket] = []
-    host.agent.job = SimpleNamespace(
-        program=None, start_gateway=lambda fd: given.append(socket.socket(fileno=os.dup(fd)))
-    )
+    host.rooms.life.node._seat.view = View(1, MEMBERS, frozenset({1}), 1)
+    host.rooms.life.roles.begin_part(0.0, "job")
+    give = lambda fd: given.append(socket.socket(fileno=os.dup(fd)))  # noqa: E731
+    monkeypatch.setattr(host.rooms.program, "start_gateway", give)
     host.uid = STRANGER + 1
     channel = say(host, framed(b'{"op":"attach","form":"json"}') + framed(b'{"op":"next"}'))
     host.until(lambda: given)
@@ -445,8 +412,8 @@ def test_an_odd_submission(host: Host, tmp_path: Path, submission: bytes, said: 
     assert answer["op"] == "error" and answer["exit_code"] == 2
     assert said in answer["message"]
     assert "\n" not in answer["message"]
-    assert host.agent.node.busy is False and host.agent.submission is None
-    host.until(lambda: not list(tmp_path.iterdir()))
+    assert not host.rooms.life.node.busy and not host.rooms.life.busy_with
+    host.until(lambda: not list((tmp_path / "work").iterdir()))
     channel.send({"op": "x"})
     assert "knows no 'x'" in answers(host, channel, 1)[0]["message"]
     channel.close()

@@ -6,17 +6,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from nicps.agent.crash import describe_end
 from nicps.agent.process import Child, User
+from nicps.job.course import Course
+from nicps.job.orders import Decide
+from nicps.job.plan import Found, Plan
 from nicps.protocol import View
-from nicps.protocol.course import Course, Found, Plan
-from nicps.protocol.phase import Member, Phase
 from tests.netns.labs import until
+from tests.parts import MEMBERS, Spot
 
 ERROR = "trainer: error: KeyError: 'lable' (job.py:41, in loss())"
 
@@ -55,16 +55,9 @@ CRASH = "h1: the training program ended: SIGSEGV has ended it in round 7"
 @pytest.mark.parametrize(("crash", "said"), [(CRASH, f"{CRASH}; "), ("", "")])
 def test_a_lead_that_lost_the_state_in_a_crash_says_so(crash: str, said: str) -> None:
     """At every host, say: who is left has come back from its own crash, and that is the job's error."""
-    decided: list[Phase] = []
-    members = tuple(Member(k, bytes([k] * 6), f"h{k}") for k in (1, 2))
-    host: Any = SimpleNamespace(
-        view=View(3, members, frozenset({1}), 1),
-        learners=frozenset({1}),
-        open_round=8,
-        call_back=lambda job: None,
-        decide=decided.append,
-    )
+    view = View(3, MEMBERS, frozenset({1}), 1)
+    spot = Spot(view=view, learners=frozenset({1}))
     found = Found(able=False, trained=True, finishing=False, crash=crash)
-    Course(Plan("job", 8, 16, alarm_below=0.0), host, found).ready(host.view, None)
-    (stop,) = decided
+    course = Course(Plan("job", 8, 16, alarm_below=0.0), spot, found)
+    (stop,) = (o.phase for o in course.view_installed(view) if isinstance(o, Decide))
     assert stop.settings["message"] == f"{said}nobody is left who has the model's state"

@@ -3,149 +3,287 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nicps import wire
-from nicps.agent.agent import Agent
-from nicps.agent.endings import Endings
-from nicps.agent.submission import Submission
-from nicps.agent.views import Views
-from nicps.protocol import Phase, PhaseAgreed
+from nicps.agent.children import Children
+from nicps.agent.control import Access, ControlSocket
+from nicps.agent.driver import Driver
+from nicps.agent.loop import Loop
+from nicps.agent.peer import Peer
+from nicps.agent.people import People
+from nicps.agent.preparation import Preparation
+from nicps.agent.process import User
+from nicps.agent.settings import AgentSettings
+from nicps.job import Life, LifeSettings
+from nicps.job import actions as act
+from nicps.job.orders import Orders
+from nicps.job.plan import Plan, stop
+from nicps.job.roles import Roles
+from nicps.job.works import Works
+from nicps.protocol import Action, Node, Prepare, Struck, View
+from nicps.session.channel import Channel
 from nicps.session.fields import Message
-from nicps.session.messages import LastJob
+from nicps.session.messages import (
+    Error,
+    LastJob,
+    Progressed,
+    Result,
+    Submit,
+    Training,
+    Warned,
+)
+from nicps.session.shared_form import Report
+from tests.parts import MEMBERS
+from tests.simulator import schedules
+from tests.simulator.drill import TRAINING_S, idle, job, training
+from tests.simulator.host import Host
 
 pytestmark = pytest.mark.unit
 
+SAVED = "saved after 42 rounds of training in /runs/1/checkpoint"
 
-class Host:
-    """An agent with submitters; `told` is what each has heard."""
+
+class Nothing:
+    """A kernel that has taken nothing."""
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        return 0
+
+    def missing(self, *_: Any) -> list[tuple[int, int]]:
+        return []
+
+
+def roles_of(leads: bool, submitted: bool = True) -> Roles:
+    """The roles of the first of three hosts, whose training the second one leads, or itself."""
+    node = Node(MEMBERS[0].mac, "h1", "nicps", Nothing(), lambda: 1)
+    node._seat.view, node._seat.number = (
+        View(1, MEMBERS, frozenset({1, 2, 3}), 1 if leads else 2),
+        1,
+    )
+    roles = Roles(LifeSettings("h1", "nicps", runs="/runs"), node, Works())
+    if submitted:
+        roles.submit().job_id = "1"
+    if leads:
+        roles.begin_lead(0.0, Plan("1", 8, 16))
+    return roles
+
+
+def ended(orders: Orders) -> Message:
+    """What the submitter hears."""
+    (published,) = [order for order in orders if isinstance(order, act.Publish)]
+    assert published.submission == 1
+    return published.message
+
+
+# ---- who hears of it
+
+
+class Waiting:
+    """An agent's socket with connections to it, and who is told through it."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-        self.control = SimpleNamespace(peers=[], post=self._post)
-        self.log = self.end_job = lambda *_: None
-        self.submission: Any = None
-        self.conductor: Any = None
-        self.job: Any = None
-        self.last_job: LastJob | None = None
-        self.node = SimpleNamespace(busy=True, name="h1")
+        self.loop = Loop(lambda _: None)
+        address = f"@nicps-test-{os.getpid()}-{time.monotonic_ns()}"
+        access = Access(os.getuid())
+        self.control = ControlSocket(address, access, self.loop.watch, self.loop.unwatch)
+        user = User("me", os.getuid(), os.getgid())
+        children = Children(user, self.loop, time.monotonic, self.control.adopt)
+        self.people = People(self.control, children, AgentSettings("eth1"))
+        self.channels: list[Channel] = []
 
-    def submits(self, name: str) -> None:
-        self.control.peers.append(SimpleNamespace(name=name, watches=True, watches_all=False))
+    def connect(self) -> Peer:
+        ours, theirs = socket.socketpair()
+        self.control.adopt(ours, os.getuid())
+        self.channels.append(Channel(theirs))
+        return self.control.peers[-1]
 
-    def publish(self, *arguments: Any) -> None:
-        Agent.publish(self, *arguments)  # type: ignore[arg-type]
+    def heard(self) -> list[int]:
+        """How many messages came to each."""
+        counts = []
+        for channel in self.channels:
+            if channel.wait(0.0):
+                channel.pump()
+            count = 0
+            while channel.pop() is not None:
+                count += 1
+            counts.append(count)
+        return counts
 
-    def _post(self, peer: Any, message: Message) -> None:
-        self.told.append((peer.name, message.op))
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
+        self.control.close()
+        self.loop.drain()
+        self.loop.close()
 
 
-def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end() -> None:
+@pytest.fixture
+def waiting() -> Iterator[Waiting]:
+    made = Waiting()
+    yield made
+    made.close()
+
+
+def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end(waiting: Waiting) -> None:
     """The report takes a second or two, in which the host takes another job."""
-    host = Host()
-    host.job = SimpleNamespace(entry="trainer", handout=SimpleNamespace(collected=[]))
-    host.submits("first")
-    reports: list[Any] = []
-    conductor = SimpleNamespace(
-        job_id="1",
-        result=lambda names, about, then: then({}, ""),
-        report=lambda entry, then: reports.append(then),
-    )
-    phase = SimpleNamespace(settings={"ok": True})
-    Endings(host).lead_over(conductor, phase)  # type: ignore[arg-type]
-    host.submits("second")
-    reports.pop()()
-    assert host.told == [("first", "result")]
-    assert [peer.watches for peer in host.control.peers] == [False, True]
+    first, second, watcher = (waiting.connect() for _ in range(3))
+    first.submission, second.submission, watcher.watches_all = 1, 2, True
+    waiting.connect()
+    waiting.people.publish(act.Publish(Training("2"), 2))
+    assert waiting.heard() == [0, 1, 1, 0]
+    waiting.people.publish(act.Publish(Result({}), 1))
+    assert waiting.heard() == [1, 0, 1, 0]
+    assert (first.submission, second.submission) == (0, 2)
+    waiting.people.publish(act.Publish(Training("3")))
+    assert waiting.heard() == [0, 0, 1, 0]
+
+
+def test_a_result_is_its_own_submissions() -> None:
+    lan, _ = job(hosts=2, rounds=2)
+    host = lan.hosts[0]
+    assert lan.run(lambda: bool(lan.ended) and host.node.ended, 30.0)
+    assert not host.published or not isinstance(host.published[-1].message, Result)
+    host.submit()
+    lan.run(lambda: False, lan.now + 1.0)
+    ends = [p for p in host.published if isinstance(p.message, Result | Error)]
+    assert [end.submission for end in ends] == [1, 2], "the second job is a short one"
 
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_after_an_alarm_all_are_told_where_the_model_is(saved: bool) -> None:
     """The submitter, the log, `nicps status` and the hook; at the other hosts, who has it."""
-    lead: Any = Host()
-    heard: list[str] = []
-    lead.log = heard.append
-    lead.publish = lambda message, waiting: heard.append(message.message)
-    endings = Endings(lead)
-    endings.run_hook = heard.append  # type: ignore[method-assign]
-    conductor: Any = SimpleNamespace(job_id="1", saved="saved after 42 rounds in /runs/1")
-    settings = {"ok": False, "message": "h2 left", "alarm": True, "saved": saved}
-    endings.lead_over(conductor, SimpleNamespace(settings=settings))  # type: ignore[arg-type]
-    where = "; saved after 42 rounds in /runs/1: `nicps resume` goes on from there" if saved else ""
-    assert heard == [f"job stopped: h2 left{where}", *[f"h2 left{where}"] * 2]
-    assert lead.last_job.error == f"h2 left{where}"
+    leads = roles_of(leads=True)
+    assert leads.lead is not None
+    leads.lead.saved = SAVED
+    phase = stop("h2 left", alarm=True, saved=saved)
+    orders = leads.end_own_job(phase)
+    where = f"; {SAVED}: `nicps resume` goes on from there" if saved else ""
+    said = f"h2 left{where}"
+    assert act.Log(f"job stopped: {said}") in orders and act.RunHook(said) in orders
+    assert ended(orders) == Error(said, 6 if saved else 5)
+    assert leads.notices.last_job == LastJob("1", said, {})
 
-    other: Any = Host()
-    other.endings, other.log = Endings(other), heard.append
-    other.settings = SimpleNamespace(alarm_hook="")
-    other.node.view = SimpleNamespace(lead=1)
-    other.node.members = [SimpleNamespace(name="h1")]
-    Agent._over(other, Phase(3, 1, wire.PhaseKind.STOP, settings=settings))
+    other = roles_of(leads=False, submitted=False)
+    orders = other.end_others_job(phase)
     where = "; it was saved where it was led: `nicps resume` goes on from there" if saved else ""
-    assert heard[3:] == [f"job stopped: h2 left{where}"]
+    assert act.Log(f"job stopped: h2 left{where}") in orders
+    assert act.RunHook(f"job stopped: h2 left{where}") in orders
 
 
 @pytest.mark.parametrize(
     ("ending", "told"), [(wire.Ending.DONE, "result"), (wire.Ending.ENDED, "error")]
 )
 def test_who_was_not_heard_at_the_end_is_told_all_the_same(ending: wire.Ending, told: str) -> None:
-    host = Host()
-    host.submission = SimpleNamespace(job_id="1", close=lambda: None)
-    host.submits("first")
-    Endings(host).unheard(ending, "h2")  # type: ignore[arg-type]
-    assert host.told == [("first", told)]
-    assert host.submission is None and not host.node.busy
-    assert "h2" in str(host.last_job), "who knows more"
+    roles = roles_of(leads=False)
+    orders = roles.strike_off(Struck("the job has ended", ending, "h2"))
+    assert ended(orders).op == told
+    assert roles.submission is None and not roles._node.busy
+    assert "h2" in str(roles.notices.last_job), "who knows more"
 
 
 def test_who_was_not_heard_after_a_crash_is_told_of_that() -> None:
     """At every host, say: the one that submitted has only its own crash to go by."""
-    host = Host()
-    host.submission = SimpleNamespace(job_id="1", close=lambda: None)
-    Endings(host).unheard(wire.Ending.ENDED, "h2", "h1: the training program ended: SIGSEGV")  # type: ignore[arg-type]
+    roles = roles_of(leads=False)
+    roles.begin_part(0.0, "1")
+    assert roles.part is not None
+    roles.part.programs.crash = "h1: the training program ended: SIGSEGV"
+    roles.strike_off(Struck("the job has ended", wire.Ending.ENDED, "h2"))
     said = "the job was stopped while this host was not heard; h2 led it"
-    assert host.last_job.error == f"h1: the training program ended: SIGSEGV; {said}"
-
-
-@pytest.mark.parametrize(("ended", "code"), [(1, 5), (2, 2), (-9, 5)])
-def test_a_setting_that_makes_no_sense_is_wrong_use(ended: int, code: int) -> None:
-    """The preparation ends with 2 for it; what else it ends with is the job's failure."""
-    host: Any = Host()
-    host.endings = Endings(host)
-    codes: list[int] = []
-    host.publish = lambda message: codes.append(message.exit_code)
-    submission = Submission.__new__(Submission)
-    submission.agent, submission.job_id = host, ""
-    child = SimpleNamespace(reported_error=lambda: "setting batch is 0")
-    submission._child = child  # type: ignore[assignment]
-    submission.close = lambda: None  # type: ignore[method-assign]
-    host.submission = submission
-    submission._is_prepared(ended)
-    assert codes == [code]
+    assert roles.notices.last_job is not None
+    assert roles.notices.last_job.error == f"h1: the training program ended: SIGSEGV; {said}"
 
 
 def test_who_departs_while_it_stops_the_job_hears_of_the_end_too() -> None:
     """Its own program is killed while the others acknowledge its STOP."""
-    host: Any = Host()
-    host.submission = SimpleNamespace(job_id="1", close=lambda: None)
-    host.submits("first")
-    host.job, host.endings = object(), Endings(host)
-    host.node.view = SimpleNamespace(lead=1)
-    host.node.members = [SimpleNamespace(name="h1")]
-    host._over = lambda stop: Agent._over(host, stop)
-    stop = Phase(3, 1, wire.PhaseKind.STOP, settings={"ok": False, "message": "no disk"})
-    Agent._agreed(host, PhaseAgreed(stop, {}))
-    assert host.told == [("first", "error")] and host.submission is None
+    lan, _ = training(hosts=3)
+    first = lan.hosts[0]
+    lan.at(TRAINING_S, lan.hosts[1].break_program)
+
+    def stops(host: Host, action: Action) -> bool:
+        if host is first or not isinstance(action, Prepare) or action.phase.rounds:
+            return False
+        if action.phase.kind is not wire.PhaseKind.STOP:
+            return False
+        first.kill_program()
+        return True
+
+    lan.moments.append(stops)
+    assert schedules.finish(lan).what == "stopped"
+    assert not lan.moments
+    idle(lan)
+    ends = [p for p in first.published if isinstance(p.message, Error)]
+    assert [end.submission for end in ends] == [1]
+    assert first.machine.roles.submission is None and first.part is None
 
 
 @pytest.mark.parametrize(("live", "leads"), [({1}, True), ({1, 2}, False)])
 def test_who_departs_leads_only_itself(live: set[int], leads: bool) -> None:
     """Where nobody else is left, the job ends, and somebody must say so."""
-    agent: Any = SimpleNamespace(conductor="leads", now=0.0, log=lambda _: None, act=lambda _: None)
-    agent.job = None
-    agent.node = SimpleNamespace(view=SimpleNamespace(live=live), leave=lambda *_: [])
-    Views(agent).depart("the training program was killed")
-    assert bool(agent.conductor) is leads
+    roles = roles_of(leads=True)
+    roles._node._seat.view = View(1, MEMBERS, frozenset(live), 1)
+    roles.depart("its program was killed")
+    assert (roles.lead is not None) is leads
+
+
+# ---- a job that cannot be prepared
+
+
+@pytest.mark.parametrize(("ends", "code"), [(1, 5), (2, 2), (-9, 5)])
+def test_a_setting_that_makes_no_sense_is_wrong_use(tmp_path: Path, ends: int, code: int) -> None:
+    """The preparation ends with 2 for it; what else it ends with is the job's failure."""
+    loop = Loop(lambda _: None)
+    life = Life(MEMBERS[0].mac, LifeSettings("h1", "nicps"), Nothing(), lambda: 1)
+    driver = Driver(life)
+    user = User("me", os.getuid(), os.getgid())
+    children = Children(user, loop, time.monotonic, lambda connection, uid: None)
+    preparation = Preparation(driver, loop, children, tmp_path, user)
+    published: list[act.Publish] = []
+    driver.assign(
+        {
+            act.Publish: published.append,
+            act.CloseSubmission: preparation.close,
+            act.Log: lambda _: None,
+        }
+    )
+    number = preparation.begin(Submit(str(ends), entry="tests.bad_trainer"))
+    deadline = time.monotonic() + 30
+    while not published:
+        assert time.monotonic() < deadline
+        loop.handle(loop.wait(0.1))
+    (told,) = published
+    assert told.submission == number and isinstance(told.message, Error)
+    assert told.message.exit_code == code and "setting batch is 0" in told.message.message
+    assert not life.busy_with
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        loop.handle(loop.wait(0.1))
+        children.tick(time.monotonic())
+    loop.drain()
+    loop.close()
+
+
+# ---- progress and warnings of training programs
+
+
+def test_a_warning_is_no_progress() -> None:
+    """What was reported before still stands."""
+
+    lan, _ = training(hosts=2)
+    lan.run(lambda: lan.now > TRAINING_S)
+    host = lan.hosts[0]
+    host.published.clear()
+    host.do(host.machine.hear_program(host.clock(), Report({"round": 3})))
+    host.do(host.machine.hear_program(host.clock(), Report({"warning": "it is\nslow"})))
+    progress, warning = (published.message for published in host.published)
+    assert isinstance(progress, Progressed) and progress.token_turns > 0
+    assert progress.values == {"round": 3} and progress.job_id == "job1"
+    assert warning == Warned("job1", "h1: it is slow")
+    assert host.machine.roles.notices.progress == {"round": 3}

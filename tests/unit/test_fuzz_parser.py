@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from nicps import wire
 from nicps.errors import WireError
-from nicps.protocol import Node, NodeState
-from nicps.protocol.course import Plan
+from nicps.job.plan import Plan
+from nicps.protocol import Node, NodeState, Send
 from nicps.protocol.phase import Phase
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import Successor
@@ -208,13 +208,14 @@ def live_on(node: Node, now: float) -> None:
         if deadline is None:
             return
         now = max(now, deadline)
-        try:
-            actions = node.tick(now)
-        except WireError:  # a number that no frame can hold: the agent gives the job up
-            return
-        for action in actions:
-            if hasattr(action, "frame"):
-                wire.unpack(action.frame)
+        for action in node.tick(now):
+            if not isinstance(action, Send):
+                continue
+            try:
+                frame = action.frame.pack()
+            except WireError:  # a number that no frame can hold: the agent gives the job up
+                return
+            wire.unpack(frame)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -245,7 +246,7 @@ def test_what_is_taken_apart_fits_together(data: st.DataObject) -> None:
         state = TokenState.of(found)
         body = replace(found.body, stripe=0, listed=state.listed, reserved=0)
         plain = wire.Frame(found.header, body, found.items)
-        assert state.pack(found.header) == wire.pack(plain.header, plain.body, *plain.items)
+        assert state.frame(found.header).pack() == plain.pack()
     if isinstance(found.body, wire.View | wire.Vote):
         successor = refused(lambda: Successor.of(found))
         if successor is not None:

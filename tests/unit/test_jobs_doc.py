@@ -39,7 +39,8 @@ def test_the_example_trains(text: str, tmp_path: Path) -> None:
 
 
 def test_the_table_of_settings_is_true(text: str) -> None:
-    rows = re.findall(r"^\| (`[a-z_.`, A-Z]+`) \| ([^|]+) \|", text.split("## Settings")[1], re.M)
+    section = text.split("## Settings")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[a-z_.`, A-Z]+`) \| ([^|]+) \|", section, re.M)
     said = {key: default for keys, default in rows for key in re.findall(r"`([^`]+)`", keys)}
     del said["slow.HOST"]
     defaults = flat(Settings())

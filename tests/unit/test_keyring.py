@@ -28,12 +28,12 @@ def keys() -> Keyring:
 
 @pytest.mark.parametrize("other", [Keyring(NetworkKey(bytes(31) + b"x")), Keyring(None)])
 def test_another_key_or_none_is_told(keys: Keyring, other: Keyring) -> None:
-    assert not keys.news(0.0) and not keys.doubt
+    assert not keys.find_doubt(0.0) and not keys.doubt
     assert not keys.admits(OTHER, other.sign(frame(), OTHER), OWN)
-    told = keys.news(5.0)
+    told = keys.find_doubt(5.0)
     assert ": 1 so far; " in told and "the same on all hosts?" in told
-    assert not keys.news(200.0) and keys.doubt == told
-    assert not keys.news(500.0) and not keys.doubt, "there have been no more"
+    assert not keys.find_doubt(200.0) and keys.doubt == told
+    assert not keys.find_doubt(500.0) and not keys.doubt, "there have been no more"
 
 
 def test_a_flood_is_a_line_a_minute(keys: Keyring) -> None:
@@ -41,7 +41,7 @@ def test_a_flood_is_a_line_a_minute(keys: Keyring) -> None:
     for tick in range(600):
         if tick < 300:
             keys.admits(OTHER, frame(), OWN)
-        told.append(keys.news(tick / 2))
+        told.append(keys.find_doubt(tick / 2))
     said = {tick / 2: text for tick, text in enumerate(told) if text}
     assert list(said) == [0.0, 60.0, 120.0, 180.0], "the last one tells what came after the third"
     assert ": 300 so far; " in said[180.0]
@@ -55,4 +55,4 @@ def test_members_make_no_doubt(keys: Keyring) -> None:
     old.enter(View(3, members, frozenset({1, 2}), 1, seed=bytes(range(16))))
     assert keys.admits(OTHER, KEY.sign(frame(), OTHER), OWN)
     assert not keys.admits(OTHER, old.sign(frame(3), OTHER), OWN)
-    assert keys.refused == {"forged": 1} and not keys.doubt and not keys.news(0.0)
+    assert keys.refused == {"forged": 1} and not keys.doubt and not keys.find_doubt(0.0)

@@ -13,7 +13,8 @@ import pytest
 from nicps.agent.folders import sweep
 from nicps.agent.lives import earlier_files, keep_life, keep_programs, put_by, rescue
 from nicps.agent.records import Records
-from tests.fake_agent import Job
+from nicps.job.actions import CloseJob, NoteEvent, OpenJob, StartProgram
+from tests.rooms import Rooms
 
 
 def write(folder: Path, text: str) -> None:
@@ -154,14 +155,32 @@ def test_no_more_is_kept_than_can_be_handed_out(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_started_again_leaves_the_others_rows(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+    rooms = Rooms(tmp_path)
     try:
+        rooms.works.open_job(OpenJob("job"))
+        job = rooms.works.job
+        assert job is not None
         write(job.base, "one")
-        job.told.close = lambda message: None  # type: ignore[attr-defined]
-        job.host.settings.trainer = []
-        with pytest.raises(AttributeError, match="children"):  # there is nobody to start it
-            job.start_program()
+        rooms.program.start(StartProgram(2, "tests.bad_trainer", network_access=False))
         assert (job.base / "program-1.metrics.jsonl").read_text() == "one"
         assert not (job.folder / "out" / "metrics.jsonl").exists()
     finally:
-        job.records.close()
+        rooms.works.close_job(CloseJob())
+        rooms.close()
+
+
+def test_what_is_written_of_a_job_is_kept_where_others_go_on(tmp_path: Path) -> None:
+    rooms = Rooms(tmp_path)
+    try:
+        for keep, found in ((False, []), (True, ["earlier-1.timeline.jsonl"])):
+            rooms.works.open_job(OpenJob("job"))
+            rooms.works.note_event(NoteEvent("departs", 3, {"why": "it has left"}))
+            rooms.works.close_job(CloseJob(keep_records=keep))
+            rooms.until(lambda: not any((tmp_path / "work").iterdir()), "the folder is removed")
+            assert list(kept(tmp_path / "runs" / "job" / "h1")) == found
+        text = (tmp_path / "runs" / "job" / "h1" / "earlier-1.timeline.jsonl").read_text()
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert [row["kind"] for row in rows] == ["begin", "departs"]
+        assert (rows[1]["round"], rows[1]["why"]) == (3, "it has left")
+    finally:
+        rooms.close()

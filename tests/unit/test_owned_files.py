@@ -9,18 +9,20 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
 from nicps.agent.folders import remove
+from nicps.agent.preparation import read_preparation
 from nicps.agent.prepared import read_prepared
 from nicps.agent.records import copy_tree
-from nicps.agent.submission import Submission
 from nicps.errors import JobFailed
-from tests.fake_agent import Job
+from nicps.job.actions import CloseJob, OpenJob, Receive, StoreWindow
+from tests.parts import Host
+from tests.rooms import Rooms
 
 GOOD = {"job": "tiny", "files": [], "settings": {"batch": 8, "lane": "i8"}}
 DEEP = 1500
@@ -97,17 +99,28 @@ def test_what_is_no_object_is_not_taken(tmp_path: Path, text: str, said: str) ->
 
 @pytest.mark.parametrize("puts", PUTS)
 def test_a_job_keeps_what_was_handed_out(tmp_path: Path, puts: Callable[[Path], None]) -> None:
-    """It is read before the training program starts, and never again."""
-    job = Job(tmp_path)
-    job.start_program = lambda: True  # type: ignore[method-assign]
+    """It is read once the last window is stored, before the training program starts, and never again."""
+    (tmp_path / "agent").mkdir()
+    rooms, part = Rooms(tmp_path / "agent"), Host()
+    rooms.works.open_job(OpenJob("job"))
+    job = rooms.works.job
+    assert job is not None
+    rooms.works.receive(Receive(9, 9, 1, 2, keep=False))
+    assert job.incoming is not None
+    job.incoming.write(np.frombuffer(b"[]       ", np.uint8).copy())
     path = job.folder / "prepared.json"
     path.write_bytes(orjson.dumps(GOOD))
-    limited(lambda: job.handed_out("digest"))
+    outcomes, errors = rooms.begin(StoreWindow(1, 0, 1, 0, True, 0, True))
+    rooms.until(lambda: outcomes or errors)
+    assert not errors and outcomes[0].prepared == GOOD
     path.unlink()
     puts(path)
-    assert limited(lambda: job.settings) == GOOD["settings"]
-    assert limited(lambda: job.prepared) == GOOD
-    job.records.close()
+    part.has_job(outcomes[0].prepared)
+    assert limited(lambda: part.part.settings) == GOOD["settings"]
+    assert limited(lambda: part.part.prepared) == GOOD
+    rooms.works.close_job(CloseJob())
+    rooms.until(lambda: not list((tmp_path / "agent" / "work").iterdir()), "its files are gone")
+    rooms.close()
 
 
 def a_long_name(path: Path) -> None:
@@ -119,15 +132,11 @@ def test_a_preparation_that_leaves_something_else(
     tmp_path: Path, puts: Callable[[Path], None]
 ) -> None:
     """`nicps submit` is told so, in one line."""
-    submission = Submission.__new__(Submission)
-    failed: list[str] = []
-    submission.agent = SimpleNamespace(endings=SimpleNamespace(submission_failed=failed.append))  # type: ignore[assignment]
-    submission._folder, submission._child = tmp_path, SimpleNamespace()  # type: ignore[assignment]
     puts(tmp_path / "prepared.json")
-    assert limited(lambda: submission._is_prepared(0)) is None
-    (said,) = failed
+    error = limited(lambda: read_preparation(tmp_path))
+    assert isinstance(error, JobFailed)
     why = "the job's name has 300 bytes" if puts is a_long_name else "there is no readable prepared"
-    assert said.startswith(f"the job's preparation is not usable: {why}")
+    assert str(error).startswith(f"the job's preparation is not usable: {why}")
 
 
 @pytest.fixture

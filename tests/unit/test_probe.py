@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from nicps import wire
 from nicps.agent import probe
 from nicps.agent.probe import Prober
 from nicps.errors import NicpsError
-from nicps.protocol import NodeState
+from nicps.job import Life, LifeSettings
+from tests.rooms import NoKernel
 
 NETWORK = wire.network_id("nicps")
 MAC, OTHER, THIRD = (bytes([2, 0, 0, 0, 0, k]) for k in (1, 2, 3))
@@ -27,36 +27,45 @@ class Asker:
         self.post = self.refuse = self.told.append
 
 
+class Clock:
+    """Of the measurement."""
+
+    def __init__(self, host: Host) -> None:
+        self.monotonic = lambda: host.now
+        self.monotonic_ns = host.now_ns
+
+
+class Plane(NoKernel):
+    """Counts the frames of a train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train = {"nonce": 0, "first_ns": 0, "last_ns": 0, "count": 0}
+
+    def expect(self, nonce: int) -> dict[str, int]:
+        if self.train["nonce"] != nonce:
+            self.train.update(nonce=nonce, first_ns=0, last_ns=0, count=0)
+        return self.train
+
+
 class Host:
     """A host that stands by; `sent` are its PROBE and ECHO frames."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[wire.Frame] = []
         self.now = 100.0
-        clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=self.now_ns)
-        monkeypatch.setattr(probe, "time", clock)
-        self.train = {"nonce": 0, "first_ns": 0, "last_ns": 0, "count": 0}
-        agent: Any = SimpleNamespace(
-            node=SimpleNamespace(network=NETWORK, mac=MAC, name="h1", state=NodeState.STANDBY),
-            keys=SimpleNamespace(sign=lambda frame, _: frame),
-            job=None,
-            submission=None,
-        )
-        sender = SimpleNamespace(frame=lambda frame: self.sent.append(wire.unpack(frame)))
-        agent.frames = SimpleNamespace(sender=sender)
-        agent.dataplane = SimpleNamespace(
-            train=self.train, expect=self._expect, check_interface=lambda: None
-        )
-        self.prober = Prober(agent)
+        monkeypatch.setattr(probe, "time", Clock(self))
+        plane: Any = Plane()
+        self.train = plane.train
+        life = Life(MAC, LifeSettings("h1", "nicps"), plane, lambda: 1)
+        self.prober = Prober(life, plane, wire.BROADCAST, self._send)
         self.asker = Asker()
+
+    def _send(self, frame: bytes) -> None:
+        self.sent.append(wire.unpack(frame))
 
     def now_ns(self) -> int:
         return int(self.now * 1e9)
-
-    def _expect(self, nonce: int) -> dict[str, int]:
-        if self.train["nonce"] != nonce:
-            self.train.update(nonce=nonce, first_ns=0, last_ns=0, count=0)
-        return self.train
 
     def measure(self) -> wire.Probe:
         """Begin; the first question."""
@@ -68,7 +77,7 @@ class Host:
 
     def hears(self, source: bytes, body: wire.Probe | wire.Echo, tail: bytes = b"") -> None:
         frame = wire.pack(wire.Header(network=NETWORK), body, tail=tail)
-        self.prober.on_frame(source, frame)
+        self.prober.take_frame(source, frame)
 
     def asked(self, source: bytes, nonce: int, number: int = 1) -> list[wire.Echo]:
         """A question; the answers."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
-from nicps.agent.conductor import Conductor
 from nicps.agent.result import summarise
 from nicps.errors import JobFailed
+from nicps.job.actions import CloseJob, KeepRecords, MakeResult, OpenJob
+from tests.rooms import Rooms
 
 LAST = 9
 HOSTS = ("h1", "h2", "h3")
@@ -203,50 +203,62 @@ def test_rows_are_not_kept(run: Run) -> None:
 
 
 @pytest.fixture
-def lead(run: Run) -> tuple[Any, list[Any]]:
-    """`works` are what it does in the background."""
-    lead = Conductor.__new__(Conductor)
-    lead.job_id, lead.training_s, lead.handout_s = "job", 1.0, 2.0
-    works: list[Any] = []
-    lead.agent = SimpleNamespace(  # type: ignore[assignment]
-        node=SimpleNamespace(name="h1", open_round=LAST),
-        run_folder=lambda _: run.folder,
-        loop=SimpleNamespace(background=lambda *work: works.append(work)),
-    )
-    return lead, works
+def rooms(tmp_path: Path) -> Iterator[Rooms]:
+    (tmp_path / "agent").mkdir()
+    made = Rooms(tmp_path / "agent")
+    yield made
+    made.close()
 
 
-def test_the_loop_reads_no_records(run: Run, lead: tuple[Any, list[Any]]) -> None:
-    conductor, works = lead
-    (run.folder / "h2" / "metrics.jsonl").unlink()
-    os.mkfifo(run.folder / "h2" / "metrics.jsonl")  # whoever reads it waits
-    came: list[Any] = []
-    thread = threading.Thread(
-        target=conductor.result,
-        args=(list(HOSTS), {"data": "tiny"}, lambda *args: came.append(args)),
-        daemon=True,
-    )
-    thread.start()
-    thread.join(10.0)
-    assert not thread.is_alive() and not came
-    (run.folder / "h2" / "metrics.jsonl").unlink()
-    run.rows("h2", row(9))
-    ((work, then),) = works
-    work()
-    then()
-    ((result, error),) = came
-    assert not error and result["weights_identical"] and result["data"] == "tiny"
+def in_place(run: Run, rooms: Rooms) -> Path:
+    """The run's folder is where that agent leaves its results."""
+    rooms.settings.runs.mkdir()
+    (rooms.settings.runs / "job").symlink_to(run.folder)
+    return rooms.settings.runs / "job"
+
+
+def test_the_loop_reads_no_records(tmp_path: Path, rooms: Rooms) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = Run(folder)
+    in_place(run, rooms)
+    path = run.folder / "h2" / "metrics.jsonl"
+    path.unlink()
+    os.mkfifo(path)  # whoever reads it waits
+    outcomes, errors = rooms.begin(MakeResult("job", HOSTS, LAST, {"data": "tiny"}))
+    rooms.step()
+    assert not outcomes and not errors
+    path.write_bytes(b"".join(orjson.dumps(row(k)) + b"\n" for k in range(2, LAST + 1)))
+    rooms.until(lambda: outcomes or errors, "the result is made")
+    (result,) = outcomes
+    assert result["weights_identical"] and result["data"] == "tiny"
     assert orjson.loads((run.folder / "result.json").read_bytes()) == result
 
 
-def test_the_summarys_failure_is_told(run: Run, lead: tuple[Any, list[Any]]) -> None:
-    conductor, works = lead
+def test_the_summarys_failure_is_told(tmp_path: Path, rooms: Rooms) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = Run(folder)
+    in_place(run, rooms)
     run.rows("h2", {"round": 9, "weights_sha256": "", "view": []})
     run.facts("h1", differed=[{"name": "h2", "round": 4, "view": 1}])
-    came: list[Any] = []
-    conductor.result(list(HOSTS), {}, lambda *args: came.append(args))
-    ((work, then),) = works
-    work()
-    then()
-    ((result, error),) = came
-    assert not result and error.startswith("cannot make the summary of the run: ")
+    outcomes, errors = rooms.begin(MakeResult("job", HOSTS, LAST, {}))
+    rooms.until(lambda: outcomes or errors, "the result cannot be made")
+    assert not outcomes
+    assert errors[0].startswith("cannot make the summary of the run: ")
+
+
+# ---- at every host
+
+
+def test_what_is_demanded_of_records_is_checked_where_they_are_written(rooms: Rooms) -> None:
+    """Not at the lead, after all have been collected."""
+    rooms.works.open_job(OpenJob("job"))
+    job = rooms.works.job
+    assert job is not None
+    metrics = '{"round": 6, "weights_sha256": ""}\n{"round": 7, "loss": 0.5}\n'
+    (job.folder / "out" / "metrics.jsonl").write_text(metrics)
+    outcomes, errors = rooms.begin(KeepRecords({}, 7))
+    rooms.until(lambda: outcomes or errors, "the records are kept, or cannot be")
+    assert errors == ['metrics.jsonl: row 2: "weights_sha256" is missing; it must be a text']
+    rooms.works.close_job(CloseJob())

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from nicps import wire
-from nicps.protocol.course import Plan
+from nicps.job.plan import Plan
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, idle, job, next_job, training
 from tests.simulator.faults import MOMENTS

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from nicps import wire
-from nicps.protocol import Action, PhaseAgreed, Prepare
-from nicps.protocol.course import Course, Plan
+from nicps.job.course import Course
+from nicps.job.orders import Orders
+from nicps.job.plan import Plan
+from nicps.protocol import Action, PhaseAgreed, Prepare, SendFragments
 from nicps.protocol.view import Successor
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, job, training
@@ -57,8 +59,8 @@ def test_a_new_lead_in_a_phases_first_rounds(round_: int) -> None:
     lan, _ = job(hosts=4, rounds=10, test_every=3, compute_s=0.05)
 
     def after_a_test(host: Host, _: Action) -> bool:
-        ring, program = host.node.ring, host.job.program
-        if host is not lan.hosts[1] or ring is None or program is None or program.trained < 3:
+        ring, program = host.node.ring, host.process
+        if host is not lan.hosts[1] or ring is None or program is None or program.state.trained < 3:
             return False
         training = ring.phase.kind is wire.PhaseKind.TRAIN
         if not training or ring.round != ring.phase.first_round + round_ - 1:
@@ -102,20 +104,18 @@ def test_no_round_counts_while_the_state_is_saved(monkeypatch: pytest.MonkeyPatc
     lead, taken = lan.hosts[0], []
 
     def learner_waits(_: Host, action: Action) -> bool:
-        course, ring = lead.course, lead.node.ring
-        if course is None or ring is None or ring.phase.kind is not wire.PhaseKind.TRAIN:
+        role, ring = lead.machine.roles.lead, lead.node.ring
+        if role is None or ring is None or ring.phase.kind is not wire.PhaseKind.TRAIN:
             return False
-        freed = ring.round > ring.phase.first_round and not ring.frozen and not ring._undecided
-        if not freed or not course._learners(wire.Stage.WAITING):
+        undecided = ring.frozen or ring._control._undecided
+        freed = ring.round > ring.phase.first_round and not undecided
+        if not freed or not role.course._learners(wire.Stage.WAITING):
             return False
         taken.append(ring.round)
         lan.at(lan.now + 1e-4, lead.renew)
         return True
 
-    late = Host.later
-    monkeypatch.setattr(  # its program starts late
-        Host, "later", lambda self, s, event: late(self, 0.7 if s == 0.05 else s, event)
-    )
+    monkeypatch.setattr("tests.simulator.program.START_S", 0.7)
     lan.moments.append(learner_waits)
     assert schedules.finish(lan).what == "done"
     assert taken, "the moment has never come"
@@ -126,9 +126,9 @@ def test_who_learns_of_the_end_from_another_is_at_rest() -> None:
     lan, _ = job(hosts=4, rounds=4)
     stop = Course.stop
 
-    def stops(course: Course, *arguments: Any, **options: Any) -> None:
+    def stops(course: Course, *arguments: Any, **options: Any) -> Orders:
         lan.cut([frozenset({2}), frozenset({0, 1, 3})])
-        stop(course, *arguments, **options)
+        return stop(course, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Course, "stop", stops)
@@ -200,3 +200,21 @@ def test_who_finds_out_that_it_is_left_out_tells_the_others() -> None:
     lan.trouble(TRAINING_S + 0.2)
     lan.run(lambda: first.node.view.number > 1, TRAINING_S + 5.0)
     assert first.node.view.number > 1
+
+
+def test_a_new_lead_whose_program_stands_still_is_found() -> None:
+    """It has offered, and may be silent until the commit; as the lead's it has to say again what comes next."""
+    lan, _ = training(hosts=4)
+    lan.hosts[3].slowness = 4.0  # the round is open for a while yet
+
+    def offered(host: Host, action: Action) -> bool:
+        open_ = host.node.ring is not None and host.node.ring.round > 5
+        if host is not lan.hosts[1] or not isinstance(action, SendFragments) or not open_:
+            return False
+        lan.at(lan.now + 1e-3, host.hang)
+        lan.at(lan.now + 2e-3, lan.hosts[0].kill)
+        lan.trouble(lan.now + 1.0)
+        return True
+
+    lan.moments.append(offered)
+    ends_well(lan)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from nicps import wire
-from nicps.protocol.course import Plan
+from nicps.job.plan import Plan
 from tests.simulator.lan import Lan, kind_of
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the life of a job, which asks for actions, and the rooms of the agent, which carry them out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nicps.errors import NicpsError, explain
+from nicps.job import Life
+from nicps.job.actions import Action
+
+
+class Driver:
+    """Carries actions out in order; what they lead to comes after them.
+
+    Attributes: `life`, for the rooms' events; `now`, the time of this step of the loop.
+    """
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.now = time.monotonic()
+        self._rooms: dict[type, Callable[[Any], None]] = {}
+        self._actions: deque[Action] = deque()
+        self._busy = False
+
+    def assign(self, rooms: Mapping[type, Callable[[Any], None]]) -> None:
+        """Who carries out which kind of action."""
+        self._rooms.update(rooms)
+
+    def carry_out(self, actions: Sequence[Action]) -> None:
+        """These, after those that are waiting."""
+        self._actions.extend(actions)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._actions:
+                action = self._actions.popleft()
+                try:
+                    self._rooms[type(action)](action)
+                except (OSError, NicpsError) as error:
+                    reason = explain("go on with the job here", error)
+                    self._actions.extend(self.life.action_failed(self.now, reason))
+        finally:
+            self._busy = False
+
+
+def log(text: str) -> None:
+    """One line for the operator."""
+    print(f"nicps: {text}", file=sys.stderr, flush=True)

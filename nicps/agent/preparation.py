@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The preparation of a job that was submitted here: the user's code makes model and data (R5)."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nicps.agent.children import Children
+from nicps.agent.driver import Driver
+from nicps.agent.folders import new_job_id, remove, working_folder
+from nicps.agent.loop import Loop
+from nicps.agent.prepared import read_prepared
+from nicps.agent.process import Child, User, python
+from nicps.errors import EnvironmentProblem, JobFailed, NicpsError, UsageProblem
+from nicps.job.actions import CloseSubmission
+from nicps.session.messages import Submit
+
+
+class Preparation:
+    """One job at a time: its process, and its folder.
+
+    Args:
+        work: where folders are made.
+        user: whose the job is.
+    """
+
+    def __init__(
+        self, driver: Driver, loop: Loop, children: Children, work: Path, user: User
+    ) -> None:
+        self._driver, self._loop, self._children = driver, loop, children
+        self._work, self._user = work, user
+        self._number = 0
+        self._base: Path | None = None
+        self._child: Child | None = None
+
+    @property
+    def folder(self) -> Path:
+        """What the preparation fills."""
+        assert self._base is not None
+        return self._base / "prepared"
+
+    def begin(self, job: Submit) -> int:
+        """Prepare what was submitted: the submission's number.
+
+        Raises:
+            NetworkProblem: a job is under way.
+            UsageProblem, NicpsError, OSError: it cannot be prepared; nothing is left of it.
+        """
+        life = self._driver.life
+        number = life.submit()
+        try:
+            self._base = working_folder(self._work)
+            self._number = number
+            self.folder.mkdir()
+            os.chown(self.folder, self._user.uid, self._user.gid)
+            self._start(number, job)
+            return number
+        except BaseException as error:
+            life.withdraw_submission()
+            self._clear()
+            if isinstance(error, KeyError | TypeError | ValueError):
+                raise UsageProblem(f"no job can be made of what was submitted: {error!r}") from None
+            raise
+
+    def _start(self, number: int, job: Submit) -> None:
+        """As the training user; no other host hears of it yet."""
+        arguments = ["prepare", "--job", job.job, "--out", str(self.folder)]
+        if job.data:
+            arguments += ["--data", job.data]
+        if job.resume:
+            arguments += ["--resume", job.resume]
+        arguments += ["--settings", orjson.dumps(job.settings or {}).decode()]
+        assert self._base is not None
+        self._child = self._children.spawn(
+            python(job.entry or "trainer", *arguments),
+            self.folder,
+            self._base / "prepare.log",
+            partial(self._ended, number),
+            network_access=True,
+        )
+
+    def _ended(self, number: int, code: int) -> None:
+        child, self._child = self._child, None
+        assert child is not None
+        driver, life = self._driver, self._driver.life
+        if code:
+            known = UsageProblem.exit_code, EnvironmentProblem.exit_code
+            reason = code if code in known else JobFailed.exit_code
+            why = child.reported_error() or f"the job's preparation ended: {child.last_line()}"
+            driver.carry_out(life.submission_failed(driver.now, number, why, reason))
+            return
+        try:
+            job_id, prepared = read_preparation(self.folder)
+        except JobFailed as error:
+            driver.carry_out(life.submission_failed(driver.now, number, str(error)))
+            return
+        driver.carry_out(life.submission_prepared(driver.now, number, job_id, prepared))
+
+    def close(self, action: CloseSubmission) -> None:
+        """Leave nothing behind."""
+        if action.submission == self._number:
+            self._clear()
+
+    def _clear(self) -> None:
+        child, self._child = self._child, None
+        base, self._base = self._base, None
+        if child is not None:
+            self._children.end(child)
+        if base is not None:
+            clear = partial(remove, base)
+            self._children.once_gone(lambda: self._loop.background(clear, lambda: None))
+
+
+def read_preparation(folder: Path) -> tuple[str, dict[str, Any]]:
+    """A name for the run, and the job's prepared.json.
+
+    Raises:
+        JobFailed: the preparation has left something else.
+    """
+    try:
+        prepared = read_prepared(folder)
+        return new_job_id(prepared.get("job", "job")), prepared
+    except NicpsError as error:
+        raise JobFailed(f"the job's preparation is not usable: {error}") from None

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files, accumulators and results of a job: what its life asks for, done in the background where it takes time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from nicps import wire
+from nicps.agent.bundle import OutStream
+from nicps.agent.children import Children
+from nicps.agent.driver import Driver
+from nicps.agent.jobfiles import JobFiles
+from nicps.agent.lives import earlier_files, keep_programs
+from nicps.agent.loop import Loop
+from nicps.agent.metrics import METRICS, check_metrics
+from nicps.agent.prepared import read_prepared
+from nicps.agent.process import User
+from nicps.agent.records import TimeLine, keep_files
+from nicps.agent.report import PICTURE, Report
+from nicps.agent.result import summarise
+from nicps.agent.sender import Sender
+from nicps.agent.settings import AgentSettings
+from nicps.dataplane import DataPlane
+from nicps.errors import explain
+from nicps.job import actions as act
+from nicps.job.checkpoints import CHECKPOINT, STATE
+
+
+class Works:
+    """The job that is here, on the disk and in the kernel.
+
+    Args:
+        prepared: the folder that the preparation of a submitted job has filled.
+
+    Attributes: `job`, its files. `streams`, what is open to be handed out, by number.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        loop: Loop,
+        children: Children,
+        dataplane: DataPlane,
+        sender: Sender,
+        timeline: TimeLine,
+        settings: AgentSettings,
+        user: User,
+        prepared: Callable[[], Path],
+    ) -> None:
+        self._driver, self._life, self._loop, self._children = driver, driver.life, loop, children
+        self._dataplane, self._sender, self._timeline = dataplane, sender, timeline
+        self._settings, self._user, self._prepared = settings, user, prepared
+        self.job: JobFiles | None = None
+        self.streams: dict[int, OutStream] = {}
+        self._before = 0, 0  # this job: the token's turns, and fragments sent again
+
+    # ---- a job comes and goes
+
+    def open_job(self, action: act.OpenJob) -> None:
+        """Make its working folder."""
+        self._before = self._life.turns, self._sender.again
+        settings, now = self._settings, self._driver.now
+        run, name = settings.runs / action.job, self._life.node.name
+        self.job = JobFiles(action.job, name, settings.work, run, self._user, now)
+        self._timeline.records = self.job.records
+
+    def close_job(self, action: act.CloseJob) -> None:
+        """Remove its files, once its programs are gone and the thread is done with them."""
+        job, self.job = self.job, None
+        streams, self.streams = self.streams, {}
+        self._timeline.records = None
+        if job is not None:
+            clear = partial(job.clear, streams, action.keep_records)
+            self._children.once_gone(lambda: self._loop.background(clear, _nothing))
+
+    @property
+    def _here(self) -> JobFiles:
+        assert self.job is not None, "the life of a job opens it first"
+        return self.job
+
+    # ---- at once
+
+    def note_event(self, action: act.NoteEvent) -> None:
+        """For the time line, which the report shows."""
+        records = self._here.records
+        records.event(action.kind, self._driver.now, action.round, **action.values)
+
+    def note_commit(self, action: act.NoteCommit) -> None:
+        """For the time line."""
+        now = self._driver.now
+        self._timeline.note("test" if action.test else "commit", now, now, action.round)
+
+    def receive(self, action: act.Receive) -> None:
+        """Open the receiving end of a hand-out."""
+        former = self._here.receive(action)
+        if former is not None:
+            self._loop.background(former.close, _nothing)
+
+    def close_stream(self, action: act.CloseStream) -> None:
+        """The thread may still be reading from it: it closes the files."""
+        stream = self.streams.pop(action.stream, None)
+        if stream is not None:
+            self._loop.background(stream.close, _nothing)
+
+    def remove_state(self, _: act.RemoveState) -> None:
+        """The state of another member has been loaded."""
+        (self._here.folder / STATE).unlink(missing_ok=True)
+
+    def count_fragments(self, action: act.CountFragments) -> None:
+        """What the kernel has taken, of the view that it is in."""
+        view = int(self._dataplane.config["view"])
+        self._here.added += self._dataplane.count(action.round, view, 0)
+
+    def use_accumulators(self, action: act.UseAccumulators) -> None:
+        """The old ones go, once nobody reads them any more."""
+        self._dataplane.use(self._here.reserved.pop(action.accumulators))
+
+    def drop_accumulators(self, action: act.DropAccumulators) -> None:
+        """They are not needed."""
+        self._here.reserved.pop(action.accumulators).close()
+
+    def renew_accumulators(self, action: act.RenewAccumulators) -> None:
+        """Others, at once: the round goes on."""
+        self._dataplane.use(self._dataplane.reserve(action.blocks))
+
+    # ---- in the background
+
+    def begin(self, action: act.Begin) -> None:
+        """Begin a work; its outcome is an event."""
+        ticket, work = action.ticket, action.work
+        if isinstance(work, act.DrawReport):
+            self._draw(ticket, work)
+            return
+        outcome: list[Any] = []
+        failure: list[Exception] = []
+        do = self._prepare(ticket, work)
+
+        def run() -> None:
+            try:
+                outcome.append(do())
+            except Exception as error:  # what programs have written can be anything
+                failure.append(error)
+
+        def then() -> None:
+            if failure:
+                self._end(ticket, _explain(work, failure[0]))
+            else:
+                driver = self._driver
+                driver.carry_out(self._life.work_done(driver.now, ticket, outcome[0]))
+
+        self._loop.background(run, then)
+
+    def _end(self, ticket: int, error: str) -> None:
+        driver, life = self._driver, self._life
+        done = life.work_failed(driver.now, ticket, error) if error else None
+        driver.carry_out(life.work_done(driver.now, ticket) if done is None else done)
+
+    def _prepare(self, ticket: int, work: act.Work) -> Callable[[], Any]:
+        """What is done in the thread; it works on what is here now."""
+        match work:
+            case act.ReserveAccumulators(blocks):
+                reserved = self._here.reserved
+
+                def reserve() -> int:
+                    reserved[ticket] = self._dataplane.reserve(blocks)
+                    return ticket
+
+                return reserve
+            case act.OpenStream(stream, folder, files):
+                return partial(_open, self.streams, stream, self._folder(folder), files)
+            case act.StoreWindow():
+                return self._prepare_window(work)
+            case act.KeepCheckpoint(name):
+                return partial(keep_checkpoint, self._here, name)
+            case act.KeepRecords(facts, last_round):
+                return partial(_keep_records, self._here, {**self._facts(), **facts}, last_round)
+            case act.MakeResult():
+                run = self._settings.runs / work.job
+                return partial(_make_result, run, self._life.node.name, work)
+            case _:
+                return _nothing
+
+    def _folder(self, folder: act.Folder) -> Path:
+        if folder is act.Folder.PREPARED:
+            return self._prepared()
+        if folder is act.Folder.WORK:
+            return self._here.folder
+        return self._here.kept
+
+    def _prepare_window(self, work: act.StoreWindow) -> Callable[[], act.Stored | None]:
+        job, incoming = self._here, self._here.incoming
+        assert incoming is not None
+        out = self.streams.get(work.stream) if work.stream else None
+        bank = self._dataplane.accumulators[work.round & 1]
+
+        def store() -> act.Stored | None:
+            if out is not None:
+                data = out.read(work.window, 0, work.fragments).reshape(-1)
+            else:
+                data = bank.view(np.uint8).reshape(-1)
+            incoming.write(data[: work.size])
+            if not work.last:
+                return None
+            digest = incoming.finish()
+            return act.Stored(digest, read_prepared(job.folder) if work.reads_job else {})
+
+        return store
+
+    def _facts(self) -> dict[str, Any]:
+        turns, again = self._before
+        return {
+            "name": self._life.node.name,
+            "number": self._life.node.number,
+            "mac": wire.mac_text(self._life.node.mac),
+            "xdp_mode": self._dataplane.mode,
+            "fragments_added": self._here.added,
+            "fragments_sent_again": self._sender.again - again,
+            "token_turns": self._life.turns - turns,
+            "counters": self._dataplane.counters(),
+        }
+
+    def _draw(self, ticket: int, work: act.DrawReport) -> None:
+        run = self._settings.runs / work.job
+        ended = partial(self._end, ticket)
+        report = Report(
+            self._loop, self._children, self._settings.work, self._user, run, work.entry, ended
+        )
+        self._children.once_gone(report.draw)  # after an alarm records are kept when they are gone
+
+
+def _nothing() -> None:
+    """`Settle` is done when all before it is."""
+
+
+def _open(streams: dict[int, OutStream], number: int, folder: Path, files: Any) -> act.StreamSize:
+    stream = streams[number] = OutStream(folder, files)
+    return act.StreamSize(stream.size, len(stream.index))
+
+
+def keep_checkpoint(job: JobFiles, name: str) -> None:
+    names = {"job.tar": "job.tar", "prepared.json": "prepared.json", name: CHECKPOINT}
+    keep_files(job.folder, job.run / "checkpoint", names)
+
+
+def _keep_records(job: JobFiles, facts: dict[str, Any], last_round: int) -> list[str]:
+    names = job.records.keep(job.folder / "out", job.base, facts, job.kept)
+    keep_programs(job.base, job.kept)
+    check_metrics(job.kept / METRICS, last_round)
+    return [*names, *earlier_files(job.kept)]
+
+
+def _make_result(folder: Path, own: str, work: act.MakeResult) -> dict[str, Any]:
+    about = {"report": str(folder / PICTURE)}
+    made = summarise(folder, work.names, work.last_round) | about | dict(work.about)
+    (folder / "result.json").write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
+    model = folder / own / "model.pt"
+    if model.exists():
+        shutil.copyfile(model, folder / "model.pt")
+    return made
+
+
+def _explain(work: act.Work, error: Exception) -> str:
+    """Why a work has no outcome, in one line."""
+    if isinstance(work, act.MakeResult):
+        return f"cannot make the summary of the run: {error}"
+    if isinstance(work, act.KeepCheckpoint) and isinstance(error, OSError):
+        about = f"{error.filename}: " if error.filename else ""
+        return f"{about}{error.strerror}"
+    return explain("go on with the job here", error)

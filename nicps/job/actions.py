@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the life of a job asks of its host. Actions are carried out in order; what comes of them is an event of `Life`.
+
+Frames for the LAN are the node's (`nicps.protocol.Send`). What takes time is a `Work`, which a `Begin` numbers:
+`Life.work_done` or `Life.work_failed` answers it. Works are done one after the other, in the order in which they began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from nicps.protocol import Phase, Send, SendFragments, View
+from nicps.session import shared_form
+from nicps.session.fields import Message
+
+# ---- the LAN and the kernel
+
+
+class Source(Enum):
+    """Where the payload of fragments comes from."""
+
+    PROGRAM = "the training program's memory"
+    STREAM = "the stream that this host hands out"
+    NOTHING = "nowhere: empty fragments only ask a switch for its sums"
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Broadcast fragments of this host's contribution; `Life.fragments_sent` once the kernel has them all."""
+
+    fragments: SendFragments
+    phase: Phase
+    source: Source
+    stream: int = 0  # where that is the source
+
+
+@dataclass(frozen=True, slots=True)
+class DropFragments:
+    """What has not gone out of this host's contributions does not; each `Transmit` counts as sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnterView:
+    """The kernel takes tokens and fragments of this view, in which this host has `number`; so do the keys."""
+
+    view: View
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveView:
+    """The kernel takes no tokens and fragments until there is a view again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountFragments:
+    """For the job's records: how many fragments of that round the kernel has taken, in the view that it is in."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class UseAccumulators:
+    """The outcome of a `ReserveAccumulators` comes into use; the former ones go once nobody reads them."""
+
+    accumulators: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropAccumulators:
+    """The outcome of a `ReserveAccumulators` is not needed."""
+
+    accumulators: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewAccumulators:
+    """New accumulators of so many blocks a bank come into use at once."""
+
+    blocks: int
+
+
+# ---- the training program
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgram:
+    """Run the job's training program, the `program`-th at this host: `python -m ENTRY run`, or the user's own."""
+
+    program: int
+    entry: str
+    network_access: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndProgram:
+    """End it, whatever it is doing, and free the memory that is shared with it; nothing more is heard of it."""
+
+    program: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShareArena:
+    """Make the memory that a gradient of so many fragments is sent from, and give it to the program."""
+
+    program: int
+    fragments: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowNeed:
+    """In the shared memory: so many samples still make the quorum of the round (R13)."""
+
+    program: int
+    round: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowClosed:
+    """In the shared memory: the round closes without this member."""
+
+    program: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answer the program that has connected: this message, and where the job's files are."""
+
+    program: int
+    message: shared_form.Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A message to the program (docs/socket.md); dropped if it has closed its connection."""
+
+    program: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class EnterPhase:
+    """A message that sends the program into a phase of the network's.
+
+    In the shared memory its number is the newest phase, and no round from its first one on is closed. With `blocks` go
+    the accumulators' descriptors.
+    """
+
+    program: int
+    message: shared_form.Phase
+
+
+# ---- files
+
+
+class Folder(Enum):
+    """Where files are."""
+
+    PREPARED = "what the preparation of a submitted job has left"
+    WORK = "the job's working folder at this host"
+    KEPT = "this host's part of the run's folder"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """A job has come to this host: make its working folder."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseJob:
+    """The job is over: once its programs are gone and the works that have begun are done, remove its files.
+
+    `keep_records`: what agent and programs have written down goes into the run's folder first.
+    """
+
+    keep_records: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoteEvent:
+    """For the job's time line, at once: an event at this host, while that round is open (docs/jobs.md)."""
+
+    kind: str
+    round: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCommit:
+    """For the job's time line: a training round, or a test, is committed here."""
+
+    round: int
+    test: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Open the receiving end of a hand-out, in place of the former one.
+
+    `collected_from`: a member whose records come; they go into the run's folder under that name. Otherwise files go
+    into the working folder. `keep`: the files are written; otherwise the stream is only hashed.
+    """
+
+    size: int
+    index_bytes: int
+    number: int
+    members: int
+    keep: bool
+    collected_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """Nothing more is read from this stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveState:
+    """The state that was handed out has been loaded: its file goes, for the next one may be another."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSubmission:
+    """The job that was submitted here needs its preparation no more: end that, and remove its files."""
+
+    submission: int
+
+
+# ---- people
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One line for the operator."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A message to the watchers and, if one was submitted here, to the submitter of that job (docs/socket.md)."""
+
+    message: Message
+    submission: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunHook:
+    """R18, R22: run the user's command for an alarm."""
+
+    reason: str
+
+
+# ---- works
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Nothing, after all that has begun before: what was handed out is on the disk then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveAccumulators:
+    """Make accumulators of so many blocks a bank; the outcome is a number for them."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Open files for a hand-out; the outcome is a `StreamSize`."""
+
+    stream: int
+    folder: Folder
+    files: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSize:
+    """How long a stream is, and its index."""
+
+    size: int
+    index_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWindow:
+    """Store `size` bytes of a hand-out: from the round's bank, or at its source out of `stream`.
+
+    The outcome is a `Stored` of the last window, otherwise None. `reads_job`: what was handed out is a job, which is
+    then read (`prepared.json`).
+    """
+
+    round: int
+    window: int
+    fragments: int
+    size: int
+    last: bool
+    stream: int
+    reads_job: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """All of a hand-out is on the disk: the stream's digest, and the job's `prepared.json` if it was to be read."""
+
+    digest: str
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCheckpoint:
+    """Copy that state of the training program into the run's folder, with what `nicps resume` needs beside it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRecords:
+    """Copy what the training program has left, and this host's facts, into the run's folder.
+
+    The outcome is the names of the files that the lead collects. `last_round`: no record can be of a later one.
+    """
+
+    facts: Mapping[str, Any]
+    last_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class MakeResult:
+    """Summarise the run of these hosts; the outcome is the result, which is left in the run's folder with the model."""
+
+    job: str
+    names: Sequence[str]
+    last_round: int
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawReport:
+    """Draw the run: `python -m ENTRY report`."""
+
+    job: str
+    entry: str
+
+
+Work: TypeAlias = (
+    Settle
+    | ReserveAccumulators
+    | OpenStream
+    | StoreWindow
+    | KeepCheckpoint
+    | KeepRecords
+    | MakeResult
+    | DrawReport
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin this work."""
+
+    ticket: int
+    work: Work
+
+
+Action: TypeAlias = (
+    Send
+    | Transmit
+    | DropFragments
+    | EnterView
+    | LeaveView
+    | CountFragments
+    | UseAccumulators
+    | DropAccumulators
+    | RenewAccumulators
+    | StartProgram
+    | EndProgram
+    | ShareArena
+    | ShowNeed
+    | ShowClosed
+    | Welcome
+    | Post
+    | EnterPhase
+    | OpenJob
+    | CloseJob
+    | NoteEvent
+    | NoteCommit
+    | Receive
+    | CloseStream
+    | RemoveState
+    | CloseSubmission
+    | Log
+    | Publish
+    | RunHook
+    | Begin
+)

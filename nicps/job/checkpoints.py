@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one host keeps of a job that may have to be resumed: of an alarm, or where no majority is left (R18, R22)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nicps.job.actions import Begin, KeepCheckpoint, Post
+from nicps.job.orders import Orders, Trouble, Warn
+from nicps.job.place import Place
+from nicps.job.program import Program
+from nicps.job.works import Works
+from nicps.session.shared_form import Keep
+
+STATE = "state.npz"  # between members (R20)
+CHECKPOINT = "checkpoint.npz"  # for after an alarm (R22)
+_PATIENCE_S = 60.0  # for the training program, which may be in the middle of a micro-batch
+
+
+class Checkpoints:
+    """A host's checkpoints of one job.
+
+    Args:
+        owner: of the works.
+        folder: where they are kept, for the user.
+    """
+
+    def __init__(self, place: Place, works: Works, owner: object, folder: str) -> None:
+        self._place, self._works, self._owner = place, works, owner
+        self.folder = folder
+        self._cut = ""  # why nobody may go on here, until the user has been told
+        self._until = 0.0
+
+    def describe(self, rounds: int) -> str:
+        """For the user: where the one with the state after so many rounds of training is."""
+        return f"saved after {rounds} rounds of training in {self.folder}"
+
+    def keep(self, name: str, then: Callable[[str], Orders]) -> Begin:
+        """Keep what the program saved under that name; `then` takes an error, or an empty text."""
+
+        def failed(now: float, error: str) -> Orders:
+            return [Warn(f"no checkpoint in {self.folder}: {error}"), *then(error)]
+
+        return self._works.begin(self._owner, KeepCheckpoint(name), lambda now, _: then(""), failed)
+
+    def write(self, rounds: int, error: str) -> Orders:
+        """The program has written one, with the state after so many rounds of training; or it could not."""
+        if error:
+            return self._tell(error)
+        return [self.keep(CHECKPOINT, lambda error: self._tell(error, rounds))]
+
+    # ---- no majority (R18)
+
+    def cut_off(self, now: float, reason: str, program: Program | None) -> Orders:
+        """Nobody may train on here, and perhaps the others never come back: save what there is, and tell the user.
+
+        The phase goes on, in case they are heard again.
+        """
+        self._cut, self._until = reason, now + _PATIENCE_S
+        if program is None or program.ended or not program.holds_state:
+            return self._tell("this host has no training program with the job's state")
+        if self._place.number in self._place.learners:
+            return self._tell("this host has not got the others' state yet")
+        return [Post(program.number, Keep())]
+
+    def call_off(self) -> None:
+        """There is a majority again, or it has gone on without this host."""
+        self._cut = ""
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        return self._until if self._cut else None
+
+    def tick(self, now: float) -> Orders:
+        """A program that does not answer must not keep the user from being told."""
+        if not self._cut or now < self._until:
+            return []
+        return self._tell(f"the training program has not answered for {_PATIENCE_S:g} s")
+
+    def _tell(self, error: str, rounds: int = 0) -> Orders:
+        reason, self._cut = self._cut, ""
+        if not reason:
+            return []
+        what = f"not saved: {error}" if error else self.describe(rounds)
+        return [Trouble(f"{reason}; {what}", hook=True)]

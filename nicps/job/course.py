@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The course of a job, as its lead steers it: hand out, train and test, take hosts back, collect, stop.
+
+R5 to R7, R14, R15, R20 to R22. The starter's course begins with the hand-out. The lead of a later view has one too,
+which begins where the job is; what the lead before it had decided and nobody has carried out is decided again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.job import plan as phases
+from nicps.job.orders import (
+    CallHosts,
+    CommitNext,
+    Decide,
+    OpenHandOut,
+    Orders,
+    RebuildView,
+    SaveState,
+    Saving,
+    Tell,
+)
+from nicps.job.place import Place
+from nicps.job.plan import Found, Plan
+from nicps.protocol.actions import Answered
+from nicps.protocol.phase import Phase
+from nicps.protocol.view import View
+
+
+class Course:
+    """The lead's decisions. Every event returns the orders that follow from it.
+
+    Args:
+        found: how far the job is, where another host has led before.
+
+    Attributes: `able`, this host has the whole job. `waits`, this host leads while the job is on its way to its disk:
+    another course begins, and is told that the view is installed, once the host is `able` to lead.
+    """
+
+    def __init__(self, plan: Plan, place: Place, found: Found | None = None) -> None:
+        self.plan = plan
+        self.unit = plan.unit  # the next training round's, which the next phase begins with
+        self.fragments = 0  # of a gradient, once the training program has told the model's size
+        self.stopping = False
+        self.exchange = plan.exchange  # as long as it makes sums
+        self._unit_of = Exchange.BROADCAST  # the exchange that `unit` is for
+        if found is not None and found.unit is not None:
+            self.round_committed(found.unit, found.exchange)
+        self._place = place
+        self._begun = found is not None
+        self.able = found is None or found.able
+        self.waits = False
+        self._trained = found is not None and found.trained
+        self._finishing = found is not None and found.finishing
+        self._crash = found.crash if found is not None else ""
+        self._decided: tuple[int, str] | None = None  # the training program's last word
+        self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
+        self._collecting = False
+        self._waiting: dict[bytes, Answered] = {}  # hosts that want to come back
+        self._refused: set[bytes] = set()  # hosts that cannot come back
+        self._purpose = ""  # of the hand-out that is being got ready or is under way
+        self._streaming = False  # it is being got ready
+        self._opening = False  # training has been decided on, and is not agreed yet
+        self._alarm: str | None = None
+        self._stop: Phase | None = None
+
+    # ---- what has happened
+
+    def view_installed(self, view: View) -> Orders:
+        """Every member has installed a view that this host leads. What nobody has carried out is decided again."""
+        place, phase = self._place, self._place.phase
+        self._opening = False
+        self._waiting = {
+            mac: answer
+            for mac, answer in self._waiting.items()
+            if view.number_of(mac) in place.learners
+        }
+        remaining = len(view.live) / len(view.members)
+        if self._begun and remaining < self.plan.alarm_below and not self.stopping:
+            left = view.names(set(range(1, len(view.members) + 1)) - view.live)
+            self.raise_alarm(f"{left} left: {len(view.live)} of {len(view.members)} members remain")
+        return [*self._call_hosts(), *self._go_on_in(view, phase)]
+
+    def _go_on_in(self, view: View, phase: Phase | None) -> Orders:
+        place = self._place
+        handing_out = phase is not None and phase.kind is wire.PhaseKind.HANDOUT
+        over = phase is not None and handing_out and place.open_round > phase.last_round
+        if self._stop is not None:
+            return self._decide(self._stop)
+        if not self._begun:
+            self._begun = True
+            return self._open_stream("job")
+        if not self.able:
+            if over and phase is not None and phase.settings["purpose"] == "job":
+                self.waits = True  # a course that is able goes on
+                return []
+            lacks = "has the model's state" if place.learners else "has the whole job"
+            lost = f"nobody is left who {lacks}"
+            return self.stop(f"{self._crash}; {lost}" if self._crash else lost)
+        if self._finishing:
+            return self._finish()
+        if self._streaming:
+            return []  # `stream_opened` goes on
+        if handing_out and phase is not None and not over:
+            return self._lose_source() if phase.settings["source"] not in view.live else []
+        if handing_out and self._purpose:
+            return []  # it is over: `hand_out_ended` goes on
+        if self._purpose:
+            return self._hand_out_again()
+        if phase is None or handing_out:
+            return self._train()
+        if phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
+            return self._test()
+        if phase.exchange != self.exchange and self.exchange == Exchange.BROADCAST:
+            return self._train()
+        if self._decided is not None and self._decided[0] == place.open_round - 1:
+            return self.round_judged(*self._decided)
+        return [] if self._trained else [CommitNext()]
+
+    def stream_opened(self, purpose: str, source: int, size: int, index_bytes: int) -> Orders:
+        """What is handed out next is ready (R5, R6)."""
+        self._streaming = False
+        if self.stopping:
+            return []
+        self._purpose = purpose
+        place = self._place
+        round_ = place.open_round + 1
+        return self._decide(
+            self.plan.hand_out(place.view, round_, purpose, source, size, index_bytes)
+        )
+
+    def hand_out_ended(self, phase: Phase) -> Orders:
+        """A hand-out has ended here, and so everywhere."""
+        if self.stopping:
+            return []
+        purpose, self._purpose = phase.settings["purpose"], ""
+        if purpose == "collect" and self._collecting:
+            return self._collect_next()
+        if purpose == "files":
+            self._waiting.clear()  # they tell how far they have got when they are called next
+            return self._train()
+        if purpose == "state":
+            return self._train(self._learners(wire.Stage.WAITING))
+        return []
+
+    def model_built(self, fragments: int) -> Orders:
+        """The training program here knows the model's size: training may begin (R7)."""
+        self.fragments = fragments
+        phase = self._place.phase
+        between = phase is None or phase.kind is wire.PhaseKind.HANDOUT
+        if between and not self._trained and not self.stopping and not self._finishing:
+            return self._train()
+        return []
+
+    def round_judged(self, round_: int, what: str) -> Orders:
+        """The training program here says what comes after a round: "continue", "test" or "end" (R14, R15)."""
+        if self.stopping or self._finishing:
+            return []
+        self._decided = round_, what
+        self._trained = True
+        phase = self._place.phase
+        if round_ != self._place.open_round - 1:
+            return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
+        if phase is not None and round_ < phase.first_round:
+            return []  # decided on: the phase is what came of it
+        if self._alarm is not None:
+            return [SaveState(Saving.ALARM)]
+        if what == "test":
+            return self._test()
+        if what == "end":
+            return self._finish()
+        if self._streaming or self._opening:
+            return []  # a round before the one that training goes on from: its end is the time to take hosts back
+        if taken := self._take_back():
+            return taken
+        if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
+            return [CommitNext()]
+        return self._train()
+
+    def round_committed(self, unit: int, exchange: Exchange) -> None:
+        """A training round counts, in a phase with that exchange; `unit` is the next round's."""
+        self.unit, self._unit_of = unit, exchange
+
+    def model_saved(self, error: str = "") -> Orders:
+        """The model is safe, or `error` says why it is not: stop (R22)."""
+        if self._alarm is None or self.stopping:
+            return []
+        unsaved = f", and the model could not be saved: {error}" if error else ""
+        return self.stop(self._alarm + unsaved, alarm=True, saved=not error)
+
+    def decision_agreed(self, phase: Phase, answers: Mapping[int, Mapping[str, int]]) -> Orders:
+        """Every member has acknowledged a decision; `answers` by member."""
+        self._opening = False
+        if phase.kind is wire.PhaseKind.FINISH:
+            self._collect = [
+                (number, answer["bytes"], answer["index_bytes"])
+                for number, answer in sorted(answers.items())
+                if number != self._place.view.lead and answer["bytes"]
+            ]
+            self._collecting = True
+            return self._collect_next()
+        if phase.kind is wire.PhaseKind.TRAIN:
+            # A learner that has just been counted need not be called any more.
+            return [*self._call_hosts(), *([] if self._trained else [Tell("training")])]
+        return []
+
+    def host_answered(self, answer: Answered) -> Orders:
+        """A host on standby wants to come back, or a new one to come in (R20)."""
+        room = self.plan.admit and len(self._place.view.members) < wire.MAX_MEMBERS
+        joiner = answer.joiner
+        if not answer.number and not room:
+            return []
+        if self.plan.redeal or answer.stage is not wire.Stage.NOTHING:
+            self._waiting[joiner.mac] = answer
+        elif joiner.mac not in self._refused:
+            self._refused.add(joiner.mac)
+            why = "it has none of the job's files, and nobody has all of them (redeal is off)"
+            return [Tell("warning", {"message": f"{joiner.name} is not taken back: {why}"})]
+        return []
+
+    def switch_silent(self) -> Orders:
+        """The switch makes no sums: the hosts add from now on, and run the round again."""
+        if self.stopping or self._finishing:
+            return []
+        text = "the switch does not add what it is sent: the hosts do it from now on"
+        told: Orders = []
+        if self.exchange != Exchange.BROADCAST:
+            self.exchange = Exchange.BROADCAST
+            told = [Tell("warning", {"message": text})]
+        return [*told, *self._train()]
+
+    def raise_alarm(self, reason: str) -> None:
+        """R22: at the end of the batch the model is saved, and all stand by."""
+        self._alarm = self._alarm or reason
+
+    # ---- decisions
+
+    def stop(self, reason: str | None, *, alarm: bool = False, saved: bool = False) -> Orders:
+        """End the job everywhere, well (`reason` is None) or not."""
+        self.stopping = True
+        self._stop = phases.stop(reason, alarm=alarm, saved=saved)
+        return self._decide(self._stop)
+
+    def _decide(self, phase: Phase) -> Orders:
+        self._opening = phase.kind is wire.PhaseKind.TRAIN
+        return [Decide(phase)]
+
+    def _train(self, joined: frozenset[int] = frozenset()) -> Orders:
+        """Train (on), with all members but those that have no state yet; and with `joined`, who have just got it."""
+        place, plan = self._place, self.plan
+        if not self.fragments:
+            return []  # `model_built` comes here again
+        counted = (place.view.live - place.learners) | joined
+        exchange = self.exchange.among(len(place.view.live))
+        if self._unit_of.shared_step and not exchange.shared_step:
+            self.unit, self._unit_of = (
+                plan.unit,
+                exchange,
+            )  # it was as coarse as gradients are large
+        first_round = place.open_round + 1
+        return self._decide(
+            plan.training(place.view, first_round, counted, self.fragments, self.unit, exchange)
+        )
+
+    def _test(self) -> Orders:
+        view = self._place.view
+        counted = view.live - self._place.learners
+        return self._decide(phases.test_round(view, self._place.open_round + 1, counted))
+
+    def _finish(self) -> Orders:
+        self._finishing, self._collecting = True, False
+        return [CallHosts(""), *self._decide(Phase(0, 0, wire.PhaseKind.FINISH))]
+
+    def _collect_next(self) -> Orders:
+        """Every member hands its records out to the lead, one after the other."""
+        while self._collect:
+            number, size, index_bytes = self._collect.pop(0)
+            if number in self._place.view.live:
+                return self.stream_opened("collect", number, size, index_bytes)
+        return self.stop(None)
+
+    # ---- taking hosts back (R20)
+
+    def _call_hosts(self) -> Orders:
+        view, learners = self._place.view, self._place.learners
+        missing = len(view.live) < len(view.members) or bool(learners) or self.plan.admit
+        return [CallHosts(self.plan.job if missing and not self.stopping else "")]
+
+    def _learners(self, stage: wire.Stage) -> frozenset[int]:
+        """Members without the state that have got so far."""
+        view = self._place.view
+        stages = {view.number_of(mac): answer.stage for mac, answer in self._waiting.items()}
+        return frozenset(k for k in self._place.learners if stages.get(k) is stage)
+
+    def _take_back(self) -> Orders:
+        """At the end of a batch; nothing if no host waits."""
+        view = self._place.view
+        joiners = tuple(
+            answer.joiner
+            for mac, answer in self._waiting.items()
+            if view.number_of(mac) not in view.live
+        )
+        if joiners:
+            self._purpose = "state"
+            names = [joiner.name for joiner in joiners]
+            # `view_installed` goes on
+            return [Tell("taking back", {"members": tuple(names)}), RebuildView(joiners)]
+        if self._learners(wire.Stage.NOTHING) or self._learners(wire.Stage.WAITING):
+            return self._give()
+        return []
+
+    def _give(self) -> Orders:
+        """A learner that has nothing gets the files, one that waits for the state gets it."""
+        if self._learners(wire.Stage.NOTHING):
+            return self._open_stream("files")
+        if self._learners(wire.Stage.WAITING):
+            return self._open_stream("state")
+        self._purpose = ""
+        return self._train()
+
+    def _open_stream(self, purpose: str) -> Orders:
+        self._purpose, self._streaming = purpose, True
+        return [OpenHandOut(purpose)]
+
+    # ---- what a change of the view has interrupted
+
+    def _hand_out_again(self) -> Orders:
+        """A hand-out was decided, and has not begun."""
+        return self._open_stream("job") if self._purpose == "job" else self._give()
+
+    def _lose_source(self) -> Orders:
+        """The member that handed out has left in the middle of it."""
+        self._purpose = ""
+        return self._train()

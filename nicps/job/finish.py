@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a job at a host: the program saves, what it leaves is kept, and the lead collects it (R14)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from nicps import wire
+from nicps.job.actions import Folder, KeepRecords, OpenStream, StreamSize
+from nicps.job.handout import HandOut
+from nicps.job.orders import Acknowledge, Orders
+from nicps.job.place import Place
+from nicps.job.works import Works
+from nicps.protocol import Committed, Phase
+
+_NOTHING = json.dumps({"bytes": 0, "index_bytes": 0}).encode()
+
+
+class Finish:
+    """What one host's part in a job has come to.
+
+    Args:
+        owner: of the works.
+        streams: numbers for streams.
+
+    Attributes: `expected`, fragments that the kernel must have taken in the committed rounds; `asked_again`, fragments
+    sent again because the switch's sums of them had not come; `differed`, hosts whose weights were not the others'.
+    """
+
+    def __init__(
+        self, place: Place, works: Works, owner: object, hand_out: HandOut, streams: Iterator[int]
+    ) -> None:
+        self._place, self._works, self._owner = place, works, owner
+        self._hand_out, self._streams = hand_out, streams
+        self.expected = self.asked_again = 0
+        self.differed: list[dict[str, Any]] = []
+        self._answer: bytes | None = None  # to FINISH
+        self._keeping = False  # the program has ended well
+        self._names: Sequence[str] = ()
+
+    def note_commit(self, commit: Committed) -> None:
+        """A round counts: the kernel has taken the others' fragments, or the switch's sums."""
+        streams = commit.exchange.streams(commit.counted, self._place.number)
+        self.expected += streams * commit.phase.fragments_in(commit.round)
+
+    @property
+    def kept(self) -> bool:
+        """What the program left is in the run's folder."""
+        return self._answer is not None
+
+    def acknowledge_nothing(self, phase: Phase) -> Orders:
+        """There is nothing here that the lead could collect."""
+        return [Acknowledge(phase.number, _NOTHING)]
+
+    def keep(self, train_rounds: int) -> Orders:
+        """The program has ended well: what it leaves goes into the run's folder, once."""
+        if self._keeping:
+            return []
+        self._keeping = True
+        facts = {
+            "rounds": train_rounds,
+            "differed": self.differed,
+            "fragments_expected": self.expected,
+            "sums_asked_again": self.asked_again,
+        }
+        return [
+            self._works.begin(self._owner, KeepRecords(facts, self._place.open_round), self._kept)
+        ]
+
+    def _kept(self, now: float, names: Sequence[str]) -> Orders:
+        self._names = names
+        return self.open_records()
+
+    def open_records(self) -> Orders:
+        """What was kept is handed out next; the answer to FINISH is how much that is."""
+        stream = next(self._streams)
+        files = [{"path": name, "store": "all"} for name in self._names]
+        work = OpenStream(stream, Folder.KEPT, files)
+        return [self._works.begin(self._owner, work, partial(self._opened, stream))]
+
+    def _opened(self, stream: int, now: float, size: StreamSize) -> Orders:
+        """Tell the lead, if it asks now, how much there is to collect."""
+        sizes = {"bytes": size.size, "index_bytes": size.index_bytes}
+        self._answer = json.dumps(sizes).encode()
+        orders = self._hand_out.offer(stream)
+        phase = self._place.decided
+        if phase is not None and phase.kind is wire.PhaseKind.FINISH:
+            orders.append(Acknowledge(phase.number, self._answer))
+        return orders

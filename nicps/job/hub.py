@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from an event: actions of the node, orders of the parts, and in the end actions for the host.
+
+Orders of the parts are carried out at once. Actions of the node wait in a queue until those before them are done with,
+since frames must leave in the order in which the node made them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nicps import protocol, wire
+from nicps.errors import JobFailed, NicpsError, WireError
+from nicps.job import orders as ask
+from nicps.job.actions import (
+    Action,
+    CloseStream,
+    DropFragments,
+    EnterView,
+    Log,
+    RunHook,
+    Source,
+    StreamSize,
+    Transmit,
+)
+from nicps.job.orders import Fail, Order, Orders
+from nicps.job.part import Part
+from nicps.job.roles import LifeSettings, Roles
+from nicps.job.said import one_line
+from nicps.protocol import Node, Phase
+
+
+class Hub:
+    """Between the node and the roles of a host.
+
+    Attributes: `turns`, how often this host had the token.
+    """
+
+    def __init__(self, settings: LifeSettings, node: Node, roles: Roles) -> None:
+        self.settings, self.node, self.roles = settings, node, roles
+        self.turns = 0
+        self._turns_before = 0  # this job
+        self._queue: deque[protocol.Action] = deque()
+        self._out: list[Action] = []
+
+    @property
+    def part(self) -> Part | None:
+        """This host's part in the job that is here."""
+        return self.roles.part
+
+    # ---- the queue
+
+    def run(
+        self, now: float, actions: Sequence[protocol.Action], orders: Sequence[Order] = ()
+    ) -> list[Action]:
+        """All that follows from these: what the host must do."""
+        self._queue.extend(actions)
+        self._carry_out(now, orders)
+        while self._queue:
+            self._obey_node(now, self._queue.popleft())
+        out, self._out = self._out, []
+        return out
+
+    # ---- what the node asks for
+
+    def _obey_node(self, now: float, action: protocol.Action) -> None:
+        part, lead, roles = self.part, self.roles.lead, self.roles
+        orders: Orders = []
+        match action:
+            case protocol.Send():
+                self._out.append(action)
+            case protocol.SendFragments():
+                self._transmit(action)
+            case protocol.Need(round_, samples):
+                orders = part.show_need(round_, samples) if part else []
+            case protocol.Closed(round_):
+                orders = part.show_closed(round_) if part else []
+            case protocol.Committed():
+                if lead is not None and action.phase.kind is wire.PhaseKind.TRAIN:
+                    lead.course.round_committed(action.next_unit, action.phase.exchange)
+                orders = part.commit(now, action) if part else []
+            case protocol.Prepare(phase):
+                orders = self._prepare(now, phase)
+            case protocol.PhaseAgreed(phase, answers):
+                orders = self._agreed(phase, answers)
+            case protocol.NotAdded():
+                orders = lead.course.switch_silent() if lead else []
+            case protocol.Installed():
+                orders = self._install(now, action)
+            case protocol.Ready(view):
+                orders = lead.view_installed(view, self.settings.keyed) if lead else []
+            case protocol.Answered():
+                orders = lead.course.host_answered(action) if lead else []
+            case protocol.Differs():
+                orders = self._differ(now, action)
+            case protocol.Struck():
+                orders = roles.strike_off(action)
+            case protocol.Cut(missing):
+                orders = self._cut_off(now, self.node.view.names(missing))
+            case protocol.Declined(reason):
+                orders = roles.decline(reason)
+            case protocol.Failed(reason):
+                orders = self._fail_job(reason)
+        self._carry_out(now, orders)
+
+    def _transmit(self, action: protocol.SendFragments) -> None:
+        ring = self.node.ring
+        of_view = ring is not None and action.view == self.node.view.number
+        if ring is None or self.part is None or not of_view:
+            return
+        source, stream = Source.PROGRAM, 0
+        if action.only_asks:
+            source = Source.NOTHING
+        elif ring.phase.kind is wire.PhaseKind.HANDOUT:
+            source, stream = Source.STREAM, self.part.hand_out.stream_of(ring.phase)
+        self._out.append(Transmit(action, ring.phase, source, stream))
+
+    def _prepare(self, now: float, phase: Phase) -> Orders:
+        """A decision's turn has come."""
+        roles = self.roles
+        if phase.kind is wire.PhaseKind.STOP:
+            over = roles.end_others_job(phase) if roles.lead is None else []
+            return [*over, ask.Acknowledge(phase.number)]
+        if self.part is None and self.node.leaving:
+            return []  # taken in although it has declined: the others go on without it
+        orders: Orders = []
+        try:
+            if self.part is not None and phase.settings.get("job", self.part.id) != self.part.id:
+                orders = roles.end_part("another job has begun")
+            if roles.part is None:
+                orders += self._begin_part(now, str(phase.settings["job"]))
+            if not self.settings.believes(phase.exchange):
+                raise JobFailed(
+                    "the network's switch is to add, which this host has not been told to believe: "
+                    "run `nicps join` with --mode switch there too"
+                )
+            assert roles.part is not None
+            return [*orders, *roles.part.prepare(now, phase)]
+        except (NicpsError, LookupError, TypeError, ValueError) as error:
+            return [*orders, Fail(f"cannot prepare for {phase.kind.name.lower()}: {error}")]
+
+    def _begin_part(self, now: float, job_id: str) -> Orders:
+        self._turns_before = self.turns
+        return self.roles.begin_part(now, job_id)
+
+    def _agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> Orders:
+        """The lead: every member has acknowledged."""
+        roles = self.roles
+        stops = phase.kind is wire.PhaseKind.STOP
+        if roles.lead is not None:
+            return roles.end_own_job(phase) if stops else roles.lead.decision_agreed(phase, answers)
+        if stops and self.part is not None:
+            return roles.end_others_job(phase)  # it departs, and has decided that before
+        return []
+
+    def _fail_job(self, reason: str) -> Orders:
+        roles = self.roles
+        if roles.lead is not None and self.node.leads:
+            return roles.lead.fail(reason)
+        return roles.fail_submission(reason) if roles.submission is not None else []
+
+    # ---- views (R17 to R20, R22)
+
+    def _install(self, now: float, action: protocol.Installed) -> Orders:
+        """A view is in force: the kernel follows it, and the job goes on in it."""
+        view, roles = action.view, self.roles
+        roles.notices.trouble = ""
+        # The network that it was about to start is there; struck off, it comes back to it.
+        self.node.busy = False
+        orders: Orders = [
+            DropFragments(),  # of the view before
+            EnterView(view, action.number),
+            Log(f"network {self.settings.network}: view {view.number}, {view.names(view.live)}"),
+        ]
+        left = set(range(1, len(view.members) + 1)) - view.live
+        if left:
+            orders.append(Log(f"not in it: {view.names(left)}"))
+        if self.part is not None:
+            orders += self.part.enter_view(now, action)
+        return [*orders, *roles.follow_lead(now, self.node.leaving)]
+
+    def _cut_off(self, now: float, silent: str) -> Orders:
+        """R18: nobody may go on here; what there is must not be lost if the others never come back."""
+        text = f"{silent} cannot be heard, and there is no majority without: standing by"
+        trouble, part = ask.Trouble(text), self.part
+        if part is None:
+            return [trouble, RunHook(text)]
+        noted = part.note_event("alarm", why=text)
+        return [trouble, noted, *part.checkpoints.cut_off(now, text, part.program)]
+
+    def _differ(self, now: float, action: protocol.Differs) -> Orders:
+        """Members that hold other weights than most stand by and take the state again; a tie is for the user."""
+        view, lead = self.node.view, self.roles.lead
+        if not action.numbers:
+            if lead is not None:
+                lead.course.raise_alarm(
+                    f"after round {action.round} the members' weights differ, and no half agrees"
+                )
+            return []
+        names = view.names(action.numbers)
+        text = f"after round {action.round} the weights of {names} differ from the others'"
+        orders: Orders = [ask.Warn(text)]
+        if self.part is not None:
+            members = [view.members[k - 1].name for k in sorted(action.numbers)]
+            self.part.finish.differed += [
+                {"name": name, "round": action.round, "view": view.number} for name in members
+            ]
+            orders.append(self.part.note_event("differs", members=members))
+        rest = [k for k in view.order if k not in action.numbers]
+        if rest and rest[0] == self.node.number:
+            orders.append(ask.StrikeOff(action.numbers))
+        return orders
+
+    # ---- what the parts ask for
+
+    def _carry_out(self, now: float, orders: Sequence[Order]) -> None:
+        for order in orders:
+            asked = self._ask_node(now, order)
+            if asked is not None:
+                self._queue.extend(asked)
+            elif (follow := self._ask_part(now, order)) is not None:
+                self._carry_out(now, follow)
+            else:
+                self._out.append(order)  # type: ignore[arg-type]
+
+    def _ask_node(self, now: float, order: Order) -> Sequence[protocol.Action] | None:
+        """What the node makes of an order; None if it is not for the node."""
+        node = self.node
+        match order:
+            case ask.Acknowledge(number, answer):
+                return node.prepared(now, number, answer)
+            case ask.Offer(round_, samples, unit, skip):
+                return node.offer(now, round_, samples, unit, skip)
+            case ask.MarkReady(round_, samples):
+                return node.progress(now, round_, samples)
+            case ask.MarkRead(round_, digest):
+                return node.read(now, round_, digest)
+            case ask.Fail(reason):
+                return node.fail(now, reason)
+            case ask.CommitNext():
+                return node.go_on(now)
+            case ask.RebuildView(joiners):
+                return node.rebuild(now, joiners)
+            case ask.StrikeOff(numbers):
+                return node.strike(now, numbers)
+            case ask.CallHosts(job):
+                node.calls = job
+                return ()
+            case ask.Decide(phase):
+                return self._decide(now, phase)
+        return None
+
+    def _decide(self, now: float, phase: Phase) -> Sequence[protocol.Action]:
+        lead = self.roles.lead
+        if lead is None or not self.node.leads:
+            return ()
+        try:
+            return self.node.decide(now, lead.complete(phase, self.part))
+        except WireError as error:  # a decision that no frame can hold
+            return self.node.fail(now, str(error))
+
+    def _ask_part(self, now: float, order: Order) -> Orders | None:
+        """What follows from an order for another part; None if it is an action for the host."""
+        part, roles, lead = self.part, self.roles, self.roles.lead
+        match order:
+            case ask.Tell(event, values, job):
+                job = job or (lead.plan.job if lead is not None else "")
+                log: Orders = [Log(str(values["message"]))] if event == "warning" else []
+                return [*log, *roles.tell(event, job, values)]
+            case ask.Warn(text):
+                return [Log(text), *self._warn(text)]
+            case ask.Trouble(text, hook):
+                roles.notices.trouble = text
+                return [Log(text), *self._warn(text), *([RunHook(text)] if hook else [])]
+            case ask.Depart(reason):
+                departs = roles.depart(reason)
+                self._queue.extend(self.node.leave(now, reason))
+                return departs
+            case ask.OpenHandOut(purpose):
+                return lead.open_hand_out(now, purpose, part, roles.submission) if lead else []
+            case ask.OfferStream(purpose, stream, size):
+                return self._offer_stream(now, purpose, stream, size)
+            case ask.SaveState(saving):
+                if part is None:
+                    return [ask.StateSaved(saving, "there is no training program here")]
+                return part.save(now, saving)
+            case ask.StateSaved(saving, error):
+                return lead.state_saved(saving, error, part) if lead else []
+            case ask.HandOutEnded(phase):
+                return self._end_hand_out(now, phase)
+            case ask.ModelBuilt():
+                return lead.model_built(now, part) if lead else []
+            case ask.RoundJudged(round_, what):
+                return lead.round_judged(now, round_, what) if lead else []
+            case ask.Reported(values):
+                return self._report(values)
+        return None
+
+    def _warn(self, text: str) -> Orders:
+        """The watchers of the job that is here are warned."""
+        if self.part is None:
+            return []
+        values = {"message": f"{self.settings.name}: {text}"}
+        return self.roles.tell("warning", self.part.id, values)
+
+    def _offer_stream(self, now: float, purpose: str, stream: int, size: StreamSize) -> Orders:
+        """What the lead hands out is open."""
+        lead = self.roles.lead
+        if lead is None:
+            return [CloseStream(stream)]
+        begun: Orders = []
+        if self.part is None:
+            try:
+                begun = self._begin_part(now, lead.plan.job)
+            except JobFailed as error:
+                return [CloseStream(stream), *lead.fail(f"cannot hand out the {purpose}: {error}")]
+        assert self.roles.part is not None
+        offered = self.roles.part.hand_out.offer(stream)
+        decided = lead.course.stream_opened(purpose, self.node.number, size.size, size.index_bytes)
+        return [*begun, *offered, *decided]
+
+    def _end_hand_out(self, now: float, phase: Phase) -> Orders:
+        orders = self.roles.lead_with_the_job(now)
+        lead = self.roles.lead
+        self._carry_out(now, orders)
+        return lead.hand_out_ended(now, phase) if lead is not None else []
+
+    def _report(self, values: Mapping[str, Any]) -> Orders:
+        """Live progress of the training program here, or a warning."""
+        shown = dict(values)
+        orders: Orders = []
+        if (text := shown.pop("warning", None)) is not None:
+            orders += self._warn(one_line(text))
+        if not shown:
+            return orders
+        self.roles.notices.progress = shown
+        lead = self.roles.lead
+        if lead is not None:
+            turns = self.turns - self._turns_before
+            told = {"values": shown, "token_turns": turns}
+            orders += self.roles.tell("progress", lead.plan.job, told)
+        return orders

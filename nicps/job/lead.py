@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lead's side of a job: its course, and what that needs of this host's own part (R5 to R7, R14, R20 to R22)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from nicps import wire
+from nicps.job.actions import CloseStream, Folder, OpenStream, StreamSize
+from nicps.job.checkpoints import STATE
+from nicps.job.course import Course
+from nicps.job.orders import OfferStream, Order, Orders, SaveState, Saving, Tell
+from nicps.job.part import Part
+from nicps.job.place import Place
+from nicps.job.plan import Found, Plan
+from nicps.job.said import one_line
+from nicps.job.submission import Submission
+from nicps.job.works import Works
+from nicps.protocol import Phase, View
+
+_MOST_ERROR = 100  # characters: a decision must fit a frame
+
+
+class Lead:
+    """One job that this host leads: from the start, or since the lead before it has left.
+
+    Args:
+        found: how far the job is, where another host has led before.
+
+    Attributes: `training_s` and `handout_s`, how long these took; `saved`, for the user, where the model is after an
+    alarm. `over`: this host leads no more, and what is still on its way to the lead is for nothing.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        works: Works,
+        streams: Iterator[int],
+        found: Found | None,
+        now: float,
+    ) -> None:
+        self.plan = plan
+        self.course = Course(plan, place, found)
+        self.training_s = self.handout_s = 0.0
+        self.saved = ""
+        self.over = False
+        self._place, self._works, self._streams = place, works, streams
+        self._mark = now
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """For the result."""
+        return {
+            "job_id": self.plan.job,
+            "seconds": round(self.training_s, 3),
+            "seconds_handout": round(self.handout_s, 3),
+        }
+
+    # ---- what has happened
+
+    def view_installed(self, view: View, keyed: bool) -> Orders:
+        """Every member has installed a view that this host leads."""
+        members = tuple(view.members[k - 1].name for k in view.order)
+        orders: Orders = [Tell("formed", {"members": members, "view": view.number})]
+        if len(view.members) == 1:
+            there = "with this key is there" if keyed else "is there"
+            text = f"no other host {there}: this one trains alone"
+            orders.append(Tell("warning", {"message": text}))
+        return [*orders, *self.course.view_installed(view)]
+
+    def hand_out_ended(self, now: float, phase: Phase) -> Orders:
+        """A hand-out has ended here, and so everywhere."""
+        orders: Orders = []
+        if phase.settings["purpose"] == "job":
+            self.handout_s = now - self._mark
+            size = phase.settings["bytes"]
+            orders = [Tell("handed out", {"bytes": size, "seconds": self.handout_s})]
+        return [*orders, *self.course.hand_out_ended(phase)]
+
+    def model_built(self, now: float, part: Part | None) -> Orders:
+        """The training program here may have built the model."""
+        program = part.program if part is not None else None
+        if program is None or not program.ready:
+            return []
+        self._mark = now
+        return self.course.model_built(program.fragments)
+
+    def round_judged(self, now: float, round_: int, what: str) -> Orders:
+        """R14, R15: the training program here says what comes after a round."""
+        if what == "end":
+            self.training_s = now - self._mark
+        return self.course.round_judged(round_, what)
+
+    def decision_agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> Orders:
+        """Every member has acknowledged a decision."""
+        try:
+            sizes = {k: json.loads(answer) if answer else {} for k, answer in answers.items()}
+            return self.course.decision_agreed(phase, sizes)
+        except (ValueError, KeyError, TypeError) as error:
+            return self.fail(f"a member's answer cannot be read: {error!r}")
+
+    def fail(self, reason: str) -> Orders:
+        """The job cannot go on; all members are told."""
+        return [] if self.course.stopping else self.course.stop(one_line(reason))
+
+    # ---- what the course asks for
+
+    def complete(self, phase: Phase, part: Part | None) -> Phase:
+        """A decision with the digests that every member compares with its own before it trains or tests."""
+        if phase.kind not in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+            return phase
+        assert part is not None and part.program is not None
+        return replace(phase, settings={"handout": part.digest, "model": part.program.digest})
+
+    def open_hand_out(
+        self, now: float, purpose: str, part: Part | None, submission: Submission | None
+    ) -> Orders:
+        """Get ready what is handed out."""
+        if purpose == "state":
+            return [SaveState(Saving.STATE)]
+        if purpose == "files":
+            assert part is not None
+            return [self._open(purpose, Folder.WORK, part.prepared["files"])]
+        assert submission is not None
+        self._mark = now
+        warning = self._find_unknown_hosts(submission.settings)
+        return [*warning, self._open(purpose, Folder.PREPARED, submission.files)]
+
+    def _find_unknown_hosts(self, settings: Mapping[str, Any]) -> Orders:
+        """A setting `slow.HOST` for a host that is not there may be a slip."""
+        names = [member.name for member in self._place.view.members]
+        nobody = [key for key in settings if key.removeprefix("slow.") not in (key, *names)]
+        if not nobody:
+            return []
+        text = f"nobody is slowed down by {', '.join(nobody)}: the hosts are {', '.join(names)}"
+        return [Tell("warning", {"message": one_line(text)})]
+
+    def state_saved(self, saving: Saving, error: str, part: Part | None) -> Orders:
+        """The training program here has written its state, or could not."""
+        if saving is Saving.STATE:
+            if error:
+                return self.fail(f"the state cannot be handed out: {error}")
+            return [self._open("state", Folder.WORK, [{"path": STATE, "store": "all"}])]
+        if error or part is None or part.program is None:
+            return self._model_saved(error)
+        self.saved = part.checkpoints.describe(part.program.saved)
+        return [part.checkpoints.keep(STATE, self._model_saved)]
+
+    def _model_saved(self, error: str) -> Orders:
+        return [] if self.over else self.course.model_saved(error[:_MOST_ERROR])
+
+    def _open(self, purpose: str, folder: Folder, files: Any) -> Order:
+        stream = next(self._streams)
+        work = OpenStream(stream, folder, files)
+        return self._works.begin(
+            self, work, partial(self._opened, purpose, stream), partial(self._unopened, purpose)
+        )
+
+    def _opened(self, purpose: str, stream: int, now: float, size: StreamSize) -> Orders:
+        return [CloseStream(stream)] if self.over else [OfferStream(purpose, stream, size)]
+
+    def _unopened(self, purpose: str, now: float, reason: str) -> Orders:
+        return [] if self.over else self.fail(f"cannot hand out the {purpose}: {reason}")

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The life of a job at one host: what is told to this host, and what it does about that (R1 to R22).
+
+`Life` owns the node of the protocol and this host's roles in a job. Every method that takes `now` is an event, and
+returns the actions to carry out, in order.
+
+    frames, time, the kernel's state -----> Node --actions--> Hub ---> actions for the host
+    commands ---------------------------\                    |  ^
+    what the training program says ------+--> roles <-events-+  |
+    works that are done ----------------/       \-----orders----/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nicps import protocol, wire
+from nicps.errors import JobFailed, NetworkProblem
+from nicps.job.actions import Action, Log
+from nicps.job.hub import Hub
+from nicps.job.orders import Fail, Orders, Warn
+from nicps.job.part import Part
+from nicps.job.roles import LifeSettings, Roles
+from nicps.job.works import Works
+from nicps.protocol import Node, NodeState
+from nicps.session.shared_form import FromProgram
+
+
+class Life:
+    """One host in the network, and its part in one job after the other.
+
+    Args:
+        receiver: what has arrived (the kernel's maps).
+        nonce: fresh random 64-bit numbers, never 0.
+    """
+
+    def __init__(
+        self,
+        mac: bytes,
+        settings: LifeSettings,
+        receiver: protocol.Receiver,
+        nonce: Callable[[], int],
+    ) -> None:
+        self.settings = settings
+        name, network, timings = settings.name, settings.network, settings.timings
+        self.node = Node(mac, name, network, receiver, nonce, timings, self._stage)
+        self._works = Works()
+        self.roles = Roles(settings, self.node, self._works)
+        self._hub = Hub(settings, self.node, self.roles)
+        self._nonce = nonce
+        self._leaving = False
+        self._called = False  # for the job that is here
+        self._awaited = False  # all members wait for the rest of this host's gradient
+
+    # ---- what others look at
+
+    @property
+    def turns(self) -> int:
+        """How often this host had the token."""
+        return self._hub.turns
+
+    @property
+    def busy_with(self) -> str:
+        """Why no job can be submitted here, and nothing measured; an empty text if nothing is under way."""
+        standing_by = self.node.state is NodeState.STANDBY
+        if standing_by and self.part is None and self.roles.submission is None:
+            return ""
+        if trouble := self.roles.notices.trouble:
+            return f"{trouble}. `nicps leave`, and `nicps join` again, give it up here"
+        return "wait for its end (`nicps status --watch`)"
+
+    @property
+    def part(self) -> Part | None:
+        """This host's part in the job that is here."""
+        return self.roles.part
+
+    def _stage(self, job_id: str) -> wire.Stage | None:
+        """How much of a job is here, for the lead that calls (R20); None: it is not for this host."""
+        if self._leaving or job_id == self.roles.declined:
+            return None
+        if self.part is None or self.part.id != job_id:
+            return wire.Stage.NOTHING
+        self._called = True
+        return self.part.stage
+
+    # ---- events: frames, the kernel, time
+
+    def on_frame(self, now: float, source: bytes, data: bytes) -> list[Action]:
+        """A frame of ours came up (`Node.on_frame`).
+
+        Raises:
+            WireError: it is malformed; nothing has changed.
+        """
+        turns = self.node.ring.turns if self.node.ring is not None else 0
+        self._called = False
+        actions = self.node.on_frame(now, source, data)
+        called = self.part.start_missing_program(now) if self.part and self._called else []
+        out = self._hub.run(now, actions, called)
+        if self.node.ring is not None and self.node.ring.turns > turns:
+            self._hub.turns += 1
+        return out
+
+    def kernel_saw(
+        self, now: float, seen: tuple[int, int], heard: float, bounced: bytes | None
+    ) -> None:
+        """State of the XDP program, before `on_frame` of what it passed up (`Node.kernel_saw`)."""
+        self.node.kernel_saw(now, seen, heard, bounced)
+
+    def fragments_sent(
+        self, now: float, fragments: protocol.SendFragments, started: float | None = None
+    ) -> list[Action]:
+        """A `Transmit` is with the kernel, which has taken since `started`; or it was dropped (None)."""
+        orders: Orders = []
+        phase, part = self.node.phase, self.part
+        if started is not None and part is not None and phase is not None:
+            if phase.kind is wire.PhaseKind.TRAIN:
+                orders = part.note_sent(fragments, started, now)
+        return self._hub.run(now, self.node.sent(now, fragments), orders)
+
+    def tick(self, now: float, awaited: bool = False) -> list[Action]:
+        """Time has passed; call at `deadline` at the latest.
+
+        Args:
+            awaited: all members wait for the rest of the gradient of this host's training program.
+        """
+        self._awaited = awaited
+        orders = self.part.tick(now, awaited) if self.part is not None else []
+        actions: Sequence[protocol.Action] = ()
+        deadline = self.node.deadline()
+        if deadline is not None and deadline <= now:
+            actions = self.node.tick(now)
+        return self._hub.run(now, actions, orders)
+
+    def deadline(self) -> float | None:
+        """When `tick` must be called next, or None."""
+        part = self.part.deadline(self._awaited) if self.part is not None else None
+        times = (self.node.deadline(), part)
+        return min((time for time in times if time is not None), default=None)
+
+    def renew_key(self, now: float) -> list[Action]:
+        """The view's key has served its time: another view of the same members has another."""
+        return self._hub.run(now, [] if self.node.changing else self.node.rebuild(now, ()))
+
+    # ---- events: works, and what could not be done
+
+    def work_done(self, now: float, ticket: int, outcome: Any = None) -> list[Action]:
+        """A work has come to its outcome."""
+        return self._hub.run(now, (), self._works.finish(now, ticket, outcome))
+
+    def work_failed(self, now: float, ticket: int, reason: str) -> list[Action]:
+        """A work cannot be done: a full disk, a broken file."""
+        return self._hub.run(now, (), self._works.fail(now, ticket, reason))
+
+    def action_failed(self, now: float, reason: str) -> list[Action]:
+        """An action could not be carried out: the job, if there is one, cannot go on here."""
+        return self._hub.run(now, (), [Log(reason) if self.part is None else Fail(reason)])
+
+    def warn(self, now: float, text: str) -> list[Action]:
+        """Something at this host that ends nothing."""
+        return self._hub.run(now, (), [Warn(text)])
+
+    # ---- events: the training program
+
+    def attach(self, now: float) -> list[Action]:
+        """The training program has connected.
+
+        Raises:
+            NetworkProblem, JobFailed: none is expected, or one is attached.
+        """
+        part = self._expecting()
+        return self._hub.run(now, (), part.programs.attach(part.settings))
+
+    def attach_gateway(self) -> int:
+        """The training program speaks JSON: a gateway is started for the program of this number.
+
+        Raises:
+            NetworkProblem, JobFailed: as `attach`.
+        """
+        return self._expecting().programs.attach_gateway()
+
+    def _expecting(self) -> Part:
+        if self.part is None:
+            raise NetworkProblem("no job is under way that a training program could join")
+        return self.part
+
+    def detach(self, number: int) -> None:
+        """The training program of that number has closed its connection."""
+        if self.part is not None:
+            self.part.programs.detach(number)
+
+    def hear_program(self, now: float, message: FromProgram) -> list[Action]:
+        """The training program says something."""
+        if self.part is None:
+            return []
+        try:
+            orders = self.part.hear(now, message)
+        except JobFailed as error:
+            orders = [Fail(str(error))]
+        return self._hub.run(now, (), orders)
+
+    def note_converted(self, now: float) -> None:
+        """The training program has converted more of its gradient."""
+        if self.part is not None and self.part.program is not None:
+            self.part.program.note_movement(now)
+
+    def program_unstarted(self, now: float, number: int, reason: str) -> list[Action]:
+        """A training program could not be started."""
+        part = self.part
+        return self._hub.run(now, (), part.programs.note_unstarted(number, reason) if part else [])
+
+    def program_ended(self, now: float, number: int, code: int, last: str) -> list[Action]:
+        """The process of a training program is gone, with that exit code (negative for a signal) and last line."""
+        part = self.part
+        return self._hub.run(now, (), part.note_ended(now, number, code, last) if part else [])
+
+    def gateway_ended(self, now: float, number: int, code: int, last: str) -> list[Action]:
+        """The gateway of a training program is gone."""
+        part = self.part
+        return self._hub.run(
+            now, (), part.programs.gateway_ended(number, code, last) if part else []
+        )
+
+    # ---- events: commands
+
+    def check_free(self) -> None:
+        """A job can be submitted here.
+
+        Raises:
+            NetworkProblem: another one is under way.
+        """
+        if why := self.busy_with:
+            raise NetworkProblem(f"a job is under way: {why}")
+
+    def submit(self) -> int:
+        """A job is submitted here, and is prepared now: the submission's number. Nobody else hears of it yet.
+
+        Raises:
+            NetworkProblem: another one is under way.
+        """
+        self.check_free()
+        return self.roles.submit().number
+
+    def withdraw_submission(self) -> None:
+        """It cannot even be prepared."""
+        self.roles.withdraw_submission()
+
+    def submission_prepared(
+        self, now: float, number: int, job_id: str, prepared: Mapping[str, Any]
+    ) -> list[Action]:
+        """The job is prepared: put it into the network (R1)."""
+        roles, submission = self.roles, self.roles.submission
+        if submission is None or submission.number != number:
+            return []
+        try:
+            plan = submission.plan(job_id, prepared, self.settings.exchange)
+        except JobFailed as error:
+            return self._hub.run(now, (), roles.fail_submission(str(error)))
+        roles.begin_lead(now, plan)
+        forming = roles.tell("forming", job_id, {"data": prepared.get("data")})
+        return self._hub.run(now, self.node.start(now, self._nonce()), forming)
+
+    def submission_failed(
+        self, now: float, number: int, reason: str, code: int = JobFailed.exit_code
+    ) -> list[Action]:
+        """The job could not be prepared. `code`: for the submitter to end with."""
+        submission = self.roles.submission
+        if submission is None or submission.number != number:
+            return []
+        return self._hub.run(now, (), self.roles.fail_submission(reason, code))
+
+    def leave(self, now: float) -> list[Action]:
+        """This agent ends: the others go on without it, or the job stops for all where they cannot."""
+        self._leaving = True
+        reason = f"{self.settings.name} has left the network"
+        if self.node.state is not NodeState.MEMBER:
+            return []
+        part, lead = self.part, self.roles.lead
+        noted: Orders = [part.note_event("departs", why=reason)] if part is not None else []
+        if part is not None and part.digest:
+            return self._hub.run(now, self.node.leave(now, reason), noted)
+        if lead is not None:
+            return self._hub.run(now, (), [*noted, *lead.fail(reason)])
+        return self._hub.run(now, self.node.fail(now, reason), noted)
+
+    def end(self, now: float, reason: str) -> list[Action]:
+        """This agent has left, or must go at once."""
+        roles = self.roles
+        ended = roles.fail_submission(reason) if roles.submission is not None else []
+        return self._hub.run(now, (), [*ended, *roles.end_part(reason, keep_records=True)])

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people are told of a job, and what `nicps status` shows of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nicps.errors import Alarm, JobFailed
+from nicps.job.actions import Publish, RunHook
+from nicps.job.orders import Orders
+from nicps.job.submission import Submission
+from nicps.session.messages import EVENTS, Error, LastJob, Result
+
+
+class Notices:
+    """The operator, the submitter and the watchers.
+
+    Attributes: `trouble`, why this host stands by in the middle of a job; `progress`, what its training program
+    reported last; `last_job`, how the last job ended that was submitted here or led from here (docs/socket.md).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.trouble = ""
+        self.progress: dict[str, Any] = {}
+        self.last_job: LastJob | None = None
+
+    def tell(
+        self, event: str, job_id: str, values: Mapping[str, Any], submission: Submission | None
+    ) -> Orders:
+        """An event of a job, which may be the one that was submitted here."""
+        mine = submission is not None and submission.job_id == job_id
+        message = EVENTS[event](job_id, **values)
+        return [Publish(message, submission.number if submission is not None and mine else 0)]
+
+    def finish(
+        self,
+        job_id: str,
+        submission: int,
+        result: Mapping[str, Any],
+        error: str | None,
+        code: int = JobFailed.exit_code,
+    ) -> Orders:
+        """A job that was submitted here, or led from here, has ended.
+
+        Args:
+            code: the exit code that the submitter ends with where there is an error.
+        """
+        self.last_job = LastJob(job_id, error, result)
+        message = Result(result) if error is None else Error(error, code)
+        return [Publish(message, submission)]
+
+
+def exit_code(settings: Mapping[str, Any]) -> int:
+    """Of a submitter whose job has ended with a STOP of these settings."""
+    saved = settings.get("alarm") and settings.get("saved")
+    return (Alarm if saved else JobFailed).exit_code
+
+
+def run_hook(settings: Mapping[str, Any], reason: str) -> Orders:
+    """The alarm's hook, if that STOP is an alarm's."""
+    return [RunHook(reason)] if settings.get("alarm") else []

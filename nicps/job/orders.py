@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of a job ask of the node and of one another. What they ask of the host is in `nicps.job.actions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from nicps.job.actions import Action, StreamSize
+from nicps.protocol import Joiner, Phase
+
+# ---- of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """This host is ready for the decision of that number (`Node.prepared`)."""
+
+    number: int
+    answer: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A contribution is ready (`Node.offer`)."""
+
+    round: int
+    samples: int
+    unit: int | None = None
+    skip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReady:
+    """So many samples of the round are done (`Node.progress`, R13)."""
+
+    round: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRead:
+    """The sum of that round has been read out (`Node.read`); `digest` is of the state after it, 0 for none."""
+
+    round: int
+    digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The job cannot go on here, and so nowhere (`Node.fail`)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The lead: let all members prepare this phase (`Node.decide`); `Course.decision_agreed` follows."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNext:
+    """The lead: the next round may be committed (`Node.go_on`, R14)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildView:
+    """The lead: take these hosts into the view (`Node.rebuild`, R20); `Course.view_installed` follows."""
+
+    joiners: tuple[Joiner, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StrikeOff:
+    """These members hold other weights than the rest: they must go (`Node.strike`)."""
+
+    numbers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CallHosts:
+    """The lead: call hosts on standby from now on for this job; with an empty name, call no more (`Node.calls`)."""
+
+    job: str
+
+
+# ---- of one another
+
+
+class Saving(Enum):
+    """What the training program saves its state for."""
+
+    STATE = "for hosts that come back (R20)"
+    ALARM = "before the job is stopped (R22)"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHandOut:
+    """The course: get ready what is handed out, "job", "files" or "state"; `Course.stream_opened` follows."""
+
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """The lead: let the training program here write its state; `StateSaved` follows, and `Course.model_saved`."""
+
+    saving: Saving
+
+
+@dataclass(frozen=True, slots=True)
+class OfferStream:
+    """The lead: this stream is handed out next."""
+
+    purpose: str
+    stream: int
+    size: StreamSize
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The lead: the submitter and the watchers of the job hear of an event (docs/socket.md).
+
+    `job`: its name, where this host leads it no more.
+    """
+
+    event: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """This host: something that ends nothing, for the operator and the watchers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """This host stands by in the middle of a job: as `Warn`, and in `nicps status`; `hook`: the hook is run with it."""
+
+    text: str
+    hook: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Depart:
+    """R17: this host cannot go on now, and comes back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOutEnded:
+    """A hand-out has ended here, and so everywhere."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuilt:
+    """The training program has built the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """The training program has written its state, or `error` says why not."""
+
+    saving: Saving
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundJudged:
+    """The training program says what comes after a round: "continue", "test" or "end" (R14, R15)."""
+
+    round: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The training program's live progress."""
+
+    values: Mapping[str, Any]
+
+
+Order: TypeAlias = (
+    Action
+    | Acknowledge
+    | Offer
+    | MarkReady
+    | MarkRead
+    | Fail
+    | Decide
+    | CommitNext
+    | RebuildView
+    | StrikeOff
+    | CallHosts
+    | OpenHandOut
+    | SaveState
+    | OfferStream
+    | Tell
+    | Warn
+    | Trouble
+    | Depart
+    | HandOutEnded
+    | ModelBuilt
+    | StateSaved
+    | RoundJudged
+    | Reported
+)
+Orders: TypeAlias = list[Order]

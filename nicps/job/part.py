@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host's part in a job: its training program, and what each phase and view asks of the two (R6, R8, R20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from nicps import wire
+from nicps.errors import JobFailed
+from nicps.exchange import Exchange
+from nicps.job.accumulators import Accumulators
+from nicps.job.actions import (
+    CountFragments,
+    DropFragments,
+    NoteCommit,
+    NoteEvent,
+    RemoveState,
+    Settle,
+    ShareArena,
+    ShowClosed,
+    ShowNeed,
+    Stored,
+)
+from nicps.job.checkpoints import Checkpoints
+from nicps.job.contribution import Contribution
+from nicps.job.finish import Finish
+from nicps.job.handout import HandOut
+from nicps.job.orders import (
+    Acknowledge,
+    Depart,
+    Fail,
+    HandOutEnded,
+    MarkRead,
+    MarkReady,
+    ModelBuilt,
+    Offer,
+    Order,
+    Orders,
+    Reported,
+    RoundJudged,
+    Saving,
+    StateSaved,
+    Warn,
+)
+from nicps.job.place import Place
+from nicps.job.program import Program
+from nicps.job.programs import Programs
+from nicps.job.said import one_line, shorten
+from nicps.job.works import Works
+from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.session import shared_form as says
+
+
+class Part:
+    """The job at this host, from the first hand-out decision to the stop.
+
+    Args:
+        programs, streams: numbers for training programs and streams.
+        window: fragments in a hand-out's round.
+        exchange: the one that this host believes.
+        checkpoints: the folder that they are kept in, for the user.
+
+    Attributes: `phase`, the one that this host is in or getting ready for. `digest`, of what was handed out, once all
+    of it is here; `prepared`, what that says of the job. `unit`, the next training round's, once one has counted;
+    `unit_of`: the exchange of the phase in which it has. `exchange`, of the last training phase. `finishing`: the end
+    has been decided.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        place: Place,
+        works: Works,
+        programs: Iterator[int],
+        streams: Iterator[int],
+        window: int,
+        exchange: Exchange,
+        checkpoints: str,
+        now: float,
+    ) -> None:
+        self.id = job_id
+        self._place, self._works = place, works
+        self.programs = Programs(place, programs, now)
+        self.hand_out = HandOut(place, window)
+        self.checkpoints = Checkpoints(place, works, self, checkpoints)
+        self.finish = Finish(place, works, self, self.hand_out, streams)
+        self.accumulators = Accumulators(works, self)
+        self.contribution = Contribution()
+        self.phase: Phase | None = None
+        self.train_rounds = 0
+        self.unit: int | None = None
+        self.unit_of = Exchange.BROADCAST
+        self.digest = ""
+        self.prepared: Mapping[str, Any] = {}
+        self.finishing = False
+        self.exchange = exchange
+        self._waiting: Phase | None = None  # for the program to be ready, or to have the state
+        self._has_state = False  # another's, that the program has not loaded yet
+        self._saving: Saving | None = None
+
+    @property
+    def program(self) -> Program | None:
+        """The training program."""
+        return self.programs.current
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The job's settings, as they were handed out; a training program cannot change them."""
+        settings = self.prepared.get("settings", {})
+        return settings if isinstance(settings, dict) else {}
+
+    @property
+    def entry(self) -> str:
+        """The training program's module, as the prepared job names it."""
+        return str(self.prepared.get("entry", "trainer"))
+
+    @property
+    def stage(self) -> wire.Stage | None:
+        """How much of the job is here (R20); None: no training program can be started any more."""
+        if not self.digest:
+            return wire.Stage.NOTHING
+        if self.programs.lacking:
+            return wire.Stage.FILES if self.programs.can_start else None
+        ready = self.program is not None and self.program.ready
+        return wire.Stage.WAITING if ready else wire.Stage.FILES
+
+    # ---- what the report shows
+
+    def note_event(self, kind: str, **values: Any) -> NoteEvent:
+        """An event at this host, for the time line."""
+        return NoteEvent(kind, self._place.open_round, values)
+
+    def note_view(self) -> NoteEvent:
+        """The view in force, by the hosts' names."""
+        view = self._place.view
+        live = [view.members[k - 1].name for k in view.order]
+        lead = view.members[view.lead - 1].name
+        return self.note_event("view", view=view.number, lead=lead, live=live)
+
+    # ---- phases and views
+
+    def prepare(self, now: float, phase: Phase) -> Orders:
+        """A decision's turn has come; `Acknowledge` follows once this host is ready for it.
+
+        Raises:
+            JobFailed, LookupError, TypeError: this host cannot get ready for it, or nobody can mean it.
+        """
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.exchange = phase.exchange
+        if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+            self.finishing = False
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            self.phase = phase
+            orders = self.hand_out.prepare(phase, bool(self.digest))
+            # Windows of a hand-out before this one are on disk then: their banks are free.
+            return [*orders, self._begin_settling(partial(self._make_room, phase, None))]
+        if phase.kind is wire.PhaseKind.FINISH:
+            self.finishing = True
+            self._waiting, self.phase = None, phase
+            return self._prepare_finish(now, phase)
+        if not self._has_share(phase):
+            self.phase = phase  # it only passes on what others train
+            return self._make_room(phase, None, now)
+        self._waiting = phase
+        return [self._begin_settling(self._enter_training)]  # what was handed out is on disk then
+
+    def _begin_settling(self, then: Callable[[float], Orders]) -> Order:
+        return self._works.begin(self, Settle(), lambda now, _: then(now))
+
+    def _prepare_finish(self, now: float, phase: Phase) -> Orders:
+        """Let the program save and end. A second decision gets the same answer."""
+        program = self.program
+        if self.finish.kept:
+            return self.finish.open_records()
+        learns = self._place.number in self._place.learners
+        if program is None or not program.ready or learns:
+            ended = self.programs.end("the job is done")
+            self.programs.current = None
+            return [*ended, *self.finish.acknowledge_nothing(phase)]
+        if program.ended:
+            return self.finish.keep(self.train_rounds)
+        return program.enter(now, phase, 0, 0, self._place)
+
+    def enter_view(self, now: float, action: Installed) -> Orders:
+        """Another view is in force, and the phase goes on in it, or none does."""
+        self.checkpoints.call_off()
+        phase, program = action.phase, self.program
+        noted = self.note_view()
+        if phase is None:
+            shown = program.show_view(now, self._place, None) if program is not None else []
+            return [noted, *shown]
+        self.phase, self._waiting = phase, None
+        renewed = self.accumulators.renew(phase)  # it was getting ready for another phase
+        if renewed and program is not None:
+            program.forget_blocks()
+        orders: Orders = [noted, *renewed]
+        hands_out = phase.kind is wire.PhaseKind.HANDOUT
+        if hands_out or not self._has_share(phase) or program is None:
+            return orders
+        orders += program.show_view(now, self._place, phase)
+        if action.again and not self.finishing:  # it was told of the phase that now does not come
+            blocks = self.accumulators.blocks
+            orders += program.enter(now, phase, self._place.open_round, blocks, self._place)
+        return orders
+
+    def stand_by(self, reason: str) -> Orders:
+        """R19: this host is in no view; number, model and data stay."""
+        self.checkpoints.call_off()
+        self.phase = self._waiting = None
+        noted = self.note_event("stands by", why=reason)
+        return [noted, DropFragments(), *self.hand_out.withdraw()]
+
+    def _has_share(self, phase: Phase) -> bool:
+        return bool(phase.shares[self._place.number - 1])
+
+    # ---- room for a phase
+
+    def _make_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
+        """The accumulators that the phase needs, unless there is another phase by that time.
+
+        Args:
+            entering: the training program that goes into the phase.
+        """
+        if phase is not self.phase:
+            return []
+        if self.accumulators.fit(phase):
+            return self._use_room(phase, entering, now)
+        return [self.accumulators.reserve(phase, partial(self._reserved, phase, entering))]
+
+    def _reserved(self, phase: Phase, entering: Program | None, now: float, number: int) -> Orders:
+        if phase is not self.phase:
+            return self.accumulators.drop(number)
+        orders = self.accumulators.use(phase, number)
+        if self.program is not None:
+            self.program.forget_blocks()
+        return [*orders, *self._use_room(phase, entering, now)]
+
+    def _use_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            mine = self.hand_out.is_source(phase)
+            offer: Orders = [Offer(phase.first_round, 1)] if mine else []
+            return [Acknowledge(phase.number), *offer]
+        if entering is None:
+            return [Acknowledge(phase.number)]
+        if entering is not self.program or entering.ended:
+            return []  # it has been lost meanwhile
+        entering.holds_state = True
+        blocks = self.accumulators.blocks
+        return entering.enter(now, phase, phase.first_round, blocks, self._place)
+
+    def _enter_training(self, now: float) -> Orders:
+        """Bring the training program into the phase that waits for it, if both are there."""
+        phase, program, place = self._waiting, self.program, self._place
+        if phase is None or program is None or not program.ready:
+            return []
+        if program.ended:  # the end was decided, and the lead of this phase has not heard of it
+            return self.programs.fail(
+                "the training program has saved and ended, and cannot train on"
+            )
+        same_files = phase.settings.get("handout") == self.digest
+        trains = phase.kind is wire.PhaseKind.TRAIN
+        same_size = not trains or phase.fragments == program.fragments
+        same_state = program.digest == str(phase.settings.get("model", ""))
+        learns = place.number in place.learners
+        if same_files and learns and not same_state and self._has_state:
+            # What the hand-out brought (R20); once it is loaded the program comes here again.
+            loads = program.duty == "load"
+            return [] if loads else program.change_state(now, "load", place)
+        self._waiting = None
+        if not same_files:
+            return [Fail("what was handed out has arrived damaged")]
+        if learns and not same_state and same_size:
+            return [Depart("the state that was handed out is not that of the others: once more")]
+        if not same_size or not (same_state or program.trained):
+            reason = (
+                "the model built here differs from the lead's: the same job.py and the same "
+                "versions of Python and PyTorch are needed on every host"
+            )
+            return [Fail(reason)]
+        # A state that differs after rounds of training is judged by all, after the next one.
+        self.phase = phase
+        return self._make_room(phase, program, now)
+
+    # ---- rounds
+
+    def commit(self, now: float, commit: Committed) -> Orders:
+        """A round counts."""
+        phase, program, number = commit.phase, self.program, self._place.number
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            return self._store(phase, commit)
+        self.finish.note_commit(commit)
+        test = phase.kind is wire.PhaseKind.TEST
+        orders: Orders = [NoteCommit(commit.round, test), CountFragments(commit.round)]
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.unit, self.unit_of = commit.next_unit, phase.exchange
+        if not self._has_share(phase) or program is None:
+            return [*orders, MarkRead(commit.round)]
+        if phase.kind is wire.PhaseKind.TRAIN:
+            self.train_rounds += 1
+            if number in commit.counted:
+                self.programs.note_training()
+        waited = self.contribution.seconds_waited(now)
+        return [*orders, *program.show_commit(now, commit, waited)]
+
+    def _store(self, phase: Phase, commit: Committed) -> Orders:
+        """A window of a hand-out: its bank is free once it is on disk."""
+        hand_out = self.hand_out
+        work = hand_out.store(phase, commit, bool(self.digest))
+        stored = partial(self._stored, phase, commit.round, work.stream, hand_out.keeps)
+        return [self._works.begin(self, work, stored), *hand_out.offer_next(phase, commit)]
+
+    def _stored(
+        self, phase: Phase, round_: int, stream: int, kept: bool, now: float, all_: Stored | None
+    ) -> Orders:
+        orders: Orders = [MarkRead(round_)]
+        if all_ is None:
+            return orders
+        orders += self.hand_out.end(phase, stream, kept)
+        if phase.settings["purpose"] in ("job", "files") and not self.digest:
+            self.digest, self.prepared = all_.digest, all_.prepared
+            orders += self.programs.start(now, self.entry, self.settings)
+        if phase.settings["purpose"] == "state" and kept:
+            self._has_state = True
+        return [*orders, HandOutEnded(phase)]
+
+    def show_need(self, round_: int, samples: int) -> Orders:
+        """Tell the training program what still makes the quorum (R13)."""
+        program = self.program
+        if program is None or not program.ready:
+            return []
+        return [ShowNeed(program.number, round_, samples)]
+
+    def show_closed(self, round_: int) -> Orders:
+        """Tell the training program that the round closes without it."""
+        program = self.program
+        if program is None or not program.ready:
+            return []
+        program.excuse()
+        return [ShowClosed(program.number, round_)]
+
+    def note_sent(self, action: SendFragments, started: float, ended: float) -> Orders:
+        """Fragments of this host's contribution are with the kernel."""
+        self.contribution.note_sent(ended - started)
+        if not (action.repair and action.exchange.lost):
+            return []
+        self.finish.asked_again += sum(count for _, count in action.ranges)
+        if not self.contribution.lacks_sums_anew(action.round):
+            return []
+        text = f"{action.exchange.lost} have not come: sending their fragments again"
+        return [Warn(f"round {action.round}: {text}")]
+
+    # ---- the training program: what it says (R8)
+
+    def hear(self, now: float, message: says.FromProgram) -> Orders:
+        """A message from it.
+
+        Raises:
+            JobFailed: it cannot be meant.
+        """
+        program = self.program
+        if program is None or program.ended:
+            return []
+        program.note_movement(now)
+        match message:
+            case says.Progress(round_, samples):
+                return [] if program.lags else [MarkReady(round_, samples)]
+            case says.Offer(round_, samples, unit, skip):
+                if program.lags:
+                    return []  # it will offer the round again
+                program.excuse()
+                self.contribution.begin(now)
+                return [Offer(round_, samples, unit, skip)]
+            case says.Read(round_, digest):
+                return self._read(now, program, round_, digest)
+            case says.Prepared(number):
+                return self._program_prepared(program, number)
+            case says.Ready(lanes, digest) if not program.ready:
+                return self._build(now, program, lanes, digest)
+            case says.Saved(number, round_, digest, error):
+                if not program.note_state(number, digest):
+                    return []
+                program.saved = round_
+                saving, self._saving = self._saving, None
+                return [StateSaved(saving, one_line(error))] if saving is not None else []
+            case says.Loaded(number, digest):
+                if not program.note_state(number, digest):
+                    return []
+                self._has_state = False
+                return [RemoveState(), *self._enter_training(now)]
+            case says.Checkpoint(round_, error):
+                return self.checkpoints.write(round_, one_line(error))
+            case says.Decide(round_, what) if program.ready:
+                program.note_judged(what)
+                return [RoundJudged(round_, what)]
+            case says.Report(values) if program.ready:
+                return [Reported(values)]
+            case says.Fail(reason):
+                return [Fail(reason)]
+            case _:
+                return []
+
+    def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
+        program.note_read(digest)
+        orders: Orders = []
+        if round_ < self._place.open_round:
+            orders.append(MarkRead(round_, shorten(digest)))
+        # It may have come to the state that the next phase begins with.
+        return [*orders, *self._enter_training(now)]
+
+    def _program_prepared(self, program: Program, number: int) -> Orders:
+        program.note_prepared()
+        phase = self.phase
+        mine = phase is not None and phase.number == number
+        if phase is None or not mine or phase.kind is wire.PhaseKind.FINISH:
+            return []
+        return [Acknowledge(number)]
+
+    def _build(self, now: float, program: Program, lanes: int, digest: str) -> Orders:
+        width = self.settings.get("lane", "i16")
+        try:
+            per_fragment = wire.lanes_per_fragment(int(str(width).removeprefix("i")))
+        except (ValueError, KeyError):
+            raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
+        program.note_ready(max(1, -(-lanes // per_fragment)), digest)
+        arena = ShareArena(program.number, program.fragments)
+        return [arena, *self._enter_training(now), ModelBuilt()]
+
+    # ---- the training program: its process
+
+    def save(self, now: float, saving: Saving) -> Orders:
+        """Let the program write its state; `StateSaved` follows."""
+        program = self.program
+        if program is None or not program.ready or program.ended:
+            return [StateSaved(saving, "there is no training program that could save")]
+        self._saving = saving
+        return program.change_state(now, "save", self._place)
+
+    def forget_saving(self) -> None:
+        """This host leads no more: nobody waits for the state."""
+        self._saving = None
+
+    def start_missing_program(self, now: float) -> Orders:
+        """This host is called, and would come back: it needs a training program (R20)."""
+        if not self.digest or not self.programs.lacking:
+            return []
+        return self.programs.start_again(now, self.entry, self.settings)
+
+    def note_ended(self, now: float, number: int, code: int, last: str) -> Orders:
+        """A program's process is gone: after the end, because the job is broken, or because somebody killed it.
+
+        Args:
+            last: what it said last, or what has ended it.
+        """
+        program = self.programs.find(number)
+        if program is None:
+            return []
+        program.ended = True
+        return self._lose_program(now, code, last)
+
+    def _lose_program(self, now: float, code: int, last: str) -> Orders:
+        if self.finishing and not code:  # whatever phase a change of the view has gone back to
+            return self.finish.keep(self.train_rounds)
+        reason = f"the training program ended: {last}"
+        self.programs.crash = f"{self._place.name}: {reason}"
+        dropped: Orders = [DropFragments()]  # the rest of its gradient will not come
+        if code >= 0:
+            return [*dropped, *self.programs.fail(reason)]
+        self._waiting = None
+        departs = Depart(self.programs.crash)  # the others go on; this host comes back
+        again = self.programs.start_again(now, self.entry, self.settings, last)
+        return [*dropped, departs, *again]
+
+    # ---- time
+
+    def deadline(self, awaited: bool) -> float | None:
+        """When `tick` wants to be called next."""
+        times = (self.programs.deadline(awaited), self.checkpoints.deadline())
+        return min((time for time in times if time is not None), default=None)
+
+    def tick(self, now: float, awaited: bool) -> Orders:
+        """A training program that does not do what it owes must not hold up the others.
+
+        Args:
+            awaited: all members wait for the rest of its gradient.
+        """
+        orders = self.checkpoints.tick(now)
+        stalled, ended = self.programs.find_stall(now, awaited)
+        orders += ended
+        return [*orders, *self._lose_program(now, -9, stalled)] if stalled else orders
+
+    def close(self, reason: str) -> Orders:
+        """The job is over, however it ended."""
+        self._works.forget(self)
+        return self.programs.end(reason)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's settings fix, and the phases that its lead decides on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol.phase import Phase, equal_shares
+from nicps.protocol.view import View
+
+DEFAULT_UNIT = -40  # sums to 1.3e5 fit lanes of any width, with steps of 1e-12 at the fine end
+DEFAULT_QUORUM = 0.9  # R13
+DEFAULT_ALARM = 0.5  # R22
+#: Fragments in a window, a hand-out's round: 23.6 MB, a fifth of a second at 1 Gbit/s. Receivers have room for two.
+WINDOW_FRAGMENTS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the job's settings fix.
+
+    `alarm_below`: with fewer members than this part of those that began, the job is saved and stopped (R22).
+    `admit`: hosts that were not there at the start may come in (R20). `redeal`: every host has all files; otherwise
+    nobody can hand them out a second time. `exchange`: that of training rounds. `window`: fragments in a hand-out's
+    round.
+    """
+
+    job: str
+    batch: int
+    width: int
+    quorum: float = DEFAULT_QUORUM
+    unit: int = DEFAULT_UNIT
+    alarm_below: float = DEFAULT_ALARM
+    admit: bool = False
+    redeal: bool = True
+    exchange: Exchange = Exchange.BROADCAST
+    window: int = WINDOW_FRAGMENTS
+
+    @classmethod
+    def of(cls, job: str, settings: Mapping[str, Any], exchange: Exchange) -> Plan:
+        """Out of a prepared job's settings, and the lead's own."""
+        return cls(
+            job,
+            int(settings["batch"]),
+            int(str(settings.get("lane", "i16")).removeprefix("i")),
+            float(settings.get("quorum", DEFAULT_QUORUM)),
+            int(settings.get("unit", DEFAULT_UNIT)),
+            float(settings.get("alarm_below", DEFAULT_ALARM)),
+            bool(settings.get("admit", False)),
+            bool(settings.get("redeal", True)),
+            exchange,
+        )
+
+    def hand_out(
+        self, view: View, first_round: int, purpose: str, source: int, size: int, index_bytes: int
+    ) -> Phase:
+        """A stream of `size` bytes goes from the member `source` to all (R5, R6)."""
+        window_bytes = self.window * wire.PAYLOAD_BYTES
+        rounds = max(1, -(-size // window_bytes))
+        last = max(1, -(-(size - (rounds - 1) * window_bytes) // wire.PAYLOAD_BYTES))
+        return Phase(
+            number=0,
+            generation=0,
+            kind=wire.PhaseKind.HANDOUT,
+            first_round=first_round,
+            rounds=rounds,
+            fragments=last if rounds == 1 else self.window,
+            last_fragments=last,
+            shares=tuple(int(m.number == source) for m in view.members),
+            quorum=1,
+            settings={
+                "job": self.job,
+                "source": source,
+                "bytes": size,
+                "index_bytes": index_bytes,
+                "purpose": purpose,
+            },
+        )
+
+    def training(
+        self,
+        view: View,
+        first_round: int,
+        counted: Collection[int],
+        fragments: int,
+        unit: int,
+        exchange: Exchange,
+    ) -> Phase:
+        """These members train, until the next decision."""
+        batch = max(self.batch, len(counted))  # a member without a share is not counted
+        return Phase(
+            number=0,
+            generation=0,
+            kind=wire.PhaseKind.TRAIN,
+            first_round=first_round,
+            fragments=fragments,
+            last_fragments=fragments,
+            width=self.width,
+            shares=equal_shares(batch, len(view.members), counted),
+            quorum=math.ceil(self.quorum * batch - 1e-9),
+            unit=unit,
+            exchange=exchange,
+        )
+
+
+def test_round(view: View, first_round: int, counted: Collection[int]) -> Phase:
+    """These members tell how many of their test records succeeded and failed (R15)."""
+    shares = tuple(int(m.number in counted) for m in view.members)
+    return Phase(
+        number=0,
+        generation=0,
+        kind=wire.PhaseKind.TEST,
+        first_round=first_round,
+        rounds=1,
+        fragments=1,
+        last_fragments=1,
+        width=32,
+        shares=shares,
+        quorum=sum(shares),
+    )
+
+
+def stop(reason: str | None, *, alarm: bool = False, saved: bool = False) -> Phase:
+    """The job ends everywhere, well (`reason` is None) or not."""
+    settings = {"ok": reason is None, "message": reason or "", "alarm": alarm, "saved": saved}
+    return Phase(0, 0, wire.PhaseKind.STOP, settings=settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How far the job is at a host that takes the lead over.
+
+    `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what comes
+    after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
+    counted; `exchange`: that of the phase in which it has. `crash`: what ended this host's last training program, if
+    one has crashed.
+    """
+
+    able: bool
+    trained: bool
+    finishing: bool
+    unit: int | None = None
+    exchange: Exchange = Exchange.BROADCAST
+    crash: str = ""

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training program (R8): what it owes, what it is told, and how long it may say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.job.actions import EndProgram, EnterPhase, Post, Welcome
+from nicps.job.orders import Orders
+from nicps.job.place import Place
+from nicps.protocol import Committed, Phase
+from nicps.session import shared_form
+
+STALL_S = 60.0  # the job's `stall_s`: without a word of a program that others wait for
+_KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
+_LONGER = {"start": 5, "end": 5}  # where it has nothing to say until it is done
+_SHORTER = 1 / 20  # while all wait for the rest of its gradient
+_OWN_PHASES = 1 << 30  # saving and loading: none of the network's phases has such a number
+
+
+class Program:
+    """One training program, from its start to its end.
+
+    Args:
+        number: of the program: the how manieth of this host's agent.
+        stall_s: the job's setting.
+
+    Attributes: `attached`, it has connected; `gateway`, a process connects for it. `ready`, it has built the model,
+    whose gradient has `fragments`. `ended`, its process is gone. `digest`, of the state that it holds (hexadecimal).
+    `holds_state`: that was the others' state, too, so it is no new program. `trained`, the last round that it was told
+    of; `saved`, how many rounds the state has that it saved last. `duty`, what it has to do ("start", "work", "save",
+    "load", "judge" or "end"); empty while it waits for this host.
+    """
+
+    def __init__(self, number: int, stall_s: float, now: float) -> None:
+        self.number = number
+        self.stall_s = stall_s
+        self.duty = "start"
+        self.attached = self.gateway = self.ready = self.ended = self.holds_state = False
+        self.digest = ""
+        self.fragments = 0
+        self.trained = self.saved = 0
+        self._moved = now  # it has said something, or was told what to do
+        self._unanswered = 0  # phases; until it is in the last one that it was told of, it speaks of an earlier one
+        self._trains = False
+        self._blocks_shown = 0
+        self._saving = 0  # number of the phase in which it saves or loads
+        self._own_phase = _OWN_PHASES
+        self._leads = False  # as it was told last
+        self._released = False
+
+    # ---- time
+
+    def describe_moment(self, open_round: int) -> str:
+        """In which round it is, for an error message."""
+        if self.duty == "end":
+            return " after the last round"
+        return f" in round {open_round}" if self.holds_state else " before its first round"
+
+    def give_duty(self, now: float, duty: str) -> None:
+        """It was told to do something."""
+        self.duty, self._moved = duty, now
+
+    def excuse(self) -> None:
+        """It has nothing more to do in the open round until that is committed."""
+        if self.duty == "work":
+            self.duty = ""
+
+    def note_movement(self, now: float) -> None:
+        """It has said something, or could not."""
+        self._moved = now
+
+    def silent_at(self, awaited: bool) -> float | None:
+        """When it will have been silent for too long; None while it may be silent.
+
+        Args:
+            awaited: all members wait for the rest of its gradient.
+        """
+        return self._moved + self.patience_s(awaited) if awaited or self.duty else None
+
+    def patience_s(self, awaited: bool) -> float:
+        """For how long it may be silent."""
+        return self.stall_s * (_SHORTER if awaited else _LONGER.get(self.duty, 1))
+
+    # ---- what it is told
+
+    def welcome(self, place: Place, settings: Mapping[str, Any]) -> Orders:
+        """It has connected."""
+        view, self._leads = place.view, place.leads
+        members = tuple(shared_form.Member(m.number, m.name) for m in view.members)
+        number, name = place.number, place.name
+        message = shared_form.Welcome(number, members, name, view.lead, settings, "", view.number)
+        return [Welcome(self.number, message)]
+
+    def enter(
+        self, now: float, phase: Phase, first_round: int, blocks: int, place: Place
+    ) -> Orders:
+        """Leave whatever it does, and go into this phase; `blocks` are those of a bank of the accumulators."""
+        self._trains = phase.kind is wire.PhaseKind.TRAIN
+        self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
+        new_blocks = blocks if blocks != self._blocks_shown else 0
+        self._blocks_shown = blocks or self._blocks_shown
+        self._unanswered += 1
+        view, self._leads = place.view, place.leads
+        message = shared_form.Phase(
+            _KINDS[phase.kind],
+            first_round,
+            phase.number,
+            phase.unit,
+            phase.shares,
+            phase.exchange,
+            view.number,
+            view.order,
+            view.lead,
+            new_blocks,
+        )
+        return [EnterPhase(self.number, message)]
+
+    def change_state(self, now: float, what: str, place: Place) -> Orders:
+        """Let it "save" its state into the working folder, or "load" the one that is there."""
+        self._own_phase += 1
+        self._saving = number = self._own_phase
+        self.give_duty(now, what)
+        self._unanswered += 1
+        view, self._leads = place.view, place.leads
+        own = what, 0, number, 0, (), Exchange.BROADCAST
+        message = shared_form.Phase(*own, view.number, view.order, view.lead)
+        return [Post(self.number, message)]
+
+    def show_view(self, now: float, place: Place, phase: Phase | None) -> Orders:
+        """Hosts have come or gone; the phase goes on, or none does."""
+        leads_now = place.leads and not self._leads
+        between = phase is None or place.open_round <= phase.first_round
+        if leads_now and not between and self._trains and not self.duty:
+            self.give_duty(now, "judge")  # R14: it says again what comes next
+        view, self._leads = place.view, place.leads
+        message = shared_form.View(view.number, view.order, view.lead, place.open_round)
+        return [Post(self.number, message)]
+
+    def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:
+        """A round counts: its sum can be read."""
+        self.trained = commit.round
+        self.give_duty(now, "work")
+        message = shared_form.Committed(
+            commit.round,
+            commit.counted,
+            commit.unit,
+            commit.next_unit,
+            commit.exchange,
+            seconds_waited,
+        )
+        return [Post(self.number, message)]
+
+    def forget_blocks(self) -> None:
+        """The accumulators are new: it must map them again."""
+        self._blocks_shown = 0
+
+    def end(self, reason: str) -> Orders:
+        """End it, whatever it is doing, and let go of what was shared with it."""
+        if self._released:
+            return []
+        self.ended = self._released = True
+        return [EndProgram(self.number, reason)]
+
+    # ---- what it says
+
+    @property
+    def lags(self) -> bool:
+        """It was told of a phase that it is not in yet: what it says is of an earlier one."""
+        return self._unanswered > 0
+
+    def note_prepared(self) -> None:
+        """It is in a phase that it was told of."""
+        self._unanswered -= 1
+
+    def note_read(self, digest: str) -> None:
+        """It has read a sum, and holds the state after it."""
+        self.digest = digest or self.digest
+        if not self.lags:
+            self.duty = "work" if self._trains else ""
+
+    def note_judged(self, what: str) -> None:
+        """It has said what comes after a round."""
+        if self.duty == "judge":
+            self.duty = ""
+        if what != "continue":
+            self.excuse()  # the lead goes on once all do something else
+
+    def note_ready(self, fragments: int, digest: str) -> None:
+        """It has built the model."""
+        self.ready, self.fragments, self.digest, self.duty = True, fragments, digest, ""
+
+    def note_state(self, number: int, digest: str) -> bool:
+        """It has saved its state, or loaded another's; whether it was told to do that last."""
+        if number != self._saving:
+            return False
+        self._saving, self.duty = 0, ""
+        self.digest = digest or self.digest
+        return True

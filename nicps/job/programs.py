@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training programs of a job at one host, one after the other: started, lost, started again (R8, R17)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nicps.errors import JobFailed
+from nicps.job.actions import StartProgram
+from nicps.job.orders import Fail, Orders, Warn
+from nicps.job.place import Place
+from nicps.job.program import STALL_S, Program
+
+_MOST_STARTS = 4  # of a program that is killed again and again before it has trained a round
+_AWAY_S = 2.0  # between two ticks: this agent has stood still itself
+_TICK_S = 1.0
+
+
+class Programs:
+    """The training program that there is now, and its processes.
+
+    Args:
+        numbers: for programs, of all jobs of this agent.
+
+    Attributes: `current`, the last one that was started, even if it has ended. `crash`, what ended the last one that
+    did not end well.
+    """
+
+    def __init__(self, place: Place, numbers: Iterator[int], now: float) -> None:
+        self._place, self._numbers = place, numbers
+        self.current: Program | None = None
+        self.crash = ""
+        self._starts = 0
+        self._ticked = now
+
+    @property
+    def lacking(self) -> bool:
+        """No process is there."""
+        return self.current is None or self.current.ended
+
+    @property
+    def can_start(self) -> bool:
+        """Another one may be started: they have not been killed again and again."""
+        return self._starts < _MOST_STARTS
+
+    def find(self, number: int) -> Program | None:
+        """The current one, if it has that number and has not ended."""
+        program = self.current
+        there = program is not None and program.number == number and not program.ended
+        return program if there else None
+
+    @property
+    def moment(self) -> str:
+        """In which round the current one is, for an error message."""
+        program = self.current
+        return program.describe_moment(self._place.open_round) if program is not None else ""
+
+    def note_training(self) -> None:
+        """The current one has trained a round."""
+        self._starts = 1
+
+    # ---- processes
+
+    def start(self, now: float, entry: str, settings: Mapping[str, Any]) -> Orders:
+        """Start one, in place of the current one."""
+        orders = self.end("another one is started")
+        self._starts += 1
+        stall_s = settings.get("stall_s")
+        if not isinstance(stall_s, int | float) or stall_s < 1:
+            stall_s = STALL_S
+        self.current = Program(next(self._numbers), float(stall_s), now)
+        network_access = settings.get("network_access") is True
+        return [*orders, StartProgram(self.current.number, entry, network_access)]
+
+    def start_again(
+        self, now: float, entry: str, settings: Mapping[str, Any], last: str = ""
+    ) -> Orders:
+        """The current one has been lost: start another, unless it is lost again and again."""
+        if self.can_start:
+            return self.start(now, entry, settings)
+        times = f"{_MOST_STARTS} times in a row, without a round in between"
+        said = f"; the last time: {last}" if last else ""
+        return self.fail(f"the training program was killed, or stood still, {times}{said}")
+
+    def note_unstarted(self, number: int, reason: str) -> Orders:
+        """There is no process for a program that was to start: its files are spoilt, or there is no memory."""
+        program = self.find(number)
+        if program is None:
+            return []
+        program.ended = True
+        again = "the training program cannot be started again: " if self._starts > 1 else ""
+        return self.fail(f"{again}{reason}")
+
+    def gateway_ended(self, number: int, code: int, last: str) -> Orders:
+        """The process between the agent and a program that speaks JSON is gone."""
+        program = self.find(number)
+        if program is None:
+            return []
+        program.gateway = False
+        return self.fail(f"the gateway ended: {last}") if code else []
+
+    def end(self, reason: str) -> Orders:
+        """End the current one, whatever it is doing."""
+        return self.current.end(reason) if self.current is not None else []
+
+    def fail(self, reason: str) -> Orders:
+        """It cannot go on, and no other could. The lead names the host, as it does with a FAIL frame's."""
+        place = self._place
+        return [Fail(f"{place.name}: {reason}" if place.leads else reason)]
+
+    # ---- connections
+
+    def attach(self, settings: Mapping[str, Any]) -> Orders:
+        """The training program has connected.
+
+        Raises:
+            JobFailed: none is expected, or one is attached.
+        """
+        program = self._expected()
+        program.attached = True
+        return program.welcome(self._place, settings)
+
+    def attach_gateway(self) -> int:
+        """The training program speaks JSON: a gateway is started, which connects for it. The program's number.
+
+        Raises:
+            JobFailed: as `attach`.
+        """
+        program = self._expected()
+        if program.gateway:
+            raise JobFailed("a training program is attached already")
+        program.gateway = True
+        return program.number
+
+    def detach(self, number: int) -> None:
+        """It has closed its connection."""
+        program = self.find(number)
+        if program is not None:
+            program.attached = False
+
+    def _expected(self) -> Program:
+        program = self.current
+        if program is None or program.ended:
+            raise JobFailed("no training program is expected yet")
+        if program.attached:
+            raise JobFailed("a training program is attached already")
+        return program
+
+    # ---- time
+
+    def deadline(self, awaited: bool) -> float | None:
+        """When `find_stall` wants to be called next."""
+        program = self.current
+        if program is None or program.ended:
+            return None
+        silent = program.silent_at(awaited)
+        return self._ticked + _TICK_S if silent is None else min(self._ticked + _TICK_S, silent)
+
+    def find_stall(self, now: float, awaited: bool) -> tuple[str, Orders]:
+        """Whether the program that others wait for does nothing: why it was ended, or an empty text.
+
+        Args:
+            awaited: all members wait for the rest of its gradient.
+        """
+        away, self._ticked = now > self._ticked + _AWAY_S, now
+        program = self.current
+        if program is None or program.ended:
+            return "", []
+        if away or self._place.changing:  # then it waits for the network, perhaps for long (R18)
+            program.note_movement(now)
+        silent_at = program.silent_at(awaited)
+        if silent_at is None or now <= silent_at:
+            return "", []
+        patience = f"it has not moved for {program.patience_s(awaited):g} s"
+        reason = f"{patience} (the job's stall_s is {program.stall_s:g})"
+        if program.duty in ("", "work") and len(self._place.view.live) == 1:  # nobody waits
+            program.note_movement(now)
+            return "", [Warn(f"the training program: {reason}")]
+        return reason, program.end(reason)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's roles in a job: it has submitted it, it leads it, it takes part. How each of them begins and ends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from nicps import wire
+from nicps.errors import JobFailed, NicpsError
+from nicps.exchange import Exchange
+from nicps.job.actions import (
+    CloseJob,
+    CloseSubmission,
+    DrawReport,
+    DropFragments,
+    LeaveView,
+    Log,
+    MakeResult,
+    OpenJob,
+)
+from nicps.job.lead import Lead
+from nicps.job.notices import Notices, exit_code, run_hook
+from nicps.job.orders import Order, Orders, Tell, Trouble, Warn
+from nicps.job.part import Part
+from nicps.job.place import NodePlace
+from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
+from nicps.job.said import one_line
+from nicps.job.submission import Submission
+from nicps.job.works import Works
+from nicps.protocol import Node, Phase, Struck, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class LifeSettings:
+    """What `nicps join` was told, as far as the life of a job needs it.
+
+    `exchange`: that of the jobs that this host leads, and the one whose sums it believes. `keyed`: the network has a
+    key. `runs`: where jobs leave their results, for the user. `window`: fragments in a hand-out's round.
+    """
+
+    name: str
+    network: str
+    exchange: Exchange = Exchange.BROADCAST
+    keyed: bool = False
+    runs: str = ""
+    window: int = WINDOW_FRAGMENTS
+    timings: Timings = field(default_factory=Timings)
+
+    def believes(self, exchange: Exchange) -> bool:
+        """Whether this host takes part in it: its user has said so where others' sums must be believed."""
+        return not exchange.needs_trust or self.exchange.needs_trust
+
+
+class Roles:
+    """What this host is in the job that is here.
+
+    Attributes: `part`, `lead` and `submission`, the roles. `declined`, the job that this host has left to the others.
+    """
+
+    def __init__(self, settings: LifeSettings, node: Node, works: Works) -> None:
+        self._settings, self._node, self._works = settings, node, works
+        self.place = NodePlace(node)
+        self.notices = Notices(settings.name)
+        self.part: Part | None = None
+        self.lead: Lead | None = None
+        self.submission: Submission | None = None
+        self.declined = ""
+        self._programs, self._streams = itertools.count(1), itertools.count(1)
+        self._submissions = itertools.count(1)
+
+    @property
+    def job_id(self) -> str:
+        """The job in which this host takes part; empty if in none."""
+        return self.part.id if self.part is not None else ""
+
+    def tell(self, event: str, job_id: str, values: Mapping[str, Any]) -> Orders:
+        """The submitter and the watchers of a job hear of an event."""
+        return self.notices.tell(event, job_id, values, self.submission)
+
+    # ---- the submitter
+
+    def submit(self) -> Submission:
+        """A job is submitted here."""
+        self.submission = Submission(next(self._submissions))
+        self._node.busy = True  # about to start a network of its own
+        return self.submission
+
+    def withdraw_submission(self) -> None:
+        """It cannot even be prepared."""
+        self.submission = None
+        self._node.busy = False
+
+    def fail_submission(self, reason: str, code: int = JobFailed.exit_code) -> Orders:
+        """The job that was submitted here has not come into the network. `code`: for the submitter to end with."""
+        submission, self.submission = self.submission, None
+        self._drop_lead()
+        self._node.busy = False
+        if submission is None:
+            return []
+        told = self.notices.finish(submission.job_id, submission.number, {}, reason, code)
+        return [CloseSubmission(submission.number), Log(f"job stopped: {reason}"), *told]
+
+    # ---- the member
+
+    def begin_part(self, now: float, job_id: str) -> Orders:
+        """A job reaches this host.
+
+        Raises:
+            JobFailed: its name cannot be a folder's.
+        """
+        if "/" in job_id or job_id in ("", ".", ".."):
+            raise JobFailed(f"{job_id!r} is not a valid run name")
+        orders: Orders = []
+        if self.part is not None:
+            orders += self.end_part("another job has begun")
+        if self.submission is not None and self.submission.job_id != job_id:
+            said = "another job has begun; the end of this one was not heard"
+            orders += self._end_job_of_another_lead({}, said, "")
+        folder = f"{self._settings.runs}/{job_id}/checkpoint"
+        self.part = Part(
+            job_id,
+            self.place,
+            self._works,
+            self._programs,
+            self._streams,
+            self._settings.window,
+            self._settings.exchange,
+            folder,
+            now,
+        )
+        return [*orders, OpenJob(job_id), self.part.note_view(), Log(f"job {job_id}")]
+
+    def end_part(self, reason: str, keep_records: bool = False) -> Orders:
+        """The job is over at this host. Its records are kept where others go on, and this host may come back."""
+        part, self.part = self.part, None
+        self.notices.progress = {}
+        if part is None:
+            return [DropFragments()]
+        return [DropFragments(), *part.close(reason), CloseJob(keep_records)]
+
+    def decline(self, reason: str) -> Orders:
+        """This host has come to the others' job, and cannot take part: it leaves the job to them."""
+        trouble = Trouble(f"out of the job until `nicps join` is run again: {reason}")
+        if self.part is None:
+            return [trouble]
+        self.declined = self.part.id
+        noted = self.part.note_event("departs", why=reason)
+        return [trouble, noted, *self.end_part(reason, keep_records=True)]
+
+    # ---- the lead
+
+    def begin_lead(self, now: float, plan: Plan, found: Found | None = None) -> Lead:
+        """This host leads the job from now on."""
+        self.lead = Lead(plan, self.place, self._works, self._streams, found, now)
+        return self.lead
+
+    def follow_lead(self, now: float, leaving: bool) -> Orders:
+        """A view is in force: this host leads in it, or it does not."""
+        others_stay = leaving and len(self.place.view.live) > 1
+        if not self.place.leads or others_stay:
+            self._drop_lead()
+            return []
+        return self._take_over(now) if self.lead is None else []
+
+    def lead_with_the_job(self, now: float) -> Orders:
+        """All of a hand-out is on the disk: a host that took over before it had the job can lead from now on."""
+        if self.lead is None or self.lead.course.able:
+            return []
+        waits = self.lead.course.waits
+        orders = self._take_over(now)
+        if waits:
+            orders += self.lead.view_installed(self.place.view, self._settings.keyed)
+        return orders
+
+    def depart(self, reason: str) -> Orders:
+        """This host departs: it leads no more, unless nobody else is left."""
+        if len(self.place.view.live) > 1:
+            self._drop_lead()
+        noted: Orders = [self.part.note_event("departs", why=reason)] if self.part else []
+        return [Log(reason), *noted]
+
+    def _take_over(self, now: float) -> Orders:
+        """R22: the lead before us has left; this host acts as node 1 from now on."""
+        part, place = self.part, self.place
+        orders: Orders = []
+        able = part is not None and bool(part.digest) and place.number not in place.learners
+        plan = Plan("", 1, 8)
+        if part is not None and able:
+            try:
+                believed = self._settings.believes(part.exchange)
+                exchange = part.exchange if believed else Exchange.BROADCAST
+                plan = Plan.of(part.id, part.settings, exchange)
+            except (NicpsError, ValueError, KeyError, TypeError) as error:
+                able = False
+                orders.append(Warn(f"the job cannot be led from here: {error}"))
+        found = Found(
+            able=able,
+            trained=part is not None and part.train_rounds > 0,
+            finishing=part is not None and part.finishing,
+            unit=part.unit if part is not None else None,
+            exchange=part.unit_of if part is not None else Exchange.BROADCAST,
+            crash=one_line(part.programs.crash) if part is not None else "",
+        )
+        orders.append(Log("this host leads the job from now on"))
+        self._drop_lead()
+        return [*orders, *self.begin_lead(now, plan, found).model_built(now, part)]
+
+    def _drop_lead(self) -> None:
+        """What is still on its way to the lead is for nothing."""
+        if self.lead is not None:
+            self.lead.over = True
+            self.lead = None
+        if self.part is not None:
+            self.part.forget_saving()
+
+    # ---- the end of a job (R14, R22)
+
+    def strike_off(self, action: Struck) -> Orders:
+        """R19: the others have gone on without this host, or there is nothing to go on with."""
+        self._drop_lead()
+        part = self.part
+        if action.ending:
+            crash = one_line(part.programs.crash) if part is not None else ""
+            return [
+                LeaveView(),
+                *self.end_part("the job has ended"),
+                *self._end_unheard(action.ending, action.lead, crash),
+            ]
+        stands_by = part.stand_by(action.reason) if part is not None else []
+        return [LeaveView(), *stands_by, Trouble(f"standing by: {action.reason}")]
+
+    def _end_unheard(self, ending: wire.Ending, lead: str, crash: str) -> Orders:
+        """It ended while this host was not heard."""
+        done = ending is wire.Ending.DONE
+        how = "is done" if done else "was stopped"
+        said = f"the job {how} while this host was not heard; {lead} led it"
+        said = f"{crash}; {said}" if crash and not done else said
+        return self._end_job_of_another_lead({"ok": done}, said, lead)
+
+    def end_others_job(self, stop: Phase) -> Orders:
+        """The job has ended, and is not led from here."""
+        settings = stop.settings
+        ok, message = settings.get("ok"), str(settings.get("message", ""))
+        orders = self.end_part("the job is done" if ok else message)
+        said = "job done, standing by" if ok else f"job stopped: {message}"
+        view = self.place.view
+        lead = view.members[view.lead - 1].name
+        if settings.get("saved"):
+            said += "; it was saved where it was led: `nicps resume` goes on from there"
+        return [*orders, *self._end_job_of_another_lead(settings, said, lead)]
+
+    def _end_job_of_another_lead(self, settings: Mapping[str, Any], said: str, lead: str) -> Orders:
+        """`settings` are those of the STOP, as far as they are known."""
+        self.notices.trouble = ""
+        submission, self.submission = self.submission, None
+        orders: Orders = [Log(said), *run_hook(settings, said)]
+        if submission is None:
+            return orders
+        self._node.busy = False
+        job_id, number = submission.job_id, submission.number
+        orders.append(CloseSubmission(number))
+        if settings.get("ok"):  # the lead has collected the result
+            result = {"job_id": job_id, "lead": lead}
+            return [*orders, *self.notices.finish(job_id, number, result, None)]
+        told = self.notices.finish(job_id, number, {}, said, exit_code(settings))
+        return [*orders, *told]
+
+    def end_own_job(self, stop: Phase) -> Orders:
+        """The lead: all members stand by. Make the result, draw the run, and tell how it went."""
+        lead, part, submission = self.lead, self.part, self.submission
+        assert lead is not None
+        self.submission = None
+        ok, message = bool(stop.settings.get("ok")), str(stop.settings.get("message", ""))
+        about = submission.about if submission is not None else {}
+        number = submission.number if submission is not None else 0
+        self._drop_lead()
+        alarmed = part if stop.settings.get("alarm") else None
+        orders: Orders = [alarmed.note_event("alarm", why=message)] if alarmed else []
+        orders += self.end_part("the job is done" if ok else message, alarmed is not None)
+        self._node.busy = False
+        if submission is not None:
+            orders.append(CloseSubmission(number))
+        if ok and part is not None:
+            names = [self.place.name, *part.hand_out.collected]
+            about = lead.figures | about
+            return [*orders, *self._make_result(lead, part.entry, names, about, number)]
+        if ok:
+            return [*orders, *self._tell_end(lead, number, {}, None, stop.settings)]
+        if alarmed is not None:
+            orders.append(self._draw_report(lead.plan.job, alarmed.entry, list))
+        if stop.settings.get("saved") and lead.saved:  # by this host, not by a lead before it
+            message += f"; {lead.saved}: `nicps resume` goes on from there"
+        return [*orders, *self._tell_end(lead, number, {}, message, stop.settings)]
+
+    def _make_result(
+        self, lead: Lead, entry: str, names: Sequence[str], about: Mapping[str, Any], number: int
+    ) -> Orders:
+        """Long runs leave long records, and a picture of them takes a second or two: the host may take another job."""
+        job_id = lead.plan.job
+
+        def failed(now: float, reason: str) -> Orders:
+            return self._tell_end(lead, number, {}, reason, {})
+
+        def made(now: float, result: Mapping[str, Any]) -> Orders:
+            tell = partial(self._tell_end, lead, number, result, None, {})
+            return [self._draw_report(job_id, entry, tell)]
+
+        work = MakeResult(job_id, names, self.place.open_round, about)
+        return [self._works.begin(None, work, made, failed)]
+
+    def _draw_report(self, job_id: str, entry: str, then: Callable[[], Orders]) -> Order:
+        """`then` follows, with a report or without one."""
+
+        def drawn(now: float, outcome: Any) -> Orders:
+            return then()
+
+        def undrawn(now: float, reason: str) -> Orders:
+            return [Tell("warning", {"message": f"no report: {reason}"}, job_id), *then()]
+
+        return self._works.begin(None, DrawReport(job_id, entry), drawn, undrawn)
+
+    def _tell_end(
+        self,
+        lead: Lead,
+        submission: int,
+        result: Mapping[str, Any],
+        error: str | None,
+        settings: Mapping[str, Any],
+    ) -> Orders:
+        """`settings` are those of the STOP that has ended the job."""
+        job_id = lead.plan.job
+        if error is None:
+            done: Orders = [Log(f"job {job_id} done: {result.get('report')}")]
+            return [*done, *self.notices.finish(job_id, submission, result, None)]
+        told = self.notices.finish(job_id, submission, {}, error, exit_code(settings))
+        return [Log(f"job stopped: {error}"), *run_hook(settings, error), *told]

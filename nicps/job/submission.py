@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that was submitted on this host: prepared, and then put into the network (R1, R5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nicps.errors import JobFailed
+from nicps.exchange import Exchange
+from nicps.job.plan import Plan
+
+
+@dataclass(slots=True)
+class Submission:
+    """From `nicps submit` until the job has ended, wherever it is led from then on.
+
+    `number`: of the submission, at this host. `job_id` is empty until the job is prepared.
+    """
+
+    number: int
+    job_id: str = ""
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, job_id: str, prepared: Mapping[str, Any], exchange: Exchange) -> Plan:
+        """The job is prepared: what its settings fix.
+
+        Raises:
+            JobFailed: the preparation left nothing that can be used.
+        """
+        try:
+            plan = Plan.of(job_id, prepared["settings"], exchange)
+            self.job_id, self.prepared = job_id, prepared
+            assert self.files is not None
+        except (ValueError, KeyError, TypeError) as error:
+            raise JobFailed(
+                f"the job's preparation left no usable prepared.json: {error!r}"
+            ) from None
+        return plan
+
+    @property
+    def files(self) -> Sequence[Mapping[str, Any]]:
+        """What is handed out."""
+        files: Sequence[Mapping[str, Any]] = self.prepared["files"]
+        return files
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The job's settings."""
+        settings: Mapping[str, Any] = self.prepared["settings"]
+        return settings
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For the result."""
+        return {"data": self.prepared.get("data"), "settings": self.prepared.get("settings")}

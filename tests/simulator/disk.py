@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is slow at a simulated host: files, and the thread that does one work after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nicps.job.actions import (
+    Begin,
+    DrawReport,
+    Folder,
+    KeepRecords,
+    MakeResult,
+    OpenStream,
+    ReserveAccumulators,
+    Settle,
+    Stored,
+    StoreWindow,
+    StreamSize,
+)
+from nicps.wire import PAYLOAD_BYTES
+
+if TYPE_CHECKING:
+    from tests.simulator.host import Host
+
+WINDOW = 10  # fragments in a hand-out's round
+_WINDOWS = {Folder.PREPARED: 3, Folder.WORK: 2}
+_STORE_S = 3e-4
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """The receiving end of a hand-out."""
+
+    keep: bool
+    collects: bool
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A work, with what it works on: the folder of its job, and where a window comes from and goes to."""
+
+    begin: Begin
+    files: dict[str, Any]
+    incoming: Incoming | None
+    source: Host | None
+
+
+class Disk:
+    """Files by name, streams by number, and works in their order."""
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._lan = host, host.lan
+        self.files: dict[str, Any] = {}
+        self.incoming: Incoming | None = None
+        self._streams: dict[int, Any] = {}
+        self._queue: deque[_Begun] = deque()
+        self._accumulators: dict[int, int] = {}
+        self._busy = False
+
+    # ---- at once
+
+    def take_accumulators(self, number: int) -> int:
+        """Blocks of a bank of those that were reserved under that number."""
+        return self._accumulators.pop(number)
+
+    def hand_out(self, stream: int, first_round: int) -> bool:
+        """That stream goes out; whether it is open."""
+        if stream not in self._streams:
+            return False
+        self._host.handed_out[first_round] = self._streams[stream]
+        return True
+
+    def close(self, stream: int) -> None:
+        self._streams.pop(stream, None)
+
+    def clear(self) -> None:
+        """A job is over; works that have begun go on."""
+        self.files = {}
+        self._streams = {}
+        self._accumulators = {}
+
+    # ---- in the thread
+
+    @property
+    def stores_job(self) -> bool:
+        """The end of what starts a training program is on its way to the disk."""
+        return any(
+            isinstance(begun.begin.work, StoreWindow) and begun.begin.work.reads_job
+            for begun in self._queue
+        )
+
+    def begin(self, begin: Begin, source: Host | None) -> None:
+        """A work; what it works on is settled now. `source`: of the hand-out that is under way."""
+        self._queue.append(_Begun(begin, self.files, self.incoming, source))
+        if not self._busy:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._busy = bool(self._queue)
+        if self._queue:
+            self._host.later(self._seconds(self._queue[0].begin.work), self._finish)
+
+    def _seconds(self, work: Any) -> float:
+        if isinstance(work, Settle):
+            return 1e-5
+        if isinstance(work, StoreWindow):
+            return _STORE_S
+        if isinstance(work, OpenStream) and work.folder is not Folder.KEPT:
+            return self._lan.saving_s
+        if isinstance(work, MakeResult | DrawReport):
+            return 0.05
+        return self._lan.random.random() * 0.002
+
+    def _finish(self) -> None:
+        begun = self._queue.popleft()
+        self._host.work_done(begun.begin.ticket, self._outcome(begun))
+        self._go_on()
+
+    def _outcome(self, begun: _Begun) -> Any:
+        work = begun.begin.work
+        if isinstance(work, ReserveAccumulators):
+            self._accumulators[begun.begin.ticket] = work.blocks
+            return begun.begin.ticket
+        if isinstance(work, OpenStream):
+            return self._open(work, begun.files)
+        if isinstance(work, StoreWindow):
+            return self._store(work, begun) if work.last else None
+        if isinstance(work, KeepRecords):
+            return ["agent.json"] if self._lan.records else []
+        return {} if isinstance(work, MakeResult) else None
+
+    def _open(self, work: OpenStream, files: dict[str, Any]) -> StreamSize:
+        if work.folder is Folder.KEPT:
+            self._streams[work.stream] = "records"
+            size = self._lan.records
+            return StreamSize(size * PAYLOAD_BYTES, 5 if size else 0)
+        state = files.get(work.files[0]["path"]) if work.folder is Folder.WORK else None
+        self._streams[work.stream] = state or self._lan.prepared
+        windows = 1 if state else _WINDOWS[work.folder]
+        return StreamSize(windows * WINDOW * PAYLOAD_BYTES, 7)
+
+    def _store(self, work: StoreWindow, begun: _Begun) -> Stored:
+        assert begun.incoming is not None and begun.source is not None
+        own = self._streams.get(work.stream)  # a host that is alone sends nothing
+        content = own or begun.source.handed_out[work.round - work.window]
+        if work.reads_job:
+            return Stored("job", content)
+        if begun.incoming.keep and not begun.incoming.collects:
+            begun.files["state.npz"] = content
+        return Stored("")

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lead's side of a job: what it hands out, while its training program saves, and what is too late for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from nicps import wire
+from nicps.job.actions import CloseStream, Folder, KeepCheckpoint, OpenStream, StreamSize
+from nicps.job.lead import Lead
+from nicps.job.orders import Decide, OfferStream, Orders, SaveState, Saving, Tell
+from nicps.job.plan import Found, Plan
+from nicps.job.submission import Submission
+from nicps.protocol import Phase
+from tests.parts import MEMBERS, Host
+
+pytestmark = pytest.mark.unit
+
+
+class Leader:
+    """A host that leads, with its own part in the job."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.host.builds()
+        self.host.spot.leads = True
+        self.host.spot.learners = frozenset({2})
+        assert self.host.part.program is not None
+        self.host.part.program.saved = 42
+        found = Found(able=True, trained=True, finishing=False)
+        plan = Plan("job", 8, 16)
+        streams = itertools.count(1)
+        self.lead = Lead(plan, self.host.spot, self.host.works, streams, found, 0.0)
+
+    def saves(self, saving: Saving, error: str = "") -> Orders:
+        """The training program has written its state."""
+        return self.do(self.lead.state_saved(saving, error, self.host.part))
+
+    def do(self, orders: Orders) -> Orders:
+        """As the life of a job carries them out."""
+        self.host.do(orders)
+        for offer in [order for order in orders if isinstance(order, OfferStream)]:
+            size = offer.size
+            decided = self.lead.course.stream_opened(offer.purpose, 1, size.size, size.index_bytes)
+            self.host.do(decided)
+        return orders
+
+    def work(self, outcome: object) -> object:
+        """The first work is done."""
+        begin = self.host.begun.pop(0)
+        self.do(self.host.works.finish(0.0, begin.ticket, outcome))
+        return begin.work
+
+    @property
+    def decided(self) -> list[Phase]:
+        return [order.phase for order in self.host.found(Decide)]
+
+
+@pytest.fixture
+def leader() -> Leader:
+    return Leader()
+
+
+def for_a_learner(leader: Leader) -> Saving:
+    leader.do(leader.lead.open_hand_out(0.0, "state", leader.host.part, None))
+    assert leader.host.found(SaveState) == [SaveState(Saving.STATE)]
+    return Saving.STATE
+
+
+def for_the_alarm(leader: Leader) -> Saving:
+    leader.lead.course.raise_alarm("h2 left")
+    leader.do(leader.lead.round_judged(0.0, 6, "continue"))
+    assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)]
+    return Saving.ALARM
+
+
+def test_the_state_is_handed_out_once_it_is_saved(leader: Leader) -> None:
+    saving = for_a_learner(leader)
+    assert not leader.decided
+    leader.saves(saving)
+    assert leader.work(StreamSize(1440, 7)) == OpenStream(
+        1, Folder.WORK, [{"path": "state.npz", "store": "all"}]
+    )
+    assert [phase.kind for phase in leader.decided] == [wire.PhaseKind.HANDOUT]
+
+
+@pytest.mark.parametrize("purpose", ["job", "files"])
+def test_what_cannot_be_opened_ends_the_job(leader: Leader, purpose: str) -> None:
+    submission = Submission(1, "job", {"files": [], "settings": {}})
+    leader.host.part.prepared = {"files": []}
+    leader.do(leader.lead.open_hand_out(0.0, purpose, leader.host.part, submission))
+    begin = leader.host.begun.pop()
+    leader.do(leader.host.works.fail(0.0, begin.ticket, "job.tar became shorter"))
+    (stop,) = leader.decided
+    assert stop.settings["message"] == f"cannot hand out the {purpose}: job.tar became shorter"
+
+
+def test_a_setting_for_a_host_that_is_not_there(leader: Leader) -> None:
+    settings = {"seed": 1, "slow.h2": 2, "slow.h9": 3, "slow.x\n": 3}
+    submission = Submission(1, "job", {"files": [], "settings": settings})
+    leader.do(leader.lead.open_hand_out(0.0, "job", leader.host.part, submission))
+    text = "nobody is slowed down by slow.h9, slow.x : the hosts are h1, h2, h3"
+    assert leader.host.found(Tell) == [Tell("warning", {"message": text})]
+    assert [member.name for member in MEMBERS] == ["h1", "h2", "h3"]
+
+
+def test_the_alarm_stops_the_job_once_it_is_saved(leader: Leader) -> None:
+    leader.saves(for_the_alarm(leader))
+    assert not leader.decided
+    assert leader.work(None) == KeepCheckpoint("state.npz")
+    (stop,) = leader.decided
+    assert stop.settings["alarm"] and stop.settings["saved"]
+    assert leader.lead.saved == "saved after 42 rounds of training in runs/job"
+
+
+def test_an_alarm_stops_the_job_also_where_it_cannot_be_saved(leader: Leader) -> None:
+    leader.saves(for_the_alarm(leader), "the disk is full")
+    (stop,) = leader.decided
+    assert stop.settings["alarm"] and not stop.settings["saved"]
+    assert stop.settings["message"].endswith("the model could not be saved: the disk is full")
+
+
+@pytest.mark.parametrize("saves", [for_a_learner, for_the_alarm])
+def test_what_is_saved_too_late_is_for_nothing(
+    leader: Leader, saves: Callable[[Leader], Saving]
+) -> None:
+    """It was struck off, or another leads: deciding is not its part any more."""
+    leader.saves(saves(leader))
+    leader.lead.over = True
+    leader.work(StreamSize(1440, 7))
+    assert not leader.decided and not leader.host.found(OfferStream)
+    closed = leader.host.found(CloseStream)
+    assert closed == ([CloseStream(1)] if saves is for_a_learner else [])

@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's part in a job: its gradient on the way out, and a training program that is silent or ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.job.actions import (
+    CountFragments,
+    DropFragments,
+    EndProgram,
+    EnterPhase,
+    Post,
+    ShowClosed,
+    StartProgram,
+)
+from nicps.job.orders import Depart, Fail, Offer, RoundJudged, Warn
+from nicps.job.part import Part
+from nicps.session import shared_form as says
+from tests.parts import ROUND, Host, training
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def host() -> Host:
+    """In a training phase of three."""
+    host = Host()
+    host.trains()
+    return host
+
+
+def waited(host: Host, at: float) -> float:
+    """Commit, and what the program is told of its waiting."""
+    host.forget()
+    assert host.part.phase is not None
+    host.commits(host.part.phase, at=at)
+    (post,) = host.found(Post)
+    assert isinstance(post.message, says.Committed)
+    return float(post.message.seconds_waited)
+
+
+def test_all_parts_of_a_gradient_are_its_sending(host: Host) -> None:
+    """A switch gets it in quanta; each of them is a sending of its own."""
+    host.offers(at=10.0)
+    host.sends(10.0, 11.0)
+    host.sends(12.0, 13.5, ((256, 256),))
+    host.sends(14.0, 14.25, ((512, 88),))
+    assert waited(host, 15.0) == pytest.approx(5.0 - 2.75)
+
+
+def test_what_is_sent_again_is_sending_too(host: Host) -> None:
+    host.offers(at=10.0)
+    host.sends(10.0, 11.0)
+    host.sends(12.0, 12.5, repair=True)
+    assert waited(host, 14.0) == pytest.approx(4.0 - 1.5)
+
+
+def test_each_gradient_has_its_own_time(host: Host) -> None:
+    host.offers(ROUND - 1, at=1.0)
+    host.sends(1.0, 9.0)
+    host.offers(at=10.0)
+    host.sends(10.0, 11.0)
+    assert waited(host, 12.0) == pytest.approx(1.0)
+
+
+def test_sums_that_do_not_come_are_told_once(host: Host) -> None:
+    """One line an incident, which ends with the first round that needs nothing again; all fragments are counted."""
+    host.offers(at=1.0)
+    host.sends(1.0, 2.0)
+    assert not host.found(Warn) and host.part.finish.asked_again == 0
+    for round_ in (7, 7, 8, 9, 11):
+        host.sends(0.0, 0.0, ((0, 3), (300, 4)), round_=round_, repair=True)
+    warnings = [warning.text for warning in host.found(Warn)]
+    assert [text.split(":")[0] for text in warnings] == ["round 7", "round 11"]
+    assert "sums of the switch have not come" in warnings[0]
+    assert host.part.finish.asked_again == 5 * 7
+
+
+def test_repairs_among_hosts_are_everyday(host: Host) -> None:
+    host.sends(0.0, 0.0, ((0, 3),), repair=True, exchange=Exchange.BROADCAST)
+    assert not host.found(Warn) and host.part.finish.asked_again == 0
+
+
+def test_what_the_kernel_has_taken_is_counted_in_the_view_of_the_round(host: Host) -> None:
+    """With a switch a sum a fragment, from each other member otherwise; a hand-out's fragments are not counted."""
+    assert host.part.phase is not None
+    host.commits(host.part.phase)
+    assert host.found(CountFragments) == [CountFragments(ROUND)]
+    assert host.part.finish.expected == 600
+
+
+# ---- a training program that says nothing
+
+
+class Silence:
+    """A host whose training program is told and says things at times."""
+
+    def __init__(self, stall_s: float = 60.0) -> None:
+        self.host = Host()
+        self.host.settings["stall_s"] = stall_s
+        self.host.has_job()
+        self.awaited = False
+
+    @property
+    def part(self) -> Part:
+        return self.host.part
+
+    @property
+    def ended(self) -> list[str]:
+        return [order.reason for order in self.host.found(EndProgram)]
+
+    def told(self, at: float, kind: wire.PhaseKind, heard: bool = True) -> None:
+        """The program is sent into a phase."""
+        program, host = self.part.program, self.host
+        assert program is not None
+        host.now = at
+        host.do(program.enter(at, training(9, ROUND, kind=kind), ROUND, 0, host.spot))
+        if heard:
+            self.says(at, says.Prepared(9))
+
+    def says(self, at: float, message: says.FromProgram) -> None:
+        self.host.now = at
+        self.host.hears(message)
+
+    def builds(self, at: float = 0.0) -> None:
+        self.says(at, says.Ready(10, "d0"))
+
+    def offers(self, at: float) -> None:
+        self.says(at, says.Offer(ROUND, 1, None, False))
+
+    def reads(self, at: float) -> None:
+        self.says(at, says.Read(ROUND, ""))
+
+    def tick(self, at: float) -> None:
+        self.host.now = at
+        self.host.do(self.part.tick(at, self.awaited))
+
+    def lasts(self, since: float) -> float | None:
+        """After how many seconds of silence it is ended; None: never. The agent ticks once a second."""
+        self.part.programs._ticked = since
+        for later in range(1, 2000):
+            self.tick(since + later)
+            if self.ended:
+                return later - 1.0
+        return None
+
+
+@pytest.fixture
+def silence() -> Silence:
+    return Silence()
+
+
+def test_a_program_that_does_not_start(silence: Silence) -> None:
+    assert silence.lasts(0.0) == 300.0
+    assert silence.ended == ["it has not moved for 300 s (the job's stall_s is 60)"]
+
+
+def test_who_waits_for_a_majority_does_not_stand_still(silence: Silence) -> None:
+    """A cut can last for hours; the program holds the state all that time, and a while after it, too."""
+    silence.builds()
+    silence.told(500.0, wire.PhaseKind.TRAIN)
+    silence.host.spot.changing = True
+    assert silence.lasts(500.0) is None
+    silence.host.spot.changing = False
+    assert silence.lasts(silence.host.now) == 60.0
+
+
+def test_a_program_that_waits_for_us_may_be_silent(silence: Silence) -> None:
+    silence.builds()
+    assert silence.lasts(0.0) is None
+
+
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
+def test_a_program_that_does_not_work(silence: Silence, kind: wire.PhaseKind) -> None:
+    silence.builds()
+    silence.told(500.0, kind)
+    assert silence.lasts(500.0) == 60.0
+
+
+@pytest.mark.parametrize("word", [says.Progress(ROUND, 1), says.Alive()], ids=["progress", "alive"])
+def test_every_word_counts(silence: Silence, word: says.FromProgram) -> None:
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TEST)
+    silence.tick(50.0)
+    silence.says(51.0, word)
+    assert silence.lasts(51.0) == 60.0
+
+
+def test_who_has_offered_waits_for_the_others(silence: Silence) -> None:
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.offers(1.0)
+    assert silence.lasts(1.0) is None
+    silence.host.commits(training(9), at=silence.host.now)
+    assert silence.lasts(silence.host.now) == 60.0
+
+
+def test_what_it_says_of_a_phase_before_is_no_answer(silence: Silence) -> None:
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TEST, heard=False)
+    silence.offers(1.0)
+    assert silence.lasts(1.0) == 60.0
+
+
+def test_a_round_that_is_run_again_is_offered_once(silence: Silence) -> None:
+    """Its program hears of another phase, and at once of the same one again; the offer was on its way before that."""
+    host = silence.host
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.told(1.0, wire.PhaseKind.TEST, heard=False)
+    silence.told(1.0, wire.PhaseKind.TRAIN, heard=False)
+    silence.offers(1.0)
+    silence.says(1.0, says.Prepared(9))
+    silence.offers(1.0)
+    assert not host.found(Offer)
+    silence.says(1.0, says.Prepared(9))
+    silence.offers(1.0)
+    assert [offer.round for offer in host.found(Offer)] == [ROUND]
+
+
+def test_a_round_that_closed_without_a_program_is_run_again_with_it() -> None:
+    """It was on its way to another phase, and is sent back: all wait for its gradient now."""
+    host = Host()
+    phase = host.trains()
+    host.do(host.part.show_closed(ROUND))
+    assert [closed.round for closed in host.found(ShowClosed)] == [ROUND]
+    host.goes_on(phase)
+    (entered,) = host.found(EnterPhase)
+    assert entered.message.first_round == ROUND, (
+        "the agent opens that round again in the shared memory"
+    )
+
+
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
+def test_after_a_round_comes_the_next_one(silence: Silence, kind: wire.PhaseKind) -> None:
+    silence.builds()
+    silence.told(0.0, kind)
+    silence.offers(1.0)
+    silence.reads(2.0)
+    assert silence.lasts(2.0) == (60.0 if kind is wire.PhaseKind.TRAIN else None)
+
+
+def test_a_gradient_that_all_wait_for(silence: Silence) -> None:
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.offers(1.0)
+    silence.awaited = True
+    assert silence.lasts(1.0) == 3.0
+
+
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_a_state_that_is_not_saved_or_loaded(silence: Silence, what: str) -> None:
+    silence.builds()
+    assert silence.part.program is not None
+    silence.host.do(silence.part.program.change_state(0.0, what, silence.host.spot))
+    silence.offers(1.0)  # of the round that it has left
+    assert silence.lasts(1.0) == 60.0
+
+
+def test_a_program_that_does_not_end(silence: Silence) -> None:
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.FINISH)
+    assert silence.lasts(0.0) == 300.0
+
+
+def test_the_job_says_how_long() -> None:
+    silence = Silence(7.0)
+    assert silence.lasts(0.0) == 35.0
+    assert silence.ended == ["it has not moved for 35 s (the job's stall_s is 7)"]
+
+
+def test_a_host_that_trains_alone_holds_up_nobody(silence: Silence) -> None:
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.host.spot.view = replace(silence.host.spot.view, live=frozenset({1}))
+    assert silence.lasts(0.0) is None
+    text = silence.host.found(Warn)[0].text
+    assert text.startswith("the training program: it has not moved for 60 s")
+
+
+def test_an_agent_that_stood_still_itself_listens_first(silence: Silence) -> None:
+    """SIGSTOP of both, or a machine that was asleep."""
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.tick(1.0)
+    silence.tick(500.0)
+    assert not silence.ended
+    assert silence.lasts(500.0) == 60.0
+
+
+@pytest.mark.parametrize("judges", [True, False])
+def test_a_new_leads_program_owes_a_judgement(judges: bool) -> None:
+    """It has offered, and could be silent: now the next round waits for its word about the last one."""
+    silence = Silence()
+    host = silence.host
+    host.spot.open_round = ROUND
+    phase = host.trains(training(first_round=3))
+    silence.offers(1.0)
+    host.spot.leads = True
+    host.goes_on(phase, again=False)
+    if judges:
+        silence.says(2.0, says.Decide(ROUND - 1, "continue"))
+        assert host.found(RoundJudged)
+    assert silence.lasts(host.now) == (None if judges else 60.0)
+
+
+@pytest.mark.parametrize("why", ["the first round", "led before"])
+def test_a_lead_that_has_judged_owes_no_more(why: str) -> None:
+    """In a phase's first round the next one has said all; and in a view with another key the lead is the same."""
+    silence = Silence()
+    host = silence.host
+    host.spot.leads = why == "led before"
+    phase = host.trains(training(first_round=ROUND if why == "the first round" else 3))
+    silence.offers(1.0)
+    host.spot.leads = True
+    host.goes_on(phase, again=False)
+    assert silence.lasts(host.now) is None
+
+
+# ---- a training program that ends
+
+
+def ends(host: Host, code: int, last: str) -> list[str]:
+    """What follows for the network and the program."""
+    host.forget()
+    assert host.part.program is not None
+    host.do(host.part.note_ended(host.now, host.part.program.number, code, last))
+    assert isinstance(host.asked[0], DropFragments), "the rest of its gradient will not come"
+    texts = {Depart: "leaves", Fail: "fails"}
+    return [
+        f"{texts[type(order)]}: {order.reason}"
+        for order in host.asked
+        if isinstance(order, Depart | Fail)
+    ]
+
+
+@pytest.fixture
+def fresh() -> Host:
+    """Its first training program has not trained yet."""
+    host = Host()
+    host.builds()
+    return host
+
+
+def test_a_program_that_is_killed_is_started_again(fresh: Host) -> None:
+    assert ends(fresh, -9, "SIGKILL has ended it") == [
+        "leaves: h1: the training program ended: SIGKILL has ended it"
+    ]
+    assert [start.program for start in fresh.found(StartProgram)] == [2]
+
+
+def test_a_program_that_is_killed_again_and_again(fresh: Host) -> None:
+    for _ in range(3):
+        ends(fresh, -9, "SIGKILL has ended it")
+        assert fresh.found(StartProgram)
+    assert ends(fresh, -9, "SIGKILL has ended it") == [
+        "leaves: h1: the training program ended: SIGKILL has ended it",
+        "fails: the training program was killed, or stood still, 4 times in a row, without a round in between; "
+        "the last time: SIGKILL has ended it",
+    ]
+    assert not fresh.found(StartProgram) and fresh.part.stage is None
+
+
+def test_a_program_that_cannot_be_started_again(fresh: Host) -> None:
+    """Its files are spoilt, or there is no memory: that ends the job's part here, and not the agent."""
+    ends(fresh, -9, "SIGKILL has ended it")
+    fresh.do(fresh.part.programs.note_unstarted(2, "Cannot allocate memory"))
+    (failed,) = fresh.found(Fail)
+    assert failed.reason == ("the training program cannot be started again: Cannot allocate memory")
+
+
+def test_a_program_that_ends_with_an_error_was_not_killed(fresh: Host) -> None:
+    """Also where it stands by, or was killed often before: the reason is the error."""
+    for _ in range(3):
+        ends(fresh, -9, "SIGKILL has ended it")
+    assert ends(fresh, 1, "No module named 'torch'") == [
+        "fails: the training program ended: No module named 'torch'"
+    ]
+
+
+def test_the_lead_names_its_own_host_too(fresh: Host) -> None:
+    """It names the host that a FAIL frame comes from."""
+    fresh.spot.leads = True
+    assert ends(fresh, 3, "exit status 3 in round 7, and it said nothing") == [
+        "fails: h1: the training program ended: exit status 3 in round 7, and it said nothing"
+    ]
+
+
+def test_a_round_in_between_makes_up_for_a_start() -> None:
+    """Only programs that are lost without having trained are given up."""
+    host = Host()
+    for _ in range(6):
+        phase = host.trains()
+        host.commits(phase)
+        ends(host, -9, "SIGKILL has ended it")
+        assert host.found(StartProgram)
+
+
+def test_an_old_programs_end_is_no_news(fresh: Host) -> None:
+    """Its process is gone after another one was started."""
+    ends(fresh, -9, "SIGKILL has ended it")
+    fresh.forget()
+    fresh.do(fresh.part.note_ended(fresh.now, 1, 1, "an error"))
+    assert not fresh.asked
+
+
+def test_when_a_program_ended_is_told(fresh: Host) -> None:
+    assert fresh.part.programs.moment == " before its first round"
+    fresh.trains()
+    assert fresh.part.programs.moment == f" in round {ROUND}"
+    fresh.decides(training(4, kind=wire.PhaseKind.FINISH))
+    assert fresh.part.programs.moment == " after the last round"
