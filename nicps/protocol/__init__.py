@@ -9,6 +9,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     phase.py         what a decision starts; waiting times
     view.py          the member list in force, and what follows it
     token.py         the token, as its holder works on it
+    progress.py      fragments that are sent again and never arrive (R16)
     exchange/        how the contributions of a round become one sum (R10, R11)
     digests.py       whether all hold the same weights (R19)
     control.py       the open round at one member: list, close, mark, commit (R11 to R13)
@@ -44,6 +45,7 @@ from nicps.protocol.actions import (
     Installed,
     Joiner,
     Need,
+    NoProgress,
     NotAdded,
     PhaseAgreed,
     Prepare,
@@ -71,6 +73,7 @@ __all__ = [
     "KernelState",
     "Member",
     "Need",
+    "NoProgress",
     "Node",
     "NodeState",
     "NotAdded",

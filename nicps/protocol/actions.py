@@ -114,6 +114,19 @@ class Differs:
 
 
 @dataclass(frozen=True, slots=True)
+class NoProgress:
+    """Members lack fragments, and get none however often they are sent again.
+
+    `lacks` maps the members that report it to how many fragments they lack, by the number of their sender. `evicted`:
+    the others go on without that member (R18); 0 as long as nobody is named.
+    """
+
+    round: int
+    lacks: Mapping[int, Mapping[int, int]]
+    evicted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
     """A decision was heard and its turn has come: get ready for the phase, then call `Node.prepared`."""
 
@@ -189,6 +202,7 @@ Action: TypeAlias = (
     | Cut
     | Answered
     | Differs
+    | NoProgress
     | Prepare
     | PhaseAgreed
     | Need

@@ -18,6 +18,7 @@ from nicps.protocol.actions import (
     Committed,
     Failed,
     Joiner,
+    NoProgress,
     PhaseAgreed,
     Prepare,
     Ready,
@@ -33,11 +34,12 @@ from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.lead import LeadWatch
 from nicps.protocol.membership import Membership
 from nicps.protocol.phase import ROUND_KINDS, Member, Patience, Phase, Timings
+from nicps.protocol.progress import Standstill
 from nicps.protocol.recall import Recall
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.seat import NodeState, Seat
-from nicps.protocol.signals import Ask, Chosen, Formed, Freeze, Silent, Steps
+from nicps.protocol.signals import Ask, Chosen, Formed, Freeze, Lacking, Silent, Steps
 from nicps.protocol.view import View, safe_name
 
 
@@ -95,6 +97,7 @@ class Node:
             timings,
             stage,
         )
+        self._standstill = Standstill(seat, timings)
         self._inbox = Inbox(
             seat, self._admission, self.membership, self._decisions, self.rings, self._lead
         )
@@ -419,12 +422,21 @@ class Node:
                 actions += self._carry_out(now, [self._admission.ask()])
             elif isinstance(step, Formed):
                 actions += self._carry_out(now, self.membership.form(now, step))
+            elif isinstance(step, Lacking):
+                found = self._standstill.hear(now, step, self.learners)
+                actions += [*found, *self._carry_out(now, self._evict_at_fault(now, found))]
             elif isinstance(step, Send):
                 frame = step.frame
                 actions.append(Send(replace(frame, header=self._numbered(frame.header))))
             elif not isinstance(step, Freeze | Chosen):  # which the membership has carried out
                 actions.append(step)
         return actions
+
+    def _evict_at_fault(self, now: float, found: list[NoProgress]) -> Steps:
+        """R16: of the full members that stay, the lowest proposes to go on without that one."""
+        evicted = frozenset(one.evicted for one in found if one.evicted)
+        lowest = min(self.view.live - self.learners - evicted, default=0)
+        return self.membership.evict(now, evicted) if lowest == self.number else []
 
 
 __all__ = ["Node", "NodeState", "WireError"]

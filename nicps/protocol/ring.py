@@ -15,7 +15,7 @@ from nicps.protocol.control import Carried, Control, Offer
 from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.phase import Patience, Phase, Timings
-from nicps.protocol.signals import Silent, Steps
+from nicps.protocol.signals import Lacking, Silent, Steps
 from nicps.protocol.timers import FailureDetector, Retransmission, Want
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View
@@ -224,6 +224,7 @@ class Ring:
         steps: Steps = []
         if frame.header.round == self.round:
             steps += self._control.hear_ready(sender, want)
+            steps += self._hear_lacks(sender, frame)
         if not (self.holding and self.parked):
             return steps
         steps += self._control.hear_read(sender, want)
@@ -231,6 +232,17 @@ class Ring:
             token.idle = 0
             return steps + self._hand_to(now, sender)
         return steps + self._act_or_want(now)
+
+    def _hear_lacks(self, sender: int, frame: wire.Frame) -> Steps:
+        """A member reports what it does not get, however often it is sent again."""
+        others = self._view.live - {sender}
+        lacks = {
+            lack.member: lack.count
+            for items in frame.items
+            for lack in items
+            if isinstance(lack, wire.Lack) and lack.member in others
+        }
+        return [Lacking(self.round, sender, lacks)] if lacks else []
 
     # ---- time
 
@@ -316,7 +328,7 @@ class Ring:
         steps: Steps = []
         while True:
             changed, actions = self._control.take_turn(now)
-            steps += actions
+            steps += [*actions, *self._report_lacks(token)]
             if not changed:
                 break
             token.idle = 0
@@ -327,6 +339,14 @@ class Ring:
         return steps + self._hand_to(
             now, self.number if parks else self._view.next_after(self.number)
         )
+
+    def _report_lacks(self, token: TokenState) -> Steps:
+        """Tell all what this member does not get, however often it is sent again (R16)."""
+        lacks = self._exchange.take_report(token)
+        if not lacks:
+            return []
+        items = tuple(wire.Lack(count, member) for member, count in lacks.items())
+        return [self._want_frame(0, items), Lacking(self.round, self.number, lacks)]
 
     def _hand_to(self, now: float, owner: int) -> Steps:
         """Broadcast the token for its next owner; for ourselves, that is parking it."""
@@ -383,9 +403,9 @@ class Ring:
 
     # ---- frames of this member
 
-    def _want_frame(self, flags: int) -> Send:
+    def _want_frame(self, flags: int, lacks: tuple[wire.Lack, ...] = ()) -> Send:
         header = self._view.header(self.number, self.round, flags)
-        return Send(wire.Frame(header, self._control.want()))
+        return Send(wire.Frame(header, self._control.want(len(lacks)), (lacks,)))
 
     def _send(self, token: TokenState, flags: int) -> Send:
         return Send(token.frame(self._view.header(self.number, token.round, flags)))

@@ -23,6 +23,7 @@ from nicps.protocol import (
     Joiner,
     Node,
     NodeState,
+    NoProgress,
     NotAdded,
     Phase,
     PhaseAgreed,
@@ -358,6 +359,8 @@ class Host:
                 self.do(self.node.strike(self.clock(), action.numbers))
             elif not action.numbers and self.course is not None:
                 self.course.alarm(f"no half of the members agrees on the weights: {action.round}")
+        elif isinstance(action, NoProgress):
+            self.note(f"NO PROGRESS {action}")
         elif isinstance(action, Cut):
             self.note(f"NO MAJORITY, {sorted(action.missing)} are silent")
         elif isinstance(action, NotAdded):
