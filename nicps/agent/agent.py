@@ -176,8 +176,8 @@ class Agent:
         self.control.flush()
 
     def _keep_time(self) -> None:
-        if self.dataplane.sequence >= Sequences.NUMBERS and not self.node.changing:
-            self.act(self.node.rebuild(self.now, ()))  # the view's key has served its time
+        key_is_spent = self.dataplane.sequence >= Sequences.NUMBERS
+        self.act(self.node.renew(self.now, key_is_spent=key_is_spent))
         deadline = self.node.deadline()
         if deadline is not None and deadline <= self.now:
             self.act(self.node.tick(self.now))

@@ -40,6 +40,7 @@ from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.seat import NodeState, Seat
 from nicps.protocol.signals import Ask, Chosen, Formed, Freeze, Lacking, Silent, Steps
+from nicps.protocol.token import MOST_HOPS
 from nicps.protocol.view import View, safe_name
 
 
@@ -279,6 +280,15 @@ class Node:
         With nobody to take in it is a view of the same members, for its keys, and the phase goes on.
         """
         return self._take(now, self.membership.rebuild(now, joiners))
+
+    def renew(self, now: float, *, key_is_spent: bool) -> list[Action]:
+        """Go on in a view of the same members before a number runs out: those of the key, or the token's hops.
+
+        Call it often. The lead looks after the hops: the token comes to it once in a turn.
+        """
+        token = self.ring.token if self.ring is not None and self.leads else None
+        is_worn = token is not None and token.hop >= MOST_HOPS
+        return self.rebuild(now, ()) if (key_is_spent or is_worn) and not self.changing else []
 
     # ---- the trainer's (or the hand-out's) side of the ring
 

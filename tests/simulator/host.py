@@ -282,6 +282,8 @@ class Host:
         self.node.kernel_saw(self.clock(), kernel.seen, kernel.heard, kernel.bounced)
         kernel.bounced = None
         kernel.alive = self.clock()
+        if renewal := self.node.renew(self.clock(), key_is_spent=False):
+            self.do(renewal)
 
     # ---- the agent: what the node asks for
 
