@@ -159,9 +159,8 @@ class Frames:
         token = agent.dataplane.bounced() if bounced != self._bounced else None
         if token is not None:
             self._bounced = bounced
-        agent.node.kernel_saw(
-            agent.now, (seen >> 32, seen & 0xFFFFFFFF), int(ring["heard_ns"]) / 1e9, token
-        )
+        token_at, frame_at = int(ring["token_ns"]) / 1e9, int(ring["heard_ns"]) / 1e9
+        agent.node.kernel_saw(agent.now, (seen >> 32, seen & 0xFFFFFFFF), token_at, frame_at, token)
 
     def _sync_to_kernel(self) -> None:
         agent = self._agent

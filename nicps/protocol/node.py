@@ -326,13 +326,18 @@ class Node:
     # ---- what comes from the kernel and the clock
 
     def kernel_saw(
-        self, now: float, seen: tuple[int, int], heard: float, bounced: bytes | None
+        self,
+        now: float,
+        seen: tuple[int, int],
+        token_at: float,
+        frame_at: float,
+        bounced: bytes | None,
     ) -> None:
         """State of the XDP program, before `on_frame` of what it passed up (`Ring.kernel_saw`)."""
         if self.ring is not None and not self.changing:
             if bounced is not None:
-                self.ring.bounced(heard, wire.unpack(bounced))
-            self.ring.kernel_saw(seen, heard)
+                self.ring.bounced(token_at, wire.unpack(bounced))
+            self.ring.kernel_saw(seen, token_at, frame_at)
 
     def on_frame(self, now: float, source: bytes, data: bytes) -> list[Action]:
         """A frame of ours that came up, from its version byte on.

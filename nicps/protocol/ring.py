@@ -57,7 +57,8 @@ class Ring:
         self._seen = self._key  # newest that the kernel has seen
         self._retransmission = Retransmission(timings)
         self._want = Want(timings)
-        self._detector = FailureDetector(timings, patience, now)
+        token_waits = exchange.kind.token_waits
+        self._detector = FailureDetector(timings, patience, now, token_waits=token_waits)
 
     # ---- what others ask
 
@@ -161,14 +162,14 @@ class Ring:
             self.parked = False
             self._handed(now, token)
 
-    def kernel_saw(self, seen: tuple[int, int], heard: float) -> None:
-        """The kernel's newest (generation, hop), and when it last accepted a frame of the ring (clock of `now`).
+    def kernel_saw(self, seen: tuple[int, int], token_at: float, frame_at: float) -> None:
+        """The kernel's newest (generation, hop), and when it last accepted a token, and any frame (clock of `now`).
 
         To be told before the frames that the kernel passed up: it hands tokens on by itself, and keeps from us those
         that bring no news.
         """
         self._seen = max(self._seen, seen)
-        self._detector.measure(heard, self.holding)
+        self._detector.measure(token_at, frame_at, self.holding)
 
     # ---- frames
 
@@ -187,7 +188,7 @@ class Ring:
             return self._on_old_token(now, frame.header, token)
         self._key = token.key
         self._retransmission.token = None
-        self._detector.hear(now)
+        self._detector.hear_token(now)
         self.holding = False
         self.parked = bool(frame.header.flags & wire.Flag.PARKED)
         self._want.reset_interval()

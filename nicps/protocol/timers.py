@@ -99,28 +99,41 @@ class Want:
 class FailureDetector:
     """Signs of life of the token's holder, and this member's own (R17).
 
-    Attributes: `heard`, when a frame of the ring was accepted last; `reported`, the holder has been given up.
+    Two times are kept: of the last token, and of the last frame of a member, token or fragment. Where a token waits for
+    the fragments that were queued before it, fragments are the holder's, and the token is on its way behind them.
+    Elsewhere everybody sends them at any time: they do not show that the token, or its holder, is still there.
+
+    Attributes: `reported`, the holder has been given up.
     """
 
-    def __init__(self, timings: Timings, patience: Patience, now: float) -> None:
-        self.heard = now
+    def __init__(
+        self, timings: Timings, patience: Patience, now: float, *, token_waits: bool
+    ) -> None:
         self.reported = False
+        self._token_at = self._frame_at = now
+        self._token_waits = token_waits
         self._timings = timings
         self._patience = patience
         self._handed_at = 0.0  # when this member gave the token away
         self._beacon_at = 0.0  # when the holder announced last that it keeps the token
 
-    def hear(self, now: float) -> None:
-        """A frame of the ring was accepted."""
-        self.heard = now
+    @property
+    def heard(self) -> float:
+        """When something came that shows that the token is on its way, or its holder at work."""
+        return max(self._token_at, self._frame_at) if self._token_waits else self._token_at
 
-    def measure(self, heard: float, holding: bool) -> None:
-        """The kernel accepted a frame of the ring then: the gap before it tells how long to wait for the next."""
-        if heard > self.heard:
-            since = max(self.heard, self._handed_at)
-            if since and not holding and heard > since:
-                self._patience.heard(heard - since)
-            self.heard = heard
+    def hear_token(self, now: float) -> None:
+        """A token was accepted."""
+        self._token_at = self._frame_at = now
+
+    def measure(self, token_at: float, frame_at: float, holding: bool) -> None:
+        """The kernel accepted a token and a frame then: the gap before them tells how long to wait for the next."""
+        before = self.heard
+        self._token_at = max(self._token_at, token_at)
+        self._frame_at = max(self._frame_at, frame_at)
+        since = max(before, self._handed_at)
+        if since and not holding and self.heard > since:
+            self._patience.heard(self.heard - since)
 
     def handed_on(self, now: float) -> None:
         """This member gave the token away, or its kernel did."""

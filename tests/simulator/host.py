@@ -279,7 +279,8 @@ class Host:
 
     def _sync(self) -> None:
         kernel = self.kernel
-        self.node.kernel_saw(self.clock(), kernel.seen, kernel.heard, kernel.bounced)
+        times = kernel.token_at, kernel.heard
+        self.node.kernel_saw(self.clock(), kernel.seen, *times, kernel.bounced)
         kernel.bounced = None
         kernel.alive = self.clock()
         if renewal := self.node.renew(self.clock(), key_is_spent=False):
