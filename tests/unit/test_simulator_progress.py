@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from collections.abc import Iterable
 
 import pytest
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.unit
 
 #: Short, so that little is simulated; a host that comes back does so rarely.
 TIMINGS = Timings(silence_most_s=0.6, call_back_s=2.0)
+#: Seeds of jobs that end well without such links.
+ENDING_WELL = (0, 2, 7, 9, 12, 13, 15, 26, 27, 29, 32, 34, 35, 37)
 Pairs = Iterable[tuple[int, int]]  # indices of who sends and who does not get it; -1 is a switch
 
 
@@ -174,6 +178,27 @@ def test_it_is_said_each_time_that_a_host_comes_back() -> None:
     done(lan)
     rounds = {f.round for f in found if f.evicted}
     assert len(rounds) > 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_seeds_in_which_fragments_do_not_pass(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedules of other faults, and for a while, or longer than the job, links that pass no full frames."""
+    monkeypatch.setattr(schedules, "Timings", functools.partial(Timings, silence_most_s=0.6))
+    rng = random.Random(f"fragments {seed}")
+    lan = schedules.lan_of(rng.choice(ENDING_WELL))
+    hosts = range(len(lan.hosts))
+    for _ in range(rng.randint(1, 2)):
+        one, half = rng.choice(hosts), set(rng.sample(hosts, len(hosts) // 2))
+        receives = {(k, one) for k in (-1, *hosts)}
+        sends = {(one, k) for k in hosts}
+        middle = {(a, b) for a in half for b in hosts if b not in half}
+        pairs = rng.choice((receives, sends, receives | sends, {(one, rng.choice(hosts))}, middle))
+        start = 0.2 + rng.random() * 2
+        end = start + rng.choice((0.3, 2.0, 5.0))
+        lan.at(start, functools.partial(lan.starved.update, pairs))
+        lan.at(end, functools.partial(lan.starved.difference_update, pairs))
+        lan.trouble(end)
+    schedules.finish(lan)
 
 
 # ---- what must not be taken for it
