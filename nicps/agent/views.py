@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nicps import wire
 from nicps.agent.conductor import Conductor
 from nicps.agent.program import one_line
 from nicps.errors import NicpsError, explain
@@ -19,31 +18,11 @@ from nicps.protocol import (
     NoProgress,
     Ready,
     Struck,
-    View,
 )
 from nicps.protocol.course import Found, Plan
 
 if TYPE_CHECKING:
     from nicps.agent.agent import Agent
-
-
-def no_progress(found: NoProgress, view: View) -> str:
-    """What is missing and whom it concerns, or who has to go for it; one line."""
-    if found.evicted in found.lacks:
-        takes = "takes nothing of what the others send again"
-    else:
-        takes = f"sends what does not reach {view.names(found.lacks)}"
-    if found.evicted:
-        return (
-            f"round {found.round}: {view.names([found.evicted])} {takes}, and is evicted; do full frames "
-            f"({wire.ETHERNET_BYTES + wire.LEAST_MTU} bytes) pass on its way?"
-        )
-    ((member, lacks),) = found.lacks.items()
-    missing = ", ".join(f"{count} of {view.names([k])}" for k, count in lacks.items())
-    return (
-        f"round {found.round}: {view.names([member])} lacks fragments ({missing}), and gets none of them, however often"
-        " they are sent again"
-    )
 
 
 class Views:
@@ -70,7 +49,7 @@ class Views:
         elif isinstance(action, Differs):
             self._differs(action)
         elif isinstance(action, NoProgress):
-            agent.warn(no_progress(action, agent.node.view))
+            agent.warn(action.explain(agent.node.view))
 
     def _installed(self, action: Installed) -> None:
         """A member list is in force: the kernel follows it, and the job goes on in it."""

@@ -125,6 +125,24 @@ class NoProgress:
     lacks: Mapping[int, Mapping[int, int]]
     evicted: int = 0
 
+    def explain(self, view: View) -> str:
+        """What is lacking and whom it concerns, or who has to go for it; one line for the user."""
+        if not self.evicted:
+            ((member, lacks),) = self.lacks.items()
+            missing = ", ".join(f"{count} of {view.names([k])}" for k, count in lacks.items())
+            return (
+                f"round {self.round}: {view.names([member])} lacks fragments ({missing}), and gets none of them,"
+                " however often they are sent again"
+            )
+        what = f"sends what does not reach {view.names(self.lacks)}"
+        if self.evicted in self.lacks:
+            what = "takes nothing of what the others send again"
+        length = wire.ETHERNET_BYTES + wire.LEAST_MTU
+        return (
+            f"round {self.round}: {view.names([self.evicted])} {what}, and is evicted; do full frames ({length} bytes)"
+            " pass on its way?"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Prepare:

@@ -85,7 +85,9 @@ class Rig:
         """Send a frame; return what came out at the other hosts' ports. No model has a say."""
         mark, other = self._mark(port), port % len(PORTS) + 1
         heard = self._send(port, [frame, mark], {})
-        self._send(other, [self._mark(other)], {})  # what came back to the sender's port is out, too
+        self._send(
+            other, [self._mark(other)], {}
+        )  # what came back to the sender's port is out, too
         return {to: [out for out in outs if out != mark] for to, outs in heard.items()}
 
     def _mark(self, port: int) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from nicps.exchange import Exchange
-from nicps.protocol import Action, NoProgress, Timings
+from nicps.protocol import Action, Member, NoProgress, Timings, View
 from nicps.protocol.course import Plan
 from nicps.protocol.progress import IN_VAIN, Progress, find_fault
 from tests.simulator import schedules
@@ -240,7 +240,25 @@ def test_a_pause_counts_once() -> None:
     assert not progress.take_report(), "a fragment has come"
 
 
-# ---- whose fault it is
+# ---- whose fault it is, and how it is told
+
+
+def test_what_the_user_is_told() -> None:
+    members = tuple(Member(k, bytes(6), f"h{k}") for k in (1, 2, 3))
+    seen = View(1, members, frozenset({1, 2, 3}), 1)
+    lacks = {3: {1: 40, 2: 1}}
+    assert NoProgress(7, lacks).explain(seen) == (
+        "round 7: h3 lacks fragments (40 of h1, 1 of h2), and gets none of them, however often they are sent again"
+    )
+    assert NoProgress(7, lacks, 3).explain(seen) == (
+        "round 7: h3 takes nothing of what the others send again, and is evicted; do full frames (1514 bytes) pass on"
+        " its way?"
+    )
+    assert (
+        NoProgress(7, {2: {1: 1}, 3: {1: 1}}, 1)
+        .explain(seen)
+        .startswith("round 7: h1 sends what does not reach h2, h3, and is evicted")
+    )
 
 
 @pytest.mark.parametrize(
