@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nicps.protocol.actions import NoProgress
+from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import Timings
-from nicps.protocol.seat import Seat
 from nicps.protocol.signals import Lacking, Lacks
 
 #: Retransmissions in vain until a member reports what it lacks. They are spread over `Timings.silence_most_s`.
@@ -55,8 +55,8 @@ class _Report:
 class Standstill:
     """What members report of the open round that they lack, and do not get."""
 
-    def __init__(self, seat: Seat, timings: Timings) -> None:
-        self._seat = seat
+    def __init__(self, host: LocalHost, timings: Timings) -> None:
+        self._host = host
         self._settles_s = timings.silence_most_s * _SETTLES
         self._round = 0, 0  # its view, and its number
         self._reports: dict[int, _Report] = {}
@@ -65,7 +65,7 @@ class Standstill:
 
     def hear(self, now: float, lacking: Lacking, learners: Collection[int]) -> list[NoProgress]:
         """A member reports, perhaps this one. The first report is for the user; who has missed it hears a later one."""
-        view, member, round_ = self._seat.view, lacking.member, lacking.round
+        view, member, round_ = self._host.view, lacking.member, lacking.round
         if (view.number, round_) != self._round:
             self._round, self._reports, self._judged = (view.number, round_), {}, False
         old = now - self._settles_s
@@ -76,7 +76,7 @@ class Standstill:
         found = [] if known else [NoProgress(round_, {member: lacking.lacks})]
         self._reports[member] = _Report(lacking.lacks, now)
         knows = (
-            self._seat.number not in learners
+            self._host.number not in learners
         )  # who else learns: a learner knows that of itself only
         if knows and not self._judged and now >= self._since + self._settles_s:
             self._judged = True

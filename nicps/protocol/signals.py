@@ -39,7 +39,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskForLaterView:
     """Nobody answers within the view: perhaps the others are in a later one, and tell this host so."""
 
 
@@ -61,6 +61,6 @@ class Lacking:
     lacks: Lacks
 
 
-Signal: TypeAlias = Silent | Lacking | Freeze | Chosen | Ask | Formed
+Signal: TypeAlias = Silent | Lacking | Freeze | Chosen | AskForLaterView | Formed
 #: What an event leads to, in order.
 Steps: TypeAlias = list[Action | Signal]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timers of a ring: retransmission of the token (R16), the want of it, and the failure detector (R17).
 
-Each is asked for the time when it is due, and told what has happened. None of them sends anything.
+Each is asked for the time when it is due, and notes what has happened. None of them sends anything.
 """
 
 from __future__ import annotations
 
-from nicps.protocol.phase import Patience, Timings
+from nicps.protocol.phase import AdaptiveTimeout, Timings
 from nicps.protocol.token import TokenState
 
 _BACKOFF = 10.0  # an interval grows to this many times its first value
@@ -107,14 +107,14 @@ class FailureDetector:
     """
 
     def __init__(
-        self, timings: Timings, patience: Patience, now: float, *, token_waits: bool
+        self, timings: Timings, timeout: AdaptiveTimeout, now: float, *, token_waits: bool
     ) -> None:
         self.reported = False
         self._token_at = self._frame_at = now
         self._token_waits = token_waits
         self._timings = timings
-        self._patience = patience
-        self._handed_at = 0.0  # when this member gave the token away
+        self._timeout = timeout
+        self._forwarded_at = 0.0  # when this member gave the token away
         self._beacon_at = 0.0  # when the holder announced last that it keeps the token
 
     @property
@@ -131,13 +131,13 @@ class FailureDetector:
         before = self.heard
         self._token_at = max(self._token_at, token_at)
         self._frame_at = max(self._frame_at, frame_at)
-        since = max(before, self._handed_at)
+        since = max(before, self._forwarded_at)
         if since and not holding and self.heard > since:
-            self._patience.heard(self.heard - since)
+            self._timeout.add_gap(self.heard - since)
 
-    def handed_on(self, now: float) -> None:
+    def note_forwarded(self, now: float) -> None:
         """This member gave the token away, or its kernel did."""
-        self._handed_at = now
+        self._forwarded_at = now
 
     def hear_beacon(self, now: float) -> None:
         """The holder keeps the token, and lives; this member says so itself while it holds it."""
@@ -145,9 +145,9 @@ class FailureDetector:
 
     def beacon_due(self) -> float:
         """When the holder, busy with its own gradient, must be heard again; its fragments are heard anyway."""
-        return max(self._handed_at, self._beacon_at) + self._timings.beacon_s
+        return max(self._forwarded_at, self._beacon_at) + self._timings.beacon_s
 
     def silent_at(self, rank: int) -> float:
         """When the holder has been silent for too long, for the member that comes `rank` places after it."""
-        last = max(self.heard, self._beacon_at, self._handed_at)
-        return last + rank * self._patience.seconds
+        last = max(self.heard, self._beacon_at, self._forwarded_at)
+        return last + rank * self._timeout.seconds

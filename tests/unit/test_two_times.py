@@ -10,7 +10,7 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol import Member, Phase, Send, Timings, View
-from nicps.protocol.phase import Patience
+from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Silent
 
@@ -40,7 +40,7 @@ class Kernel:
         return [(0, fragments)]
 
 
-def ring(exchange: Exchange, patience: Patience | None = None) -> Ring:
+def ring(exchange: Exchange, timeout: AdaptiveTimeout | None = None) -> Ring:
     """The lead's, which has just handed the token to the next."""
     phase = Phase(
         1,
@@ -54,7 +54,7 @@ def ring(exchange: Exchange, patience: Patience | None = None) -> Ring:
         quorum=12,
         exchange=exchange,
     )
-    made = Ring(phase, VIEW, 1, Kernel(), TIMINGS, patience or Patience(TIMINGS), None, START)
+    made = Ring(phase, VIEW, 1, Kernel(), TIMINGS, timeout or AdaptiveTimeout(TIMINGS), None, START)
     made.create(START)
     assert made.token is not None and made.token.owner == 2
     return made
@@ -95,13 +95,13 @@ def test_fragments_hide_a_dead_holder_only_where_they_are_its_own(
 
 def test_gaps_are_measured_between_what_counts() -> None:
     """Where tokens overtake fragments they are the signs of life, and what one waits for follows their gaps."""
-    patience = Patience(TIMINGS)
-    made = ring(OVERTAKING, patience)
+    timeout = AdaptiveTimeout(TIMINGS)
+    made = ring(OVERTAKING, timeout)
     for step in range(1, 40):
         token_at = START + step * 0.4
         made.kernel_saw((1, 2 + step), token_at, token_at)
         made.kernel_saw((1, 2 + step), token_at, token_at + 0.2)
-    assert patience.seconds == pytest.approx(0.4, abs=0.05)
+    assert timeout.seconds == pytest.approx(0.4, abs=0.05)
 
 
 def test_a_beacon_of_the_holder_counts_in_any_exchange() -> None:

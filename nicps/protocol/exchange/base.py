@@ -81,7 +81,7 @@ class Exchanger(ABC):
 
     @property
     def delays_token(self) -> bool:
-        """Whether a token that was handed on still waits here, behind fragments that were queued before it."""
+        """Whether a token that was forwarded still waits here, behind fragments that were queued before it."""
         return self.kind.token_waits and self._sending > 0
 
     # ---- for the parts of this room
