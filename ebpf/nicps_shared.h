@@ -92,7 +92,8 @@ struct nicps_train {
 /* The token, as this host saw it; a position is generation << 32 | hop. */
 struct nicps_ring {
 	__u64 seen; /* highest position that the kernel accepted or handed on */
-	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last sign of life of a member */
+	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last frame of a member, token or fragment */
+	__u64 token_ns; /* the same of the last token */
 	__u64 bounced; /* position that the kernel handed on last */
 	__u64 bounces;
 };

@@ -178,7 +178,8 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 			nicps_end_saving(saved);
 		return nicps_drop(NICPS_COUNT_STALE);
 	}
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	ring->token_ns = bpf_ktime_get_coarse_ns();
+	ring->heard_ns = ring->token_ns;
 	if (bounce)
 		return nicps_bounce(ctx, cursor->end, ethernet, header, token, config,
 				    saved, ring, length, next);

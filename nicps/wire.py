@@ -367,7 +367,16 @@ class Want:
     ready: Annotated[int, _u32("samples worked so far in the round")]
     read: Annotated[int, _u32("last round read out and applied")]
     digest: Annotated[int, _u32("of the state after that round; 0: none")] = 0
-    reserved: Annotated[int, _u32("0")] = 0
+    lacks: Annotated[int, _u32("entries that follow: what is sent again and does not come")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A member's fragments of the open round that the sender of a WANT lacks, and does not get."""
+
+    count: Annotated[int, _u32("fragments of that member that are lacking")]
+    member: Annotated[int, _u16("member that sends them")]
+    reserved: Annotated[int, _u16("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +434,7 @@ Body: TypeAlias = (
     | Probe
     | Echo
 )
-Item: TypeAlias = Entry | Range | ViewValue | ViewMember
+Item: TypeAlias = Entry | Range | Lack | ViewValue | ViewMember
 
 #: Type -> body, then the repeated items with the body's field that counts them.
 FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] = {
@@ -436,7 +445,7 @@ FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] 
     FrameType.ACK: (Ack, ()),
     FrameType.TOKEN: (Token, ((Entry, "members"), (Range, "ranges"))),
     FrameType.FRAGMENT: (Fragment, ()),
-    FrameType.WANT: (Want, ()),
+    FrameType.WANT: (Want, ((Lack, "lacks"),)),
     FrameType.FAIL: (Fail, ()),
     FrameType.VOTE: (Vote, ((ViewValue, "values"), (ViewMember, "members"))),
     FrameType.LEAVE: (Leave, ()),

@@ -70,6 +70,7 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.Decision,
     wire.Ack,
     wire.Want,
+    wire.Lack,
     wire.Fail,
     wire.Leave,
     wire.Probe,

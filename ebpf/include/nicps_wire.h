@@ -265,12 +265,20 @@ _Static_assert(sizeof(struct nicps_ack) == 8, "struct nicps_ack has a hole");
 
 /* A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over. */
 struct nicps_want {
-	__be32 ready;    /* samples worked so far in the round */
-	__be32 read;     /* last round read out and applied */
-	__be32 digest;   /* of the state after that round; 0: none */
-	__be32 reserved; /* 0 */
+	__be32 ready;  /* samples worked so far in the round */
+	__be32 read;   /* last round read out and applied */
+	__be32 digest; /* of the state after that round; 0: none */
+	__be32 lacks;  /* entries that follow: what is sent again and does not come */
 };
 _Static_assert(sizeof(struct nicps_want) == 16, "struct nicps_want has a hole");
+
+/* A member's fragments of the open round that the sender of a WANT lacks, and does not get. */
+struct nicps_lack {
+	__be32 count;    /* fragments of that member that are lacking */
+	__be16 member;   /* member that sends them */
+	__be16 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_lack) == 8, "struct nicps_lack has a hole");
 
 /* A member cannot go on, nor can the job anywhere; the tail says why, in one line. */
 struct nicps_fail {

@@ -195,8 +195,8 @@ class Agent:
         driver.now = now = time.monotonic()
         self._loop.handle(events)
         self._frames.sync_from_kernel()
-        if self.dataplane.sequence >= Sequences.NUMBERS:  # the view's key has served its time
-            driver.carry_out(life.renew_key(now))
+        key_is_spent = self.dataplane.sequence >= Sequences.NUMBERS
+        driver.carry_out(life.renew_view(now, key_is_spent))
         driver.carry_out(life.tick(now, self._frames.sender.waits))
         self.children.tick(now)
         self._prober.tick()

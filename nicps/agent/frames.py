@@ -180,8 +180,9 @@ class Frames:
         token = self._dataplane.bounced() if bounced != self._bounced else None
         if token is not None:
             self._bounced = bounced
-        heard = int(ring["heard_ns"]) / 1e9
-        self._life.kernel_saw(self._driver.now, (seen >> 32, seen & 0xFFFFFFFF), heard, token)
+        token_at, frame_at = int(ring["token_ns"]) / 1e9, int(ring["heard_ns"]) / 1e9
+        position = seen >> 32, seen & 0xFFFFFFFF
+        self._life.kernel_saw(self._driver.now, position, token_at, frame_at, token)
 
     def _sync_to_kernel(self) -> None:
         state = self._node.kernel

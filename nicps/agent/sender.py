@@ -12,12 +12,13 @@ import numpy as np
 
 from nicps import wire
 from nicps.dataplane import DataPlane
-from nicps.errors import InterfaceDown, InterfaceUnfit
+from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed
 from nicps.protocol import SendFragments
 from nicps.protocol.phase import Phase
 from nicps.session.lanes import U8
 
 _BATCH = 256  # frames for one system call
+_REFUSED_S = 0.1  # the interface takes nothing: what it refuses is lost, as on the LAN
 _TURN = 2048  # frames before the loop looks at what else there is (25 ms at 1 Gbit/s)
 
 
@@ -56,6 +57,24 @@ class _Bulk:
 def _delays_token(item: _Small | _Bulk) -> bool:
     """Whether a token that is queued now leaves after this."""
     return isinstance(item, _Small) or item.action.exchange.token_waits
+
+
+def _check_shifts(shifts: U8, bulk: _Bulk, first: int) -> None:
+    """No kernel takes a fragment of a larger shift: it would be sent again for ever.
+
+    Args:
+        shifts: as they go out. The training program can still write to its own.
+
+    Raises:
+        JobFailed: one of them is too large.
+    """
+    most = 0 if bulk.action.exchange.shared_step else wire.MAX_SHIFT[bulk.phase.width]
+    if shifts.max() > most:
+        at = int(shifts.argmax())
+        raise JobFailed(
+            f"fragment {first + at} of round {bulk.action.round} has a shift of {shifts[at]}, and at most {most} can"
+            " be added: the training program has written over its contribution"
+        )
 
 
 def _header_dtype() -> np.dtype[np.void]:
@@ -100,6 +119,8 @@ class Sender:
         self.again = 0  # repairs
         self.blocked_by_kernel = False  # wait until the ring has room
         self.refused = False  # the interface's queue is full: try again soon
+        self._refuses: tuple[int, int] | None = None  # frames of contributions: sent, and refused
+        self._refuses_since = 0.0
         self.more = False  # there was a pause only for the loop's sake: go on at once
         self.down = False  # the interface refused a frame, which is lost
         self.muted = False  # the interface cannot be used: nothing is sent, all is lost
@@ -134,27 +155,46 @@ class Sender:
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""
+        if not self.refused:
+            self._refuses = None
         self.blocked_by_kernel = self.refused = self.more = self.waits = self.down = False
         while self._urgent or self._queue:
             if self._urgent:
-                if not self._send_small(self._urgent[0]):
+                if not self._send_small(self._urgent[0]) and not self._is_lost(now):
                     return
                 self._urgent.popleft()
                 continue
             item = self._queue[0]
             if isinstance(item, _Small):
-                if not self._send_small(item):
+                if not self._send_small(item) and not self._is_lost(now):
                     return
             else:
                 item.started = item.started or now
                 try:
-                    if not self.muted and not self._pump_bulk(item):
+                    if not self.muted and not self._pump_bulk(item) and not self._is_lost(now):
                         return
                 except (InterfaceDown, InterfaceUnfit):
                     self.down = True  # others ask for what they lack, if they hear of it
                 item.source.awaited(False)
                 self._sent(item.action, item.started)
             self._queue.popleft()
+
+    def _is_lost(self, now: float) -> bool:
+        """Whether the interface has refused the same for so long that it must count as lost.
+
+        A queue that is full lets something out. But a virtual cable refuses frames that are longer than its other end
+        takes: nobody may wait for them here, they are watched as what the LAN loses is (R16).
+        """
+        if not self.refused:
+            return False
+        refuses = self.fragments, self._dataplane.tx.unsent()
+        if refuses != self._refuses:
+            self._refuses, self._refuses_since = refuses, now
+        if now < self._refuses_since + _REFUSED_S:
+            return False
+        self._dataplane.tx.take_back()
+        self._refuses, self.refused = None, False
+        return True
 
     def _send_small(self, item: _Small) -> bool:
         try:
@@ -196,6 +236,7 @@ class Sender:
             rows[:] = bulk.template
             records["index"] = np.arange(first, first + count, dtype=np.uint32)
             records["shift"] = shifts
+            _check_shifts(records["shift"], bulk, first)
             sequence = self._take_sequence(count)
             records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
             taken = tx.push(rows, payload)

@@ -8,7 +8,7 @@ hard way or read in its net/packet/af_packet.c:
   it is the next in turn.
 - A slot is free again when its frame has left the interface's queue, not when it was handed over. So no more than
   the ring's frames ever stand in that queue, and a shaped one (tbf) that holds a ring's worth is not overrun. A frame
-  that the queue refuses stays in its slot and goes out with the next `flush`.
+  that the queue refuses stays in its slot and goes out with the next `flush`, or is taken back.
 - The socket does not bypass the queueing discipline (PACKET_QDISC_BYPASS is off): frames are shaped, and a program at
   the interface's egress sees them: it signs those that carry this socket's mark.
 """
@@ -172,6 +172,13 @@ class TxRing:
     def unsent(self) -> int:
         """Frames that the kernel has not taken over yet: call `flush` again, in order before anything else."""
         return int(np.count_nonzero(self._status == _STATUS_SEND_REQUEST))
+
+    def take_back(self) -> None:
+        """Frames that the kernel has not taken over do not go out."""
+        refused = np.flatnonzero(self._status == _STATUS_SEND_REQUEST)
+        self._status[refused] = _STATUS_AVAILABLE
+        self._next = (self._next - len(refused)) % self.frames  # they are the last ones before it
+        self._full = self._available() == 0
 
     def close(self) -> None:
         """Close the socket; what is in the interface's queue still goes out."""

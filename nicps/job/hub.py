@@ -93,6 +93,8 @@ class Hub:
                 orders = lead.view_installed(view, self.settings.keyed) if lead else []
             case protocol.Answered():
                 orders = lead.course.host_answered(action) if lead else []
+            case protocol.NoProgress():
+                orders = [ask.Warn(action.explain(self.node.view))]
             case protocol.Differs():
                 orders = self._differ(now, action)
             case protocol.Struck():

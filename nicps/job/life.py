@@ -102,10 +102,15 @@ class Life:
         return out
 
     def kernel_saw(
-        self, now: float, seen: tuple[int, int], heard: float, bounced: bytes | None
+        self,
+        now: float,
+        seen: tuple[int, int],
+        token_at: float,
+        frame_at: float,
+        bounced: bytes | None,
     ) -> None:
         """State of the XDP program, before `on_frame` of what it passed up (`Node.kernel_saw`)."""
-        self.node.kernel_saw(now, seen, heard, bounced)
+        self.node.kernel_saw(now, seen, token_at, frame_at, bounced)
 
     def fragments_sent(
         self, now: float, fragments: protocol.SendFragments, started: float | None = None
@@ -138,9 +143,9 @@ class Life:
         times = (self.node.deadline(), part)
         return min((time for time in times if time is not None), default=None)
 
-    def renew_key(self, now: float) -> list[Action]:
-        """The view's key has served its time: another view of the same members has another."""
-        return self._hub.run(now, [] if self.node.changing else self.node.rebuild(now, ()))
+    def renew_view(self, now: float, key_is_spent: bool) -> list[Action]:
+        """Another view of the same members, if this one's key or its token has served its time (`Node.renew`)."""
+        return self._hub.run(now, self.node.renew(now, key_is_spent=key_is_spent))
 
     # ---- events: works, and what could not be done
 

@@ -9,21 +9,22 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     phase.py         what a decision starts; waiting times
     view.py          the member list in force, and what follows it
     token.py         the token, as its holder works on it
+    progress.py      fragments that are sent again and never arrive (R16)
     exchange/        how the contributions of a round become one sum (R10, R11)
     digests.py       whether all hold the same weights (R19)
     control.py       the open round at one member: list, close, mark, commit (R11 to R13)
     timers.py        retransmission, want, failure detector (R16, R17)
     ring.py          the token at one member: take it, forward it, wait for it (R9, R10, R16)
-    seat.py          this host's place in the network
+    local_host.py    this host in the network: its state, its view, its number
     rings.py         the ring in force, and that of the phase to come
     decision.py      a decision at the lead, until all have acknowledged it
     deciding.py      one member's part in decisions (R5 to R7, R14)
     departure.py     a host says that it goes (R17)
     formation.py     who is in the network (R1 to R3)
-    succession.py    how one view follows another, by ballot (R17, R18)
-    installation.py  a list in force is told to everybody (R18, R19)
-    returns.py       the rejoin back-off (R20)
-    recall.py        the lead calls hosts back (R20)
+    view_change.py   how one view follows another, by ballot (R17, R18)
+    installation.py  a list in force is sent to everybody (R18, R19)
+    backoff.py       the rejoin back-off (R20)
+    readmission.py   the lead calls hosts back (R20)
     lead.py          signs of life between phases (R17)
     membership.py    one member's part in views (R3, R17 to R20)
     admission.py     calls and answers (R2, R19, R20)
@@ -43,6 +44,7 @@ from nicps.protocol.actions import (
     Installed,
     Joiner,
     Need,
+    NoProgress,
     NotAdded,
     PhaseAgreed,
     Prepare,
@@ -70,6 +72,7 @@ __all__ = [
     "KernelState",
     "Member",
     "Need",
+    "NoProgress",
     "Node",
     "NodeState",
     "NotAdded",

@@ -114,6 +114,37 @@ class Differs:
 
 
 @dataclass(frozen=True, slots=True)
+class NoProgress:
+    """Members lack fragments, and get none however often they are sent again.
+
+    `lacks` maps the members that report it to how many fragments they lack, by the number of their sender. `evicted`:
+    the others go on without that member (R18); 0 as long as nobody is named.
+    """
+
+    round: int
+    lacks: Mapping[int, Mapping[int, int]]
+    evicted: int = 0
+
+    def explain(self, view: View) -> str:
+        """What is lacking and whom it concerns, or who has to go for it; one line for the user."""
+        if not self.evicted:
+            ((member, lacks),) = self.lacks.items()
+            missing = ", ".join(f"{count} of {view.names([k])}" for k, count in lacks.items())
+            return (
+                f"round {self.round}: {view.names([member])} lacks fragments ({missing}), and gets none of them,"
+                " however often they are sent again"
+            )
+        what = f"sends what does not reach {view.names(self.lacks)}"
+        if self.evicted in self.lacks:
+            what = "takes nothing of what the others send again"
+        length = wire.ETHERNET_BYTES + wire.LEAST_MTU
+        return (
+            f"round {self.round}: {view.names([self.evicted])} {what}, and is evicted; do full frames ({length} bytes)"
+            " pass on its way?"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
     """A decision was heard and its turn has come: get ready for the phase, then call `Node.prepared`."""
 
@@ -189,6 +220,7 @@ Action: TypeAlias = (
     | Cut
     | Answered
     | Differs
+    | NoProgress
     | Prepare
     | PhaseAgreed
     | Need

@@ -10,10 +10,10 @@ from nicps.protocol.actions import Answered, Joiner, Send
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
 from nicps.protocol.lead import LeadWatch
+from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.membership import Membership
 from nicps.protocol.phase import Timings
-from nicps.protocol.recall import Recall
-from nicps.protocol.seat import NodeState, Seat
+from nicps.protocol.readmission import Readmission
 from nicps.protocol.signals import Steps
 from nicps.protocol.view import safe_name
 
@@ -29,19 +29,19 @@ class Admission:
 
     def __init__(
         self,
-        seat: Seat,
+        host: LocalHost,
         membership: Membership,
         formation: Formation,
-        recall: Recall,
+        readmission: Readmission,
         departure: Departure,
         lead: LeadWatch,
         timings: Timings,
         stage: Callable[[str], wire.Stage | None],
     ) -> None:
-        self._seat = seat
+        self._host = host
         self._membership = membership
         self._formation = formation
-        self._recall = recall
+        self._readmission = readmission
         self._departure = departure
         self._lead = lead
         self._timings = timings
@@ -52,16 +52,16 @@ class Admission:
         """A starter calls, or the lead of a network in force."""
         call = frame.body
         assert isinstance(call, wire.Call)
-        seat, membership = self._seat, self._membership
+        host, membership = self._host, self._membership
         if not call.view:
-            if seat.is_member or (membership.busy and self._formation.starting is None):
+            if host.is_member or (membership.busy and self._formation.starting is None):
                 return []
             if not self._formation.on_call(now, source):
                 return []
             stage: wire.Stage | None = wire.Stage.NOTHING
-        elif (seat.state is NodeState.STANDBY and not membership.busy) or (
-            call.view == seat.view.number
-            and seat.number in membership.learners
+        elif (host.state is NodeState.STANDBY and not membership.busy) or (
+            call.view == host.view.number
+            and host.number in membership.learners
             and not self._departure.leaving
         ):
             stage = self._stage(frame.tail.decode(errors="replace"))
@@ -69,32 +69,32 @@ class Admission:
                 self._asked = now  # it is the job that this host has a part of
             if stage is not None:
                 self._departure.declined = ""  # it is another job
-        elif seat.is_member and membership.precedes(call.view, call.ballot, source):
-            stage = self._until_told  # it will tell us that we have been evicted (R19)
+        elif host.is_member and membership.precedes(call.view, call.ballot, source):
+            stage = self._stage_as_member  # it will tell us that we have been evicted (R19)
         else:
             return []
         return [] if stage is None else [self._answer(call.nonce, stage)]
 
     def on_answer(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
         """A host takes part, comes back, or does not know yet that it is out."""
-        answer, seat, membership = frame.body, self._seat, self._membership
+        answer, host, membership = frame.body, self._host, self._membership
         assert isinstance(answer, wire.Answer)
         self._formation.on_answer(now, source, frame)
-        number = seat.view.number_of(source)
-        here = answer.view == seat.view.number and number in seat.view.live
-        tells = seat.leads or seat.ended or membership.changing  # perhaps no lead is left
+        number = host.view.number_of(source)
+        here = answer.view == host.view.number and number in host.view.live
+        tells = host.leads or host.ended or membership.changing  # perhaps no lead is left
         steps: Steps = []
-        if 0 < answer.view <= seat.view.number and not here and tells:
-            steps += membership.tell(number, answer.fresh)  # perhaps it does not know yet
+        if 0 < answer.view <= host.view.number and not here and tells:
+            steps += membership.send_view(number, answer.fresh)  # perhaps it does not know yet
             if not number:
-                steps += membership.tell_of_the_last(source, answer)
-        calls = seat.leads and membership.ready and self._recall.job
+                steps += membership.send_last_view(source, answer)
+        calls = host.leads and membership.ready and self._readmission.job
         if not calls or answer.stage >= wire.Stage.ASKS:
             return steps
-        listed = number in seat.view.live
+        listed = number in host.view.live
         if listed and number not in membership.learners:
             return steps
-        if self._recall.admits(now, source, answer.nonce, listed=listed):
+        if self._readmission.admits(now, source, answer.nonce, listed=listed):
             name = safe_name(frame.tail.decode(errors="replace"), source)
             joiner = Joiner(source, name, answer.fresh)
             steps.append(Answered(joiner, number, wire.Stage(answer.stage)))
@@ -106,22 +106,22 @@ class Admission:
     def calls(self) -> bool:
         """The lead calls hosts on standby."""
         membership = self._membership
-        ready = self._seat.leads and membership.ready and not membership.changing
-        return bool(self._recall.job) and ready
+        ready = self._host.leads and membership.ready and not membership.changing
+        return bool(self._readmission.job) and ready
 
     @property
     def asks(self) -> bool:
         """Evicted, and not called: perhaps the job has ended meanwhile."""
-        seat = self._seat
-        standing_by = seat.state is NodeState.STANDBY and bool(seat.view.number)
-        return standing_by and not (seat.ended or self._membership.busy)
+        host = self._host
+        standing_by = host.state is NodeState.STANDBY and bool(host.view.number)
+        return standing_by and not (host.ended or self._membership.busy)
 
     def ask(self) -> Send:
         """Whoever knows of a later view, or of the end, answers with it (R19)."""
-        return self._answer(0, self._until_told)
+        return self._answer(0, self._stage_as_member)
 
     def tick(self, now: float) -> Steps:
-        """Ask, if it is time to."""
+        """AskForLaterView, if it is time to."""
         if not self.asks or now < self._ask_at():
             return []
         self._asked = now
@@ -136,9 +136,9 @@ class Admission:
 
     def _answer(self, nonce: int, stage: wire.Stage) -> Send:
         membership = self._membership
-        return self._formation.answer(nonce, membership.fresh, self._seat.view.number, stage)
+        return self._formation.answer(nonce, membership.fresh, self._host.view.number, stage)
 
     @property
-    def _until_told(self) -> wire.Stage:
+    def _stage_as_member(self) -> wire.Stage:
         """What a member answers that may have been evicted: who has departed does not want to come in again."""
         return wire.Stage.ASKS if self._departure.leaving else wire.Stage.NOTHING

@@ -94,9 +94,9 @@ class Control:
         """This member's entry in the token."""
         return self.token.lines[self.number - 1] if self.token is not None else _NO_LINE
 
-    def want(self) -> wire.Want:
-        """What a WANT frame says of this member."""
-        return wire.Want(self._ready, self._read, self._digest)
+    def want(self, lacks: int) -> wire.Want:
+        """What a WANT frame says of this member; entries for what it `lacks` follow."""
+        return wire.Want(self._ready, self._read, self._digest, lacks)
 
     # ---- from view to view
 
@@ -228,7 +228,7 @@ class Control:
         complete = False
         if not self.frozen:  # the open round of a frozen ring is dropped
             complete = self.exchange.is_complete(token)
-            changed |= not complete and self.exchange.ask(token)
+            changed |= not complete and self.exchange.ask(now, token)
         if token.state == wire.TokenState.CLOSING and complete and not self._held_back():
             if not line.complete:
                 line.marks |= wire.Mark.COMPLETE

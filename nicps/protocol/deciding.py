@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from nicps import wire
 from nicps.protocol.actions import Send
 from nicps.protocol.decision import PendingDecision
-from nicps.protocol.phase import ROUND_KINDS, Patience, Phase, Timings
+from nicps.protocol.local_host import LocalHost
+from nicps.protocol.phase import ROUND_KINDS, AdaptiveTimeout, Phase, Timings
 from nicps.protocol.rings import Rings
-from nicps.protocol.seat import Seat
 from nicps.protocol.signals import Silent, Steps
 
 
@@ -29,14 +29,16 @@ class Decisions:
     lead, what it has decided last in this view.
     """
 
-    def __init__(self, seat: Seat, rings: Rings, timings: Timings, patience: Patience) -> None:
+    def __init__(
+        self, host: LocalHost, rings: Rings, timings: Timings, timeout: AdaptiveTimeout
+    ) -> None:
         self.phase: Phase | None = None
         self.pending: PendingDecision | None = None
         self.last: Phase | None = None
-        self._seat = seat
+        self._host = host
         self._rings = rings
         self._timings = timings
-        self._patience = patience
+        self._timeout = timeout
         self._highest = 0  # heard (members) or made (the lead)
         self._generation = 0
         self._waiting: _Waiting | None = None
@@ -75,10 +77,10 @@ class Decisions:
         self._generation += 1
         phase = replace(phase, number=self._highest, generation=self._generation)
         body = wire.Decision(phase.number, phase.generation, phase.kind)
-        round_, seat = self._rings.open_round, self._seat
-        frame = wire.Frame(seat.header(round_), body, tail=phase.pack())
+        round_, host = self._rings.open_round, self._host
+        frame = wire.Frame(host.header(round_), body, tail=phase.pack())
         self.last = phase
-        self.pending = PendingDecision(phase, frame, seat.view.order, self._timings)
+        self.pending = PendingDecision(phase, frame, host.view.order, self._timings)
         sent = self.pending.start(now)
         self._acked = (phase.number, False, b"")
         self._wait(phase, round_)
@@ -108,8 +110,8 @@ class Decisions:
             if silent:
                 pending.answers.setdefault(silent, b"")
             return steps
-        silent = pending.silent(now, max(4 * self._timings.silence_s, self._patience.seconds))
-        if silent and silent != self._seat.number:
+        silent = pending.silent(now, max(4 * self._timings.silence_s, self._timeout.seconds))
+        if silent and silent != self._host.number:
             steps.append(Silent(silent))
         return steps
 
@@ -127,11 +129,11 @@ class Decisions:
         """
         body = frame.body
         assert isinstance(body, wire.Decision)
-        if frame.header.sender != self._seat.view.lead:
+        if frame.header.sender != self._host.view.lead:
             return []
         if body.number <= self._highest:
             return [self.acknowledge()]
-        phase = Phase.unpack(body, frame.tail, len(self._seat.view.members))
+        phase = Phase.unpack(body, frame.tail, len(self._host.view.members))
         self._highest = body.number
         self._acked = (body.number, False, b"")
         acknowledged = self.acknowledge()
@@ -165,13 +167,13 @@ class Decisions:
         self._acked = (phase.number, True, answer)
         if self.pending is None:
             return [self.acknowledge()]
-        self.pending.acknowledge(now, self._seat.number, True, answer)
+        self.pending.acknowledge(now, self._host.number, True, answer)
         return []
 
     def acknowledge(self) -> Send:
         """A member's frame for the lead."""
         number, prepared, answer = self._acked
-        header = self._seat.header(self._rings.open_round)
+        header = self._host.header(self._rings.open_round)
         return Send(wire.Frame(header, wire.Ack(number, int(prepared)), tail=answer))
 
     def _wait(self, phase: Phase, round_: int) -> None:

@@ -42,12 +42,12 @@ class PendingDecision:
         """Everybody is prepared."""
         return len(self.answers) == len(self.members)
 
-    def silent(self, now: float, patience_s: float) -> int:
+    def silent(self, now: float, timeout_s: float) -> int:
         """A member that has answered nothing for too long; 0 if there is none."""
         late = (
             number
             for number in self.members
-            if number not in self.answers and now > self.heard[number] + patience_s
+            if number not in self.answers and now > self.heard[number] + timeout_s
         )
         return next(late, 0)
 

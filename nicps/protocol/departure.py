@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from nicps import wire
 from nicps.protocol.actions import Declined, Failed, Send
+from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import Timings
 from nicps.protocol.rings import Rings
-from nicps.protocol.seat import Seat
-from nicps.protocol.signals import Ask, Steps
+from nicps.protocol.signals import AskForLaterView, Steps
 
 _HEARD_BY_NOW = 5  # repeats
 
@@ -29,9 +29,9 @@ class _Farewell:
 class Departure:
     """What this host says of its going. `declined`: why it has no part in the job any more, or an empty text."""
 
-    def __init__(self, seat: Seat, rings: Rings, timings: Timings) -> None:
+    def __init__(self, host: LocalHost, rings: Rings, timings: Timings) -> None:
         self.declined = ""
-        self._seat = seat
+        self._host = host
         self._rings = rings
         self._timings = timings
         self._farewell: _Farewell | None = None
@@ -83,18 +83,18 @@ class Departure:
         farewell = self._farewell
         if farewell is None:
             return []
-        if len(self._seat.view.live) == 1:
+        if len(self._host.view.live) == 1:
             self._farewell = None
             return [Failed(farewell.reason)]
         if now < farewell.next_send:
             return []
         farewell.next_send = now + 3 * self._timings.decision_s
         tail = farewell.reason.encode()[:1000]
-        header = self._seat.header(self._rings.open_round)
+        header = self._host.header(self._rings.open_round)
         steps: Steps = [Send(wire.Frame(header, farewell.body, tail=tail))]
         farewell.sent += 1
         if farewell.sent > _HEARD_BY_NOW:  # perhaps the others are in a later view
-            steps.append(Ask())
+            steps.append(AskForLaterView())
         return steps
 
     def deadline(self) -> float | None:

@@ -8,11 +8,11 @@ from nicps.protocol.actions import Failed, PhaseAgreed, Send
 from nicps.protocol.admission import Admission
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.lead import LeadWatch
+from nicps.protocol.local_host import LocalHost
 from nicps.protocol.membership import Membership
 from nicps.protocol.rings import Rings
-from nicps.protocol.seat import Seat
 from nicps.protocol.signals import Steps
-from nicps.protocol.succession import DONE, ENDED
+from nicps.protocol.view_change import DONE, ENDED
 
 
 class Inbox:
@@ -20,14 +20,14 @@ class Inbox:
 
     def __init__(
         self,
-        seat: Seat,
+        host: LocalHost,
         admission: Admission,
         membership: Membership,
         decisions: Decisions,
         rings: Rings,
         lead: LeadWatch,
     ) -> None:
-        self._seat = seat
+        self._host = host
         self._admission = admission
         self._membership = membership
         self._decisions = decisions
@@ -40,7 +40,7 @@ class Inbox:
         Raises:
             WireError: it cannot be meant; nothing has changed.
         """
-        header, body, view = frame.header, frame.body, self._seat.view
+        header, body, view = frame.header, frame.body, self._host.view
         if isinstance(body, wire.Call):
             return self._admission.on_call(now, source, frame)
         if isinstance(body, wire.Answer):
@@ -63,12 +63,12 @@ class Inbox:
             if ring is not None and (header.view, header.round) == (view.number, ring.round):
                 return ring.on_completion(now)  # the last of a switch's sums
         elif isinstance(body, wire.View) and header.view < view.number:
-            return self._membership.tell(view.number_of(source), body.nonce)
+            return self._membership.send_view(view.number_of(source), body.nonce)
         return []
 
     def _on_member_frame(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
         body, header, ring = frame.body, frame.header, self._rings.current
-        if not self._seat.is_member or self._membership.succession is None:
+        if not self._host.is_member or self._membership.view_change is None:
             return self._on_frame_standing_by(source, frame)
         if isinstance(body, wire.View):
             return self._membership.on_view(now, source, header.sender, frame)
@@ -92,8 +92,8 @@ class Inbox:
                 return ring.on_completion(now)
         elif isinstance(body, wire.Want):
             return ring.on_want(now, frame) if ring is not None else []
-        elif isinstance(body, wire.Fail) and self._seat.leads:
-            name = self._seat.view.members[header.sender - 1].name
+        elif isinstance(body, wire.Fail) and self._host.leads:
+            name = self._host.view.members[header.sender - 1].name
             return [Failed(f"{name}: {frame.tail.decode(errors='replace')}")]
         return []
 
@@ -109,8 +109,8 @@ class Inbox:
     def _on_ended(self, ending: wire.Ending) -> Steps:
         """A member has stood by after the end. The lead that has decided it knows how the job has ended."""
         stop, pending = self._decisions.last, self._decisions.pending
-        if not self._seat.leads or stop is None or stop.kind is not wire.PhaseKind.STOP:
-            return self._membership.learn_of_the_end(ending, self._seat.view)
+        if not self._host.leads or stop is None or stop.kind is not wire.PhaseKind.STOP:
+            return self._membership.stand_by_after_end(ending, self._host.view)
         answers = dict(pending.answers) if pending is not None else {}
         self._membership.stand_by(stop.ending)
         return [PhaseAgreed(stop, answers)]
@@ -122,10 +122,12 @@ class Inbox:
             return self._decisions.acknowledge_again(body.number)
         if not isinstance(body, wire.View):
             return []
-        if self._seat.ended:
-            how = ENDED | DONE * (self._seat.ending is wire.Ending.DONE)
+        if self._host.ended:
+            how = ENDED | DONE * (self._host.ending is wire.Ending.DONE)
             vote = wire.Vote(0, body.ballot, 0, 0, 0, source, body.step, how)
-            return [Send(wire.Frame(self._seat.header(0), vote, ((), ())))]
-        if installation is not None and installation.view.number > self._seat.view.number:
-            return [installation.tell(frame.header.sender, body.nonce)]  # by which we were evicted
+            return [Send(wire.Frame(self._host.header(0), vote, ((), ())))]
+        if installation is not None and installation.view.number > self._host.view.number:
+            return [
+                installation.send_to(frame.header.sender, body.nonce)
+            ]  # by which we were evicted
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list that is in force is told to every member (R3, R18), to who is no longer in it (R19), and to a switch (R4)."""
+"""A list in force is sent to every member (R3, R18), to a host that is no longer in it (R19), and to a switch (R4)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ANSWERS, _ANSWER_S = 8, 0.1  # so many in a row to who asks, then one each 0.1 
 
 
 class Installation:
-    """A list in force, told to each member until it has answered (R3, R18).
+    """A list in force, sent to each member until it has answered (R3, R18).
 
     Each frame names the fresh nonce of the host that it is for, so that nobody can put yesterday's list in force again.
 
     Args:
-        told: members that have it.
-        addressees: number -> nonce; those who are not in hear that they have been struck off (R19).
+        installed: members that have it; this class adds nobody, its owner does.
+        nonces: by number, of the hosts that it is sent to; a host that is not in the view learns so (R19).
     """
 
     def __init__(
@@ -27,17 +27,17 @@ class Installation:
         view: View,
         base: int,
         successor: Successor,
-        told: set[int],
+        installed: set[int],
         nonces: dict[int, int],
         timings: Timings,
     ) -> None:
         self.view = view
-        self.told = told
+        self.installed = installed
         self._base = base
         self._successor = successor
-        self.nonces = {k: nonce for k, nonce in nonces.items() if k not in told}
+        self.nonces = {k: nonce for k, nonce in nonces.items() if k not in installed}
         self._timings = timings
-        self._struck = 3  # times that who is not in is told so
+        self._evictions = 3  # times that a host that is not in the view learns so
         self._next_send = 0.0
         self._interval = timings.decision_s
         self._answered = 0.0  # when the answers given so far are paid off
@@ -47,10 +47,10 @@ class Installation:
     @property
     def missing(self) -> frozenset[int]:
         """Who is in, and has not answered."""
-        return self.view.live - self.told
+        return self.view.live - self.installed
 
     def tick(self, now: float) -> Steps:
-        """Tell those who have not answered."""
+        """Send it to the members that have not answered."""
         if not self.heard:
             self.heard = dict.fromkeys(self.view.live, now)
         if now < self._next_send or not self.wants:
@@ -59,24 +59,24 @@ class Installation:
         self._next_send = now + self._interval
         self._interval = min(self._interval * 1.5, self._timings.decision_s * 5)
         for number, nonce in self.nonces.items():
-            if number in self.missing or (number not in self.view.live and self._struck):
-                steps.append(self.tell(number, nonce))
-        self._struck = max(0, self._struck - 1)
+            if number in self.missing or (number not in self.view.live and self._evictions):
+                steps.append(self.send_to(number, nonce))
+        self._evictions = max(0, self._evictions - 1)
         return steps
 
     @property
     def wants(self) -> bool:
-        """Somebody is to be told something."""
-        struck = self._struck and any(number not in self.view.live for number in self.nonces)
-        return bool(self.missing) or bool(struck)
+        """Some host does not have it yet."""
+        evicted = self._evictions and any(number not in self.view.live for number in self.nonces)
+        return bool(self.missing) or bool(evicted)
 
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""
         return self._next_send if self.wants else None
 
-    def silent(self, now: float, patience_s: float) -> int:
+    def silent(self, now: float, timeout_s: float) -> int:
         """A member that does not answer; 0 if there is none."""
-        late = (k for k in sorted(self.missing) if now > self.heard.get(k, now) + patience_s)
+        late = (k for k in sorted(self.missing) if now > self.heard.get(k, now) + timeout_s)
         return next(late, 0)
 
     def answer(self, now: float, nonce: int) -> Steps:
@@ -84,9 +84,9 @@ class Installation:
         if self._answered > now + (_ANSWERS - 1) * _ANSWER_S:
             return []
         self._answered = max(self._answered, now) + _ANSWER_S
-        return [self.tell(0, nonce)]
+        return [self.send_to(0, nonce)]
 
-    def tell(self, number: int, nonce: int) -> Send:
+    def send_to(self, number: int, nonce: int) -> Send:
         """One frame, for one host; number 0 is who has asked."""
         values, members = self._successor.items()
         body = wire.View(

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from nicps import wire
 from nicps.protocol.actions import Send
-from nicps.protocol.phase import Patience, Timings
-from nicps.protocol.seat import Seat
+from nicps.protocol.local_host import LocalHost
+from nicps.protocol.phase import AdaptiveTimeout, Timings
 
 
 class LeadWatch:
     """Attributes: `heard`, when the lead was heard last."""
 
-    def __init__(self, seat: Seat, timings: Timings, patience: Patience) -> None:
+    def __init__(self, host: LocalHost, timings: Timings, timeout: AdaptiveTimeout) -> None:
         self.heard = 0.0
-        self._seat = seat
+        self._host = host
         self._timings = timings
-        self._patience = patience
+        self._timeout = timeout
         self._beacon_at = 0.0
 
     def enter_view(self, now: float) -> None:
@@ -29,9 +29,9 @@ class LeadWatch:
 
     def silent_at(self) -> float:
         """When the lead has been silent for too long, for this member."""
-        view = self._seat.view
-        rank = view.rank_after(view.lead, self._seat.number)
-        return self.heard + 2 * rank * self._patience.seconds
+        view = self._host.view
+        rank = view.rank_after(view.lead, self._host.number)
+        return self.heard + 2 * rank * self._timeout.seconds
 
     def beacon_due(self) -> float:
         """When the lead must be heard next."""
@@ -40,4 +40,4 @@ class LeadWatch:
     def beacon(self, now: float, round_: int) -> Send:
         """The lead's sign of life."""
         self._beacon_at = now + self._timings.beacon_s
-        return Send(wire.Frame(self._seat.header(round_), wire.Want(0, round_)))
+        return Send(wire.Frame(self._host.header(round_), wire.Want(0, round_)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The view in force: how it comes into force here, what ends it, and who is told of it (R3, R17 to R20)."""
+"""The view in force: how it comes into force here, what ends it, and to whom it is sent (R3, R17 to R20)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
 from nicps.protocol.installation import Installation
 from nicps.protocol.lead import LeadWatch
-from nicps.protocol.phase import Patience, Phase, Timings
-from nicps.protocol.recall import Recall
+from nicps.protocol.local_host import LocalHost, NodeState
+from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
+from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
-from nicps.protocol.seat import NodeState, Seat
 from nicps.protocol.signals import Chosen, Formed, Freeze, Steps
-from nicps.protocol.succession import LEARNS, Place, Standing, Succession
 from nicps.protocol.view import Successor, View
+from nicps.protocol.view_change import LEARNS, Place, Standing, ViewChange
 
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
 
@@ -32,42 +32,42 @@ class Membership:
     Attributes:
         learners: members that came back and have not been counted since.
         ready: the lead knows that everybody has the view.
-        succession: the ballot for the next view; None while this host stands by.
-        installation: the list in force, which is told to who asks.
-        telling: this member sees to it that everybody gets that list.
+        view_change: the ballot for the next view; None while this host stands by.
+        installation: the list in force, which is sent to a host that asks.
+        announcing: this member sees to it that everybody gets that list.
         fresh: the nonce that a list for this host must name.
         busy: this host is about to start a network of its own.
     """
 
     def __init__(
         self,
-        seat: Seat,
+        host: LocalHost,
         rings: Rings,
         decisions: Decisions,
         departure: Departure,
-        recall: Recall,
+        readmission: Readmission,
         lead: LeadWatch,
         formation: Formation,
         timings: Timings,
-        patience: Patience,
+        timeout: AdaptiveTimeout,
         nonce: Callable[[], int],
     ) -> None:
         self.learners: frozenset[int] = frozenset()
         self.ready = False
-        self.succession: Succession | None = None
+        self.view_change: ViewChange | None = None
         self.installation: Installation | None = None
-        self.telling = False
+        self.announcing = False
         self.fresh = nonce()
         self.busy = False
-        self._seat = seat
+        self._host = host
         self._rings = rings
         self._decisions = decisions
         self._departure = departure
-        self._recall = recall
+        self._readmission = readmission
         self._lead = lead
         self._formation = formation
         self._timings = timings
-        self._patience = patience
+        self._timeout = timeout
         self._nonce = nonce
         self._last: Installation | None = None  # of the job before, which has ended
         self._leavers: dict[int, int] = {}  # number -> how often it has said so
@@ -75,7 +75,7 @@ class Membership:
     @property
     def changing(self) -> bool:
         """The view is about to end: nothing may be completed or committed in it."""
-        return self.succession is not None and self.succession.under_way
+        return self.view_change is not None and self.view_change.under_way
 
     def enter_phase(self) -> Ring:
         """The phase that this host is prepared for is in force; its ring."""
@@ -90,7 +90,7 @@ class Membership:
 
     def precedes(self, view: int, ballot: int, source: bytes) -> bool:
         """Whether our view is behind another's (the same number: only where one of two may go on alone)."""
-        ours = self._seat.view
+        ours = self._host.view
         lead = ours.members[ours.lead - 1].mac
         return (ours.number, ours.ballot, lead) < (view, ballot, source)
 
@@ -98,60 +98,60 @@ class Membership:
 
     def suspect(self, now: float, number: int) -> Steps:
         """R17: that member is silent. If it answers in time it stays."""
-        if self.succession is None:
+        if self.view_change is None:
             return []
-        return self._follow(now, self.succession.suspect(now, self._place(), number))
+        return self._follow(now, self.view_change.suspect(now, self._place(), number))
 
     def evict(self, now: float, numbers: frozenset[int]) -> Steps:
         """These must go: they leave by themselves, or differ from the others."""
-        if self.succession is None or not numbers:
+        if self.view_change is None or not numbers:
             return []
-        return self._follow(now, self.succession.evict(now, self._place(), numbers))
+        return self._follow(now, self.view_change.evict(now, self._place(), numbers))
 
     def rebuild(self, now: float, joiners: tuple[Joiner, ...]) -> Steps:
         """R20: take hosts back into the view, or new ones."""
-        if self.succession is None or not self._seat.is_member:
+        if self.view_change is None or not self._host.is_member:
             return []
-        return self._follow(now, self.succession.rebuild(now, self._place(), joiners))
+        return self._follow(now, self.view_change.rebuild(now, self._place(), joiners))
 
     def on_view(self, now: float, source: bytes, sender: int, frame: wire.Frame) -> Steps:
         """Somebody proposes, or wants a value accepted."""
-        assert self.succession is not None
-        steps = self.succession.on_view(now, self._place(), source, sender, frame)
+        assert self.view_change is not None
+        steps = self.view_change.on_view(now, self._place(), source, sender, frame)
         return self._follow(now, steps)
 
     def on_vote(self, now: float, sender: int, frame: wire.Frame) -> Steps:
         """A member promises, has accepted, or refuses."""
-        assert self.succession is not None
-        return self._follow(now, self.succession.on_vote(now, self._place(), sender, frame))
+        assert self.view_change is not None
+        return self._follow(now, self.view_change.on_vote(now, self._place(), sender, frame))
 
     def on_leave(self, now: float, number: int) -> Steps:
         """A member departs. The lowest of those who stay acts at once, the others if it does not."""
-        view = self._seat.view
-        told = self._leavers[number] = self._leavers.get(number, 0) + 1
+        view = self._host.view
+        times = self._leavers[number] = self._leavers.get(number, 0) + 1
         staying = [k for k in view.order if k != number]
-        if number not in view.live or told <= staying.index(self._seat.number):
+        if number not in view.live or times <= staying.index(self._host.number):
             return []
         return self.evict(now, frozenset({number}))
 
     def tick(self, now: float) -> Steps:
-        """Propose, repeat, tell."""
+        """Propose, repeat, send the list in force."""
         steps: Steps = []
-        if self.changing and self._seat.is_member:
-            assert self.succession is not None
-            steps += self._follow(now, self.succession.tick(now, self._place()))
+        if self.changing and self._host.is_member:
+            assert self.view_change is not None
+            steps += self._follow(now, self.view_change.tick(now, self._place()))
         installation = self.installation
-        if installation is None or not self.telling or not self._seat.is_member:
+        if installation is None or not self.announcing or not self._host.is_member:
             return steps
         steps += installation.tick(now)
-        silent = installation.silent(now, max(4 * self._timings.silence_s, self._patience.seconds))
+        silent = installation.silent(now, max(4 * self._timings.silence_s, self._timeout.seconds))
         return steps + self.suspect(now, silent) if silent else steps
 
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""
-        succession = self.succession.deadline() if self.succession is not None else None
-        telling = self.installation.deadline() if self.installation and self.telling else None
-        return min((t for t in (succession, telling) if t is not None), default=None)
+        view_change = self.view_change.deadline() if self.view_change is not None else None
+        announcing = self.installation.deadline() if self.installation and self.announcing else None
+        return min((t for t in (view_change, announcing) if t is not None), default=None)
 
     def _follow(self, now: float, steps: Steps) -> Steps:
         """What the ballot asks for, at its place in the order."""
@@ -161,8 +161,8 @@ class Membership:
                 self._rings.freeze()
                 self._decisions.withdraw()
             elif isinstance(step, Chosen):
-                assert self.succession is not None
-                number, nonces = self._seat.view.number, dict(self.succession.nonces)
+                assert self.view_change is not None
+                number, nonces = self._host.view.number, dict(self.view_change.nonces)
                 out += self._put_in_force(
                     now, number + 1, number, step.successor, step.ballot, nonces
                 )
@@ -174,7 +174,7 @@ class Membership:
         """Where this member stands, for its promise."""
         ring, prepared = self._rings.current, self._decisions.prepared_for
         decided = max(self._decisions.highest, prepared)
-        learns = self._seat.number in self.learners
+        learns = self._host.number in self.learners
         if ring is None:
             standing = Standing(0, self._rings.open_round, False, decided, learns)
         else:
@@ -207,50 +207,50 @@ class Membership:
         nonces: dict[int, int],
     ) -> Steps:
         """What this member has proposed is agreed on, or formed: it tells all others."""
-        me = next(m.number for m in successor.members if m.mac == self._seat.mac)
+        me = next(m.number for m in successor.members if m.mac == self._host.mac)
         view = successor.view(number, ballot)
         installation = Installation(view, base, successor, {me}, nonces, self._timings)
         if me in successor.live:
             steps = self._install(now, me, successor, installation)
-            self.telling = True
+            self.announcing = True
             return steps
         steps = installation.tick(now)  # the others can do without us: they have the list now
-        steps += self._struck("the others have gone on without it")
+        steps += self._leave_view("the others have gone on without it")
         self.installation = installation  # perhaps nobody else who is left knows of it
         return steps
 
     def on_install(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
         """R3, R18: a list is in force; R19: or this host has been evicted."""
-        body, seat = frame.body, self._seat
+        body, host = frame.body, self._host
         assert isinstance(body, wire.View)
         successor = Successor.of(frame)
         number = body.addressee
         if (
             successor is None
             or not 0 < number <= len(successor.members)
-            or successor.members[number - 1].mac != seat.mac
+            or successor.members[number - 1].mac != host.mac
             or body.number >= _MOST_VIEWS
         ):
             return []
         view = successor.view(body.number, body.ballot)
         lead = view.members[view.lead - 1].mac
-        same = (seat.view.number, seat.view.seed) == (view.number, view.seed)
-        behind = self.precedes(view.number, view.ballot, lead) if seat.view.number else True
+        same = (host.view.number, host.view.seed) == (view.number, view.seed)
+        behind = self.precedes(view.number, view.ballot, lead) if host.view.number else True
         if body.ended:
-            known = seat.view.number and not (seat.ended or self.busy)
+            known = host.view.number and not (host.ended or self.busy)
             if known and body.nonce == self.fresh and (same or behind):
-                return self.learn_of_the_end(wire.Ending(body.ended), view)
+                return self.stand_by_after_end(wire.Ending(body.ended), view)
             return []
-        if seat.is_member and same:
+        if host.is_member and same:
             return [self._installed()]
         if body.nonce != self.fresh or not behind:
             return []
         if number not in view.live:
             return self._learn_of_eviction(view, body.base, successor)
         steps: Steps = []
-        if seat.is_member and body.base != seat.view.number:
-            steps += self._struck("the others have gone on without it")
-        if not seat.is_member and self.busy and not self._formation.yields:
+        if host.is_member and body.base != host.view.number:
+            steps += self._leave_view("the others have gone on without it")
+        if not host.is_member and self.busy and not self._formation.yields:
             return steps
         steps += self._formation.lose(source)
         nonces = dict.fromkeys(view.live, 0)  # those who have it too answer without a nonce
@@ -265,10 +265,10 @@ class Membership:
 
     def _learn_of_eviction(self, view: View, base: int, successor: Successor) -> Steps:
         """R19: the others have agreed on a view without this host."""
-        if not self._seat.is_member:
+        if not self._host.is_member:
             return []
-        steps = self._struck("it was not heard, and the others have gone on without it")
-        # Whoever told this host may die before it has told all.
+        steps = self._leave_view("it was not heard, and the others have gone on without it")
+        # The sender may die before it has sent it to all.
         self.installation = Installation(view, base, successor, set(), {}, self._timings)
         return steps
 
@@ -276,8 +276,8 @@ class Membership:
         self, now: float, number: int, successor: Successor, installation: Installation
     ) -> Steps:
         """From here on the view is in force at this host; the phase that goes on, goes on."""
-        seat, view, before = self._seat, installation.view, self._seat.view
-        member = seat.is_member
+        host, view, before = self._host, installation.view, self._host.view
+        member = host.is_member
         ring = self._rings.by_phase().get(successor.follows) if member else None
         old = ring or self._rings.current
         steps: Steps = []
@@ -286,30 +286,32 @@ class Membership:
         carried, again = Carried(0, 0, 0), False
         if member and successor.follows:
             if ring is None or ring.round != successor.round:
-                return steps + self._struck("it has missed what the others have decided")
+                return steps + self._leave_view("it has missed what the others have decided")
             carried, again = self._carry(ring, number, successor)
         joined = view.live - before.live if member else frozenset[int]()
         lost = before.live - view.live if member else frozenset[int]()
         if member:
             self.learners = (self.learners | joined) & view.live
             macs = [m.mac for m in view.members]
-            self._recall.change(now, (macs[k - 1] for k in joined), (macs[k - 1] for k in lost))
-            if self.succession is not None and not lost and not joined:
-                self._patience.was_wrong()
+            self._readmission.note_view(
+                now, (macs[k - 1] for k in joined), (macs[k - 1] for k in lost)
+            )
+            if self.view_change is not None and not lost and not joined:
+                self._timeout.back_off()
         else:  # with a round open there is a state, which this host has not got: of itself it knows
             self.learners = frozenset({number} if successor.round else ())
-            self._recall.form(now)
+            self._readmission.reset(now)
             self._departure.close()
-        if seat.ended:
+        if host.ended:
             self._last = self.installation
-        seat.state, seat.view, seat.number = NodeState.MEMBER, view, number
-        seat.ending, self._departure.declined = wire.Ending.NONE, ""
+        host.state, host.view, host.number = NodeState.MEMBER, view, number
+        host.ending, self._departure.declined = wire.Ending.NONE, ""
         self.fresh = self._nonce()
-        self.installation, self.telling, self.ready = installation, False, False
+        self.installation, self.announcing, self.ready = installation, False, False
         self._leavers = {}
         self._lead.enter_view(now)
-        self.succession = Succession(
-            view, number, self.fresh, self._timings, self._patience, self._seed
+        self.view_change = ViewChange(
+            view, number, self.fresh, self._timings, self._timeout, self._seed
         )
         phase = None
         if ring is not None:
@@ -320,7 +322,7 @@ class Membership:
             self._count_learners(phase)
         steps.append(Installed(view, number, phase, again))
         if view.lead == number:
-            self.telling = True
+            self.announcing = True
             steps += self._departure.lead_fails()
         return steps
 
@@ -337,47 +339,47 @@ class Membership:
 
     def _installed(self) -> Send:
         """To who puts the view in force: it is, here."""
-        seat, round_ = self._seat, self._rings.open_round
+        host, round_ = self._host, self._rings.open_round
         body = wire.Vote(
             nonce=self.fresh,
-            ballot=seat.view.ballot,
+            ballot=host.view.ballot,
             phase=0,
             round=round_,
             decided=self._decisions.highest,
             mac=bytes(6),
             step=wire.ViewStep.INSTALL,
-            complete=LEARNS * (seat.number in self.learners),
+            complete=LEARNS * (host.number in self.learners),
         )
-        return Send(wire.Frame(seat.header(round_), body, ((), ())))
+        return Send(wire.Frame(host.header(round_), body, ((), ())))
 
     def on_installed(self, number: int, vote: wire.Vote) -> None:
         """A member has the list. It says if it has no state: who was taken in knows that of itself only."""
         if self.installation is not None:
-            self.installation.told.add(number)
-        if self._seat.leads and not self.ready:
+            self.installation.installed.add(number)
+        if self._host.leads and not self.ready:
             learns = {number} if vote.complete & LEARNS else set()
             self.learners = self.learners - {number} | learns
 
-    # ---- telling others
+    # ---- announcing others
 
-    def tell(self, number: int, nonce: int) -> Steps:
-        """Somebody is still in an older view: tell it of ours."""
-        current = self._seat.is_member or self._seat.ended
+    def send_view(self, number: int, nonce: int) -> Steps:
+        """A host is still in an older view: it gets ours."""
+        current = self._host.is_member or self._host.ended
         if not number or self.installation is None or not current:
             return []
-        return [self.installation.tell(number, nonce)]
+        return [self.installation.send_to(number, nonce)]
 
-    def tell_of_the_last(self, source: bytes, answer: wire.Answer) -> Steps:
+    def send_last_view(self, source: bytes, answer: wire.Answer) -> Steps:
         """Who was in the last job's list only has perhaps not heard its end."""
         last = self._last
         number = last.view.number_of(source) if last is not None else 0
         if last is None or not number or answer.view > last.view.number:
             return []
-        return [last.tell(number, answer.fresh)]
+        return [last.send_to(number, answer.fresh)]
 
     def on_ask(self, now: float, nonce: int) -> Steps:
         """R4: a switch records whom its members themselves say to be in, to a nonce of its controller's."""
-        if not self._seat.is_member or self.installation is None:
+        if not self._host.is_member or self.installation is None:
             return []
         return self.installation.answer(now, nonce)
 
@@ -385,23 +387,23 @@ class Membership:
 
     def stand_by(self, ending: wire.Ending = wire.Ending.NONE) -> None:
         """This host is in the view no more, or the job has ended."""
-        self._seat.state = NodeState.STANDBY
-        self._seat.ending = ending
+        self._host.state = NodeState.STANDBY
+        self._host.ending = ending
         self._rings.close()
         self._decisions.close()
         self._departure.close()
         if self.installation is not None:
             self.installation.ending = ending
-        self.telling = self.ready = False
-        self.succession = None
+        self.announcing = self.ready = False
+        self.view_change = None
 
-    def learn_of_the_end(self, ending: wire.Ending, view: View) -> Steps:
+    def stand_by_after_end(self, ending: wire.Ending, view: View) -> Steps:
         """The job has ended in that view, while this host was not heard."""
         self.stand_by(ending)
         lead = view.members[view.lead - 1].name
         return [Struck("the job has ended", ending, lead)]
 
-    def _struck(self, reason: str) -> Steps:
+    def _leave_view(self, reason: str) -> Steps:
         """R19: stand by; number, model and data stay."""
         declines = self._departure.close()
         self.stand_by()

@@ -18,6 +18,7 @@ from nicps.protocol.actions import (
     Committed,
     Failed,
     Joiner,
+    NoProgress,
     PhaseAgreed,
     Prepare,
     Ready,
@@ -31,13 +32,15 @@ from nicps.protocol.formation import Formation
 from nicps.protocol.inbox import Inbox
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.lead import LeadWatch
+from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.membership import Membership
-from nicps.protocol.phase import ROUND_KINDS, Member, Patience, Phase, Timings
-from nicps.protocol.recall import Recall
+from nicps.protocol.phase import ROUND_KINDS, AdaptiveTimeout, Member, Phase, Timings
+from nicps.protocol.progress import Standstill
+from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
-from nicps.protocol.seat import NodeState, Seat
-from nicps.protocol.signals import Ask, Chosen, Formed, Freeze, Silent, Steps
+from nicps.protocol.signals import AskForLaterView, Chosen, Formed, Freeze, Lacking, Silent, Steps
+from nicps.protocol.token import MOST_HOPS
 from nicps.protocol.view import View, safe_name
 
 
@@ -64,39 +67,40 @@ class Node:
     ) -> None:
         self.network = wire.network_id(network)
         self.timings = timings = timings or Timings()
-        self.patience = Patience(timings)
+        self.timeout = AdaptiveTimeout(timings)
         self._sequence = 0
-        self._seat = seat = Seat(mac, safe_name(name, mac))
-        self._formation = Formation(mac, seat.name, timings)
-        self._lead = LeadWatch(seat, timings, self.patience)
-        self._recall = Recall(seat, timings, nonce)
-        self.rings = Rings(seat, receiver, timings, self.patience)
-        self._decisions = Decisions(seat, self.rings, timings, self.patience)
-        self._departure = Departure(seat, self.rings, timings)
+        self._host = host = LocalHost(mac, safe_name(name, mac))
+        self._formation = Formation(mac, host.name, timings)
+        self._lead = LeadWatch(host, timings, self.timeout)
+        self._readmission = Readmission(host, timings, nonce)
+        self.rings = Rings(host, receiver, timings, self.timeout)
+        self._decisions = Decisions(host, self.rings, timings, self.timeout)
+        self._departure = Departure(host, self.rings, timings)
         self.membership = Membership(
-            seat,
+            host,
             self.rings,
             self._decisions,
             self._departure,
-            self._recall,
+            self._readmission,
             self._lead,
             self._formation,
             timings,
-            self.patience,
+            self.timeout,
             nonce,
         )
         self._admission = Admission(
-            seat,
+            host,
             self.membership,
             self._formation,
-            self._recall,
+            self._readmission,
             self._departure,
             self._lead,
             timings,
             stage,
         )
+        self._standstill = Standstill(host, timings)
         self._inbox = Inbox(
-            seat, self._admission, self.membership, self._decisions, self.rings, self._lead
+            host, self._admission, self.membership, self._decisions, self.rings, self._lead
         )
 
     # ---- what others ask
@@ -104,32 +108,32 @@ class Node:
     @property
     def mac(self) -> bytes:
         """This host's address."""
-        return self._seat.mac
+        return self._host.mac
 
     @property
     def name(self) -> str:
         """As it is in the list."""
-        return self._seat.name
+        return self._host.name
 
     @property
     def state(self) -> NodeState:
         """What `nicps status` says of this host."""
-        return self._seat.state
+        return self._host.state
 
     @property
     def view(self) -> View:
         """The view in force, or the last one."""
-        return self._seat.view
+        return self._host.view
 
     @property
     def number(self) -> int:
         """This member's."""
-        return self._seat.number
+        return self._host.number
 
     @property
     def members(self) -> tuple[Member, ...]:
         """The list; who has left is still in it."""
-        return self._seat.view.members
+        return self._host.view.members
 
     @property
     def learners(self) -> frozenset[int]:
@@ -154,12 +158,12 @@ class Node:
     @property
     def leads(self) -> bool:
         """This host acts as node 1 (R22)."""
-        return self._seat.leads
+        return self._host.leads
 
     @property
     def ended(self) -> bool:
         """This host stands by because the job has ended."""
-        return self._seat.ended
+        return self._host.ended
 
     @property
     def leaving(self) -> bool:
@@ -188,22 +192,22 @@ class Node:
     @property
     def calls(self) -> str:
         """At the lead: the job's name while it calls standby hosts back."""
-        return self._recall.job
+        return self._readmission.job
 
     @calls.setter
     def calls(self, job: str) -> None:
-        self._recall.job = job
+        self._readmission.job = job
 
     @property
     def kernel(self) -> KernelState | None:
         """What the XDP program must know, or None while it is to take nothing."""
-        if self.membership.succession is None or self.changing:
+        if self.membership.view_change is None or self.changing:
             return None
         return self.rings.kernel
 
     def header(self, flags: int, round_: int) -> wire.Header:
         """The next header of a frame that this member makes outside the node."""
-        header = self._seat.view.header(self._seat.number, round_, flags)
+        header = self._host.view.header(self._host.number, round_, flags)
         return self._numbered(header)
 
     def take_sequence(self, count: int) -> int:
@@ -219,8 +223,8 @@ class Node:
 
     def start(self, now: float, nonce: int) -> list[Action]:
         """R1: this host starts the network. `nonce` is a random 64-bit number."""
-        assert not self._seat.is_member
-        self._seat.state = NodeState.FORMING
+        assert not self._host.is_member
+        self._host.state = NodeState.FORMING
         return self._take(now, self._formation.start(now, nonce, self.view.number))
 
     def decide(self, now: float, phase: Phase) -> list[Action]:
@@ -232,7 +236,7 @@ class Node:
         assert self.leads
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
-        if self.membership.succession is None or self.changing or not self.membership.ready:
+        if self.membership.view_change is None or self.changing or not self.membership.ready:
             return self._take(now, [])  # once everybody has the view, its lead decides again
         self._lead.hear(now)
         return self._take(now, self._decisions.decide(now, phase))
@@ -240,7 +244,7 @@ class Node:
     def prepared(self, now: float, number: int, answer: bytes = b"") -> list[Action]:
         """This host is ready for the decision of that number; `answer` (JSON) goes to the lead."""
         phase = self._decisions.awaits(number)
-        if phase is None or not self._seat.is_member:
+        if phase is None or not self._host.is_member:
             return self._take(now, [])
         steps = self._decisions.prepared(now, phase, answer)
         if phase.kind is wire.PhaseKind.STOP and not self.leads:
@@ -256,13 +260,13 @@ class Node:
             self._departure.leave_for_good(now, reason)
         elif self.leads:
             steps.append(Failed(reason))
-        elif self._seat.is_member:
+        elif self._host.is_member:
             self._departure.fail(now, reason)
         return self._take(now, steps)
 
     def leave(self, now: float, reason: str) -> list[Action]:
         """R17: this host departs; the others go on without it. Where there are none, nothing does."""
-        if self._seat.is_member:
+        if self._host.is_member:
             self._departure.leave(now, reason)
         return self._take(now, [])
 
@@ -276,6 +280,15 @@ class Node:
         With nobody to take in it is a view of the same members, for its keys, and the phase goes on.
         """
         return self._take(now, self.membership.rebuild(now, joiners))
+
+    def renew(self, now: float, *, key_is_spent: bool) -> list[Action]:
+        """Go on in a view of the same members before a number runs out: those of the key, or the token's hops.
+
+        Call it often. The lead looks after the hops: the token comes to it once in a turn.
+        """
+        token = self.ring.token if self.ring is not None and self.leads else None
+        is_worn = token is not None and token.hop >= MOST_HOPS
+        return self.rebuild(now, ()) if (key_is_spent or is_worn) and not self.changing else []
 
     # ---- the trainer's (or the hand-out's) side of the ring
 
@@ -313,13 +326,18 @@ class Node:
     # ---- what comes from the kernel and the clock
 
     def kernel_saw(
-        self, now: float, seen: tuple[int, int], heard: float, bounced: bytes | None
+        self,
+        now: float,
+        seen: tuple[int, int],
+        token_at: float,
+        frame_at: float,
+        bounced: bytes | None,
     ) -> None:
         """State of the XDP program, before `on_frame` of what it passed up (`Ring.kernel_saw`)."""
         if self.ring is not None and not self.changing:
             if bounced is not None:
-                self.ring.bounced(heard, wire.unpack(bounced))
-            self.ring.kernel_saw(seen, heard)
+                self.ring.bounced(token_at, wire.unpack(bounced))
+            self.ring.kernel_saw(seen, token_at, frame_at)
 
     def on_frame(self, now: float, source: bytes, data: bytes) -> list[Action]:
         """A frame of ours that came up, from its version byte on.
@@ -345,8 +363,8 @@ class Node:
         steps = self._admission.tick(now)
         if self._beacons and now >= self._lead.beacon_due():
             steps.append(self._lead.beacon(now, self.open_round))
-        if self._admission.calls and now >= self._recall.due():
-            steps.append(self._recall.call(now))
+        if self._admission.calls and now >= self._readmission.call_due():
+            steps.append(self._readmission.make_call(now))
         return self._take(now, steps, actions)
 
     def deadline(self) -> float | None:
@@ -359,7 +377,7 @@ class Node:
             self._departure.deadline(),
             self._lead.silent_at() if self._waits_for_lead else None,
             self._lead.beacon_due() if self._beacons else None,
-            self._recall.due() if self._admission.calls else None,
+            self._readmission.call_due() if self._admission.calls else None,
             self._admission.deadline(),
         ]
         return min((t for t in times if t is not None), default=None)
@@ -367,7 +385,7 @@ class Node:
     @property
     def _waits_for_lead(self) -> bool:
         """Between phases the lead must be heard; in a ring, whoever has the token (`Ring`)."""
-        member = self._seat.is_member and not self.leads
+        member = self._host.is_member and not self.leads
         return member and self.rings.between_phases and not self.changing
 
     @property
@@ -397,7 +415,7 @@ class Node:
             actions += self._agreed(now, agreed.phase, agreed.answers)
         for action in actions:
             if isinstance(action, Committed):
-                self._recall.count(action)
+                self._readmission.note_counted(action)
         return actions
 
     def _agreed(self, now: float, phase: Phase, answers: dict[int, bytes]) -> list[Action]:
@@ -415,16 +433,25 @@ class Node:
         for step in steps:
             if isinstance(step, Silent):
                 actions += self._carry_out(now, self.membership.suspect(now, step.number))
-            elif isinstance(step, Ask):
+            elif isinstance(step, AskForLaterView):
                 actions += self._carry_out(now, [self._admission.ask()])
             elif isinstance(step, Formed):
                 actions += self._carry_out(now, self.membership.form(now, step))
+            elif isinstance(step, Lacking):
+                found = self._standstill.hear(now, step, self.learners)
+                actions += [*found, *self._carry_out(now, self._evict_at_fault(now, found))]
             elif isinstance(step, Send):
                 frame = step.frame
                 actions.append(Send(replace(frame, header=self._numbered(frame.header))))
             elif not isinstance(step, Freeze | Chosen):  # which the membership has carried out
                 actions.append(step)
         return actions
+
+    def _evict_at_fault(self, now: float, found: list[NoProgress]) -> Steps:
+        """R16: of the full members that stay, the lowest proposes to go on without that one."""
+        evicted = frozenset(one.evicted for one in found if one.evicted)
+        lowest = min(self.view.live - self.learners - evicted, default=0)
+        return self.membership.evict(now, evicted) if lowest == self.number else []
 
 
 __all__ = ["Node", "NodeState", "WireError"]

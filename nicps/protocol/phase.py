@@ -34,8 +34,8 @@ class Timings:
     `decision_s`. R16: `repeat_s`. A want (the token is parked) is repeated after `want_s`.
 
     R17: the n-th member after a silent one waits n times `silence_s` before it proposes to go on without it, or longer
-    where answers have been slow (`Patience`), up to `silence_most_s`; so everybody gives a sign of life three times
-    in `silence_s`. A proposer waits two thirds of that time for promises, and a tenth of it for the suspect's own.
+    where answers have been slow (`AdaptiveTimeout`), up to `silence_most_s`; so everybody gives a sign of life three
+    times in `silence_s`. A proposer waits two thirds of that time for promises, a tenth of it for the suspect's own.
     Members that all have no state wait `state_s` for one that has it before they go on without: the job ends then.
     Without a majority for `cut_s` the user is told. The lead calls standby hosts every `call_back_s` (R20). The job's
     end waits `stop_s` for who does not answer. A switch that adds may make no sum for `sums_s` (and some turns).
@@ -65,7 +65,7 @@ class Timings:
         return self.silence_s / 3
 
 
-class Patience:
+class AdaptiveTimeout:
     """How long the next in line waits before it takes silence for death: a slow host is not a dead one (R17).
 
     As TCP does it with round trips (RFC 6298): the mean of the gaps between signs of life and four times their mean
@@ -77,13 +77,13 @@ class Patience:
         self._mean = 0.0
         self._deviation = 0.0
 
-    def heard(self, gap_s: float) -> None:
+    def add_gap(self, gap_s: float) -> None:
         """A sign of life came after so long."""
         gap_s = min(gap_s, self._most)
         self._deviation += (abs(gap_s - self._mean) - self._deviation) / 4
         self._mean += (gap_s - self._mean) / 8
 
-    def was_wrong(self) -> None:
+    def back_off(self) -> None:
         """A suspect has answered after all."""
         self._deviation = max(self._deviation, self.seconds / 2)
 

@@ -14,8 +14,8 @@ from nicps.protocol.actions import Action, Send
 from nicps.protocol.control import Carried, Control, Offer
 from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.kernel import KernelState, Receiver
-from nicps.protocol.phase import Patience, Phase, Timings
-from nicps.protocol.signals import Silent, Steps
+from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
+from nicps.protocol.signals import Lacking, Silent, Steps
 from nicps.protocol.timers import FailureDetector, Retransmission, Want
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View
@@ -38,7 +38,7 @@ class Ring:
         number: int,
         receiver: Receiver,
         timings: Timings,
-        patience: Patience,
+        timeout: AdaptiveTimeout,
         carried: Carried | None = None,
         now: float = 0.0,
     ) -> None:
@@ -57,7 +57,8 @@ class Ring:
         self._seen = self._key  # newest that the kernel has seen
         self._retransmission = Retransmission(timings)
         self._want = Want(timings)
-        self._detector = FailureDetector(timings, patience, now)
+        token_waits = exchange.kind.token_waits
+        self._detector = FailureDetector(timings, timeout, now, token_waits=token_waits)
 
     # ---- what others ask
 
@@ -115,7 +116,7 @@ class Ring:
         """log2 of the unit of the open round, or of the next one."""
         return self._control.unit_of(round_)
 
-    # ---- what the agent and the node tell it
+    # ---- reports of the agent and the node
 
     def create(self, now: float) -> Steps:
         """R9: the lead makes the token, once everybody has acknowledged the phase or the view."""
@@ -146,7 +147,7 @@ class Ring:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._exchange.on_sent()
         self._retransmission.left(now)
-        self._detector.handed_on(now)
+        self._detector.note_forwarded(now)
 
     def go_on(self, now: float) -> Steps:
         """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
@@ -154,21 +155,21 @@ class Ring:
         return self._act_or_want(now)
 
     def bounced(self, now: float, frame: wire.Frame) -> None:
-        """The kernel handed this token on for us (R10)."""
+        """The kernel forwarded this token for us (R10)."""
         token = TokenState.of(frame)
         if token.key > self._key and token.generation == self.phase.generation:
             self._key = token.key
             self.parked = False
-            self._handed(now, token)
+            self._note_forwarded(now, token)
 
-    def kernel_saw(self, seen: tuple[int, int], heard: float) -> None:
-        """The kernel's newest (generation, hop), and when it last accepted a frame of the ring (clock of `now`).
+    def kernel_saw(self, seen: tuple[int, int], token_at: float, frame_at: float) -> None:
+        """The kernel's newest (generation, hop), and when it last accepted a token, and any frame (clock of `now`).
 
-        To be told before the frames that the kernel passed up: it hands tokens on by itself, and keeps from us those
+        To be told before the frames that the kernel passed up: it forwards tokens by itself, and keeps from us those
         that bring no news.
         """
         self._seen = max(self._seen, seen)
-        self._detector.measure(heard, self.holding)
+        self._detector.measure(token_at, frame_at, self.holding)
 
     # ---- frames
 
@@ -187,7 +188,7 @@ class Ring:
             return self._on_old_token(now, frame.header, token)
         self._key = token.key
         self._retransmission.token = None
-        self._detector.hear(now)
+        self._detector.hear_token(now)
         self.holding = False
         self.parked = bool(frame.header.flags & wire.Flag.PARKED)
         self._want.reset_interval()
@@ -219,18 +220,30 @@ class Ring:
             return []
         wanted = frame.header.flags & wire.Flag.TOKEN_WANTED
         if sender == token.owner and not wanted:
-            # The holder lives, though it has nothing to hand on yet. Who wants the token has not got it.
+            # The holder lives, though it has nothing to forward yet. A member that wants the token has not got it.
             self._detector.hear_beacon(now)
         steps: Steps = []
         if frame.header.round == self.round:
             steps += self._control.hear_ready(sender, want)
+            steps += self._hear_lacks(sender, frame)
         if not (self.holding and self.parked):
             return steps
         steps += self._control.hear_read(sender, want)
         if wanted:
             token.idle = 0
-            return steps + self._hand_to(now, sender)
+            return steps + self._forward_to(now, sender)
         return steps + self._act_or_want(now)
+
+    def _hear_lacks(self, sender: int, frame: wire.Frame) -> Steps:
+        """A member reports what it does not get, however often it is sent again."""
+        others = self._view.live - {sender}
+        lacks = {
+            lack.member: lack.count
+            for items in frame.items
+            for lack in items
+            if isinstance(lack, wire.Lack) and lack.member in others
+        }
+        return [Lacking(self.round, sender, lacks)] if lacks else []
 
     # ---- time
 
@@ -301,14 +314,14 @@ class Ring:
     def _silent_at(self) -> float:
         """R17: when the holder has been silent for too long, for the k-th member after it.
 
-        It broadcasts, hands on, or announces that it parks.
+        It broadcasts, forwards the token, or announces that it parks.
         """
         return self._detector.silent_at(self._view.rank_after(self._owner, self.number))
 
-    # ---- holding the token, and handing it on
+    # ---- holding the token, and forwarding it
 
     def _hold(self, now: float) -> Steps:
-        """Everything that the holder does, until there is nothing left; then hand on or park."""
+        """Everything that the holder does, until there is nothing left; then forward or park."""
         token = self._control.token
         assert token is not None
         self.holding, self.parked = True, False
@@ -316,19 +329,27 @@ class Ring:
         steps: Steps = []
         while True:
             changed, actions = self._control.take_turn(now)
-            steps += actions
+            steps += [*actions, *self._report_lacks(token)]
             if not changed:
                 break
             token.idle = 0
             if self._others:
-                return steps + self._hand_to(now, self._view.next_after(self.number))
+                return steps + self._forward_to(now, self._view.next_after(self.number))
         token.idle = min(token.idle + 1, len(self._view.live))
         parks = token.idle >= len(self._view.live)
-        return steps + self._hand_to(
+        return steps + self._forward_to(
             now, self.number if parks else self._view.next_after(self.number)
         )
 
-    def _hand_to(self, now: float, owner: int) -> Steps:
+    def _report_lacks(self, token: TokenState) -> Steps:
+        """Tell all what this member does not get, however often it is sent again (R16)."""
+        lacks = self._exchange.take_report(token)
+        if not lacks:
+            return []
+        items = tuple(wire.Lack(count, member) for member, count in lacks.items())
+        return [self._want_frame(0, items), Lacking(self.round, self.number, lacks)]
+
+    def _forward_to(self, now: float, owner: int) -> Steps:
         """Broadcast the token for its next owner; for ourselves, that is parking it."""
         token = self._control.token
         assert token is not None
@@ -337,20 +358,20 @@ class Ring:
         self._key = token.key
         self.holding = self.parked = owner == self.number
         self._retransmission.reset_interval()
-        self._handed(now, token)
+        self._note_forwarded(now, token)
         return [self._send(token, wire.Flag.PARKED * self.parked)] if self._others else []
 
-    def _handed(self, now: float, token: TokenState) -> None:
+    def _note_forwarded(self, now: float, token: TokenState) -> None:
         self._control.token = token
         self._retransmission.restart(now, token if self._others else None)
-        self._detector.handed_on(now)
+        self._detector.note_forwarded(now)
 
     def _send_round(self, now: float) -> Steps:
-        """A parked token goes round once: who does not hand it on has left, though nobody waits for it."""
+        """A parked token goes round once: a member that does not forward it has left, though nobody waits for it."""
         token = self._control.token
         assert token is not None
         token.idle = 0
-        return self._hand_to(now, self._view.next_after(self.number))
+        return self._forward_to(now, self._view.next_after(self.number))
 
     def _retransmit(self, now: float) -> Send:
         """R16: the last broadcaster broadcasts again, marked as a repeat."""
@@ -383,9 +404,9 @@ class Ring:
 
     # ---- frames of this member
 
-    def _want_frame(self, flags: int) -> Send:
+    def _want_frame(self, flags: int, lacks: tuple[wire.Lack, ...] = ()) -> Send:
         header = self._view.header(self.number, self.round, flags)
-        return Send(wire.Frame(header, self._control.want()))
+        return Send(wire.Frame(header, self._control.want(len(lacks)), (lacks,)))
 
     def _send(self, token: TokenState, flags: int) -> Send:
         return Send(token.frame(self._view.header(self.number, token.round, flags)))

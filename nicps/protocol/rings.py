@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from nicps.protocol.control import Carried
 from nicps.protocol.kernel import KernelState, Receiver
-from nicps.protocol.phase import Patience, Phase, Timings
+from nicps.protocol.local_host import LocalHost
+from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
 from nicps.protocol.ring import Ring
-from nicps.protocol.seat import Seat
 
 
 class Rings:
     """Attributes: `current`, in force; `coming`, of the phase that this host is prepared for."""
 
     def __init__(
-        self, seat: Seat, receiver: Receiver, timings: Timings, patience: Patience
+        self, host: LocalHost, receiver: Receiver, timings: Timings, timeout: AdaptiveTimeout
     ) -> None:
         self.current: Ring | None = None
         self.coming: Ring | None = None
-        self._seat = seat
+        self._host = host
         self._receiver = receiver
         self._timings = timings
-        self._patience = patience
+        self._timeout = timeout
         self._round = 0  # the open one, while no ring is in force
 
     @property
@@ -89,11 +89,11 @@ class Rings:
     def _make(self, now: float, phase: Phase, carried: Carried | None) -> Ring:
         return Ring(
             phase,
-            self._seat.view,
-            self._seat.number,
+            self._host.view,
+            self._host.number,
             self._receiver,
             self._timings,
-            self._patience,
+            self._timeout,
             carried,
             now,
         )

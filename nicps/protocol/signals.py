@@ -6,12 +6,16 @@ A part returns signals among its actions, and its caller carries them out at the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from nicps.protocol.actions import Action
 from nicps.protocol.phase import Member
 from nicps.protocol.view import Successor
+
+#: Fragments that a member lacks, by the number of their sender.
+Lacks: TypeAlias = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskForLaterView:
     """Nobody answers within the view: perhaps the others are in a later one, and tell this host so."""
 
 
@@ -48,6 +52,15 @@ class Formed:
     fresh: dict[int, int]
 
 
-Signal: TypeAlias = Silent | Freeze | Chosen | Ask | Formed
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A member reports fragments of the open round that it does not get, however often they are sent again (R16)."""
+
+    round: int
+    member: int
+    lacks: Lacks
+
+
+Signal: TypeAlias = Silent | Lacking | Freeze | Chosen | AskForLaterView | Formed
 #: What an event leads to, in order.
 Steps: TypeAlias = list[Action | Signal]

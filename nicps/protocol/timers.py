@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timers of a ring: retransmission of the token (R16), the want of it, and the failure detector (R17).
 
-Each is asked for the time when it is due, and told what has happened. None of them sends anything.
+Each is asked for the time when it is due, and notes what has happened. None of them sends anything.
 """
 
 from __future__ import annotations
 
-from nicps.protocol.phase import Patience, Timings
+from nicps.protocol.phase import AdaptiveTimeout, Timings
 from nicps.protocol.token import TokenState
 
 _BACKOFF = 10.0  # an interval grows to this many times its first value
@@ -99,32 +99,45 @@ class Want:
 class FailureDetector:
     """Signs of life of the token's holder, and this member's own (R17).
 
-    Attributes: `heard`, when a frame of the ring was accepted last; `reported`, the holder has been given up.
+    Two times are kept: of the last token, and of the last frame of a member, token or fragment. Where a token waits for
+    the fragments that were queued before it, fragments are the holder's, and the token is on its way behind them.
+    Elsewhere everybody sends them at any time: they do not show that the token, or its holder, is still there.
+
+    Attributes: `reported`, the holder has been given up.
     """
 
-    def __init__(self, timings: Timings, patience: Patience, now: float) -> None:
-        self.heard = now
+    def __init__(
+        self, timings: Timings, timeout: AdaptiveTimeout, now: float, *, token_waits: bool
+    ) -> None:
         self.reported = False
+        self._token_at = self._frame_at = now
+        self._token_waits = token_waits
         self._timings = timings
-        self._patience = patience
-        self._handed_at = 0.0  # when this member gave the token away
+        self._timeout = timeout
+        self._forwarded_at = 0.0  # when this member gave the token away
         self._beacon_at = 0.0  # when the holder announced last that it keeps the token
 
-    def hear(self, now: float) -> None:
-        """A frame of the ring was accepted."""
-        self.heard = now
+    @property
+    def heard(self) -> float:
+        """When something came that shows that the token is on its way, or its holder at work."""
+        return max(self._token_at, self._frame_at) if self._token_waits else self._token_at
 
-    def measure(self, heard: float, holding: bool) -> None:
-        """The kernel accepted a frame of the ring then: the gap before it tells how long to wait for the next."""
-        if heard > self.heard:
-            since = max(self.heard, self._handed_at)
-            if since and not holding and heard > since:
-                self._patience.heard(heard - since)
-            self.heard = heard
+    def hear_token(self, now: float) -> None:
+        """A token was accepted."""
+        self._token_at = self._frame_at = now
 
-    def handed_on(self, now: float) -> None:
+    def measure(self, token_at: float, frame_at: float, holding: bool) -> None:
+        """The kernel accepted a token and a frame then: the gap before them tells how long to wait for the next."""
+        before = self.heard
+        self._token_at = max(self._token_at, token_at)
+        self._frame_at = max(self._frame_at, frame_at)
+        since = max(before, self._forwarded_at)
+        if since and not holding and self.heard > since:
+            self._timeout.add_gap(self.heard - since)
+
+    def note_forwarded(self, now: float) -> None:
         """This member gave the token away, or its kernel did."""
-        self._handed_at = now
+        self._forwarded_at = now
 
     def hear_beacon(self, now: float) -> None:
         """The holder keeps the token, and lives; this member says so itself while it holds it."""
@@ -132,9 +145,9 @@ class FailureDetector:
 
     def beacon_due(self) -> float:
         """When the holder, busy with its own gradient, must be heard again; its fragments are heard anyway."""
-        return max(self._handed_at, self._beacon_at) + self._timings.beacon_s
+        return max(self._forwarded_at, self._beacon_at) + self._timings.beacon_s
 
     def silent_at(self, rank: int) -> float:
         """When the holder has been silent for too long, for the member that comes `rank` places after it."""
-        last = max(self.heard, self._beacon_at, self._handed_at)
-        return last + rank * self._patience.seconds
+        last = max(self.heard, self._beacon_at, self._forwarded_at)
+        return last + rank * self._timeout.seconds

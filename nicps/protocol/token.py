@@ -16,6 +16,9 @@ _COMPLETE = int(wire.Mark.COMPLETE)
 _SETTLED = int(wire.Mark.CONTRIBUTED | wire.Mark.SKIPPED)
 _NO_UNIT = -128  # nobody asks for one
 
+#: Hops after which the lead asks for a new view. As many are left: six hours, with 100,000 a second.
+MOST_HOPS = 1 << 31
+
 
 @dataclass(slots=True)
 class Line:

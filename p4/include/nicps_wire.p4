@@ -227,10 +227,17 @@ header nicps_ack_t {
 
 // A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over.
 header nicps_want_t {
-    bit<32> ready;    /* samples worked so far in the round */
-    bit<32> read;     /* last round read out and applied */
-    bit<32> digest;   /* of the state after that round; 0: none */
-    bit<32> reserved; /* 0 */
+    bit<32> ready;  /* samples worked so far in the round */
+    bit<32> read;   /* last round read out and applied */
+    bit<32> digest; /* of the state after that round; 0: none */
+    bit<32> lacks;  /* entries that follow: what is sent again and does not come */
+}
+
+// A member's fragments of the open round that the sender of a WANT lacks, and does not get.
+header nicps_lack_t {
+    bit<32> count;    /* fragments of that member that are lacking */
+    bit<16> member;   /* member that sends them */
+    bit<16> reserved; /* 0 */
 }
 
 // A member cannot go on, nor can the job anywhere; the tail says why, in one line.

@@ -234,7 +234,7 @@ class Host:
 
     def renew(self) -> None:
         """The view's key has served its time."""
-        self.later(1e-5, lambda: self.do(self.machine.renew_key(self.clock())))
+        self.later(1e-5, lambda: self.do(self.machine.renew_view(self.clock(), key_is_spent=True)))
 
     def tamper(self) -> None:
         """Somebody changes the weights in the training program's memory."""
@@ -349,9 +349,12 @@ class Host:
 
     def _sync(self) -> None:
         kernel = self.kernel
-        self.machine.kernel_saw(self.clock(), kernel.seen, kernel.heard, kernel.bounced)
+        times = kernel.token_at, kernel.heard
+        self.machine.kernel_saw(self.clock(), kernel.seen, *times, kernel.bounced)
         kernel.bounced = None
         kernel.alive = self.clock()
+        if renewal := self.machine.renew_view(self.clock(), key_is_spent=False):
+            self.do(renewal)
 
     # ---- the training program
 
@@ -559,6 +562,8 @@ class Host:
             case protocol.Differs():
                 self.note(f"DIFFERS {action}")
                 checks.differs(self, action)
+            case protocol.NoProgress():
+                self.note(f"NO PROGRESS {action}")
             case protocol.Cut(missing):
                 self.note(f"NO MAJORITY, {sorted(missing)} are silent")
             case protocol.NotAdded(round_):

@@ -32,7 +32,8 @@ class Kernel:
         self.sums: dict[tuple[int, int], dict[int, int]] = {}  # (view, round) -> fragment -> sum
         self.totals: dict[int, int] = {}  # round -> fragments taken
         self.seen = (0, 0)
-        self.heard = 0.0
+        self.heard = 0.0  # a frame of a member
+        self.token_at = 0.0  # of these, a token
         self.bounced: bytes | None = None
         self.alive = 0.0  # the agent's last sign of life
 
@@ -100,7 +101,7 @@ class Kernel:
         if (token.generation, token.hop) <= self.seen:
             return bool(header.flags & _REPEAT)
         self.seen = (token.generation, token.hop)
-        self.heard = host.clock()
+        self.heard = self.token_at = host.clock()
         if token.owner != host.node.number:
             return bool(
                 header.flags & _REPEAT_OR_PARKED

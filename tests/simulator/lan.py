@@ -132,6 +132,7 @@ class Lan:
         self.overheard: deque[tuple[bytes, bytes, bytes | None]] = deque(maxlen=_OVERHEARD)
         self.switch = Switch()  # where the plan has it that one adds
         self.deaf: Host | None = None  # gets none of its sums
+        self.starved: set[tuple[int, int]] = set()  # sender's index (-1: the switch), receiver's
         self.checks = Checks(self)
         self.digest = Digest()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -239,7 +240,10 @@ class Lan:
                 self._deliver(
                     None,
                     self.now,
-                    lambda host: host.kernel.take_sum(view, round_, index, out[0]),
+                    lambda host: (
+                        (-1, host.index) in self.starved
+                        or host.kernel.take_sum(view, round_, index, out[0])
+                    ),
                     only=sender if out[1] else None,
                 )
 
@@ -256,7 +260,8 @@ class Lan:
         life = sender.life
 
         def take(host: Host) -> None:
-            if sender.life == life or when <= sender.killed_at:
+            passes = (sender.index, host.index) not in self.starved
+            if passes and (sender.life == life or when <= sender.killed_at):
                 host.kernel.take_fragment(*fragment)
 
         self._deliver(sender, when, take)

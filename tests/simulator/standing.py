@@ -69,8 +69,8 @@ def _nonces(host: Host, view: View) -> dict[int, int]:
     membership = host.node.membership
     if _has(host, view):
         installation = membership.installation
-        return installation.nonces if installation and membership.telling else {}
-    return membership.succession.nonces if membership.succession else {}
+        return installation.nonces if installation and membership.announcing else {}
+    return membership.view_change.nonces if membership.view_change else {}
 
 
 def _known(lan: Lan, view: View) -> bool:
@@ -91,10 +91,10 @@ def _seen_agreed(lan: Lan, base: View) -> View | None:
     """
     votes: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
     for host in filter(member, lan.hosts):
-        succession = host.node.membership.succession
-        if succession is None or not _has(host, base) or succession._accepted == NO_BALLOT:
+        view_change = host.node.membership.view_change
+        if view_change is None or not _has(host, base) or view_change._accepted == NO_BALLOT:
             continue
-        order, successor = succession._accepted, succession._successor
+        order, successor = view_change._accepted, view_change._successor
         votes[order] |= {host.node.number, base.number_of(order[1])}
         if successor is not None and base.agreed(votes[order]):
             return successor.view(base.number + 1, order[0])

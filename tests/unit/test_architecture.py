@@ -337,7 +337,7 @@ def test_what_the_documents_point_at_is_there() -> None:
 
 
 #: Words in capitals in the documents below that are not the wire's.
-OTHER_CAPITALS = {"BPF", "JSON", "LAN", "MAC", "SHA", "SPDX", "TCP", "VLAN", "XDP", "XDP_TX"}
+OTHER_CAPITALS = {"BPF", "JSON", "LAN", "MAC", "MTU", "SHA", "SPDX", "TCP", "VLAN", "XDP", "XDP_TX"}
 
 
 def test_the_frames_that_documents_name_are_on_the_wire() -> None:

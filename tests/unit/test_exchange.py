@@ -139,8 +139,8 @@ def test_broadcast_asks_each_sender_for_what_has_not_come() -> None:
     kernel.take(1, *range(FRAGMENTS))
     kernel.take(3, *range(10), *range(12, FRAGMENTS))
     assert not part.is_complete(closed)
-    assert part.ask(closed) and closed.ranges == [(3, 10, 2)]
-    assert not part.ask(closed), "it is in the token already"
+    assert part.ask(0.0, closed) and closed.ranges == [(3, 10, 2)]
+    assert not part.ask(0.0, closed), "it is in the token already"
     kernel.take(3, 10, 11)
     assert part.is_complete(closed)
 

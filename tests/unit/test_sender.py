@@ -11,7 +11,7 @@ import pytest
 
 from nicps import wire
 from nicps.agent.sender import Sender
-from nicps.errors import InterfaceDown
+from nicps.errors import InterfaceDown, JobFailed
 from nicps.exchange import Exchange
 from nicps.protocol import SendFragments
 from nicps.protocol.phase import Phase
@@ -28,10 +28,13 @@ class Interface:
         self.tx = self
         self._ring = 0
         self.flushed = 0
+        self.longest = wire.MAX_FRAME_BYTES  # longer frames are refused, as by a queue that is full
 
     def send(self, data: bytes) -> bool:
         if not self.up:
             raise InterfaceDown("down")
+        if self.longest < len(data):
+            return False
         self.small.append(data)
         return True
 
@@ -48,7 +51,11 @@ class Interface:
     def flush(self) -> None:
         if self._ring and not self.up:
             raise InterfaceDown("down")
-        self.flushed, self._ring = self.flushed + self._ring, 0
+        if self.longest >= wire.FRAGMENT_HEADER_BYTES + wire.PAYLOAD_BYTES:
+            self.flushed, self._ring = self.flushed + self._ring, 0
+
+    def take_back(self) -> None:
+        self._ring = 0
 
 
 class Gradient:
@@ -56,12 +63,14 @@ class Gradient:
 
     def __init__(self) -> None:
         self.waited_for = True
+        self.shifts = np.zeros(FRAGMENTS, np.uint8)
 
     def available(self, round_: int) -> int:
         return FRAGMENTS
 
     def payload(self, round_: int, first: int, count: int) -> Any:
-        return np.zeros((count, wire.PAYLOAD_BYTES), np.uint8), 0
+        lanes = np.zeros((count, wire.PAYLOAD_BYTES), np.uint8)
+        return lanes, self.shifts[first : first + count]
 
     def sending(self, round_: int) -> None:
         pass
@@ -112,6 +121,78 @@ def test_what_is_sent_while_the_interface_is_down_is_lost_and_holds_up_nothing()
     assert not sender.down
     assert sent == [action, action, action] and interface.small == [token]
     assert interface.flushed >= FRAGMENTS
+
+
+@pytest.mark.parametrize("longest", [0, 1400])
+def test_what_the_interface_refuses_for_ever_is_lost(longest: int) -> None:
+    """The other end of a virtual cable has a smaller MTU: the token must not wait behind fragments for ever."""
+    interface, gradient = Interface(), Gradient()
+    sent: list[SendFragments] = []
+    sender = Sender(
+        interface,  # type: ignore[arg-type]
+        header,
+        lambda count: 1,
+        lambda action, started: sent.append(action),
+    )
+    phase = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=5, last_fragments=5, width=16)
+    action = SendFragments(1, 1, 7, 8, ((0, 5),), False)
+    token = bytes([wire.VERSION, wire.FrameType.TOKEN]) + bytes(60)
+    interface.longest = longest
+    for start in (1.0, 2.0):
+        sender.fragments_of(action, phase, gradient)
+        sender.frame(token)
+        sender.pump(start)
+        sender.pump(start + 0.05)
+        assert sender.refused and len(sent) == start - 1
+        for late in (0.15, 0.2, 0.4):
+            sender.pump(start + late)
+        assert not sender.refused and len(sent) == start
+        assert interface.small == [token] * int(start) * (longest > 0)
+    interface.longest = wire.MAX_FRAME_BYTES
+    sender.fragments_of(action, phase, gradient)
+    sender.pump(3.0)
+    assert interface.flushed == 5 and not sender.refused
+
+
+@pytest.mark.parametrize(
+    ("width", "exchange", "shift", "most"),
+    [
+        (32, Exchange.BROADCAST, 27, 26),
+        (16, Exchange.BROADCAST, 255, 42),
+        (8, Exchange.BROADCAST, 51, 50),
+        (16, Exchange.SWITCH, 1, 0),
+    ],
+)
+def test_a_shift_that_no_kernel_takes_is_not_sent(
+    width: int, exchange: Exchange, shift: int, most: int
+) -> None:
+    """The training program writes the shifts: others would ask for the fragment again and again."""
+    interface, gradient = Interface(), Gradient()
+    sender = Sender(
+        interface,  # type: ignore[arg-type]
+        header,
+        lambda count: 1,
+        lambda action, started: None,
+    )
+    phase = Phase(
+        1,
+        1,
+        wire.PhaseKind.TRAIN,
+        fragments=FRAGMENTS,
+        last_fragments=FRAGMENTS,
+        width=width,
+        exchange=exchange,
+    )
+    gradient.shifts[3] = most
+    sender.fragments_of(SendFragments(1, 1, 7, 8, ((0, 5),), False, exchange), phase, gradient)
+    sender.pump(1.0)
+    assert interface.flushed == 5
+    gradient.shifts[8] = shift
+    sender.fragments_of(SendFragments(1, 1, 7, 8, ((5, 5),), False, exchange), phase, gradient)
+    told = f"fragment 8 of round 7 has a shift of {shift}, and at most {most} can be added: the"
+    with pytest.raises(JobFailed, match=told):
+        sender.pump(2.0)
+    assert interface.flushed == 5 and not interface.unsent()
 
 
 def sent_in_order(exchange: Exchange) -> list[str]:

@@ -28,9 +28,9 @@ from nicps.protocol import (
 from nicps.protocol.installation import Installation
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Steps
-from nicps.protocol.succession import Succession
 from nicps.protocol.token import Line
 from nicps.protocol.view import Successor
+from nicps.protocol.view_change import ViewChange
 from tests.simulator import schedules
 from tests.simulator.__main__ import one
 from tests.simulator.drill import TRAINING_S, ends_well, job, training
@@ -367,7 +367,7 @@ def test_a_token_with_two_holders_is_found_at_once() -> None:
 def forming(monkeypatch: pytest.MonkeyPatch, untold: int = 0) -> Lan:
     """Of three hosts the third is told of their view, and killed; the lead never tells it to number `untold`."""
     lan, _ = job(hosts=3)
-    tell = Installation.tell
+    tell = Installation.send_to
 
     def told(installation: Installation, number: int, nonce: int) -> Send:
         return tell(installation, number if number != untold else wire.MAX_MEMBERS, nonce)
@@ -378,7 +378,7 @@ def forming(monkeypatch: pytest.MonkeyPatch, untold: int = 0) -> Lan:
         host.kill()
         return True
 
-    monkeypatch.setattr(Installation, "tell", told)
+    monkeypatch.setattr(Installation, "send_to", told)
     lan.moments.append(lose)
     lan.at(2.0, lan.hosts[2].restart)
     lan.trouble(2.0)
@@ -424,10 +424,10 @@ def test_a_view_can_be_told_by_who_knows_it_only() -> None:
     assert not schedules.stuck(lan), "who was told that it is out can tell the first, who is in"
     second.kill()
     assert left in schedules.stuck(lan), "it has forgotten it"
-    succession = first.node.membership.succession
-    assert succession is not None
-    succession._successor = Successor(view.members, view.live, 1, 0, 1, 5, 0, view.seed)
-    succession._accepted = (1, second.mac)
+    view_change = first.node.membership.view_change
+    assert view_change is not None
+    view_change._successor = Successor(view.members, view.live, 1, 0, 1, 5, 0, view.seed)
+    view_change._accepted = (1, second.mac)
     assert not schedules.stuck(lan), "the first and who had asked it to accept are two of three"
 
 
@@ -454,13 +454,13 @@ def _commit_without_complete(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _promises_downward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(succession: Succession, *frame: object) -> Steps:
-        succession.promised = (0, b"\0")
-        return on_view(succession, *frame)  # type: ignore[arg-type]
+    def forget(view_change: ViewChange, *frame: object) -> Steps:
+        view_change.promised = (0, b"\0")
+        return on_view(view_change, *frame)  # type: ignore[arg-type]
 
-    on_view = Succession.on_view
-    monkeypatch.setattr(Succession, "on_view", forget)
-    monkeypatch.setattr(Succession, "_patience_s", 0.01)
+    on_view = ViewChange.on_view
+    monkeypatch.setattr(ViewChange, "on_view", forget)
+    monkeypatch.setattr(ViewChange, "_takeover_s", 0.01)
 
 
 def _token_from_a_stale_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

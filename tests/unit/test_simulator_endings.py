@@ -31,7 +31,7 @@ def test_who_was_struck_off_before_the_end_learns_of_it(name: str, well: bool) -
     outcome = schedules.finish(lan)
     assert outcome.what == ("done" if well else "stopped")
     assert host.node.ended and host.job_over == "the job has ended"
-    assert host.node._seat.ending is (wire.Ending.DONE if well else wire.Ending.ENDED)
+    assert host.node._host.ending is (wire.Ending.DONE if well else wire.Ending.ENDED)
     assert host.node.deadline() is None, "it asks no more"
 
 

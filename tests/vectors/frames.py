@@ -242,6 +242,15 @@ FRAMES = (
     Vector(
         "want", HEADER | {"flags": TOKEN_WANTED}, (("want", {"ready": 32, "read": 6, "digest": 7}),)
     ),
+    Vector(
+        "want of a member that makes no progress",
+        HEADER,
+        (
+            ("want", {"ready": 32, "read": 6, "digest": 7, "lacks": 2}),
+            ("lack", {"count": 1, "member": 1}),
+            ("lack", {"count": U32, "member": 64}),
+        ),
+    ),
     Vector("fail", HEADER, (("fail", {}),), b"job.py: forward: shapes (3,4) and (5,) do not fit"),
     Vector("fail without a reason", HEADER, (("fail", {}),)),
     Vector("leave", HEADER, (("leave", {}),), b"the training program was killed"),
@@ -287,6 +296,10 @@ REFUSED = (
     (
         "a token with a range less than it says",
         frame(HEADER, ("token", _token(members=1, ranges=1)), ("entry", {})),
+    ),
+    (
+        "a want with a lack less than it says",
+        frame(HEADER, ("want", {"lacks": 2}), ("lack", {"count": 1, "member": 1})),
     ),
     (
         "a list with a member less than it says",

@@ -95,13 +95,15 @@ class XdpTarget:
 
     def run(self, frame: bytes) -> Outcome:
         before = self._counters.copy()
-        self._ring["heard_ns"] = 0
+        self._ring["heard_ns"] = self._ring["token_ns"] = 0
         result = bpf.prog_test_run(self._program, frame)
         verdict = VERDICTS[result.verdict]
         risen = self._counters - before
         assert set(risen.tolist()) <= {0, 1}
         names = tuple(self._layout.counters[at] for at in np.flatnonzero(risen))
         heard = bool(self._ring["heard_ns"][0])
+        is_token = frame[wire.ETHERNET_BYTES + 1 :][:1] == bytes([wire.FrameType.TOKEN])
+        assert bool(self._ring["token_ns"][0]) is (heard and is_token), "only a token is a token"
         if verdict != "tx":
             sealed = SEAL + frame[6:] if verdict == "pass" and names else frame
             assert result.frame == sealed, "more than the destination of what goes up was changed"

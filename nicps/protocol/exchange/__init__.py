@@ -24,7 +24,7 @@ def exchanger_of(
     kind = phase.exchange.among(len(view.live))
     if kind == Exchange.SWITCH:
         return SwitchExchanger(kind, phase, view, number, receiver, timings, now)
-    return BroadcastExchanger(kind, phase, view, number, receiver)
+    return BroadcastExchanger(kind, phase, view, number, receiver, timings)
 
 
 __all__ = ["BroadcastExchanger", "Exchanger", "SwitchExchanger", "exchanger_of"]

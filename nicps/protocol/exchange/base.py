@@ -9,6 +9,7 @@ from nicps.exchange import Exchange
 from nicps.protocol.actions import Action, SendFragments
 from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import Phase
+from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View
 
@@ -67,8 +68,12 @@ class Exchanger(ABC):
         """Whether this member has all that the list comes to."""
 
     @abstractmethod
-    def ask(self, token: TokenState) -> bool:
+    def ask(self, now: float, token: TokenState) -> bool:
         """Write into the token what this member lacks; whether that is more than the token had."""
+
+    def take_report(self, token: TokenState) -> Lacks:
+        """What this member lacks and does not get, however often it is sent again, if it is time to report it."""
+        return {}
 
     @abstractmethod
     def owns_ready(self, token: TokenState) -> bool:
@@ -76,7 +81,7 @@ class Exchanger(ABC):
 
     @property
     def delays_token(self) -> bool:
-        """Whether a token that was handed on still waits here, behind fragments that were queued before it."""
+        """Whether a token that was forwarded still waits here, behind fragments that were queued before it."""
         return self.kind.token_waits and self._sending > 0
 
     # ---- for the parts of this room

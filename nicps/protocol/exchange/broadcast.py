@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol.actions import Action
 from nicps.protocol.exchange.base import Exchanger
+from nicps.protocol.kernel import Receiver
+from nicps.protocol.phase import Phase, Timings
+from nicps.protocol.progress import Progress
+from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
+from nicps.protocol.view import View
 
 
 class BroadcastExchanger(Exchanger):
@@ -14,6 +20,23 @@ class BroadcastExchanger(Exchanger):
 
     The token's ranges are (sender, first, count).
     """
+
+    def __init__(
+        self,
+        kind: Exchange,
+        phase: Phase,
+        view: View,
+        number: int,
+        receiver: Receiver,
+        timings: Timings,
+    ) -> None:
+        super().__init__(kind, phase, view, number, receiver)
+        self._progress = Progress(timings)
+
+    def open(self) -> None:
+        """Nothing is lacking yet."""
+        super().open()
+        self._progress.open()
 
     def send_listed(self, token: TokenState) -> list[Action]:
         """The whole contribution."""
@@ -39,12 +62,13 @@ class BroadcastExchanger(Exchanger):
         """Every fragment of every listed member has come."""
         return not self._lacking(token)
 
-    def ask(self, token: TokenState) -> bool:
+    def ask(self, now: float, token: TokenState) -> bool:
         """Name as many missing ranges as fit; the rest next turn."""
         room = wire.max_ranges(len(token.lines)) - len(token.ranges)
         fragments = self._phase.fragments_in(token.round)
         before, asked = len(token.ranges), set(token.ranges)
-        for number in self._lacking(token):
+        lacking, named = self._lacking(token), False
+        for number in lacking:
             for first, count in self._receiver.missing(
                 token.round, self._view.number, number, fragments, max(room, 0)
             ):
@@ -52,20 +76,29 @@ class BroadcastExchanger(Exchanger):
                 if room > 0 and wanted not in asked:
                     token.ranges.append(wanted)
                     room -= 1
+                    named = True
+                named |= wanted in asked
+        if named:  # what there was no room for is not sent again
+            listed = sum(line.contributed for line in token.lines)
+            self._progress.note(now, listed * fragments - sum(lacking.values()))
         return len(token.ranges) > before
+
+    def take_report(self, token: TokenState) -> Lacks:
+        """By their sender, the fragments that are sent again and do not come."""
+        return self._lacking(token) if self._progress.take_report() else {}
 
     def owns_ready(self, token: TokenState) -> bool:
         """`ready` counts samples throughout."""
         return False
 
-    def _lacking(self, token: TokenState) -> list[int]:
-        """Listed members of whom fragments have not come."""
+    def _lacking(self, token: TokenState) -> dict[int, int]:
+        """Of listed members, how many fragments have not come, if there are any."""
         fragments = self._phase.fragments_in(token.round)
         count, round_, view = self._receiver.count, token.round, self._view.number
-        return [
-            number
+        return {
+            number: lacking
             for number, line in enumerate(token.lines, 1)
             if number != self._number
             and line.contributed
-            and count(round_, view, number) < fragments
-        ]
+            and (lacking := fragments - count(round_, view, number)) > 0
+        }

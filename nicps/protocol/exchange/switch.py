@@ -99,7 +99,7 @@ class SwitchExchanger(Exchanger):
         have = token.settled if leads else token.lines[self._number - 1].ready
         return have >= self._sums_of(token)
 
-    def ask(self, token: TokenState) -> bool:
+    def ask(self, now: float, token: TokenState) -> bool:
         """`serve` has done so, before it sent the same fragments again."""
         return False
 

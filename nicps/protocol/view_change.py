@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from nicps import wire
 from nicps.protocol.actions import Cut, Joiner, Send
-from nicps.protocol.phase import Member, Patience, Timings
+from nicps.protocol.phase import AdaptiveTimeout, Member, Timings
 from nicps.protocol.ring import Ring
-from nicps.protocol.signals import Ask, Chosen, Freeze, Steps
+from nicps.protocol.signals import AskForLaterView, Chosen, Freeze, Steps
 from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
@@ -70,7 +70,7 @@ class _Proposal:
     accepted: set[int] = field(default_factory=set)
 
 
-class Succession:
+class ViewChange:
     """One member's part in the ballot for the view that follows `view`.
 
     Whoever calls it says at which place this member is. With the first proposal it returns `Freeze`: from then on that
@@ -86,7 +86,7 @@ class Succession:
         number: int,
         fresh: int,
         timings: Timings,
-        patience: Patience,
+        timeout: AdaptiveTimeout,
         seed: Callable[[], bytes],
     ) -> None:
         self.view = view
@@ -97,7 +97,7 @@ class Succession:
         self._mac = view.members[number - 1].mac
         self._fresh = fresh
         self._timings = timings
-        self._patience = patience
+        self._timeout = timeout
         self._seed = seed
         self._accepted: Order = NO_BALLOT
         self._successor: Successor | None = None
@@ -105,7 +105,7 @@ class Succession:
         self._take_over_at: float | None = None
         self._frozen_at: float | None = None
         self._met: dict[int, float] = {}  # since then: when a member was heard last
-        self._told_cut = False
+        self._cut_reported = False
         self._attempts = 0
         self.done = False
 
@@ -148,8 +148,8 @@ class Succession:
             suspects,
             joiners,
             started=now,
-            grace_at=now + self._patience.grace_s,
-            vote_at=now + self._patience.vote_s,
+            grace_at=now + self._timeout.grace_s,
+            vote_at=now + self._timeout.vote_s,
             next_send=now,
             interval=self._timings.decision_s,
         )
@@ -188,7 +188,7 @@ class Succession:
         if accept:
             self._accepted, self._successor = order, successor
         rank = self.view.rank_after(sender, self.number)
-        self._take_over_at = now + (rank + 1) * self._patience_s
+        self._take_over_at = now + (rank + 1) * self._takeover_s
         return [*steps, self._vote(place, body.step, body.ballot, source)]
 
     def on_vote(self, now: float, place: Place, sender: int, frame: wire.Frame) -> Steps:
@@ -211,7 +211,7 @@ class Succession:
                 self._proposal = None
                 self.promised = (vote.ballot, b"")
                 rank = sorted(self.view.live).index(self.number) + 1
-                self._take_over_at = now + rank * self._patience_s
+                self._take_over_at = now + rank * self._takeover_s
         elif vote.ballot == proposal.ballot:
             if vote.step == wire.ViewStep.PROPOSE:
                 standing = Standing(
@@ -266,7 +266,7 @@ class Succession:
         proposal.interval = min(proposal.interval * 1.5, self._timings.decision_s * 10)
         steps.append(self._send(proposal, place))
         if now >= proposal.started + self._timings.cut_s:
-            steps.append(Ask())
+            steps.append(AskForLaterView())
         return steps
 
     def _begin(self, now: float) -> Steps:
@@ -277,7 +277,7 @@ class Succession:
 
     def _cut_at(self) -> float | None:
         """When to look whether there is a majority, for the user."""
-        if self._told_cut or self._frozen_at is None:
+        if self._cut_reported or self._frozen_at is None:
             return None
         return self._frozen_at + self._timings.cut_s
 
@@ -288,13 +288,13 @@ class Succession:
         if self.view.agreed(heard, alone=self._timings.alone):
             self._frozen_at = now  # look again
             return []
-        self._told_cut = True
+        self._cut_reported = True
         return [Cut(frozenset(self.view.live - heard))]
 
     @property
-    def _patience_s(self) -> float:
+    def _takeover_s(self) -> float:
         """Until one takes over: longer each time, so that two do not get into each other's way for ever."""
-        return 2 * self._patience.vote_s * (1 << min(self._attempts, 4))
+        return 2 * self._timeout.vote_s * (1 << min(self._attempts, 4))
 
     # ---- the proposer's two steps
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host's place in the network: what every part of its node must know."""
+"""This host in the network: what every part of its node must know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NodeState(Enum):
 
 
 @dataclass(slots=True)
-class Seat:
+class LocalHost:
     """Written as views come into force and end (`nicps.protocol.membership`), read by all parts.
 
     `view` and `number` stay what they were while this host stands by. `ending` is what became of the view's job.

@@ -17,7 +17,7 @@ class _Back:
     not_before: float = 0.0
 
 
-class Returns:
+class RejoinBackoff:
     """The wait is twice as long each time, until the host has trained with the others; by MAC address.
 
     Args:
@@ -31,18 +31,18 @@ class Returns:
     def __bool__(self) -> bool:
         return bool(self._back)
 
-    def taken(self, mac: bytes) -> None:
+    def note_joined(self, mac: bytes) -> None:
         """It is back, or new."""
         back = self._back.setdefault(mac, _Back())
         back.times, back.rounds = back.times + 1, 0
 
-    def lost(self, now: float, mac: bytes) -> None:
+    def note_lost(self, now: float, mac: bytes) -> None:
         """It is in the view no more."""
         back = self._back.get(mac)
         if back is not None:
             back.not_before = now + self._first_s * 2 ** min(back.times, _MOST)
 
-    def counted(self, mac: bytes) -> None:
+    def note_counted(self, mac: bytes) -> None:
         """Its gradient is in a committed sum."""
         back = self._back.get(mac)
         if back is not None:

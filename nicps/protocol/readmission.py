@@ -7,44 +7,44 @@ from collections.abc import Callable, Iterable
 
 from nicps import wire
 from nicps.protocol.actions import Committed, Send
+from nicps.protocol.backoff import RejoinBackoff
+from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import Timings
-from nicps.protocol.returns import Returns
-from nicps.protocol.seat import Seat
 
 
-class Recall:
+class Readmission:
     """Every member keeps the rejoin back-off of each host, so that it outlives the lead.
 
     Attributes: `job`, the name of the job for which hosts are called; empty: none are.
     """
 
-    def __init__(self, seat: Seat, timings: Timings, nonce: Callable[[], int]) -> None:
+    def __init__(self, host: LocalHost, timings: Timings, nonce: Callable[[], int]) -> None:
         self.job = ""
-        self._seat = seat
+        self._host = host
         self._timings = timings
         self._nonce = nonce
         self._call_at = 0.0
         self._called: tuple[int, ...] = ()  # the nonces of the last two calls
-        self._returns = Returns(timings.call_back_s)
+        self._backoff = RejoinBackoff(timings.call_back_s)
 
-    def form(self, now: float) -> None:
+    def reset(self, now: float) -> None:
         """This host has come to a network."""
-        self._returns = Returns(self._timings.call_back_s)
+        self._backoff = RejoinBackoff(self._timings.call_back_s)
         self._begin(now)
 
-    def change(self, now: float, joined: Iterable[bytes], lost: Iterable[bytes]) -> None:
+    def note_view(self, now: float, joined: Iterable[bytes], lost: Iterable[bytes]) -> None:
         """The view of this member has changed; hosts are named by their MAC addresses."""
         for mac in joined:
-            self._returns.taken(mac)
+            self._backoff.note_joined(mac)
         for mac in lost:
-            self._returns.lost(now, mac)
+            self._backoff.note_lost(now, mac)
         self._begin(now)
 
-    def count(self, commit: Committed) -> None:
+    def note_counted(self, commit: Committed) -> None:
         """Members have been counted in a round."""
-        if self._returns:
+        if self._backoff:
             for number in commit.counted:
-                self._returns.counted(self._seat.view.members[number - 1].mac)
+                self._backoff.note_counted(self._host.view.members[number - 1].mac)
 
     def admits(self, now: float, mac: bytes, nonce: int, *, listed: bool) -> bool:
         """Whether an answer counts: to one of the last calls, and not too early after the host was lost.
@@ -52,17 +52,17 @@ class Recall:
         Args:
             listed: the host is in the view already.
         """
-        return nonce in self._called and (listed or not self._returns.must_wait(now, mac))
+        return nonce in self._called and (listed or not self._backoff.must_wait(now, mac))
 
-    def due(self) -> float:
+    def call_due(self) -> float:
         """When to call next."""
         return self._call_at
 
-    def call(self, now: float) -> Send:
+    def make_call(self, now: float) -> Send:
         """One call."""
         self._call_at = now + self._timings.call_back_s
         self._called = (self._nonce(), *self._called[:1])
-        view = self._seat.view
+        view = self._host.view
         body = wire.Call(self._called[0], view.number, view.ballot)
         return Send(wire.Frame(wire.Header(), body, tail=self.job.encode()))
 

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fragments that can never be taken: tokens and control frames pass, full frames do not (R16)."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from nicps.exchange import Exchange
+from nicps.job.plan import Plan
+from nicps.protocol import Action, Member, NoProgress, Timings, View
+from nicps.protocol.progress import IN_VAIN, Progress, find_fault
+from tests.simulator import schedules
+from tests.simulator.drill import TRAINING_S
+from tests.simulator.host import Host
+from tests.simulator.lan import Conditions, Lan
+
+pytestmark = pytest.mark.unit
+
+#: Short, so that little is simulated; a host that comes back does so rarely.
+TIMINGS = Timings(silence_most_s=0.6, call_back_s=2.0)
+#: Seeds of jobs that end well without such links.
+ENDING_WELL = (0, 2, 7, 9, 12, 13, 15, 26, 27, 29, 32, 34, 35, 37)
+Pairs = Iterable[tuple[int, int]]  # indices of who sends and who does not get it; -1 is a switch
+
+
+@pytest.fixture(autouse=True)
+def slow_lan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token goes round with nothing new: fewer times a second than it would."""
+    monkeypatch.setattr("tests.simulator.lan.HOP_S", 1e-3)
+
+
+def trains(
+    hosts: int = 4,
+    conditions: Conditions | None = None,
+    seed: int = 7,
+    exchange: Exchange = Exchange.BROADCAST,
+    timings: Timings = TIMINGS,
+    rounds: int = 20,
+    fragments: int = 4,
+) -> Lan:
+    """A job that trains while fragments begin to get lost."""
+    plan = Plan("job", batch=10 * hosts, width=16, alarm_below=0.0, exchange=exchange)
+    lan = Lan(hosts, conditions, seed, plan, rounds, 8, fragments, 0.05, timings=timings)
+    lan.hosts[0].submit()
+    lan.at(0.5, lambda: schedules.look(lan, "", 0.0))
+    return lan
+
+
+def found_in(lan: Lan) -> list[NoProgress]:
+    """All that any host will find."""
+    found: list[NoProgress] = []
+
+    def note(_: Host, action: Action) -> bool:
+        if isinstance(action, NoProgress):
+            found.append(action)
+        return False
+
+    lan.moments.append(note)
+    return found
+
+
+def starved(lan: Lan, pairs: Pairs, since: float = TRAINING_S) -> list[NoProgress]:
+    """From then on, for ever, fragments do not pass between these hosts."""
+    lan.at(since, lambda: lan.starved.update(pairs))
+    lan.trouble(since)
+    return found_in(lan)
+
+
+def ever_out(lan: Lan) -> set[int]:
+    """Members that some view was without."""
+    views = lan.checks.views.values()
+    return {member.number for members, live, *_ in views for member in members} - set.intersection(
+        *(set(live) for _, live, *_ in views)
+    )
+
+
+def done(lan: Lan) -> None:
+    assert schedules.finish(lan).what == "done"
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+@pytest.mark.parametrize("member", [2, 3])
+def test_who_lacks_one_members_fragments_is_evicted(owner: int, member: int) -> None:
+    lan = trains()
+    found = starved(lan, {(owner, member)})
+    done(lan)
+    assert ever_out(lan) == {member + 1}
+    assert {f.evicted for f in found} == {0, member + 1}
+    assert found[0] == NoProgress(found[0].round, {member + 1: {owner + 1: 4}})
+
+
+@pytest.mark.parametrize("member", [0, 3])
+def test_who_gets_nobodys_fragments_is_evicted(member: int) -> None:
+    """Also the lead: the lowest of the others goes on with the job."""
+    lan = trains()
+    starved(lan, {(k, member) for k in range(4)})
+    done(lan)
+    assert ever_out(lan) == {member + 1}
+
+
+@pytest.mark.parametrize("owner", [0, 3])
+def test_whose_fragments_reach_nobody_is_evicted(owner: int) -> None:
+    """The others all lack the same: they stay."""
+    lan = trains()
+    found = starved(lan, {(owner, k) for k in range(4)})
+    done(lan)
+    assert ever_out(lan) == {owner + 1}
+    reports = [f for f in found if not f.evicted]
+    assert {k for f in reports for k in f.lacks} == set(range(1, 5)) - {owner + 1}
+
+
+@pytest.mark.parametrize("host", [0, 3])
+def test_a_link_that_passes_no_full_frames_either_way(host: int) -> None:
+    lan = trains()
+    starved(lan, {(host, k) for k in range(4)} | {(k, host) for k in range(4)})
+    done(lan)
+    assert ever_out(lan) == {host + 1}
+
+
+@pytest.mark.parametrize("left", [{0, 1}, {0, 1, 2}])
+def test_a_middle_link_that_passes_no_full_frames(left: set[int]) -> None:
+    """One after the other is evicted, and comes back to what it cannot take: the job goes on among the others."""
+    lan = trains(4)
+    right = set(range(4)) - left
+    pairs = {(a, b) for a in left for b in right}
+    starved(lan, pairs | {(b, a) for a, b in pairs})
+    done(lan)
+    assert ever_out(lan) in ({k + 1 for k in left}, {k + 1 for k in right})
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 0)])
+def test_of_two_hosts_the_one_that_cannot_take_is_evicted(pair: tuple[int, int]) -> None:
+    lan = trains(2)
+    starved(lan, {pair})
+    done(lan)
+    assert ever_out(lan) == {pair[1] + 1}
+
+
+def test_of_two_hosts_that_do_not_get_each_others_one_goes_on() -> None:
+    lan = trains(2)
+    starved(lan, {(0, 1), (1, 0)})
+    done(lan)
+    assert ever_out(lan) == {2}
+
+
+def test_a_hand_out_that_one_host_cannot_take() -> None:
+    lan = trains()
+    starved(lan, {(0, 3)}, since=0.0)
+    done(lan)
+    assert ever_out(lan) == {4}
+
+
+def test_a_hand_out_that_nobody_can_take() -> None:
+    """Only the host that has the job cannot be heard with it: it is evicted, and the job is stopped, with a reason."""
+    lan = trains()
+    starved(lan, {(0, k) for k in range(1, 4)}, since=0.0)
+    outcome = schedules.finish(lan)
+    assert (outcome.what, outcome.why) == ("stopped", "nobody is left who has the whole job")
+
+
+@pytest.mark.parametrize("member", [1, 3])
+def test_a_switch_whose_sums_do_not_reach_a_host(member: int) -> None:
+    """The hosts add from then on; where the others' fragments do not reach it either, it is evicted."""
+    lan = trains(exchange=Exchange.SWITCH)
+    starved(lan, {(k, member) for k in range(-1, 4)})
+    done(lan)
+    assert ever_out(lan) == {member + 1}
+
+
+def test_it_is_said_each_time_that_a_host_comes_back() -> None:
+    """Each return takes longer to be let in than the one before: the others train in between."""
+    lan = trains(rounds=60)
+    found = starved(lan, {(0, 3)})
+    done(lan)
+    rounds = {f.round for f in found if f.evicted}
+    assert len(rounds) > 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_seeds_in_which_fragments_do_not_pass(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedules of other faults, and for a while, or longer than the job, links that pass no full frames."""
+    monkeypatch.setattr(schedules, "Timings", functools.partial(Timings, silence_most_s=0.6))
+    rng = random.Random(f"fragments {seed}")
+    lan = schedules.lan_of(rng.choice(ENDING_WELL))
+    hosts = range(len(lan.hosts))
+    for _ in range(rng.randint(1, 2)):
+        one, half = rng.choice(hosts), set(rng.sample(hosts, len(hosts) // 2))
+        receives = {(k, one) for k in (-1, *hosts)}
+        sends = {(one, k) for k in hosts}
+        middle = {(a, b) for a in half for b in hosts if b not in half}
+        pairs = rng.choice((receives, sends, receives | sends, {(one, rng.choice(hosts))}, middle))
+        start = 0.2 + rng.random() * 2
+        end = start + rng.choice((0.3, 2.0, 5.0))
+        lan.at(start, functools.partial(lan.starved.update, pairs))
+        lan.at(end, functools.partial(lan.starved.difference_update, pairs))
+        lan.trouble(end)
+    schedules.finish(lan)
+
+
+# ---- what must not be taken for it
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_loss_alone_is_none_of_it(seed: int) -> None:
+    """A frame is lost with 30 % at the sender and 30 % on the way to each receiver."""
+    lan = trains(3, Conditions(loss=0.3), seed, rounds=10, fragments=40)
+    found = found_in(lan)
+    schedules.finish(lan)
+    assert not found
+
+
+def test_a_host_that_stands_still_is_none_of_it() -> None:
+    """Its kernel drops what comes for longer than the limit; its agent goes on before the others have given it up."""
+    lan = trains(timings=Timings(silence_s=5.0, silence_most_s=5.0))
+    lan.at(TRAINING_S, lambda: lan.starved.update({(k, 3) for k in range(4)}))
+    lan.at(TRAINING_S + 0.01, lan.hosts[3].pause)
+    lan.at(TRAINING_S + 4.5, lan.hosts[3].resume)
+    lan.at(TRAINING_S + 4.6, lan.starved.clear)
+    lan.trouble(TRAINING_S + 4.6)
+    found = found_in(lan)
+    done(lan)
+    assert not found and not ever_out(lan)
+
+
+def test_a_pause_counts_once() -> None:
+    progress = Progress(Timings())
+    for now in (0.0, 100.0, 200.0):
+        progress.note(now, 5)
+    assert not progress.take_report()
+    for k in range(IN_VAIN):
+        progress.note(200.0 + 0.11 * k, 5)
+    assert progress.take_report()
+    assert not progress.take_report(), "until it has asked again"
+    progress.note(204.0, 5)
+    progress.note(204.2, 6)
+    assert not progress.take_report(), "a fragment has come"
+
+
+# ---- whose fault it is, and how it is told
+
+
+def test_what_the_user_is_told() -> None:
+    members = tuple(Member(k, bytes(6), f"h{k}") for k in (1, 2, 3))
+    seen = View(1, members, frozenset({1, 2, 3}), 1)
+    lacks = {3: {1: 40, 2: 1}}
+    assert NoProgress(7, lacks).explain(seen) == (
+        "round 7: h3 lacks fragments (40 of h1, 1 of h2), and gets none of them, however often they are sent again"
+    )
+    assert NoProgress(7, lacks, 3).explain(seen) == (
+        "round 7: h3 takes nothing of what the others send again, and is evicted; do full frames (1514 bytes) pass on"
+        " its way?"
+    )
+    assert (
+        NoProgress(7, {2: {1: 1}, 3: {1: 1}}, 1)
+        .explain(seen)
+        .startswith("round 7: h1 sends what does not reach h2, h3, and is evicted")
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "learners", "lacks", "fault"),
+    [
+        (2, (), {1: {2: 4}}, 1),
+        (2, (), {1: {2: 4}, 2: {1: 4}}, 2),
+        (3, (), {3: {1: 1}}, 3),
+        (3, (), {2: {1: 1}, 3: {1: 1}}, 1),
+        (3, (2, 3), {2: {1: 1}, 3: {1: 1}}, 3),
+        (3, (3,), {2: {1: 1}, 3: {1: 1}}, 3),
+        (3, (), {1: {2: 1, 3: 1}, 2: {1: 1}, 3: {1: 1}}, 1),
+        (4, (), {3: {1: 1, 2: 1, 4: 1}, 4: {1: 1, 2: 1, 3: 1}}, 4),
+        (4, (2,), {2: {1: 1}, 3: {1: 1}, 4: {1: 1}}, 1),
+        (5, (), {4: {1: 1}, 5: {1: 1}}, 5),
+        (5, (), {3: {1: 1}, 4: {1: 1}, 5: {1: 1}}, 1),
+        (64, (), {k: {7: 3} for k in range(1, 65) if k != 7}, 7),
+        (64, (), {7: {k: 3 for k in range(1, 65) if k != 7}}, 7),
+    ],
+)
+def test_whose_fault_it_is(
+    members: int, learners: tuple[int, ...], lacks: dict[int, dict[int, int]], fault: int
+) -> None:
+    assert find_fault(lacks, range(1, members + 1), learners) == fault

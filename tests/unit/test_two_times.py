@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ring keeps the time of the last token apart from that of the last fragment; the exchange says which one counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol import Member, Phase, Send, Timings, View
+from nicps.protocol.phase import AdaptiveTimeout
+from nicps.protocol.ring import Ring
+from nicps.protocol.signals import Silent
+
+pytestmark = pytest.mark.unit
+
+#: Its members send at any time: tokens overtake fragments.
+OVERTAKING = replace(Exchange.BROADCAST, name="overtaking", token_waits=False)
+VIEW = View(
+    1,
+    tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3)),
+    frozenset({1, 2, 3}),
+    1,
+)
+TIMINGS = Timings()
+START = 100.0
+
+
+class Kernel:
+    """Nothing has been taken."""
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        return 0
+
+    def missing(
+        self, round_: int, view: int, sender: int, fragments: int, limit: int
+    ) -> list[tuple[int, int]]:
+        return [(0, fragments)]
+
+
+def ring(exchange: Exchange, timeout: AdaptiveTimeout | None = None) -> Ring:
+    """The lead's, which has just handed the token to the next."""
+    phase = Phase(
+        1,
+        1,
+        wire.PhaseKind.TRAIN,
+        first_round=1,
+        fragments=8,
+        last_fragments=8,
+        width=16,
+        shares=(4, 4, 4),
+        quorum=12,
+        exchange=exchange,
+    )
+    made = Ring(phase, VIEW, 1, Kernel(), TIMINGS, timeout or AdaptiveTimeout(TIMINGS), None, START)
+    made.create(START)
+    assert made.token is not None and made.token.owner == 2
+    return made
+
+
+def while_fragments_come(made: Ring, until: float) -> list[object]:
+    """Every millisecond a fragment of some member, and no token."""
+    steps: list[object] = []
+    assert made.token is not None
+    seen = made.token.key
+    for ms in range(round((until - START) * 1000)):
+        now = START + ms / 1000
+        made.kernel_saw(seen, START, now)
+        steps += made.tick(now)
+    return steps
+
+
+@pytest.mark.parametrize(("exchange", "repeats"), [(Exchange.BROADCAST, 0), (OVERTAKING, 3)])
+def test_fragments_put_a_retransmission_off_only_where_a_token_waits_for_them(
+    exchange: Exchange, repeats: int
+) -> None:
+    steps = while_fragments_come(ring(exchange), START + 0.06)
+    again = [
+        step
+        for step in steps
+        if isinstance(step, Send) and step.frame.header.flags & wire.Flag.REPEAT
+    ]
+    assert len(again) == repeats, "after 8 ms, then 16 and 32 more"
+
+
+@pytest.mark.parametrize(("exchange", "found"), [(Exchange.BROADCAST, []), (OVERTAKING, [2])])
+def test_fragments_hide_a_dead_holder_only_where_they_are_its_own(
+    exchange: Exchange, found: list[int]
+) -> None:
+    steps = while_fragments_come(ring(exchange), START + 0.7)
+    assert [step.number for step in steps if isinstance(step, Silent)] == found
+
+
+def test_gaps_are_measured_between_what_counts() -> None:
+    """Where tokens overtake fragments they are the signs of life, and what one waits for follows their gaps."""
+    timeout = AdaptiveTimeout(TIMINGS)
+    made = ring(OVERTAKING, timeout)
+    for step in range(1, 40):
+        token_at = START + step * 0.4
+        made.kernel_saw((1, 2 + step), token_at, token_at)
+        made.kernel_saw((1, 2 + step), token_at, token_at + 0.2)
+    assert timeout.seconds == pytest.approx(0.4, abs=0.05)
+
+
+def test_a_beacon_of_the_holder_counts_in_any_exchange() -> None:
+    made = ring(OVERTAKING)
+    for step in range(10):
+        now = START + step * 0.1
+        header = wire.Header(view=1, round=1, sender=2)
+        made.on_want(now, wire.Frame(header, wire.Want(0, 0)))
+        assert not any(isinstance(s, Silent) for s in made.tick(now + 0.05))
