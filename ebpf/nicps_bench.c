@@ -7,8 +7,11 @@
  */
 #include "nicps.c"
 
-/* The order of a round: all fragments of member 2, of member 3, ... then the next round. */
-static __always_inline void nicps_next(struct xdp_md *ctx)
+/*
+ * The order of a round: all fragments of member 2, of member 3, ... then the next
+ * round. False where the frame is no fragment.
+ */
+static __always_inline bool nicps_next(struct xdp_md *ctx)
 {
 	struct nicps_cursor cursor = {
 		.at = (void *)(long)ctx->data,
@@ -23,7 +26,7 @@ static __always_inline void nicps_next(struct xdp_md *ctx)
 	__be64 tag;
 
 	if (!ethernet || !header || !fragment || !config || !key)
-		return;
+		return false;
 	index = bpf_ntohl(fragment->index) + 1;
 	if (index >= bpf_ntohl(fragment->fragments)) {
 		index = 0;
@@ -38,12 +41,12 @@ static __always_inline void nicps_next(struct xdp_md *ctx)
 	header->sequence = bpf_htonl(bpf_ntohl(header->sequence) + 1);
 	if (config->keyed && nicps_fragment_tag(key, header, cursor.end, &tag))
 		header->tag = tag;
+	return true;
 }
 
 int nicps_bench_add(struct xdp_md *ctx)
 {
-	nicps_next(ctx);
-	return nicps_frame(ctx);
+	return nicps_next(ctx) ? nicps_frame(ctx) : XDP_ABORTED;
 }
 
 int nicps_bench_none(struct xdp_md *ctx)

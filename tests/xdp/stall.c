@@ -10,8 +10,8 @@
 #define STALL_ADDED 3 /* the fragment is added, and not counted */
 #define STALL_BOUNCED 4 /* a token is bounced, its copy is not written */
 
-#define STALL_PIECE (1 << 21)
-#define STALL_PIECES 300
+#define STALL_PIECE (1 << 24)
+#define STALL_PIECES 40
 
 struct stall {
 	u64 place; /* where the next processor stalls; 0: nowhere */
@@ -20,7 +20,7 @@ struct stall {
 	u64 late; /* it has waited for too long, and has gone on */
 };
 
-/* To fill it takes a processor some 100 microseconds. */
+/* To fill it takes a processor nearly a millisecond. */
 struct stall_piece {
 	u8 bytes[STALL_PIECE];
 };
