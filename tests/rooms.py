@@ -35,11 +35,12 @@ _LIMIT_S = 30.0
 
 
 class NoKernel:
-    """A data plane without one: nothing comes, and what is sent is kept."""
+    """A data plane without one, and its maps: nothing comes, and what is sent is kept."""
 
     mode, iface, sequence = "native", "eth1", 0
 
     def __init__(self) -> None:
+        self.maps = self
         self.config = {"view": 1, "enabled": 0, "bounce": 0}
         self.sent: list[bytes] = []
         self.mac = MAC

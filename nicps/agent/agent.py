@@ -78,7 +78,7 @@ class Agent:
             )
             stack.callback(self._control.close)
             self._stack = stack.pop_all()
-        self.life = Life(self.dataplane.mac, self._life_settings(), self.dataplane, nonce)
+        self.life = Life(self.dataplane.mac, self._life_settings(), self.dataplane.maps, nonce)
         self._driver = Driver(self.life)
         self.children = Children(user, self._loop, self._clock, self._control.adopt)
         self._put_together(user)
@@ -195,7 +195,7 @@ class Agent:
         driver.now = now = time.monotonic()
         self._loop.handle(events)
         self._frames.sync_from_kernel()
-        key_is_spent = self.dataplane.sequence >= Sequences.NUMBERS
+        key_is_spent = self.dataplane.maps.sequence >= Sequences.NUMBERS
         driver.carry_out(life.renew_view(now, key_is_spent))
         driver.carry_out(life.tick(now, self._frames.sender.waits))
         self.children.tick(now)

@@ -117,7 +117,7 @@ class Frames:
         if not isinstance(token, wire.Token):
             self.send_control(data)
             return
-        self._dataplane.saw(token.generation, token.hop)
+        self._dataplane.maps.saw(token.generation, token.hop)
         forwards = token.owner != self._node.number
         self.sender.frame(data, self._note_hold if forwards else None)
 
@@ -175,9 +175,9 @@ class Frames:
         """What the program has seen, before anything is made of it."""
         if self._node.ring is None:
             return
-        ring = self._dataplane.ring
+        ring = self._dataplane.maps.ring
         seen, bounced = int(ring["seen"]), int(ring["bounced"])
-        token = self._dataplane.bounced() if bounced != self._bounced else None
+        token = self._dataplane.maps.bounced() if bounced != self._bounced else None
         if token is not None:
             self._bounced = bounced
         token_at, frame_at = int(ring["token_ns"]) / 1e9, int(ring["heard_ns"]) / 1e9
@@ -186,7 +186,7 @@ class Frames:
 
     def _sync_to_kernel(self) -> None:
         state = self._node.kernel
-        config = self._dataplane.config
+        config = self._dataplane.maps.config
         if state is not None and not self.sender.muted:
             config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
         if state == self._kernel:
@@ -208,7 +208,7 @@ class Frames:
 
     def leave_view(self, _: object) -> None:
         """The program takes no tokens and fragments until there is a view again."""
-        self._dataplane.config["enabled"] = self._dataplane.config["bounce"] = 0
+        self._dataplane.maps.config["enabled"] = self._dataplane.maps.config["bounce"] = 0
         self._kernel = None
 
 

@@ -160,12 +160,12 @@ class Prober:
         Not in place of another host's that is coming in.
         """
         dataplane = self._dataplane
-        train = dataplane.train
+        train = dataplane.maps.train
         coming = time.monotonic_ns() < int(train["last_ns"]) + _COMING_NS
         if coming and int(train["nonce"]) != nonce and source != self._counts_for:
             return 0, 0, 0
         self._counts_for = source
-        train = dataplane.expect(nonce)
+        train = dataplane.maps.expect(nonce)
         return int(train["first_ns"]), int(train["last_ns"]), int(train["count"])
 
     # ---- our own

@@ -178,7 +178,7 @@ class Program:
             # A round that had closed without it may be run again (R18).
             self._arena.closed = min(self._arena.closed, action.message.first_round - 1)
         dataplane = self._dataplane
-        blocks = (dataplane.accumulators_fd, dataplane.slots_fd)
+        blocks = (dataplane.maps.accumulators_fd, dataplane.maps.slots_fd)
         self._post(action.program, action.message, blocks if action.message.blocks else ())
 
     def _post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:

@@ -57,5 +57,5 @@ def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -
         fragments_sent=frames.sender.fragments,
         frames_malformed=frames.malformed,
         control_refused=dict(keys.refused),
-        counters=dataplane.counters(),
+        counters=dataplane.maps.counters(),
     )

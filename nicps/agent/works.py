@@ -115,12 +115,12 @@ class Works:
 
     def count_fragments(self, action: act.CountFragments) -> None:
         """What the kernel has taken, of the view that it is in."""
-        view = int(self._dataplane.config["view"])
-        self._here.added += self._dataplane.count(action.round, view, 0)
+        view = int(self._dataplane.maps.config["view"])
+        self._here.added += self._dataplane.maps.count(action.round, view, 0)
 
     def use_accumulators(self, action: act.UseAccumulators) -> None:
         """The old ones go, once nobody reads them any more."""
-        self._dataplane.use(self._here.reserved.pop(action.accumulators))
+        self._dataplane.maps.use(self._here.reserved.pop(action.accumulators))
 
     def drop_accumulators(self, action: act.DropAccumulators) -> None:
         """They are not needed."""
@@ -128,7 +128,7 @@ class Works:
 
     def renew_accumulators(self, action: act.RenewAccumulators) -> None:
         """Others, at once: the round goes on."""
-        self._dataplane.use(self._dataplane.reserve(action.blocks))
+        self._dataplane.maps.use(self._dataplane.maps.reserve(action.blocks))
 
     # ---- in the background
 
@@ -169,7 +169,7 @@ class Works:
                 reserved = self._here.reserved
 
                 def reserve() -> int:
-                    reserved[ticket] = self._dataplane.reserve(blocks)
+                    reserved[ticket] = self._dataplane.maps.reserve(blocks)
                     return ticket
 
                 return reserve
@@ -198,7 +198,7 @@ class Works:
         job, incoming = self._here, self._here.incoming
         assert incoming is not None
         out = self.streams.get(work.stream) if work.stream else None
-        bank = self._dataplane.accumulators[work.round & 1]
+        bank = self._dataplane.maps.accumulators[work.round & 1]
 
         def store() -> act.Stored | None:
             if out is not None:
@@ -223,7 +223,7 @@ class Works:
             "fragments_added": self._here.added,
             "fragments_sent_again": self._sender.again - again,
             "token_turns": self._life.turns - turns,
-            "counters": self._dataplane.counters(),
+            "counters": self._dataplane.maps.counters(),
         }
 
     def _draw(self, ticket: int, work: act.DrawReport) -> None:

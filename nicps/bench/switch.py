@@ -15,6 +15,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from nicps.bench.arguments import need_memory, whole
 from nicps.bench.bmv2 import CONTROLLER, Bmv2, in_place_of_the_bridge
 from nicps.bench.watch import until
 from nicps.dataplane import DataPlane
+from nicps.dataplane.maps import I64
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.lab import Lab, LabSettings, links, namespaces
 from nicps.session.lanes import U8
@@ -80,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
             begin(bmv2, members, width, args.windows * wire.QUANTUM, round_)
             seconds = take_turns(members, width, args.windows, round_)
             row = count(members, args.lane, args.windows * wire.QUANTUM, seconds, round_)
-            compare(members, width, args.windows, round_)
+            banks = {m.number: m.plane.maps.accumulators[round_ & 1] for m in members}
+            compare(banks, width, args.windows)
             print(
                 f"{row.hosts} hosts, {row.lane}: {row.fragments:,} fragments in {row.seconds:.2f} s,"
                 f" {row.fragments_per_s:,.0f} a second, {row.sums:,} sums to each, all as they should be"
@@ -107,10 +110,10 @@ class Turns:
 
     def enter(self, macs: list[bytes], width: int, fragments: int, round_: int) -> None:
         """Take sums of that round, and nothing else."""
-        plane, config = self.plane, self.plane.config
+        plane, config = self.plane, self.plane.maps.config
         blocks = -(-fragments // wire.fragments_per_block(width))
-        if plane.blocks != blocks:
-            plane.allocate(blocks)
+        if plane.maps.blocks != blocks:
+            plane.maps.allocate(blocks)
         plane.enter_view(_VIEW, self.number, macs, self.number % len(macs) + 1)
         config["round"] = config["round_low"] = config["round_high"] = round_
         config["sums"] = config["enabled"] = 1
@@ -187,7 +190,7 @@ def take_turns(members: list[Turns], width: int, windows: int, round_: int) -> f
 
 def lacking(members: list[Turns], total: int, round_: int) -> int:
     """Sums that have not come, of all hosts."""
-    return sum(total - member.plane.count(round_, _VIEW, 0) for member in members)
+    return sum(total - member.plane.maps.count(round_, _VIEW, 0) for member in members)
 
 
 def _lanes(number: int) -> U8:
@@ -245,17 +248,17 @@ def count(members: list[Turns], lane: str, total: int, seconds: float, round_: i
     return Row(len(members), lane, sent, seconds, sent / seconds, total)
 
 
-def compare(members: list[Turns], width: int, windows: int, round_: int) -> None:
-    """Add by NumPy what has been sent, and look at what the XDP program of each host has in the round's bank.
+def compare(banks: Mapping[int, I64], width: int, windows: int) -> None:
+    """Add by NumPy what has been sent, and compare it with the round's bank of each host, by its number.
 
     Raises:
         JobFailed: a sum is another one. (Lanes that overflow wrap round, in the switch and here.)
     """
     kind, per_window = f"i{width // 8}", wire.QUANTUM * wire.PAYLOAD_BYTES * 8 // width
-    sent = [_lanes(member.number).view(f">{kind}").astype(kind) for member in members]
+    sent = [_lanes(number).view(f">{kind}").astype(kind) for number in banks]
     sums = np.stack(sent).sum(axis=0, dtype=kind)
-    for member in members:
-        lanes = member.plane.accumulators[round_ & 1].reshape(-1)
+    for number, bank in banks.items():
+        lanes = bank.reshape(-1)
         for window in range(windows):
             first = window % wire.QUANTUM
             expected = sums[first : first + wire.QUANTUM].reshape(-1)
@@ -263,5 +266,5 @@ def compare(members: list[Turns], width: int, windows: int, round_: int) -> None
             wrong = int(np.count_nonzero(found != expected))
             if wrong:
                 raise JobFailed(
-                    f"host {member.number} has {wrong} wrong lanes of {per_window} in window {window + 1}"
+                    f"host {number} has {wrong} wrong lanes of {per_window} in window {window + 1}"
                 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
@@ -20,12 +21,12 @@ from nicps.dataplane.txring import TxRing
 _log = logging.getLogger(__name__)
 
 
-class DataPlane(Maps):
-    """Our XDP program on an interface, its maps (`Maps`), and frames in and out.
+class DataPlane:
+    """Our XDP program on an interface, its maps, and frames in and out.
 
     All of it goes with `close`, or with the process, however that ends.
 
-    The program starts with `config["enabled"] == 0`: control frames come up, tokens and fragments are dropped.
+    The program starts with `maps.config["enabled"] == 0`: control frames come up, tokens and fragments are dropped.
 
     Args:
         iface: the interface's name, in this process's network namespace.
@@ -60,11 +61,11 @@ class DataPlane(Maps):
                 _log.warning("took away the filter that an older run left on %s", iface)
             loaded = loader.load("nicps.c", programs, {"NICPS_ETHERTYPE": ethertype})
             undo.callback(loaded.close)
-            super().__init__(loaded.maps)
-            undo.callback(super().close)
-            self.config["network"] = network
+            self.maps = Maps(loaded.maps)
+            undo.callback(self.maps.close)
+            self.maps.config["network"] = network
             seal = bytes((2, *os.urandom(5)))  # a unicast address that nobody has
-            self.config["seal"] = np.frombuffer(seal, np.uint8)
+            self.maps.config["seal"] = np.frombuffer(seal, np.uint8)
             self._packets = PacketSocket(interface, ethertype, destination, seal=seal)
             undo.callback(self._packets.close)
             self.link_changes = LinkChanges(interface.index)
@@ -80,9 +81,8 @@ class DataPlane(Maps):
             self._undo = undo.pop_all()
         self.keyed = keyed
         self.iface = iface
-        self.ifindex = interface.index
+        self._ifindex = interface.index
         self.mac = interface.mac
-        self.program_fd = loaded.programs[xdp.PROGRAM]
         _log.info("XDP program on %s in %s mode", iface, self.mode)
 
     def __enter__(self) -> DataPlane:
@@ -102,11 +102,26 @@ class DataPlane(Maps):
 
     def set_key(self, key: bytes | None) -> None:
         """`Maps.set_key`"""
+        self._check_key(key)
+        self.maps.set_key(key)
+
+    def enter_view(
+        self,
+        view: int,
+        number: int,
+        members: Sequence[bytes | None],
+        successor: int,
+        key: bytes | None = None,
+    ) -> None:
+        """`Maps.enter_view`"""
+        self._check_key(key)
+        self.maps.enter_view(view, number, members, successor, key)
+
+    def _check_key(self, key: bytes | None) -> None:
         if (key is not None) != self.keyed:
             raise ValueError(
                 f"a key is given: {key is not None}; the network has one: {self.keyed}"
             )
-        super().set_key(key)
 
     def check_interface(self) -> None:
         """See whether the interface can still carry our frames, under whatever name it has now.
@@ -115,7 +130,7 @@ class DataPlane(Maps):
             InterfaceDown, InterfaceUnfit: not now.
             InterfaceMissing: it is not there any more.
         """
-        self.iface = current_name(self.ifindex, self.iface)
+        self.iface = current_name(self._ifindex, self.iface)
         usable(self.iface)
 
     def rx_fileno(self) -> int:

@@ -21,10 +21,11 @@ from nicps.job.actions import (
     Log,
     MakeResult,
     OpenJob,
+    Publish,
 )
 from nicps.job.lead import Lead
 from nicps.job.notices import Notices, exit_code, run_hook
-from nicps.job.orders import Order, Orders, Tell, Trouble, Warn
+from nicps.job.orders import Order, Orders, Trouble, Warn
 from nicps.job.part import Part
 from nicps.job.place import NodePlace
 from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
@@ -32,6 +33,7 @@ from nicps.job.said import one_line
 from nicps.job.submission import Submission
 from nicps.job.works import Works
 from nicps.protocol import Node, Phase, Struck, Timings
+from nicps.session.messages import Warned
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ class Roles:
         if ok:
             return [*orders, *self._tell_end(lead, number, {}, None, stop.settings)]
         if alarmed is not None:
-            orders.append(self._draw_report(lead.plan.job, alarmed.entry, list))
+            orders.append(self._draw_report(lead.plan.job, alarmed.entry, number, list))
         if stop.settings.get("saved") and lead.saved:  # by this host, not by a lead before it
             message += f"; {lead.saved}: `nicps resume` goes on from there"
         return [*orders, *self._tell_end(lead, number, {}, message, stop.settings)]
@@ -307,19 +309,22 @@ class Roles:
 
         def made(now: float, result: Mapping[str, Any]) -> Orders:
             tell = partial(self._tell_end, lead, number, result, None, {})
-            return [self._draw_report(job_id, entry, tell)]
+            return [self._draw_report(job_id, entry, number, tell)]
 
         work = MakeResult(job_id, names, self.place.open_round, about)
         return [self._works.begin(None, work, made, failed)]
 
-    def _draw_report(self, job_id: str, entry: str, then: Callable[[], Orders]) -> Order:
+    def _draw_report(
+        self, job_id: str, entry: str, submission: int, then: Callable[[], Orders]
+    ) -> Order:
         """`then` follows, with a report or without one."""
 
         def drawn(now: float, outcome: Any) -> Orders:
             return then()
 
         def undrawn(now: float, reason: str) -> Orders:
-            return [Tell("warning", {"message": f"no report: {reason}"}, job_id), *then()]
+            text = f"no report: {reason}"
+            return [Log(text), Publish(Warned(job_id, text), submission), *then()]
 
         return self._works.begin(None, DrawReport(job_id, entry), drawn, undrawn)
 

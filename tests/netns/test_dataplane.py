@@ -68,8 +68,8 @@ def form(*hosts: DataPlane, blocks: int = 64) -> None:
     """Put the hosts into one view, with round 1 open."""
     for number, host in enumerate(hosts, 1):
         host.enter_view(VIEW, number, [other.mac for other in hosts], number % len(hosts) + 1)
-        host.allocate(blocks)
-        config = host.config
+        host.maps.allocate(blocks)
+        config = host.maps.config
         config["round_low"], config["round_high"], config["round"] = 1, 2, 1
         config["enabled"] = 1
 
@@ -116,8 +116,8 @@ def test_native_and_gone_again(caplog: pytest.LogCaptureFixture) -> None:
         with DataPlane(left, NETWORK) as host:
             assert host.mode == "native"
             assert host.mac == interface.look(left).mac
-            assert host.config["network"] == NETWORK
-            assert host.config["enabled"] == 0
+            assert host.maps.config["network"] == NETWORK
+            assert host.maps.config["enabled"] == 0
             assert "nicps_xdp" in programs(left)
         assert programs(left) == ""
         host.close()
@@ -252,7 +252,7 @@ def hears_and_is_heard(one: DataPlane, other: DataPlane) -> None:
         until(receiver.receive, "the frame")
     form(other, one)
     send_all(other, *fragments(64, random_lanes(64)))
-    until(lambda: one.count(1, VIEW, 1) == 64, "all have come")
+    until(lambda: one.maps.count(1, VIEW, 1) == 64, "all have come")
 
 
 def test_on_a_bridge_in_place_of_its_port() -> None:
@@ -290,7 +290,7 @@ def test_an_interface_becomes_a_port(pair: tuple[DataPlane, DataPlane]) -> None:
     with pytest.raises(InterfaceUnfit, match="left is a port of the bridge br0"):
         left.check_interface()
     assert right.send(wire.pack(wire.Header(network=NETWORK), wire.Fail()))
-    until(lambda: left.counters()["control"] == 1, "the program has seen it")
+    until(lambda: left.maps.counters()["control"] == 1, "the program has seen it")
     assert not select.select([left.rx_fileno()], [], [], 0.2)[0]
     run("ip link set left nomaster")
     assert left.link_changes.drain()
@@ -319,7 +319,7 @@ def test_what_the_program_has_not_looked_at_is_not_heard(
         assert left.send(frame)  # in its order
         got: list[tuple[bytes, bytes]] = []
         until(lambda: got.extend(right.receive()) or len(got) >= expected, "all have come")
-    assert len(got) == right.counters()["control"] == expected
+    assert len(got) == right.maps.counters()["control"] == expected
 
 
 def test_fragments_over_the_wire(pair: tuple[DataPlane, DataPlane]) -> None:
@@ -327,10 +327,10 @@ def test_fragments_over_the_wire(pair: tuple[DataPlane, DataPlane]) -> None:
     count = 256
     lanes = random_lanes(count)
     send_all(left, *fragments(count, lanes))
-    until(lambda: right.count(1, VIEW, 1) == count, "all have come")
-    assert (right.accumulators[1].reshape(-1, 360) == lanes << 4).all()
-    assert right.missing(1, VIEW, 1, count, 10) == []
-    assert right.counters()["added"] == count
+    until(lambda: right.maps.count(1, VIEW, 1) == count, "all have come")
+    assert (right.maps.accumulators[1].reshape(-1, 360) == lanes << 4).all()
+    assert right.maps.missing(1, VIEW, 1, count, 10) == []
+    assert right.maps.counters()["added"] == count
     # One frame wakes the agent, the one that completes the sender; a ring's own sender hears nothing.
     (frame,) = until(right.receive, "the last fragment is raised")
     assert frame[0] == left.mac
@@ -354,8 +354,8 @@ def test_the_rings_slots_stay_in_order() -> None:
             assert left.tx.unsent() > 0
             left.tx.flush()
         until(lambda: left.tx.pending() == 0, "all have left")
-        until(lambda: right.count(1, VIEW, 1) == count, "all have come")
-        assert (right.accumulators[1].reshape(-1, 360) == lanes << 4).all()
+        until(lambda: right.maps.count(1, VIEW, 1) == count, "all have come")
+        assert (right.maps.accumulators[1].reshape(-1, 360) == lanes << 4).all()
 
 
 def test_more_than_the_ring_holds(pair: tuple[DataPlane, DataPlane]) -> None:
@@ -370,7 +370,7 @@ def test_more_than_the_ring_holds(pair: tuple[DataPlane, DataPlane]) -> None:
     until(lambda: left.tx.pending() == 0, "all have left")
     assert left.tx.free() == left.tx.frames
     counters = until(
-        lambda: (found := right.counters())["added"] + found["duplicate"] == 512 and found,
+        lambda: (found := right.maps.counters())["added"] + found["duplicate"] == 512 and found,
         "all came",
     )
     assert counters["added"] == counters["duplicate"] == 256
@@ -384,7 +384,7 @@ def test_a_shaped_port_is_filled_and_not_overrun() -> None:
         began = time.monotonic()
         waits = send_all(left, *fragments(count, random_lanes(count)))
         took = time.monotonic() - began
-        until(lambda: right.count(1, VIEW, 1) == count, "all have come, without a repair")
+        until(lambda: right.maps.count(1, VIEW, 1) == count, "all have come, without a repair")
         assert "dropped 0" in run("tc -s qdisc show dev left")
         line = count * (wire.PAYLOAD_BYTES + 48 + 14) * 8 / 200e6
         assert line * 0.9 < took < line * 1.5
@@ -425,7 +425,7 @@ def test_an_mtu_that_is_lowered(pair: tuple[DataPlane, DataPlane]) -> None:
     run("ip link set right alias other")
     assert not left.link_changes.drain()
     left.tx.flush()
-    until(lambda: right.count(1, VIEW, 1) == 4, "all have come")
+    until(lambda: right.maps.count(1, VIEW, 1) == 4, "all have come")
     assert left.tx.unsent() == 0
 
 
@@ -454,20 +454,20 @@ def test_a_token_is_bounced_by_the_kernel(pair: tuple[DataPlane, DataPlane]) -> 
     third = b"\2\0\0\0\0\3"
     for number, host in enumerate(pair, 1):
         host.enter_view(VIEW, number, [left.mac, right.mac, third], number + 1)
-        host.config["round_high"] = host.config["enabled"] = 1
-    right.config["bounce"] = 1
-    right.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
-    left.saw(1, 1)
+        host.maps.config["round_high"] = host.maps.config["enabled"] = 1
+    right.maps.config["bounce"] = 1
+    right.maps.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
+    left.maps.saw(1, 1)
     assert left.send(token(1, 1, 2))
-    (frame,) = until(lambda: [] if left.counters()["heard"] == 0 else [b""], "it is back") and [
-        right.bounced()
-    ]
+    (frame,) = until(
+        lambda: [] if left.maps.counters()["heard"] == 0 else [b""], "it is back"
+    ) and [right.maps.bounced()]
     assert frame is not None
     bounced = wire.unpack(frame)
     assert isinstance(bounced.body, wire.Token)
     assert (bounced.header.sender, bounced.body.hop, bounced.body.owner) == (2, 2, 3)
-    assert int(left.ring["seen"]) == int(right.ring["seen"]) == 1 << 32 | 2
-    assert int(left.ring["heard_ns"]) > 0
+    assert int(left.maps.ring["seen"]) == int(right.maps.ring["seen"]) == 1 << 32 | 2
+    assert int(left.maps.ring["heard_ns"]) > 0
     assert right.receive() == left.receive() == []
 
 
@@ -483,8 +483,8 @@ def test_frames_for_the_agent(pair: tuple[DataPlane, DataPlane]) -> None:
     until(lambda: got.extend(right.receive()) or len(got) >= len(frames), "all have come")
     assert [source for source, _ in got] == [left.mac] * len(frames)
     assert [wire.unpack(frame).tail for _, frame in got] == [wire.unpack(f).tail for f in frames]
-    until(lambda: right.counters()["network"] == 1, "the other network's is counted")
-    assert right.counters()["control"] == len(frames)
+    until(lambda: right.maps.counters()["network"] == 1, "the other network's is counted")
+    assert right.maps.counters()["control"] == len(frames)
     assert left.receive() == [], "a host does not hear itself"
 
 
@@ -503,10 +503,12 @@ def test_garbage_is_counted_and_harmless(pair: tuple[DataPlane, DataPlane]) -> N
             frame[int(rng.integers(len(frame)))] = int(rng.integers(256))
         assert left.send(bytes(frame))
         sent += 1
-    names = set(right.counters())
-    until(lambda: sum(right.counters()[name] for name in names) == sent, "each is counted once")
-    assert right.counters()["added"] == 0
-    assert not right.accumulators.any()
+    names = set(right.maps.counters())
+    until(
+        lambda: sum(right.maps.counters()[name] for name in names) == sent, "each is counted once"
+    )
+    assert right.maps.counters()["added"] == 0
+    assert not right.maps.accumulators.any()
 
 
 def test_what_is_not_ours_passes_untouched() -> None:
@@ -551,7 +553,7 @@ def test_what_is_not_ours_passes_untouched() -> None:
                     stream.close()
                     assert peer.wait(20) == 0
                 assert back == data
-                assert not any(host.counters().values())
+                assert not any(host.maps.counters().values())
         finally:
             inside.kill()
             inside.wait()

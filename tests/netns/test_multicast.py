@@ -47,9 +47,9 @@ def test_over_a_wire(of_left: bytes, of_right: bytes) -> None:
             for name, destination in zip(names, (of_left, of_right), strict=True)
         )
         for number, host in enumerate((left, right), 1):
-            host.allocate(8)
+            host.maps.allocate(8)
             host.enter_view(VIEW, number, [left.mac, right.mac, THIRD], number + 1)
-            config = host.config
+            config = host.maps.config
             config["round_low"] = config["round_high"] = config["round"] = config["enabled"] = 1
         for name, here, there, number, destination in (
             ("left", left, right, 1, of_left),
@@ -66,11 +66,11 @@ def talk(here: DataPlane, there: DataPlane, number: int) -> None:
     headers, payload = fragments(20, random_lanes(20))
     headers[:, 17] = number
     send_all(here, headers, payload)
-    until(lambda: there.count(1, VIEW, number) == 20, "all have come")
+    until(lambda: there.maps.count(1, VIEW, number) == 20, "all have come")
     assert here.send(token(number, number, 3))
-    until(lambda: there.counters()["heard"] == 1, "the token, for another")
+    until(lambda: there.maps.counters()["heard"] == 1, "the token, for another")
     assert here.send(control := wire.pack(wire.Header(network=NETWORK), wire.Fail()))
-    until(lambda: there.counters()["control"] == 1, "the control frame")
+    until(lambda: there.maps.counters()["control"] == 1, "the control frame")
     assert (here.mac, control) in [(mac, frame[:40]) for mac, frame in there.receive()]
 
 

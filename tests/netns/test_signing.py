@@ -46,7 +46,7 @@ def enter(left: DataPlane, right: DataPlane, keys: tuple[bytes, bytes] = (KEY, K
     """Both into one view, as members 1 and 2 of 3, with round 1 open."""
     for number, (host, key) in enumerate(zip((left, right), keys, strict=True), 1):
         host.enter_view(VIEW, number, [left.mac, right.mac, THIRD], number + 1, key)
-        config = host.config
+        config = host.maps.config
         config["round_low"] = config["round_high"] = config["round"] = config["enabled"] = 1
 
 
@@ -56,7 +56,7 @@ def pair() -> Iterator[tuple[DataPlane, DataPlane]]:
     with veth_pair() as names, ExitStack() as stack:
         left, right = (stack.enter_context(DataPlane(name, NETWORK, keyed=True)) for name in names)
         for host in (left, right):
-            host.allocate(64)
+            host.maps.allocate(64)
         enter(left, right)
         yield left, right
 
@@ -81,7 +81,10 @@ def settled(host: DataPlane, before: dict[str, int], frames: int) -> Counter[str
     """What became of the frames that were sent, once all of them have come."""
 
     def risen() -> Counter[str]:
-        return Counter({name: n - before[name] for name, n in host.counters().items()}) - Counter()
+        return (
+            Counter({name: n - before[name] for name, n in host.maps.counters().items()})
+            - Counter()
+        )
 
     return until(lambda: (found := risen()).total() >= frames and found, f"{frames} have come")
 
@@ -91,30 +94,30 @@ def test_what_members_send_is_taken(pair: tuple[DataPlane, DataPlane]) -> None:
     count = 256
     lanes = random_lanes(count)
     send_all(left, *fragments(count, lanes))
-    until(lambda: right.count(1, VIEW, 1) == count, "all have come")
-    assert (right.accumulators[1].reshape(-1, 360) == lanes << 4).all()
-    assert right.counters()["added"] == left.sequence == count
+    until(lambda: right.maps.count(1, VIEW, 1) == count, "all have come")
+    assert (right.maps.accumulators[1].reshape(-1, 360) == lanes << 4).all()
+    assert right.maps.counters()["added"] == left.maps.sequence == count
     assert left.send(token(1, 1, 3))
-    until(lambda: right.counters()["heard"] == 1, "the token, for another")
-    assert left.sequence == count + 1
+    until(lambda: right.maps.counters()["heard"] == 1, "the token, for another")
+    assert left.maps.sequence == count + 1
     send_all(left, *fragments(count, lanes))
-    until(lambda: right.counters()["duplicate"] == count, "a repair has new numbers")
-    assert left.sequence == 2 * count + 1
-    assert set(Counter(right.counters()) - Counter()) == {"added", "duplicate", "heard"}
+    until(lambda: right.maps.counters()["duplicate"] == count, "a repair has new numbers")
+    assert left.maps.sequence == 2 * count + 1
+    assert set(Counter(right.maps.counters()) - Counter()) == {"added", "duplicate", "heard"}
 
 
 def test_a_bounced_token_is_signed_too(pair: tuple[DataPlane, DataPlane]) -> None:
     left, right = pair
-    right.config["bounce"] = 1
-    right.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
-    left.saw(1, 1)
+    right.maps.config["bounce"] = 1
+    right.maps.config["alive_until_ns"] = time.monotonic_ns() + HOUR_NS
+    left.maps.saw(1, 1)
     assert left.send(token(1, 1, 2))
-    until(lambda: left.counters()["heard"] == 1, "it is back, and believed")
-    assert (left.sequence, right.sequence) == (1, 1)
-    frame = right.bounced()
+    until(lambda: left.maps.counters()["heard"] == 1, "it is back, and believed")
+    assert (left.maps.sequence, right.maps.sequence) == (1, 1)
+    frame = right.maps.bounced()
     assert frame is not None
     assert frame == encode.sign(frame, KEY)
-    assert left.counters()["forged"] == right.counters()["forged"] == 0
+    assert left.maps.counters()["forged"] == right.maps.counters()["forged"] == 0
 
 
 def test_a_shaped_port(checkout: Path) -> None:
@@ -123,12 +126,12 @@ def test_a_shaped_port(checkout: Path) -> None:
     with veth_pair(rate="200mbit") as names, ExitStack() as stack:
         left, right = (stack.enter_context(DataPlane(name, NETWORK, keyed=True)) for name in names)
         for host in (left, right):
-            host.allocate(count // 4)
+            host.maps.allocate(count // 4)
         enter(left, right)
         send_all(left, *fragments(count, random_lanes(count)))
-        until(lambda: right.count(1, VIEW, 1) == count, "all have come")
-        assert left.sequence >= count
-        assert set(Counter(right.counters()) - Counter()) == {"added"}
+        until(lambda: right.maps.count(1, VIEW, 1) == count, "all have come")
+        assert left.maps.sequence >= count
+        assert set(Counter(right.maps.counters()) - Counter()) == {"added"}
 
 
 def test_another_key(pair: tuple[DataPlane, DataPlane]) -> None:
@@ -136,17 +139,17 @@ def test_another_key(pair: tuple[DataPlane, DataPlane]) -> None:
     enter(left, right, (KEY, bytes(16)))
     send_all(left, *fragments(20, random_lanes(20)))
     assert left.send(token(1, 1, 2))
-    before = dict.fromkeys(right.counters(), 0)
+    before = dict.fromkeys(right.maps.counters(), 0)
     assert settled(right, before, 21) == {"forged": 21}
-    assert not right.accumulators.any()
-    assert int(right.ring["heard_ns"]) == int(right.ring["seen"]) == 0
+    assert not right.maps.accumulators.any()
+    assert int(right.maps.ring["heard_ns"]) == int(right.maps.ring["seen"]) == 0
 
 
 def test_any_byte_changed(pair: tuple[DataPlane, DataPlane], outsider: socket.socket) -> None:
     left, right = pair
     good = one_fragment(random_lanes(1))
     passed = encode.sign(token(1, 1, 2), KEY)
-    before = right.counters()
+    before = right.maps.counters()
     rng = np.random.default_rng(4)
     for frame in (good, passed):
         for at in range(len(frame)):
@@ -161,10 +164,10 @@ def test_any_byte_changed(pair: tuple[DataPlane, DataPlane], outsider: socket.so
     assert not taken & set(found)
     # All but the few bytes that a cheaper check finds: version, type, network, view, sender, length, sizes, ...
     assert found["forged"] > sent - 60
-    assert not right.accumulators.any()
-    assert int(right.ring["heard_ns"]) == int(right.ring["seen"]) == 0
-    assert right.count(1, VIEW, 0) == 0
-    before = right.counters()
+    assert not right.maps.accumulators.any()
+    assert int(right.maps.ring["heard_ns"]) == int(right.maps.ring["seen"]) == 0
+    assert right.maps.count(1, VIEW, 0) == 0
+    before = right.maps.counters()
     outsider.send(wire.ethernet(left.mac, good))
     outsider.send(wire.ethernet(left.mac, passed))
     assert settled(right, before, 2) == {"added": 1, "raised": 1}, "as they were, they are good"
@@ -180,13 +183,13 @@ def test_replayed(pair: tuple[DataPlane, DataPlane], outsider: socket.socket) ->
     passed = token(1, 7, 3)
     passed = encode.sign(passed[:20] + b"\0\0\0\3" + passed[24:], KEY)
     recorded += [passed, again]
-    before = right.counters()
+    before = right.maps.counters()
     for frame in recorded:
         outsider.send(wire.ethernet(left.mac, frame))
     assert settled(right, before, 4) == {"added": 2, "heard": 1, "raised": 1}
-    sums, heard = right.accumulators.copy(), int(right.ring["heard_ns"])
-    seen = int(right.ring["seen"])
-    before = right.counters()
+    sums, heard = right.maps.accumulators.copy(), int(right.maps.ring["heard_ns"])
+    seen = int(right.maps.ring["seen"])
+    before = right.maps.counters()
     for _ in range(500):
         for frame in recorded:
             outsider.send(wire.ethernet(left.mac, frame))
@@ -194,29 +197,29 @@ def test_replayed(pair: tuple[DataPlane, DataPlane], outsider: socket.socket) ->
     assert found == {"duplicate": 1000, "stale": 500, "replayed": 500}
     enough = one_fragment(lanes[:1], 2, sequence=5000)
     outsider.send(wire.ethernet(left.mac, enough))
-    until(lambda: right.count(1, VIEW, 1) == 3, "the member goes on")
-    sums, heard = right.accumulators.copy(), int(right.ring["heard_ns"])
-    before = right.counters()
+    until(lambda: right.maps.count(1, VIEW, 1) == 3, "the member goes on")
+    sums, heard = right.maps.accumulators.copy(), int(right.maps.ring["heard_ns"])
+    before = right.maps.counters()
     for _ in range(500):
         for frame in recorded:
             outsider.send(wire.ethernet(left.mac, frame))
     assert settled(right, before, 2000) == {"replayed": 2000}
-    assert (right.accumulators == sums).all()
-    assert int(right.ring["heard_ns"]) == heard
-    assert int(right.ring["seen"]) == seen
+    assert (right.maps.accumulators == sums).all()
+    assert int(right.maps.ring["heard_ns"]) == heard
+    assert int(right.maps.ring["seen"]) == seen
 
 
 def test_other_sockets_are_not_signed_for(
     pair: tuple[DataPlane, DataPlane], outsider: socket.socket
 ) -> None:
     left, right = pair
-    before = right.counters()
+    before = right.maps.counters()
     frame = wire.ethernet(left.mac, token(1, 1, 3))
     outsider.send(frame)
     outsider.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"] + 1)
     outsider.send(frame)
     assert settled(right, before, 2) == {"forged": 2}
-    assert left.sequence == 0
+    assert left.maps.sequence == 0
 
 
 def test_a_key_is_for_networks_that_have_one(pair: tuple[DataPlane, DataPlane]) -> None:
@@ -245,7 +248,7 @@ def test_gone_with_its_process(checkout: Path) -> None:
     with veth_pair() as (left, right), DataPlane(right, NETWORK, keyed=True) as host:
         mac = interface.look(left).mac
         host.enter_view(VIEW, 2, [mac, host.mac, THIRD], 3, KEY)
-        host.config["enabled"] = 1
+        host.maps.config["enabled"] = 1
         raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, left, str(NETWORK), KEY.hex()],
@@ -259,13 +262,13 @@ def test_gone_with_its_process(checkout: Path) -> None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
             raw.bind((left, 0))
             raw.send(wire.ethernet(mac, token(1, 1, 3)))
-            until(lambda: host.counters()["raised"] == 1, "it was signed")
+            until(lambda: host.maps.counters()["raised"] == 1, "it was signed")
             child.send_signal(signal.SIGKILL)
             child.wait(10)
 
             def unsigned() -> bool:
                 raw.send(wire.ethernet(mac, token(1, 1, 3)))
-                return bool(host.counters()["forged"])
+                return bool(host.maps.counters()["forged"])
 
             until(unsigned, "the program is gone")
         finally:
@@ -295,11 +298,11 @@ def test_older_kernels_have_a_filter() -> None:
     with veth_pair() as (left, right), DataPlane(right, NETWORK, keyed=True) as host:
         with DataPlane(left, NETWORK, keyed=True) as sender:
             assert "nicps_egress" in egress_of(left)
-            sender.allocate(8)
-            host.allocate(8)
+            sender.maps.allocate(8)
+            host.maps.allocate(8)
             enter(sender, host)
             send_all(sender, *fragments(20, random_lanes(20)))
-            until(lambda: host.count(1, VIEW, 1) == 20, "all have come, signed")
+            until(lambda: host.maps.count(1, VIEW, 1) == 20, "all have come, signed")
         assert "clsact" not in egress_of(left)
         assert "nicps_egress" not in egress_of(left)
 

@@ -8,7 +8,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,7 +33,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         def add_parser(subparsers: Any) -> None:
             subparsers.add_parser("doctor").set_defaults(func=run)
 
-        module = SimpleNamespace(add_parser=add_parser)
+        module = ModuleType("doctor")
+        module.add_parser = add_parser  # type: ignore[attr-defined]
         monkeypatch.setattr(importlib, "import_module", lambda name: module)
 
     return install

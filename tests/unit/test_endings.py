@@ -61,14 +61,14 @@ class Nothing:
         return []
 
 
-def roles_of(leads: bool, submitted: bool = True) -> Roles:
+def roles_of(leads: bool, submitted: bool = True, works: Works | None = None) -> Roles:
     """The roles of the first of three hosts, whose training the second one leads, or itself."""
     node = Node(MEMBERS[0].mac, "h1", "nicps", Nothing(), lambda: 1)
     node._seat.view, node._seat.number = (
         View(1, MEMBERS, frozenset({1, 2, 3}), 1 if leads else 2),
         1,
     )
-    roles = Roles(LifeSettings("h1", "nicps", runs="/runs"), node, Works())
+    roles = Roles(LifeSettings("h1", "nicps", runs="/runs"), node, works or Works())
     if submitted:
         roles.submit().job_id = "1"
     if leads:
@@ -155,6 +155,20 @@ def test_a_result_is_its_own_submissions() -> None:
     lan.run(lambda: False, lan.now + 1.0)
     ends = [p for p in host.published if isinstance(p.message, Result | Error)]
     assert [end.submission for end in ends] == [1, 2], "the second job is a short one"
+
+
+def test_a_run_without_a_report_is_told_to_who_submitted_it() -> None:
+    """The host stands by already, and could take another job."""
+    works = Works()
+    roles = roles_of(leads=True, works=works)
+    roles.begin_part(0.0, "1")
+    (made,) = [order for order in roles.end_own_job(stop(None)) if isinstance(order, act.Begin)]
+    (draws,) = works.finish(0.0, made.ticket, {})
+    assert isinstance(draws, act.Begin) and isinstance(draws.work, act.DrawReport)
+    told = works.fail(0.0, draws.ticket, "there is no such module")
+    published = [order for order in told if isinstance(order, act.Publish)]
+    assert [type(order.message) for order in published] == [Warned, Result]
+    assert {order.submission for order in published} == {1}
 
 
 @pytest.mark.parametrize("saved", [True, False])
