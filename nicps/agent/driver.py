@@ -14,6 +14,10 @@ from nicps.job import Life
 from nicps.job.actions import Action
 
 
+class JobNotOpen(Exception):
+    """An action is for a job whose files could not be made here. Why has been reported when they were to be made."""
+
+
 class Driver:
     """Carries actions out in order; what they lead to comes after them.
 
@@ -42,6 +46,8 @@ class Driver:
                 action = self._actions.popleft()
                 try:
                     self._rooms[type(action)](action)
+                except JobNotOpen:
+                    continue
                 except (OSError, NicpsError) as error:
                     reason = explain("go on with the job here", error)
                     self._actions.extend(self.life.action_failed(self.now, reason))

@@ -38,11 +38,15 @@ class JobFiles:
         self.id, self.run, self.kept = job_id, run, run / name
         self.base = working_folder(work)
         self.folder = self.base / "work"
-        for folder in (self.folder, self.folder / "out"):
-            folder.mkdir()
-            os.chown(folder, user.uid, user.gid)
         self._owner = (user.uid, user.gid) if os.geteuid() == 0 else (os.getuid(), os.getgid())
-        self.records = Records(self.base, job_id, name, now)
+        try:
+            for folder in (self.folder, self.folder / "out"):
+                folder.mkdir()
+                os.chown(folder, user.uid, user.gid)
+            self.records = Records(self.base, job_id, name, now)
+        except OSError:
+            remove(self.base)
+            raise
         self.incoming: InStream | None = None
         self.reserved: dict[int, Accumulators] = {}
         self.added = 0

@@ -15,7 +15,7 @@ import orjson
 from nicps import wire
 from nicps.agent.bundle import OutStream
 from nicps.agent.children import Children
-from nicps.agent.driver import Driver
+from nicps.agent.driver import Driver, JobNotOpen
 from nicps.agent.jobfiles import JobFiles
 from nicps.agent.lives import earlier_files, keep_programs
 from nicps.agent.loop import Loop
@@ -82,7 +82,8 @@ class Works:
 
     @property
     def _here(self) -> JobFiles:
-        assert self.job is not None, "the life of a job opens it first"
+        if self.job is None:
+            raise JobNotOpen
         return self.job
 
     # ---- at once
