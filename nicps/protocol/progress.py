@@ -11,38 +11,51 @@ from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import Timings
 from nicps.protocol.signals import Lacking, Lacks
 
-#: Retransmissions in vain until a member reports what it lacks. They are spread over `Timings.silence_most_s`.
+#: Fragments that are sent again in vain, before a member reports what it lacks.
 IN_VAIN = 30
-#: In this part of that time the others report, too. A report that is older counts no more.
-_SETTLES = 1 / 3
+#: Between two asks counts no more than this part of `Timings.silence_most_s`, and the others have as long to report.
+_PART = 1 / 3
+#: Between two reports of a member every other one reports as well; a few of them may be lost.
+_LOST = 5
 
 
 class Progress:
     """Whether a member still gets what it lacks of the open round.
 
-    A pause of this host, or of the ring, counts once however long it lasts: no retransmission falls into it.
+    It does not if fragments were sent again in vain for `Timings.silence_most_s`, and so many of them that loss is no
+    explanation. A pause of this host, or of the ring, counts in part, as no retransmission falls into it.
     """
 
     def __init__(self, timings: Timings) -> None:
-        self._every_s = timings.silence_most_s / IN_VAIN
+        self._limit_s = timings.silence_most_s
         self.open()
 
     def open(self) -> None:
         """Another round is open."""
-        self._have, self._vain, self._counted_at = -1, 0, 0.0
+        self._have = -1
+        self._restart(0.0)
+
+    def _restart(self, now: float) -> None:
+        self._waited_s, self._in_vain, self._asked, self._asked_at = 0.0, 0, 0, now
+        self._report_at: float | None = None
         self._is_due = False
 
-    def note(self, now: float, have: int) -> None:
-        """The member has so many fragments, and asks for the others."""
+    def note(self, now: float, have: int, asks: int) -> None:
+        """The member has so many fragments, and asks for so many again."""
         if have > self._have:
-            self._have, self._vain, self._counted_at, self._is_due = have, 0, now, False
-        elif now >= self._counted_at + self._every_s:
-            self._vain, self._counted_at = self._vain + 1, now
-            self._is_due = self._vain >= IN_VAIN
+            self._have = have
+            self._restart(now)
+        self._waited_s += min(now - self._asked_at, self._limit_s * _PART)
+        self._in_vain += self._asked
+        self._asked, self._asked_at = asks, now
+        if self._waited_s >= self._limit_s and self._in_vain >= IN_VAIN:
+            self._is_due = self._report_at is None or now >= self._report_at
 
-    def take_report(self) -> bool:
-        """Whether to report that nothing comes, however often it is sent again: once for each time in vain."""
+    def take_report(self, now: float) -> bool:
+        """Whether to report that nothing comes, however often it is sent again; and again after a while."""
         is_due, self._is_due = self._is_due, False
+        if is_due:
+            self._report_at = now + self._limit_s / IN_VAIN
         return is_due
 
 
@@ -57,7 +70,7 @@ class Standstill:
 
     def __init__(self, host: LocalHost, timings: Timings) -> None:
         self._host = host
-        self._settles_s = timings.silence_most_s * _SETTLES
+        self._settles_s = timings.silence_most_s * _PART
         self._round = 0, 0  # its view, and its number
         self._reports: dict[int, _Report] = {}
         self._since = 0.0  # the first of them
@@ -68,17 +81,17 @@ class Standstill:
         view, member, round_ = self._host.view, lacking.member, lacking.round
         if (view.number, round_) != self._round:
             self._round, self._reports, self._judged = (view.number, round_), {}, False
-        old = now - self._settles_s
-        self._reports = {k: report for k, report in self._reports.items() if report.at > old}
+        before = self._reports.get(member)
+        turn_s = now - before.at if before is not None else 0.0
+        old = now - max(self._settles_s, _LOST * turn_s)
+        self._reports = {k: report for k, report in self._reports.items() if report.at >= old}
         if not self._reports:
             self._since = now
-        known = member in self._reports
-        found = [] if known else [NoProgress(round_, {member: lacking.lacks})]
+        found = [] if before is not None else [NoProgress(round_, {member: lacking.lacks})]
         self._reports[member] = _Report(lacking.lacks, now)
-        knows = (
-            self._host.number not in learners
-        )  # who else learns: a learner knows that of itself only
-        if knows and not self._judged and now >= self._since + self._settles_s:
+        all_have_had_a_turn = before is not None and now >= self._since + self._settles_s
+        # A learner knows of itself only that it is one.
+        if all_have_had_a_turn and not self._judged and self._host.number not in learners:
             self._judged = True
             all_lack = {k: self._reports[k].lacks for k in sorted(self._reports)}
             at_fault = find_fault(all_lack, view.live, learners)

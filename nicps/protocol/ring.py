@@ -329,7 +329,7 @@ class Ring:
         steps: Steps = []
         while True:
             changed, actions = self._control.take_turn(now)
-            steps += [*actions, *self._report_lacks(token)]
+            steps += [*actions, *self._report_lacks(now, token)]
             if not changed:
                 break
             token.idle = 0
@@ -341,9 +341,9 @@ class Ring:
             now, self.number if parks else self._view.next_after(self.number)
         )
 
-    def _report_lacks(self, token: TokenState) -> Steps:
+    def _report_lacks(self, now: float, token: TokenState) -> Steps:
         """Tell all what this member does not get, however often it is sent again (R16)."""
-        lacks = self._exchange.take_report(token)
+        lacks = self._exchange.take_report(now, token)
         if not lacks:
             return []
         items = tuple(wire.Lack(count, member) for member, count in lacks.items())

@@ -171,6 +171,16 @@ def test_a_switch_whose_sums_do_not_reach_a_host(member: int) -> None:
     assert ever_out(lan) == {member + 1}
 
 
+@pytest.mark.parametrize("pairs", [{(1, 2)}, {(3, k) for k in range(3)}])
+def test_a_slow_line(pairs: set[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn takes longer than the others wait for reports, as each sends again all that is lacking."""
+    lan = trains()
+    found = starved(lan, pairs)
+    lan.at(TRAINING_S, lambda: monkeypatch.setattr("tests.simulator.host.FRAGMENT_S", 0.06))
+    lan.run(lambda: any(f.evicted for f in found), limit_s=TRAINING_S + 10)
+    assert {f.evicted for f in found} - {0} == ({3} if len(pairs) == 1 else {4})
+
+
 def test_it_is_said_each_time_that_a_host_comes_back() -> None:
     """Each return takes longer to be let in than the one before: the others train in between."""
     lan = trains(rounds=60)
@@ -226,18 +236,30 @@ def test_a_host_that_stands_still_is_none_of_it() -> None:
     assert not found and not ever_out(lan)
 
 
-def test_a_pause_counts_once() -> None:
+def test_a_pause_counts_in_part() -> None:
     progress = Progress(Timings())
-    for now in (0.0, 100.0, 200.0):
-        progress.note(now, 5)
-    assert not progress.take_report()
-    for k in range(IN_VAIN):
-        progress.note(200.0 + 0.11 * k, 5)
-    assert progress.take_report()
-    assert not progress.take_report(), "until it has asked again"
-    progress.note(204.0, 5)
-    progress.note(204.2, 6)
-    assert not progress.take_report(), "a fragment has come"
+    for now in (0.0, 100.0, 200.0):  # two seconds
+        progress.note(now, 5, 100)
+    assert not progress.take_report(now)
+    progress.note(201.0, 5, 100)
+    assert progress.take_report(201.0)
+    progress.note(201.05, 5, 100)
+    assert not progress.take_report(201.05), "it has just reported"
+    progress.note(201.2, 5, 100)
+    assert progress.take_report(201.2)
+    progress.note(205.0, 6, 100)
+    assert not progress.take_report(205.0), "a fragment has come"
+
+
+@pytest.mark.parametrize("every_s", [0.0001, 0.05, 2.0, 60.0])
+def test_one_fragment_is_sent_again_thirty_times(every_s: float) -> None:
+    """Fewer are a matter of loss, however slow the ring is; and on a fast one it takes three seconds."""
+    progress = Progress(Timings())
+    for asks in range(40_000):
+        progress.note(asks * every_s, 5, 1)
+        if progress.take_report(asks * every_s):
+            break
+    assert asks == pytest.approx(max(IN_VAIN, 3.0 / every_s), abs=1)
 
 
 # ---- whose fault it is, and how it is told

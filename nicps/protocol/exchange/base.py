@@ -71,7 +71,7 @@ class Exchanger(ABC):
     def ask(self, now: float, token: TokenState) -> bool:
         """Write into the token what this member lacks; whether that is more than the token had."""
 
-    def take_report(self, token: TokenState) -> Lacks:
+    def take_report(self, now: float, token: TokenState) -> Lacks:
         """What this member lacks and does not get, however often it is sent again, if it is time to report it."""
         return {}
 

@@ -67,7 +67,7 @@ class BroadcastExchanger(Exchanger):
         room = wire.max_ranges(len(token.lines)) - len(token.ranges)
         fragments = self._phase.fragments_in(token.round)
         before, asked = len(token.ranges), set(token.ranges)
-        lacking, named = self._lacking(token), False
+        lacking, asks = self._lacking(token), 0
         for number in lacking:
             for first, count in self._receiver.missing(
                 token.round, self._view.number, number, fragments, max(room, 0)
@@ -76,16 +76,17 @@ class BroadcastExchanger(Exchanger):
                 if room > 0 and wanted not in asked:
                     token.ranges.append(wanted)
                     room -= 1
-                    named = True
-                named |= wanted in asked
-        if named:  # what there was no room for is not sent again
+                    asks += wanted[2]
+                elif wanted in asked:  # by another member
+                    asks += wanted[2]
+        if asks:  # what there was no room for is not sent again
             listed = sum(line.contributed for line in token.lines)
-            self._progress.note(now, listed * fragments - sum(lacking.values()))
+            self._progress.note(now, listed * fragments - sum(lacking.values()), asks)
         return len(token.ranges) > before
 
-    def take_report(self, token: TokenState) -> Lacks:
+    def take_report(self, now: float, token: TokenState) -> Lacks:
         """By their sender, the fragments that are sent again and do not come."""
-        return self._lacking(token) if self._progress.take_report() else {}
+        return self._lacking(token) if self._progress.take_report(now) else {}
 
     def owns_ready(self, token: TokenState) -> bool:
         """`ready` counts samples throughout."""
