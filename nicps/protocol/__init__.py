@@ -34,6 +34,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
 from nicps.protocol.actions import (
     Action,
     Answered,
+    Cancelled,
     Closed,
     Committed,
     Cut,
@@ -59,6 +60,7 @@ from nicps.protocol.view import View
 __all__ = [
     "Action",
     "Answered",
+    "Cancelled",
     "Closed",
     "Committed",
     "Cut",

@@ -174,6 +174,13 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The lead: the user of that member cancels the job."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot go on; one line for the user."""
 
@@ -196,5 +203,6 @@ Action: TypeAlias = (
     | Committed
     | NotAdded
     | Declined
+    | Cancelled
     | Failed
 )
