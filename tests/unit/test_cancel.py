@@ -57,15 +57,15 @@ def test_a_frame_that_is_lost_is_sent_again() -> None:
     assert lan.ended.startswith("cancelled on h3")
 
 
-def test_the_lead_is_lost_that_was_told() -> None:
-    """The next one is told as well, and saves what it has."""
+@pytest.mark.parametrize("other", [1, 3])
+def test_the_lead_is_lost_that_was_told(other: int) -> None:
+    """The next one is told as well, or has cancelled the job itself, and saves what it has."""
     lan, _ = training()
-    lead, other = lan.hosts[0], lan.hosts[3]
-    lan.at(TRAINING_S, other.cancel)
-    lan.at(TRAINING_S + 0.0005, lead.kill)
+    lan.at(TRAINING_S, lan.hosts[other].cancel)
+    lan.at(TRAINING_S + 0.0005, lan.hosts[0].kill)
     lan.trouble(TRAINING_S + 0.1)
     assert schedules.finish(lan).what == "stopped"
-    assert lan.ended.startswith("cancelled on h4")
+    assert lan.ended.startswith(f"cancelled on h{other + 1}")
     assert lan.hosts[1].machine.roles.notices.last_job is not None
     assert "saved after" in str(lan.hosts[1].machine.roles.notices.last_job.error)
 
