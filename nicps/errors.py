@@ -17,6 +17,7 @@
     └── JobFailed                   5   the job, its data or its model
         ├── NonFinite                   a gradient holds NaN or infinity
         ├── Alarm                   6   too few members are left, or they differ; the model is saved
+        ├── Cancelled               7   a user has cancelled the job
         └── GradientFormatError         a gradient in JSON has not its form, or does not fit the model
 
 More leaves are defined beside what raises them: in nicps.client, nicps.session.channel, nicps.gateway,
@@ -78,6 +79,12 @@ class Alarm(JobFailed):
     """Too few members are left (R22): the model was saved, and the job can be resumed."""
 
     exit_code = 6
+
+
+class Cancelled(JobFailed):
+    """A user has ended the job before its end (`nicps cancel`)."""
+
+    exit_code = 7
 
 
 def explain(doing: str, error: Exception) -> str:

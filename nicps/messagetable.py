@@ -23,6 +23,7 @@ _COMMANDS: dict[type[Message], tuple[type[Message], ...]] = {
     messages.Watch: (),
     messages.Submit: (),
     messages.AskProbe: (messages.Probe,),
+    messages.Cancel: (messages.Ok,),
     messages.Leave: (messages.Ok,),
     messages.Attach: (),
 }

@@ -381,9 +381,14 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """A member cannot go on, nor can the job anywhere; the tail says why, in one line."""
+    """A member cannot go on, nor can the job anywhere; the tail says why, in one line. Or its user cancels the job."""
 
-    reserved: Annotated[int, _u64("0")] = 0
+    cancels: Annotated[
+        int, _u8("1: the user cancels the job, which is saved first; 0 otherwise")
+    ] = 0
+    reserved: Annotated[int, _u8("0")] = 0
+    reserved2: Annotated[int, _u16("0")] = 0
+    reserved3: Annotated[int, _u32("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)

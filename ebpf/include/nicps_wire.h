@@ -280,9 +280,12 @@ struct nicps_lack {
 };
 _Static_assert(sizeof(struct nicps_lack) == 8, "struct nicps_lack has a hole");
 
-/* A member cannot go on, nor can the job anywhere; the tail says why, in one line. */
+/* A member cannot go on, nor can the job anywhere; the tail says why, in one line. Or its user cancels the job. */
 struct nicps_fail {
-	__be64 reserved; /* 0 */
+	__u8 cancels;     /* 1: the user cancels the job, which is saved first; 0 otherwise */
+	__u8 reserved;    /* 0 */
+	__be16 reserved2; /* 0 */
+	__be32 reserved3; /* 0 */
 };
 _Static_assert(sizeof(struct nicps_fail) == 8, "struct nicps_fail has a hole");
 

@@ -25,6 +25,7 @@ from nicps.session.messages import (
     AskProbe,
     AskStatus,
     Attach,
+    Cancel,
     Leave,
     Ok,
     Status,
@@ -97,6 +98,9 @@ class Commands:
             peer.post(self._status())
         elif isinstance(command, Watch):
             peer.watches_all = True
+        elif isinstance(command, Cancel):
+            self._driver.carry_out(self._driver.life.cancel(self._driver.now))
+            peer.post(Ok())
         elif isinstance(command, Leave):
             peer.post(Ok())
             self._stop()

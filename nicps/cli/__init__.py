@@ -2,7 +2,7 @@
 """The `nicps` command: one module of this folder per sub-command, imported only when it is called.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 3 this machine lacks something, 4 no network or no agent,
-5 the job failed, 6 too few members were left and the job was saved, 130 interrupted. Every
+5 the job failed, 6 too few members were left and the job was saved, 7 the job was cancelled, 130 interrupted. Every
 error is one line on stderr unless `--verbose` asks for the
 traceback.
 """
@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "submit": "give a job to the local agent",
     "resume": "go on with a job that was saved",
     "status": "show the network, its members and the job",
+    "cancel": "end the job on all hosts",
     "leave": "take this host out of the network",
     "key": "make the key that all hosts of a network share",
     "doctor": "check this host, and say how to mend what is wrong",

@@ -23,7 +23,7 @@ from nicps.session.messages import Event, Formed, Progressed, Result, Submit, Tr
 DESCRIPTION = """\
 Give a job (a folder with job.py, see docs/jobs.md) to the agent of this host. It prepares model and data, calls
 the other hosts, hands everything out and trains. With --wait, progress goes to stderr and the end decides the
-exit code (5: the job failed); without, the command returns once the agent has taken the job."""
+exit code (5: the job failed, 7: it was cancelled); without, the command returns once the agent has taken the job."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -88,8 +88,8 @@ def submit(args: argparse.Namespace, job: Submit) -> int:
             # A line of its own on a terminal, where progress and ^C are on the line already.
             start = "\n" if sys.stderr.isatty() else ""
             print(
-                f"{start}nicps: the job goes on without this command: `nicps status --watch` shows it, `nicps leave`"
-                " on every host ends it",
+                f"{start}nicps: the job goes on without this command: `nicps status --watch` shows it, `nicps cancel`"
+                " ends it",
                 file=sys.stderr,
             )
             raise

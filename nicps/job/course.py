@@ -64,7 +64,10 @@ class Course:
         self._purpose = ""  # of the hand-out that is being got ready or is under way
         self._streaming = False  # it is being got ready
         self._opening = False  # training has been decided on, and is not agreed yet
-        self._alarm: str | None = None
+        self._alarm: str | None = (
+            None  # why the model is saved after the batch, and the job stopped
+        )
+        self._cancelled = False  # that is because a user wants it
         self._stop: Phase | None = None
 
     # ---- what has happened
@@ -189,7 +192,7 @@ class Course:
         if self._alarm is None or self.stopping:
             return []
         unsaved = f", and the model could not be saved: {error}" if error else ""
-        return self.stop(self._alarm + unsaved, alarm=True, saved=not error)
+        return self.stop(self._alarm + unsaved, alarm=not self._cancelled, saved=not error)
 
     def decision_agreed(self, phase: Phase, answers: Mapping[int, Mapping[str, int]]) -> Orders:
         """Every member has acknowledged a decision; `answers` by member."""
@@ -236,12 +239,24 @@ class Course:
         """R22: at the end of the batch the model is saved, and all stand by."""
         self._alarm = self._alarm or reason
 
+    def cancel(self, reason: str) -> Orders:
+        """A user wants the job to end: after the batch, once the model is saved; at once before the first round.
+
+        A job that is about to end does so.
+        """
+        if self.stopping or self._finishing or self._alarm is not None:
+            return []
+        self._cancelled = True
+        self.raise_alarm(reason)
+        return [] if self._trained else self.stop(reason)
+
     # ---- decisions
 
     def stop(self, reason: str | None, *, alarm: bool = False, saved: bool = False) -> Orders:
         """End the job everywhere, well (`reason` is None) or not."""
         self.stopping = True
-        self._stop = phases.stop(reason, alarm=alarm, saved=saved)
+        cancelled = self._cancelled and reason is not None
+        self._stop = phases.stop(reason, alarm=alarm, saved=saved, cancelled=cancelled)
         return self._decide(self._stop)
 
     def _decide(self, phase: Phase) -> Orders:

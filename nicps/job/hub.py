@@ -103,6 +103,8 @@ class Hub:
                 orders = self._cut_off(now, self.node.view.names(missing))
             case protocol.Declined(reason):
                 orders = roles.decline(reason)
+            case protocol.Cancelled(name):
+                orders = lead.cancel(now, name) if lead else []
             case protocol.Failed(reason):
                 orders = self._fail_job(reason)
         self._carry_out(now, orders)
@@ -181,7 +183,10 @@ class Hub:
             orders.append(Log(f"not in it: {view.names(left)}"))
         if self.part is not None:
             orders += self.part.enter_view(now, action)
-        return [*orders, *roles.follow_lead(now, self.node.leaving)]
+        orders += roles.follow_lead(now, self.node.leaving)
+        if self.part is not None and self.part.cancelled:
+            orders.append(ask.Cancel())  # perhaps a lead was told that has gone since
+        return orders
 
     def _cut_off(self, now: float, silent: str) -> Orders:
         """R18: nobody may go on here; what there is must not be lost if the others never come back."""
@@ -241,6 +246,8 @@ class Hub:
                 return node.read(now, round_, digest)
             case ask.Fail(reason):
                 return node.fail(now, reason)
+            case ask.Cancel():
+                return node.cancel(now)
             case ask.CommitNext():
                 return node.go_on(now)
             case ask.RebuildView(joiners):

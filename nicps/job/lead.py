@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from nicps import wire
-from nicps.job.actions import CloseStream, Folder, OpenStream, StreamSize
+from nicps.job.actions import CloseStream, Folder, Log, OpenStream, StreamSize
 from nicps.job.checkpoints import STATE
 from nicps.job.course import Course
 from nicps.job.orders import OfferStream, Order, Orders, SaveState, Saving, Tell
@@ -22,6 +22,7 @@ from nicps.job.submission import Submission
 from nicps.job.works import Works
 from nicps.protocol import Phase, View
 
+CANCEL_S = 60.0  # for the batch of a job that is cancelled to end, and the model to be saved
 _MOST_ERROR = 100  # characters: a decision must fit a frame
 
 
@@ -51,6 +52,7 @@ class Lead:
         self.over = False
         self._place, self._works, self._streams = place, works, streams
         self._mark = now
+        self._cancel_at: float | None = None  # whatever the batch does
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -107,6 +109,28 @@ class Lead:
     def fail(self, reason: str) -> Orders:
         """The job cannot go on; all members are told."""
         return [] if self.course.stopping else self.course.stop(one_line(reason))
+
+    def cancel(self, now: float, name: str) -> Orders:
+        """The user of that host cancels the job."""
+        if self._cancel_at is not None or self.course.stopping:
+            return []
+        self._cancel_at = now + CANCEL_S
+        log = Log(f"{name} cancels the job")
+        return [log, *self.course.cancel(f"cancelled on {name}")]
+
+    # ---- time
+
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        return None if self.course.stopping else self._cancel_at
+
+    def tick(self, now: float) -> Orders:
+        """A batch that does not end must not keep a job from being cancelled."""
+        at = self.deadline()
+        if at is None or now < at:
+            return []
+        self._cancel_at = None
+        return self.course.model_saved(f"the batch has not ended for {CANCEL_S:g} s")
 
     # ---- what the course asks for
 

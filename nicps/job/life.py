@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nicps import protocol, wire
-from nicps.errors import JobFailed, NetworkProblem
+from nicps.errors import Cancelled, JobFailed, NetworkProblem
 from nicps.job.actions import Action, Log
 from nicps.job.hub import Hub
-from nicps.job.orders import Fail, Orders, Warn
+from nicps.job.orders import Cancel, Fail, Orders, Warn
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
 from nicps.job.works import Works
@@ -68,7 +68,7 @@ class Life:
             return ""
         if trouble := self.roles.notices.trouble:
             return f"{trouble}. `nicps leave`, and `nicps join` again, give it up here"
-        return "wait for its end (`nicps status --watch`)"
+        return "wait for its end (`nicps status --watch`), or end it (`nicps cancel`)"
 
     @property
     def part(self) -> Part | None:
@@ -131,6 +131,7 @@ class Life:
         """
         self._awaited = awaited
         orders = self.part.tick(now, awaited) if self.part is not None else []
+        orders += self.roles.lead.tick(now) if self.roles.lead is not None else []
         actions: Sequence[protocol.Action] = ()
         deadline = self.node.deadline()
         if deadline is not None and deadline <= now:
@@ -140,7 +141,8 @@ class Life:
     def deadline(self) -> float | None:
         """When `tick` must be called next, or None."""
         part = self.part.deadline(self._awaited) if self.part is not None else None
-        times = (self.node.deadline(), part)
+        lead = self.roles.lead.deadline() if self.roles.lead is not None else None
+        times = (self.node.deadline(), part, lead)
         return min((time for time in times if time is not None), default=None)
 
     def renew_view(self, now: float, key_is_spent: bool) -> list[Action]:
@@ -273,6 +275,29 @@ class Life:
         if submission is None or submission.number != number:
             return []
         return self._hub.run(now, (), self.roles.fail_submission(reason, code))
+
+    def cancel(self, now: float) -> list[Action]:
+        """The job that is here is to end on all hosts.
+
+        Raises:
+            NetworkProblem: there is none, or this host is not in it now.
+        """
+        roles, node = self.roles, self.node
+        if node.state is NodeState.MEMBER:
+            if self.part is not None:
+                self.part.cancelled = True
+            return self._hub.run(now, (), [Cancel()])
+        reason = f"cancelled on {self.settings.name}"
+        if node.state is NodeState.FORMING and roles.lead is not None:
+            return self._hub.run(now, (), roles.lead.cancel(now, self.settings.name))
+        if self.part is not None:
+            raise NetworkProblem(
+                f"this host is not in the job's network now ({roles.notices.trouble or 'it stands by'}): run"
+                " `nicps cancel` on a host that is"
+            )
+        if roles.submission is None:
+            raise NetworkProblem("no job is under way here")
+        return self._hub.run(now, (), roles.fail_submission(reason, Cancelled.exit_code))
 
     def leave(self, now: float) -> list[Action]:
         """This agent ends: the others go on without it, or the job stops for all where they cannot."""

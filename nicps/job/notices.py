@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nicps.errors import Alarm, JobFailed
+from nicps.errors import Alarm, Cancelled, JobFailed
 from nicps.job.actions import Publish, RunHook
 from nicps.job.orders import Orders
 from nicps.job.submission import Submission
@@ -54,6 +54,8 @@ class Notices:
 
 def exit_code(settings: Mapping[str, Any]) -> int:
     """Of a submitter whose job has ended with a STOP of these settings."""
+    if settings.get("cancelled"):
+        return Cancelled.exit_code
     saved = settings.get("alarm") and settings.get("saved")
     return (Alarm if saved else JobFailed).exit_code
 

@@ -56,6 +56,11 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel:
+    """The user here cancels the job: its lead saves and stops it (`Node.cancel`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decide:
     """The lead: let all members prepare this phase (`Node.decide`); `Course.decision_agreed` follows."""
 
@@ -197,6 +202,7 @@ Order: TypeAlias = (
     | MarkReady
     | MarkRead
     | Fail
+    | Cancel
     | Decide
     | CommitNext
     | RebuildView

@@ -65,7 +65,7 @@ class Part:
     Attributes: `phase`, the one that this host is in or getting ready for. `digest`, of what was handed out, once all
     of it is here; `prepared`, what that says of the job. `unit`, the next training round's, once one has counted;
     `unit_of`: the exchange of the phase in which it has. `exchange`, of the last training phase. `finishing`: the end
-    has been decided.
+    has been decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Part:
         self.unit_of = Exchange.BROADCAST
         self.digest = ""
         self.prepared: Mapping[str, Any] = {}
-        self.finishing = False
+        self.finishing = self.cancelled = False
         self.exchange = exchange
         self._waiting: Phase | None = None  # for the program to be ready, or to have the state
         self._has_state = False  # another's, that the program has not loaded yet

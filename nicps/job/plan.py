@@ -125,9 +125,13 @@ def test_round(view: View, first_round: int, counted: Collection[int]) -> Phase:
     )
 
 
-def stop(reason: str | None, *, alarm: bool = False, saved: bool = False) -> Phase:
+def stop(
+    reason: str | None, *, alarm: bool = False, saved: bool = False, cancelled: bool = False
+) -> Phase:
     """The job ends everywhere, well (`reason` is None) or not."""
     settings = {"ok": reason is None, "message": reason or "", "alarm": alarm, "saved": saved}
+    if cancelled:
+        settings["cancelled"] = True
     return Phase(0, 0, wire.PhaseKind.STOP, settings=settings)
 
 

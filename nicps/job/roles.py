@@ -280,9 +280,10 @@ class Roles:
         about = submission.about if submission is not None else {}
         number = submission.number if submission is not None else 0
         self._drop_lead()
-        alarmed = part if stop.settings.get("alarm") else None
-        orders: Orders = [alarmed.note_event("alarm", why=message)] if alarmed else []
-        orders += self.end_part("the job is done" if ok else message, alarmed is not None)
+        alarmed, cancelled = stop.settings.get("alarm"), stop.settings.get("cancelled")
+        kept = part if alarmed or cancelled else None
+        noted = [kept.note_event("alarm", why=message)] if kept is not None and alarmed else []
+        orders: Orders = [*noted, *self.end_part("the job is done" if ok else message, bool(kept))]
         self._node.busy = False
         if submission is not None:
             orders.append(CloseSubmission(number))
@@ -292,8 +293,8 @@ class Roles:
             return [*orders, *self._make_result(lead, part.entry, names, about, number)]
         if ok:
             return [*orders, *self._tell_end(lead, number, {}, None, stop.settings)]
-        if alarmed is not None:
-            orders.append(self._draw_report(lead.plan.job, alarmed.entry, number, list))
+        if kept is not None:
+            orders.append(self._draw_report(lead.plan.job, kept.entry, number, list))
         if stop.settings.get("saved") and lead.saved:  # by this host, not by a lead before it
             message += f"; {lead.saved}: `nicps resume` goes on from there"
         return [*orders, *self._tell_end(lead, number, {}, message, stop.settings)]

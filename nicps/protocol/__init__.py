@@ -35,6 +35,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
 from nicps.protocol.actions import (
     Action,
     Answered,
+    Cancelled,
     Closed,
     Committed,
     Cut,
@@ -61,6 +62,7 @@ from nicps.protocol.view import View
 __all__ = [
     "Action",
     "Answered",
+    "Cancelled",
     "Closed",
     "Committed",
     "Cut",

@@ -205,6 +205,13 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The lead: the user of that member cancels the job."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot go on; one line for the user."""
 
@@ -228,5 +235,6 @@ Action: TypeAlias = (
     | Committed
     | NotAdded
     | Declined
+    | Cancelled
     | Failed
 )

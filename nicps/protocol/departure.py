@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nicps import wire
-from nicps.protocol.actions import Declined, Failed, Send
+from nicps.protocol.actions import Cancelled, Declined, Failed, Send
 from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import Timings
 from nicps.protocol.rings import Rings
@@ -24,6 +24,11 @@ class _Farewell:
     next_send: float
     declines: bool = False
     sent: int = 0  # times
+
+    @property
+    def cancels(self) -> bool:
+        """The user cancels the job."""
+        return isinstance(self.body, wire.Fail) and bool(self.body.cancels)
 
 
 class Departure:
@@ -57,8 +62,13 @@ class Departure:
 
     def fail(self, now: float, reason: str) -> None:
         """The job cannot go on here, and so nowhere."""
-        if self._farewell is None:
+        if self._farewell is None or self._farewell.cancels:
             self._farewell = _Farewell(wire.Fail(), reason, now)
+
+    def cancel(self, now: float) -> None:
+        """The user cancels the job: the lead saves it, and stops it everywhere."""
+        if self._farewell is None:
+            self._farewell = _Farewell(wire.Fail(cancels=1), "", now)
 
     def decline(self, reason: str) -> Steps:
         """Nothing more of this job for this host; if it is taken in, as it has answered before, it leaves again."""
@@ -75,8 +85,12 @@ class Departure:
         farewell = self._farewell
         if farewell is None or not isinstance(farewell.body, wire.Fail):
             return []
+        return self._act_alone(farewell)
+
+    def _act_alone(self, farewell: _Farewell) -> Steps:
+        """There is no other lead to be told."""
         self._farewell = None
-        return [Failed(farewell.reason)]
+        return [Cancelled(self._host.name) if farewell.cancels else Failed(farewell.reason)]
 
     def tick(self, now: float) -> Steps:
         """Say it again; where nobody else is left, the job fails."""
@@ -84,8 +98,7 @@ class Departure:
         if farewell is None:
             return []
         if len(self._host.view.live) == 1:
-            self._farewell = None
-            return [Failed(farewell.reason)]
+            return self._act_alone(farewell)
         if now < farewell.next_send:
             return []
         farewell.next_send = now + 3 * self._timings.decision_s

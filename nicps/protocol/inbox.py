@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from nicps import wire
-from nicps.protocol.actions import Failed, PhaseAgreed, Send
+from nicps.protocol.actions import Cancelled, Failed, PhaseAgreed, Send
 from nicps.protocol.admission import Admission
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.lead import LeadWatch
@@ -94,6 +94,8 @@ class Inbox:
             return ring.on_want(now, frame) if ring is not None else []
         elif isinstance(body, wire.Fail) and self._host.leads:
             name = self._host.view.members[header.sender - 1].name
+            if body.cancels:
+                return [Cancelled(name)]
             return [Failed(f"{name}: {frame.tail.decode(errors='replace')}")]
         return []
 

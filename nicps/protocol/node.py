@@ -15,6 +15,7 @@ from nicps import wire
 from nicps.errors import WireError
 from nicps.protocol.actions import (
     Action,
+    Cancelled,
     Committed,
     Failed,
     Joiner,
@@ -263,6 +264,12 @@ class Node:
         elif self._host.is_member:
             self._departure.fail(now, reason)
         return self._take(now, steps)
+
+    def cancel(self, now: float) -> list[Action]:
+        """The user cancels the job: `Cancelled` follows at the lead, as often as it is told."""
+        if self._host.is_member and not self.leads:
+            self._departure.cancel(now)
+        return self._take(now, [Cancelled(self.name)] if self.leads else [])
 
     def leave(self, now: float, reason: str) -> list[Action]:
         """R17: this host departs; the others go on without it. Where there are none, nothing does."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from nicps.errors import (
     Alarm,
+    Cancelled,
     EnvironmentProblem,
     JobFailed,
     MessageError,
@@ -104,6 +105,13 @@ class Leave(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel(Message):
+    """End the job that is under way, on all hosts; the lead saves it first. The network stays."""
+
+    op: ClassVar[str] = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
 class Attach(Message):
     """Be the training program of the job here, in one of two forms: see [training programs](#training-programs)."""
 
@@ -116,9 +124,9 @@ class Attach(Message):
     ] = None
 
 
-Command: TypeAlias = AskStatus | Watch | Submit | AskProbe | Leave | Attach
+Command: TypeAlias = AskStatus | Watch | Submit | AskProbe | Cancel | Leave | Attach
 COMMANDS: Conversation[Command] = Conversation(
-    "the agent", AskStatus, Watch, Submit, AskProbe, Leave, Attach
+    "the agent", AskStatus, Watch, Submit, AskProbe, Cancel, Leave, Attach
 )
 
 
@@ -175,7 +183,7 @@ class Error(Message):
     def error(self) -> NicpsError:
         """The error that was told."""
         kinds: tuple[type[NicpsError], ...]
-        kinds = (UsageProblem, EnvironmentProblem, NetworkProblem, JobFailed, Alarm)
+        kinds = (UsageProblem, EnvironmentProblem, NetworkProblem, JobFailed, Alarm, Cancelled)
         known = {kind.exit_code: kind for kind in kinds}
         return known.get(self.exit_code, NicpsError)(self.message)
 

@@ -240,9 +240,12 @@ header nicps_lack_t {
     bit<16> reserved; /* 0 */
 }
 
-// A member cannot go on, nor can the job anywhere; the tail says why, in one line.
+// A member cannot go on, nor can the job anywhere; the tail says why, in one line. Or its user cancels the job.
 header nicps_fail_t {
-    bit<64> reserved; /* 0 */
+    bit<8> cancels;    /* 1: the user cancels the job, which is saved first; 0 otherwise */
+    bit<8> reserved;   /* 0 */
+    bit<16> reserved2; /* 0 */
+    bit<32> reserved3; /* 0 */
 }
 
 // R17: this member departs; the others go on. The tail says why, in one line.

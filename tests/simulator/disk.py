@@ -11,6 +11,7 @@ from nicps.job.actions import (
     Begin,
     DrawReport,
     Folder,
+    KeepCheckpoint,
     KeepRecords,
     MakeResult,
     OpenStream,
@@ -128,6 +129,8 @@ class Disk:
             return self._open(work, begun.files)
         if isinstance(work, StoreWindow):
             return self._store(work, begun) if work.last else None
+        if isinstance(work, KeepCheckpoint):
+            self._host.checkpoint = begun.files.get(work.name)
         if isinstance(work, KeepRecords):
             return ["agent.json"] if self._lan.records else []
         return {} if isinstance(work, MakeResult) else None

@@ -47,6 +47,7 @@ def next_job(lan: Lan, starter: int) -> None:
     for host in lan.hosts:
         host.result, host.job_over, host.on_disk = None, "", None
         host.submitted, host.losses, host.judged = False, 0, 0
+        host.checkpoint = host.cancelled_at = None
     lan.hosts[starter].submit()
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from nicps.job.lead import CANCEL_S
+
 if TYPE_CHECKING:
     from tests.simulator.host import Host
     from tests.simulator.lan import Lan
@@ -18,6 +20,10 @@ def why_not(lead: Host, reason: str) -> str:
         return _remaining(lan, reason)
     if "no half agrees" in reason:
         return ""  # `Checks.differs` has counted them
+    if found := re.fullmatch(
+        r"cancelled on (\w+)(, and the model could not be saved: .*)?", reason
+    ):
+        return _cancelled(lead, found[1], found[2] or "")
     named = [h for h in lan.hosts if reason.startswith(f"{h.node.name}: ") or h is lead]
     if "told to believe" in reason:
         return "" if any(not h.believes for h in named) else "all who it may be about believe it"
@@ -39,6 +45,21 @@ def _remaining(lan: Lan, reason: str) -> str:
     left, of = map(int, re.findall(r"(\d+) of (\d+) members remain", reason)[0])
     views = {(len(live), len(members)) for members, live, *_ in lan.checks.views.values()}
     return "" if (left, of) in views and left < lan.plan.alarm_below * of else "enough remain"
+
+
+def _cancelled(lead: Host, name: str, unsaved: str) -> str:
+    """A user has, and the model is on the lead's disk if there is one, unless the batch did not end in time."""
+    lan = lead.lan
+    at = next(h.cancelled_at for h in lan.hosts if h.node.name == name)
+    if at is None:
+        return "nobody has cancelled it there"
+    if unsaved:
+        early = "has not ended" in unsaved and lan.now < at + CANCEL_S * 0.9
+        return "there was time left" if early else ""
+    if lead.part is None or not lead.part.train_rounds:
+        return ""
+    last = lead.checkpoint.last if lead.checkpoint is not None else 0
+    return "" if last == lead.committed else f"round {lead.committed} is not saved, {last} is"
 
 
 def heard(lead: Host, host: Host) -> bool:

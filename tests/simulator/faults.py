@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from nicps import wire
+from nicps.job.lead import CANCEL_S
 from nicps.protocol import Action, Committed, Installed, NodeState, Prepare, Send, SendFragments
 from tests.simulator.host import Host
 from tests.simulator.lan import STALL_S, Lan, kind_sent
@@ -112,6 +113,12 @@ class Faults:
         if not host.dead and not host.paused and host.process is not None:
             host.leave()
             self._for_a_while(lambda: host.restart() if host.dead else None)
+
+    def cancel(self, host: Host) -> None:
+        """No fault: its user ends the job. The model is saved first, which is waited for."""
+        if not host.dead and not host.paused:
+            host.cancel()
+            self.lan.trouble(self.lan.now + CANCEL_S)
 
     def sicken(self, host: Host) -> None:
         """The same, and no training program runs there any more; or the whole host comes back like that."""
@@ -219,6 +226,7 @@ class Faults:
                 "sicken": self.sicken,
                 "break": self.break_program,
                 "leave": self.leave,
+                "cancel": self.cancel,
                 "hang": self.hang,
                 "tamper": self.tamper,
                 "renew": self.renew,

@@ -84,6 +84,8 @@ class Host:
         self.killed_at = 0.0
         self.result: tuple[int, str] | None = None  # trained rounds and weights that it has saved
         self.on_disk: tuple[int, str] | None = None  # saved before the host was killed
+        self.checkpoint: Any = None  # the state from which `nicps resume` would go on
+        self.cancelled_at: float | None = None  # by its user
         self.published: list[act.Publish] = []  # ends, progress and warnings
         self.hooks: list[str] = []
         self.handed_out: dict[int, Any] = {}  # by the first round of the phase; frames outlive it
@@ -231,6 +233,15 @@ class Host:
 
         self.do(self.machine.leave(self.clock()))
         gone()
+
+    def cancel(self) -> None:
+        """`nicps cancel`"""
+        self.note("CANCELS")
+        self.cancelled_at = self.lan.now
+        try:
+            self.do(self.machine.cancel(self.clock()))
+        except NetworkProblem as refusal:
+            self.note(f"REFUSED {refusal}")
 
     def renew(self) -> None:
         """The view's key has served its time."""
@@ -570,6 +581,8 @@ class Host:
                 self.note(f"NOT ADDED, round {round_}")
             case protocol.Declined(reason):
                 self.note(f"DECLINES {reason}")
+            case protocol.Cancelled(name):
+                self.note(f"{name} CANCELS")
             case protocol.Failed(reason):
                 self.note(f"FAILED {reason}")
                 checks.failed(self, action)

@@ -119,6 +119,10 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         for _ in range(more.randint(1, 2)):
             start = FORMED_S + more.random() * lasts
             faults.at_time(start, more.choice(PARTINGS), more.choice(there))
+    users = random.Random(f"users {seed}")
+    if users.random() < 0.05:
+        start = users.random() * (FORMED_S + lasts)
+        faults.at_time(start, users.choice(("cancel", "lead cancel")), users.choice(there))
     lan.hosts[0].submit()
     lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
     return lan

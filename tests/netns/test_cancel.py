@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps cancel` ends a job on all hosts, from any of them; the agents stay, and the job can be resumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.netns.labs import until
+from tests.netns.members import Network
+from tests.netns.test_leaving import goes_on_from, processes, under_way
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Network]:
+    network = Network(3)
+    try:
+        network.up()
+        yield network
+    finally:
+        network.close()
+
+
+@pytest.fixture
+def three(made: Network) -> Network:
+    """Three hosts whose agents stand by."""
+    made.ready()
+    return made
+
+
+@pytest.mark.parametrize("host", ["h1", "h3"])
+def test_a_job_is_cancelled(three: Network, open_path: Path, host: str) -> None:
+    """It is saved on the host that leads it, whoever cancels it; from there `nicps resume` goes on."""
+    child = under_way(three, open_path, rounds=100_000)
+    status = three.status("h1")
+    assert status is not None
+    job = status["job"]
+    agents = {name: agent.process.pid for name, agent in three.agents.items()}
+    done = three.command(host, "cancel")
+    assert done.code == 0, done.err
+    text = three.finish(child).error(7)
+    kept = three.place("h1", "runs") / job / "checkpoint" / "checkpoint.npz"
+    assert re.fullmatch(
+        rf"cancelled on {host}; saved after \d+ rounds of training in {re.escape(str(kept.parent))}:"
+        r" `nicps resume` goes on from there",
+        text,
+    ), text
+    has_it = f"job {job} has ended; h1 has what was saved"
+    assert done.out.strip() == (f"job {job}: {text}" if host == "h1" else has_it)
+    assert done.err.splitlines() == [f"nicps: job {job} ends with its batch"]
+    three.all_stand_by()
+    until((kept.parent.parent / "report.html").exists, "the report of what there was", 60.0)
+    for name in three.names:
+        until(lambda name=name: not processes(three, name, "-m trainer"), f"no program on {name}")
+        three.work_is_clear(name)
+        assert three.agents[name].process.pid == agents[name]
+        assert three.agents[name].process.poll() is None
+    goes_on_from(three, "h1", kept)
+
+
+def test_there_is_no_job(three: Network) -> None:
+    assert three.command("h2", "cancel").only_error(4) == "no job is under way here"
+    three.all_stand_by()
+
+
+def test_a_job_that_is_being_prepared(three: Network, open_path: Path) -> None:
+    """No other host has heard of it."""
+    job = open_path / "slow"
+    job.mkdir()
+    (job / "job.py").write_text("import time\ntime.sleep(60)\n")
+    child = three.start("h2", "submit", str(job), "--wait")
+    until(lambda: processes(three, "h2", "trainer prepare"), "the job is prepared")
+    done = three.command("h2", "cancel")
+    assert done.code == 0 and done.out == "job -: cancelled on h2\n", done.err
+    assert three.finish(child).error(7) == "cancelled on h2"
+    until(lambda: not processes(three, "h2", "trainer prepare"), "its preparation has ended")
+    three.work_is_clear("h2")

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps cancel`: the job ends on all hosts, from any of them, and the lead saves it first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nicps import wire
+from nicps.cli.cancel import outcome
+from nicps.errors import Cancelled, NetworkProblem
+from nicps.job import Life, LifeSettings
+from nicps.job.actions import CloseSubmission, Publish
+from nicps.job.lead import CANCEL_S
+from nicps.session.messages import Error, LastJob, MemberStatus, Result, Status
+from tests.rooms import MAC, NoKernel
+from tests.simulator import schedules
+from tests.simulator.drill import TRAINING_S, idle, job, training
+from tests.simulator.host import Host
+from tests.simulator.lan import Lan
+
+pytestmark = pytest.mark.unit
+
+
+def end_of(lan: Lan, host: Host) -> Error:
+    """What the submitter at that host hears in the end."""
+    idle(lan)
+    (end,) = [p.message for p in host.published if isinstance(p.message, Error | Result)]
+    assert isinstance(end, Error) and isinstance(end.error, Cancelled)
+    return end
+
+
+@pytest.mark.parametrize("host", [0, 1, 4])
+def test_the_job_is_saved_and_ends_everywhere(host: int) -> None:
+    lan, _ = training()
+    lan.at(TRAINING_S, lan.hosts[host].cancel)
+    assert schedules.finish(lan).what == "stopped"
+    assert lan.now < TRAINING_S + 1.0, "at the end of the batch"
+    lead = lan.hosts[0]
+    rounds, where = lead.checkpoint.trained, "runs/job1/checkpoint"
+    saved = f"saved after {rounds} rounds of training in {where}"
+    goes_on = "`nicps resume` goes on from there"
+    assert rounds > 1
+    assert end_of(lan, lead).message == f"cancelled on h{host + 1}; {saved}: {goes_on}"
+    assert not lead.hooks, "it is no alarm"
+    for other in lan.hosts:
+        assert other.part is None and other.machine.roles.submission is None
+        assert not other.machine.busy_with, "the next job can be submitted"
+
+
+def test_a_frame_that_is_lost_is_sent_again() -> None:
+    lan, _ = training()
+    lan.lose[wire.FrameType.FAIL] = 5
+    lan.at(TRAINING_S, lan.hosts[2].cancel)
+    assert schedules.finish(lan).what == "stopped"
+    assert lan.ended.startswith("cancelled on h3")
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_the_lead_is_lost_that_was_told(other: int) -> None:
+    """The next one is told as well, or has cancelled the job itself, and saves what it has."""
+    lan, _ = training()
+    lan.at(TRAINING_S, lan.hosts[other].cancel)
+    lan.at(TRAINING_S + 0.0005, lan.hosts[0].kill)
+    lan.trouble(TRAINING_S + 0.1)
+    assert schedules.finish(lan).what == "stopped"
+    assert lan.ended.startswith(f"cancelled on h{other + 1}")
+    assert lan.hosts[1].machine.roles.notices.last_job is not None
+    assert "saved after" in str(lan.hosts[1].machine.roles.notices.last_job.error)
+
+
+def test_a_lead_that_cancels_and_departs_has_it_cancelled_by_the_next() -> None:
+    """Its training program is killed before the batch ends."""
+    lan, _ = training()
+    lead = lan.hosts[0]
+    lan.at(TRAINING_S, lead.cancel)
+    lan.at(TRAINING_S + 0.001, lead.kill_program)
+    lan.trouble(TRAINING_S + 0.1)
+    assert schedules.finish(lan).what == "stopped"
+    assert lan.ended.startswith("cancelled on h1")
+
+
+@pytest.mark.parametrize("at", [0.1, 0.705, 0.712])
+def test_before_the_first_round_there_is_nothing_to_save(at: float) -> None:
+    """The network forms, it is formed, the job is handed out."""
+    lan, _ = job()
+    lan.at(at, lan.hosts[0].cancel)
+    assert schedules.finish(lan).what == "stopped"
+    assert lan.now < 3.0
+    assert end_of(lan, lan.hosts[0]).message == "cancelled on h1"
+
+
+def test_a_batch_that_does_not_end() -> None:
+    """The training program of a host that trains alone hangs: nobody else is held up, so it is left alone."""
+    lan, _ = training(hosts=1)
+    host = lan.hosts[0]
+    lan.at(TRAINING_S, host.hang)
+    lan.at(TRAINING_S + 5.0, host.cancel)
+    lan.trouble(TRAINING_S + 5.0 + CANCEL_S)
+    assert lan.run(lambda: bool(lan.ended), TRAINING_S + 10.0 + CANCEL_S)
+    assert lan.now == pytest.approx(TRAINING_S + 5.0 + CANCEL_S, abs=1.0)
+    why = "the batch has not ended for 60 s"
+    assert end_of(lan, host).message == f"cancelled on h1, and the model could not be saved: {why}"
+
+
+def test_a_job_that_fails_meanwhile_has_failed() -> None:
+    """The reason is worth more than that somebody wanted its end."""
+    lan, _ = training(hosts=3)
+    host = lan.hosts[2]
+    lan.lose[wire.FrameType.FAIL] = 1
+    lan.at(TRAINING_S, host.cancel)
+    lan.at(TRAINING_S + 0.01, host.break_program)
+    assert schedules.finish(lan).what == "stopped"
+    assert "error" in lan.ended
+
+
+def life() -> Life:
+    return Life(MAC, LifeSettings("h1", "nicps"), NoKernel(), lambda: 1)  # type: ignore[arg-type]
+
+
+def test_there_is_nothing_to_cancel() -> None:
+    with pytest.raises(NetworkProblem, match=r"^no job is under way here$"):
+        life().cancel(0.0)
+
+
+def test_a_job_that_is_being_prepared() -> None:
+    machine = life()
+    number = machine.submit()
+    actions = machine.cancel(0.0)
+    assert CloseSubmission(number) in actions
+    (told,) = [action for action in actions if isinstance(action, Publish)]
+    assert told == Publish(Error("cancelled on h1", Cancelled.exit_code), number)
+    assert not machine.busy_with
+
+
+def test_a_host_that_stands_by_in_the_middle_of_it_cannot() -> None:
+    lan, _ = training(hosts=3)
+    host = lan.hosts[2]
+    lan.at(TRAINING_S, host.kill_program)
+    assert lan.run(lambda: bool(host.machine.roles.notices.trouble), TRAINING_S + 1.0)
+    with pytest.raises(NetworkProblem, match=r"is not in the job's network now.*on a host that is"):
+        host.machine.cancel(host.clock())
+
+
+# ---- the command
+
+
+BEFORE = Status(
+    *("nicps", "h2", "eth1"),
+    keyed=False,
+    **dict.fromkeys(("xdp_mode", "trouble", "warning", "phase"), ""),
+    state="member",
+    **dict.fromkeys(("view", "round", "number"), 2),
+    lead=1,
+    members=(MemberStatus(1, "02:00:00:00:00:01", "h1", "train", is_self=False),),
+    job="run-1",
+    progress={},
+    last_job=None,
+    **dict.fromkeys(("token_turns", "fragments_sent", "frames_malformed"), 0),
+    control_refused={},
+    counters={},
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (LastJob("run-1", "cancelled on h2; saved", {}), "job run-1: cancelled on h2; saved"),
+        (LastJob("run-1", None, {}), "job run-1: it was done before it could be cancelled"),
+        (None, "job run-1 has ended; h1 has what was saved"),
+    ],
+)
+def test_the_command_says_what_has_become_of_it(last: LastJob | None, said: str) -> None:
+    assert outcome(BEFORE, replace(BEFORE, state="standby", job=None, last_job=last)) == said
