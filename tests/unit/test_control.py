@@ -374,7 +374,7 @@ def test_what_comes_behind_attach_is_for_who_is_given_the_connection(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[socket.socket] = []
-    host.rooms.life.node._seat.view = View(1, MEMBERS, frozenset({1}), 1)
+    host.rooms.life.node._host.view = View(1, MEMBERS, frozenset({1}), 1)
     host.rooms.life.roles.begin_part(0.0, "job")
     give = lambda fd: given.append(socket.socket(fileno=os.dup(fd)))  # noqa: E731
     monkeypatch.setattr(host.rooms.program, "start_gateway", give)

@@ -64,7 +64,7 @@ class Nothing:
 def roles_of(leads: bool, submitted: bool = True, works: Works | None = None) -> Roles:
     """The roles of the first of three hosts, whose training the second one leads, or itself."""
     node = Node(MEMBERS[0].mac, "h1", "nicps", Nothing(), lambda: 1)
-    node._seat.view, node._seat.number = (
+    node._host.view, node._host.number = (
         View(1, MEMBERS, frozenset({1, 2, 3}), 1 if leads else 2),
         1,
     )
@@ -242,7 +242,7 @@ def test_who_departs_while_it_stops_the_job_hears_of_the_end_too() -> None:
 def test_who_departs_leads_only_itself(live: set[int], leads: bool) -> None:
     """Where nobody else is left, the job ends, and somebody must say so."""
     roles = roles_of(leads=True)
-    roles._node._seat.view = View(1, MEMBERS, frozenset(live), 1)
+    roles._node._host.view = View(1, MEMBERS, frozenset(live), 1)
     roles.depart("its program was killed")
     assert (roles.lead is not None) is leads
 
