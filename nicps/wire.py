@@ -258,7 +258,9 @@ class Range:
 class Call:
     """R1: the starter asks who takes part; the tail is its name. R20: the lead calls standby hosts; it is the job's."""
 
-    nonce: Annotated[int, _u64("names this formation")]
+    nonce: Annotated[
+        int, _u64("names this formation; 0: the job admits nobody, and no answer is wanted")
+    ]
     view: Annotated[int, _u32("in force at the caller; 0 if it starts a network")] = 0
     ballot: Annotated[int, _u32("under which that view was installed")] = 0
 

@@ -171,7 +171,7 @@ _Static_assert(sizeof(struct nicps_range) == 8, "struct nicps_range has a hole")
 
 /* R1: the starter asks who takes part; the tail is its name. R20: the lead calls standby hosts; it is the job's. */
 struct nicps_call {
-	__be64 nonce;  /* names this formation */
+	__be64 nonce;  /* names this formation; 0: the job admits nobody, and no answer is wanted */
 	__be32 view;   /* in force at the caller; 0 if it starts a network */
 	__be32 ballot; /* under which that view was installed */
 };

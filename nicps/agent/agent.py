@@ -178,6 +178,7 @@ class Agent:
     def run(self) -> None:
         """Serve until SIGINT, SIGTERM or `nicps leave`."""
         self._loop.on_signals(self.stop)
+        self._driver.carry_out(self.life.join(time.monotonic()))
         while not self._stopping:
             self._step()
         self._leave()

@@ -45,6 +45,7 @@ def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -
         view=view.number,
         lead=view.lead,
         trouble=notices.trouble,
+        other_job=notices.other_job,
         warning=keys.doubt,
         keyed=keys.keyed,
         round=node.open_round,

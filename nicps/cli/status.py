@@ -63,6 +63,10 @@ def text(status: Status) -> str:
         lines.append(f"job        {status.job}")
         if status.progress:
             lines.append(f"progress   {progress_line(status.progress)}")
+    if status.other_job:
+        lines.append(
+            f"other job  {status.other_job}: without this host, which takes part in the next"
+        )
     last = status.last_job
     if last and not status.job:
         result = last.result

@@ -212,9 +212,8 @@ class Course:
 
     def host_answered(self, answer: Answered) -> Orders:
         """A host on standby wants to come back, or a new one to come in (R20)."""
-        room = self.plan.admit and len(self._place.view.members) < wire.MAX_MEMBERS
         joiner = answer.joiner
-        if not answer.number and not room:
+        if not answer.number and not self._admits:
             return []
         if self.plan.redeal or answer.stage is not wire.Stage.NOTHING:
             self._waiting[joiner.mac] = answer
@@ -287,7 +286,8 @@ class Course:
 
     def _finish(self) -> Orders:
         self._finishing, self._collecting = True, False
-        return [CallHosts(""), *self._decide(Phase(0, 0, wire.PhaseKind.FINISH))]
+        closed = CallHosts(self.plan.job, calls=False, closed=True)
+        return [closed, *self._decide(Phase(0, 0, wire.PhaseKind.FINISH))]
 
     def _collect_next(self) -> Orders:
         """Every member hands its records out to the lead, one after the other."""
@@ -302,7 +302,13 @@ class Course:
     def _call_hosts(self) -> Orders:
         view, learners = self._place.view, self._place.learners
         missing = len(view.live) < len(view.members) or bool(learners) or self.plan.admit
-        return [CallHosts(self.plan.job if missing and not self.stopping else "")]
+        calls = missing and not self.stopping
+        return [CallHosts(self.plan.job, calls, closed=not self._admits)]
+
+    @property
+    def _admits(self) -> bool:
+        """Hosts that are not in the list may come in."""
+        return self.plan.admit and len(self._place.view.members) < wire.MAX_MEMBERS
 
     def _learners(self, stage: wire.Stage) -> frozenset[int]:
         """Members without the state that have got so far."""

@@ -95,6 +95,8 @@ class Hub:
                 orders = lead.course.host_answered(action) if lead else []
             case protocol.NoProgress():
                 orders = [ask.Warn(action.explain(self.node.view))]
+            case protocol.NotAdmitted(job):
+                orders = roles.notices.note_other_job(job)
             case protocol.Differs():
                 orders = self._differ(now, action)
             case protocol.Struck():
@@ -170,7 +172,7 @@ class Hub:
     def _install(self, now: float, action: protocol.Installed) -> Orders:
         """A view is in force: the kernel follows it, and the job goes on in it."""
         view, roles = action.view, self.roles
-        roles.notices.trouble = ""
+        roles.notices.trouble = roles.notices.other_job = ""
         # The network that it was about to start is there; struck off, it comes back to it.
         self.node.busy = False
         orders: Orders = [
@@ -254,8 +256,8 @@ class Hub:
                 return node.rebuild(now, joiners)
             case ask.StrikeOff(numbers):
                 return node.strike(now, numbers)
-            case ask.CallHosts(job):
-                node.calls = job
+            case ask.CallHosts(job, calls, closed):
+                node.call_hosts(job, calls=calls, closed=closed)
                 return ()
             case ask.Decide(phase):
                 return self._decide(now, phase)

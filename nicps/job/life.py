@@ -230,6 +230,11 @@ class Life:
 
     # ---- events: commands
 
+    def join(self, now: float) -> list[Action]:
+        """The agent has begun; perhaps a job is under way without this host."""
+        self.node.join(now)
+        return self._hub.run(now, ())
+
     def check_free(self) -> None:
         """A job can be submitted here.
 
@@ -296,7 +301,9 @@ class Life:
                 " `nicps cancel` on a host that is"
             )
         if roles.submission is None:
-            raise NetworkProblem("no job is under way here")
+            other = roles.notices.other_job
+            there = f"; job {other} is: run `nicps cancel` on one of its hosts" if other else ""
+            raise NetworkProblem(f"no job is under way here{there}")
         return self._hub.run(now, (), roles.fail_submission(reason, Cancelled.exit_code))
 
     def leave(self, now: float) -> list[Action]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nicps.errors import Alarm, Cancelled, JobFailed
-from nicps.job.actions import Publish, RunHook
+from nicps.job.actions import Log, Publish, RunHook
 from nicps.job.orders import Orders
 from nicps.job.submission import Submission
 from nicps.session.messages import EVENTS, Error, LastJob, Result
@@ -16,15 +16,24 @@ from nicps.session.messages import EVENTS, Error, LastJob, Result
 class Notices:
     """The operator, the submitter and the watchers.
 
-    Attributes: `trouble`, why this host stands by in the middle of a job; `progress`, what its training program
-    reported last; `last_job`, how the last job ended that was submitted here or led from here (docs/socket.md).
+    Attributes: `trouble`, why this host stands by in the middle of a job; `other_job`, the name of a job that is under
+    way without this host; `progress`, what its training program reported last; `last_job`, how the last job ended that
+    was submitted here or led from here (docs/socket.md).
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.trouble = ""
+        self.trouble = self.other_job = ""
         self.progress: dict[str, Any] = {}
         self.last_job: LastJob | None = None
+
+    def note_other_job(self, job: str) -> Orders:
+        """A job is under way that admits nobody, so not this host; or, without a name, it is over."""
+        before, self.other_job = self.other_job, job
+        if job:
+            text = "is under way and admits no more hosts: this one takes part in the next"
+            return [Log(f"job {job} {text}")]
+        return [Log(f"job {before} has ended, or is not heard of any more")] if before else []
 
     def tell(
         self, event: str, job_id: str, values: Mapping[str, Any], submission: Submission | None

@@ -88,9 +88,11 @@ class StrikeOff:
 
 @dataclass(frozen=True, slots=True)
 class CallHosts:
-    """The lead: call hosts on standby from now on for this job; with an empty name, call no more (`Node.calls`)."""
+    """The lead: call hosts on standby from now on for this job, or no more (`Node.call_hosts`)."""
 
     job: str
+    calls: bool
+    closed: bool
 
 
 # ---- of one another

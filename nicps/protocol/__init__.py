@@ -27,6 +27,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     readmission.py   the lead calls hosts back (R20)
     lead.py          signs of life between phases (R17)
     membership.py    one member's part in views (R3, R17 to R20)
+    bystander.py     a host that comes while a job admits nobody
     admission.py     calls and answers (R2, R19, R20)
     inbox.py         which part a frame is for
     node.py          all of this behind one set of events
@@ -47,6 +48,7 @@ from nicps.protocol.actions import (
     Need,
     NoProgress,
     NotAdded,
+    NotAdmitted,
     PhaseAgreed,
     Prepare,
     Ready,
@@ -78,6 +80,7 @@ __all__ = [
     "Node",
     "NodeState",
     "NotAdded",
+    "NotAdmitted",
     "Phase",
     "PhaseAgreed",
     "Prepare",

@@ -106,6 +106,13 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class NotAdmitted:
+    """A job is under way that this host has no part in, and that admits nobody; an empty name: it is over."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class Differs:
     """Members hold other weights than the rest after that round; none named: no half agrees."""
 
@@ -226,6 +233,7 @@ Action: TypeAlias = (
     | Struck
     | Cut
     | Answered
+    | NotAdmitted
     | Differs
     | NoProgress
     | Prepare

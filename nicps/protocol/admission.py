@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from nicps import wire
 from nicps.protocol.actions import Answered, Joiner, Send
+from nicps.protocol.bystander import Bystander
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
 from nicps.protocol.lead import LeadWatch
@@ -37,6 +38,7 @@ class Admission:
         lead: LeadWatch,
         timings: Timings,
         stage: Callable[[str], wire.Stage | None],
+        bystander: Bystander,
     ) -> None:
         self._host = host
         self._membership = membership
@@ -46,6 +48,7 @@ class Admission:
         self._lead = lead
         self._timings = timings
         self._stage = stage
+        self._bystander = bystander
         self._asked = 0.0  # when this host, on standby, last asked or was called
 
     def on_call(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
@@ -53,6 +56,8 @@ class Admission:
         call = frame.body
         assert isinstance(call, wire.Call)
         host, membership = self._host, self._membership
+        if not call.nonce:
+            return self._bystander.hear(frame.tail.decode(errors="replace"))
         if not call.view:
             if host.is_member or (membership.busy and self._formation.starting is None):
                 return []
@@ -88,8 +93,10 @@ class Admission:
             steps += membership.send_view(number, answer.fresh)  # perhaps it does not know yet
             if not number:
                 steps += membership.send_last_view(source, answer)
-        calls = host.leads and membership.ready and self._readmission.job
-        if not calls or answer.stage >= wire.Stage.ASKS:
+        leads = host.leads and membership.ready
+        if answer.stage >= wire.Stage.ASKS:
+            return steps if number or not leads else [*steps, *self._readmission.tell(now)]
+        if not (leads and self._readmission.calls):
             return steps
         listed = number in host.view.live
         if listed and number not in membership.learners:
@@ -107,7 +114,7 @@ class Admission:
         """The lead calls hosts on standby."""
         membership = self._membership
         ready = self._host.leads and membership.ready and not membership.changing
-        return bool(self._readmission.job) and ready
+        return self._readmission.calls and ready
 
     @property
     def asks(self) -> bool:
@@ -121,7 +128,9 @@ class Admission:
         return self._answer(0, self._stage_as_member)
 
     def tick(self, now: float) -> Steps:
-        """AskForLaterView, if it is time to."""
+        """Ask for a later view, or whether a job is under way, if it is time to."""
+        if self._bystander.question_due(now):
+            return [self._answer(0, wire.Stage.ASKS), *self._bystander.note_question(now)]
         if not self.asks or now < self._ask_at():
             return []
         self._asked = now
@@ -129,7 +138,7 @@ class Admission:
 
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""
-        return self._ask_at() if self.asks else None
+        return self._ask_at() if self.asks else self._bystander.deadline()
 
     def _ask_at(self) -> float:
         return max(self._asked, self._lead.heard) + _UNCALLED * self._timings.call_back_s

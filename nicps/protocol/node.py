@@ -27,6 +27,7 @@ from nicps.protocol.actions import (
     SendFragments,
 )
 from nicps.protocol.admission import Admission
+from nicps.protocol.bystander import Bystander
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
@@ -74,6 +75,7 @@ class Node:
         self._formation = Formation(mac, host.name, timings)
         self._lead = LeadWatch(host, timings, self.timeout)
         self._readmission = Readmission(host, timings, nonce)
+        self._bystander = Bystander(host, timings)
         self.rings = Rings(host, receiver, timings, self.timeout)
         self._decisions = Decisions(host, self.rings, timings, self.timeout)
         self._departure = Departure(host, self.rings, timings)
@@ -98,6 +100,7 @@ class Node:
             self._lead,
             timings,
             stage,
+            self._bystander,
         )
         self._standstill = Standstill(host, timings)
         self._inbox = Inbox(
@@ -191,15 +194,6 @@ class Node:
         self.membership.busy = busy
 
     @property
-    def calls(self) -> str:
-        """At the lead: the job's name while it calls standby hosts back."""
-        return self._readmission.job
-
-    @calls.setter
-    def calls(self, job: str) -> None:
-        self._readmission.job = job
-
-    @property
     def kernel(self) -> KernelState | None:
         """What the XDP program must know, or None while it is to take nothing."""
         if self.membership.view_change is None or self.changing:
@@ -221,6 +215,10 @@ class Node:
         return replace(header, network=self.network, sequence=self.take_sequence(1))
 
     # ---- commands
+
+    def join(self, now: float) -> None:
+        """This host has begun: it asks whether a job is under way (`NotAdmitted`)."""
+        self._bystander.begin(now)
 
     def start(self, now: float, nonce: int) -> list[Action]:
         """R1: this host starts the network. `nonce` is a random 64-bit number."""
@@ -296,6 +294,11 @@ class Node:
         token = self.ring.token if self.ring is not None and self.leads else None
         is_worn = token is not None and token.hop >= MOST_HOPS
         return self.rebuild(now, ()) if (key_is_spent or is_worn) and not self.changing else []
+
+    def call_hosts(self, job: str, *, calls: bool, closed: bool) -> None:
+        """The lead of a job: call hosts on standby from now on, or no more; `closed`: it admits no new ones."""
+        self._readmission.job, self._readmission.calls = job, calls
+        self._readmission.closed = closed
 
     # ---- the trainer's (or the hand-out's) side of the ring
 

@@ -10,20 +10,23 @@ from nicps.protocol.actions import Committed, Send
 from nicps.protocol.backoff import RejoinBackoff
 from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import Timings
+from nicps.protocol.signals import Steps
 
 
 class Readmission:
     """Every member keeps the rejoin back-off of each host, so that it outlives the lead.
 
-    Attributes: `job`, the name of the job for which hosts are called; empty: none are.
+    Attributes: `job`, the name of the job that is led from here; `calls`, hosts are called for it; `closed`, it admits
+    nobody who is not in the list.
     """
 
     def __init__(self, host: LocalHost, timings: Timings, nonce: Callable[[], int]) -> None:
         self.job = ""
+        self.calls = self.closed = False
         self._host = host
         self._timings = timings
         self._nonce = nonce
-        self._call_at = 0.0
+        self._call_at = self._tell_at = 0.0
         self._called: tuple[int, ...] = ()  # the nonces of the last two calls
         self._backoff = RejoinBackoff(timings.call_back_s)
 
@@ -65,6 +68,15 @@ class Readmission:
         view = self._host.view
         body = wire.Call(self._called[0], view.number, view.ballot)
         return Send(wire.Frame(wire.Header(), body, tail=self.job.encode()))
+
+    def tell(self, now: float) -> Steps:
+        """A stranger asks: the job admits nobody. Questions of several are answered at once."""
+        if not (self.job and self.closed) or now < self._tell_at:
+            return []
+        self._tell_at = now + self._timings.call_back_s / 2
+        view = self._host.view
+        body = wire.Call(0, view.number, view.ballot)
+        return [Send(wire.Frame(wire.Header(), body, tail=self.job.encode()))]
 
     def _begin(self, now: float) -> None:
         self._called = ()

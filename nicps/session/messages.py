@@ -243,6 +243,14 @@ class Status(Message):
             " all is well",
         ),
     ]
+    other_job: Annotated[
+        str,
+        Field(
+            TEXT,
+            "a job of the network that is under way without this host and admits no new ones: this host takes part in"
+            " the next; empty where none is known",
+        ),
+    ]
     phase: Annotated[str, Field(TEXT, "`handout`, `train`, `test`, `finish`; empty between them")]
     view: Annotated[int, Field(VIEW, "the number of the member list")]
     round: Annotated[int, Field(ROUND, "the open round")]

@@ -141,7 +141,7 @@ header nicps_range_t {
 
 // R1: the starter asks who takes part; the tail is its name. R20: the lead calls standby hosts; it is the job's.
 header nicps_call_t {
-    bit<64> nonce;  /* names this formation */
+    bit<64> nonce;  /* names this formation; 0: the job admits nobody, and no answer is wanted */
     bit<32> view;   /* in force at the caller; 0 if it starts a network */
     bit<32> ballot; /* under which that view was installed */
 }

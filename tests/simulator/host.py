@@ -176,6 +176,7 @@ class Host:
         self.on_disk, self.result = self.result or self.on_disk, None
         self.believes = not self.lan.plan.exchange.needs_trust or self.lan.more.random() < 0.9
         self._boot()
+        self.do(self.machine.join(self.clock()))
 
     def pause(self) -> None:
         """SIGSTOP of agent and training program; the kernel goes on."""

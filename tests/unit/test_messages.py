@@ -31,6 +31,7 @@ STATUS = {
     "xdp_mode": "native",
     "state": "member",
     "trouble": "",
+    "other_job": "",
     "warning": "",
     "phase": "train",
     "view": 1,

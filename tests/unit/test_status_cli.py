@@ -26,6 +26,7 @@ def status(**more: Any) -> Status:
         "state": "member",
         "phase": "train",
         "trouble": "",
+        "other_job": "",
         "warning": "",
         "view": 3,
         "lead": 1,
@@ -49,6 +50,13 @@ def test_a_host_that_stands_by_says_why() -> None:
     lines = text(status(trouble="h1 cannot be heard")).splitlines()
     assert "trouble    h1 cannot be heard" in lines
     assert "trouble" not in text(status())
+
+
+def test_a_host_without_a_part_in_the_job_says_which_one_runs() -> None:
+    alone = status(job=None, other_job="run-2", members=[])
+    line = "other job  run-2: without this host, which takes part in the next"
+    assert line in text(alone).splitlines()
+    assert "other job" not in text(status())
 
 
 def test_a_host_that_works_may_have_a_warning() -> None:

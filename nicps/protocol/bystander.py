@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that has come while a job is under way that admits nobody: it asks, and is told of the job."""
+
+from __future__ import annotations
+
+from nicps.protocol.actions import NotAdmitted
+from nicps.protocol.local_host import LocalHost, NodeState
+from nicps.protocol.phase import Timings
+from nicps.protocol.signals import Steps
+
+_MOST_UNANSWERED = 4  # questions: then no such job is under way, or none is any more
+_PERIODS = 6  # of the lead's calls, between two questions
+
+
+class Bystander:
+    """What this host knows of a job that it has no part in.
+
+    It asks only after it has begun, and as long as it hears of such a job: a host that idles sends nothing.
+    """
+
+    def __init__(self, host: LocalHost, timings: Timings) -> None:
+        self._host = host
+        self._timings = timings
+        self._job = ""
+        self._unanswered = _MOST_UNANSWERED
+        self._ask_at = 0.0
+
+    @property
+    def _asks(self) -> bool:
+        """It has been in no view yet."""
+        stranger = self._host.state is NodeState.STANDBY and not self._host.view.number
+        return stranger and self._unanswered <= _MOST_UNANSWERED
+
+    def begin(self, now: float) -> None:
+        """This host's agent has begun."""
+        self._unanswered, self._ask_at = 0, now
+
+    def hear(self, job: str) -> Steps:
+        """The lead of a job says that it admits nobody."""
+        if not self._asks:
+            return []
+        self._unanswered = 0
+        if job == self._job:
+            return []
+        self._job = job
+        return [NotAdmitted(job)]
+
+    def question_due(self, now: float) -> bool:
+        """Whether to ask now."""
+        return self._asks and now >= self._ask_at
+
+    def note_question(self, now: float) -> Steps:
+        """This host asks; after questions without an answer the job is over."""
+        self._ask_at = now + _PERIODS * self._timings.call_back_s
+        self._unanswered += 1
+        if self._asks or not self._job:
+            return []
+        self._job = ""
+        return [NotAdmitted("")]
+
+    def deadline(self) -> float | None:
+        """When to ask next, or None."""
+        return self._ask_at if self._asks else None

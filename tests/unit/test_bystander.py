@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that comes while a job is under way that admits nobody knows of it, and takes part in the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from nicps import wire
+from nicps.errors import NetworkProblem
+from nicps.job.plan import Plan
+from nicps.protocol import NodeState
+from tests.simulator import schedules
+from tests.simulator.drill import idle, job, next_job
+from tests.simulator.host import Host
+from tests.simulator.lan import Lan
+
+pytestmark = pytest.mark.unit
+
+COMES_S = 0.9
+
+
+def late(**settings: object) -> tuple[Lan, Host]:
+    """Two hosts train for some seconds, and a third one comes."""
+    lan, _ = job(hosts=2, late=1, rounds=100, compute_s=0.05, **settings)
+    host = lan.hosts[2]
+    lan.at(COMES_S, host.restart)
+    return lan, host
+
+
+def knows(host: Host) -> str:
+    return host.machine.roles.notices.other_job
+
+
+def test_it_is_told_at_once() -> None:
+    lan, host = late()
+    assert lan.run(lambda: knows(host) == "job1", COMES_S + 0.1)
+    said = "job job1 is under way and admits no more hosts: this one takes part in the next"
+    assert any(f"h3  log: {said}" in line for line in lan.trace)
+    with pytest.raises(NetworkProblem, match=r"; job job1 is: run `nicps cancel` on one of its"):
+        host.machine.cancel(host.clock())
+    lan.run(lambda: False, 3.0)
+    assert host.node.state is NodeState.STANDBY and lan.hosts[0].node.view.live == {1, 2}
+    assert len([line for line in lan.trace if "admits no more hosts" in line]) == 1
+
+
+def test_it_asks_again_where_a_frame_is_lost() -> None:
+    lan, host = late()
+    lan.at(COMES_S - 0.01, lambda: lan.lose.update({wire.FrameType.CALL: 1}))
+    lan.run(lambda: bool(knows(host)), COMES_S + 2.0)
+    assert not knows(host)
+    assert lan.run(lambda: knows(host) == "job1", COMES_S + 4.0)
+
+
+def test_it_takes_part_in_the_next_one() -> None:
+    lan, host = late()
+    assert schedules.finish(lan).what == "done"
+    assert knows(host) == "job1"
+    next_job(lan, 0)
+    assert lan.run(lambda: host.node.state is NodeState.MEMBER, lan.now + 3.0)
+    assert lan.hosts[0].node.view.live == {1, 2, 3} and not knows(host)
+
+
+def test_a_job_that_has_ended_is_forgotten() -> None:
+    """Then it is silent: a network that idles sends nothing."""
+    lan, host = late()
+    assert schedules.finish(lan).what == "done"
+    idle(lan, 20.0)
+    assert not knows(host)
+    assert any("job job1 has ended, or is not heard of any more" in line for line in lan.trace)
+    assert host.node.deadline() is None
+
+
+def test_where_nothing_runs_it_asks_a_few_times() -> None:
+    lan, _ = job(hosts=1, late=1)
+    host = lan.hosts[1]
+    lan.hosts[0].dead = True
+    lan.at(COMES_S, host.restart)
+    asked = []
+
+    def asks(other: Host, action: object) -> bool:
+        asked.append(other)
+        return False
+
+    lan.moments.append(asks)
+    lan.trouble(60.0)
+    lan.run(lambda: False, 60.0)
+    assert 2 <= len(asked) <= 6 and set(asked) == {host}
+    assert not knows(host) and host.node.deadline() is None
+
+
+def test_where_new_hosts_are_admitted_it_takes_part() -> None:
+    lan, _ = late(plan=Plan("job", batch=20, width=16, alarm_below=0.0, admit=True))
+    assert lan.run(lambda: lan.hosts[0].node.view.live == {1, 2, 3}, 5.0)
+    assert not any("admits no more hosts" in line for line in lan.trace)
