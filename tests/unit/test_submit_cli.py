@@ -73,7 +73,7 @@ def test_who_waits_no_longer_is_told_that_the_job_goes_on(
     assert cli.main([command, what, "--wait"]) == 130
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
-    for word in ("goes on", "`nicps status --watch`", "`nicps leave`"):
+    for word in ("goes on", "`nicps status --watch`", "`nicps cancel`"):
         assert word in said.err
 
 
