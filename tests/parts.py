@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's part in a job, by itself: a place in a network of three, and what the part asks for."""
+"""A host's part in a job, by itself: a node in a network of three, and what the part asks for."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 @dataclass
-class Spot:
-    """A `Place`: the first of three members, in the middle of the training."""
+class FakeNode:
+    """A `NodeInfo`: the first of three members, in the middle of the training."""
 
     number: int = 1
     name: str = "h1"
@@ -36,7 +36,7 @@ class Spot:
     changing: bool = False
     open_round: int = ROUND
     phase: Phase | None = None
-    decided: Phase | None = None
+    phase_in_force: Phase | None = None
 
 
 def training(number: int = 3, first_round: int = 3, **settings: Any) -> Phase:
@@ -85,7 +85,7 @@ class Host:
     """
 
     now: float = 0.0
-    spot: Spot = field(default_factory=Spot)
+    spot: FakeNode = field(default_factory=FakeNode)
     asked: list[Order] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
 
@@ -160,7 +160,7 @@ class Host:
         self.decides(phase)
         self.settle()
         self.hears(says.Prepared(phase.number))
-        self.spot.phase = phase
+        self.spot.phase_in_force = phase
         self.forget()
         return phase
 
@@ -172,12 +172,12 @@ class Host:
 
     def decides(self, phase: Phase) -> None:
         """The lead has decided on that phase."""
-        self.spot.decided = phase
+        self.spot.phase = phase
         self.do(self.part.prepare(self.now, phase))
 
     def goes_on(self, phase: Phase | None, *, again: bool = True) -> None:
         """Another view is in force, in which that phase goes on."""
-        self.spot.phase = self.spot.decided = phase
+        self.spot.phase = self.spot.phase_in_force = phase
         installed = Installed(self.spot.view, self.spot.number, phase, again)
         self.do(self.part.enter_view(self.now, installed))
 

@@ -8,7 +8,7 @@ What a host is asked for, and what it tells:
     hub.py            what follows from an event, in order
     orders.py         what the parts ask of the node and of one another
     works.py          what takes time: tickets, and what follows when a work is done
-    place.py          what the parts read of the node
+    node_info.py      what the parts read of the node
     notices.py        what people are told
     said.py           texts of others in one line
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nicps.job.actions import Begin, KeepCheckpoint, Post
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders, Trouble, Warn
-from nicps.job.place import Place
 from nicps.job.program import Program
 from nicps.job.works import Works
 from nicps.session.shared_form import Keep
@@ -25,8 +25,8 @@ class Checkpoints:
         folder: where they are kept, for the user.
     """
 
-    def __init__(self, place: Place, works: Works, owner: object, folder: str) -> None:
-        self._place, self._works, self._owner = place, works, owner
+    def __init__(self, node: NodeInfo, works: Works, owner: object, folder: str) -> None:
+        self._node, self._works, self._owner = node, works, owner
         self.folder = folder
         self._cut = ""  # why nobody may go on here, until the user has been told
         self._until = 0.0
@@ -59,7 +59,7 @@ class Checkpoints:
         self._cut, self._until = reason, now + _PATIENCE_S
         if program is None or program.ended or not program.holds_state:
             return self._tell("this host has no training program with the job's state")
-        if self._place.number in self._place.learners:
+        if self._node.number in self._node.learners:
             return self._tell("this host has not got the others' state yet")
         return [Post(program.number, Keep())]
 

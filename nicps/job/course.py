@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job import plan as phases
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import (
     CallHosts,
     CommitNext,
@@ -23,7 +24,6 @@ from nicps.job.orders import (
     Saving,
     Tell,
 )
-from nicps.job.place import Place
 from nicps.job.plan import Found, Plan
 from nicps.protocol.actions import Answered
 from nicps.protocol.phase import Phase
@@ -40,7 +40,7 @@ class Course:
     another course begins, and is told that the view is installed, once the host is `able` to lead.
     """
 
-    def __init__(self, plan: Plan, place: Place, found: Found | None = None) -> None:
+    def __init__(self, plan: Plan, node: NodeInfo, found: Found | None = None) -> None:
         self.plan = plan
         self.unit = plan.unit  # the next training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
@@ -49,7 +49,7 @@ class Course:
         self._unit_of = Exchange.BROADCAST  # the exchange that `unit` is for
         if found is not None and found.unit is not None:
             self.round_committed(found.unit, found.exchange)
-        self._place = place
+        self._node = node
         self._begun = found is not None
         self.able = found is None or found.able
         self.waits = False
@@ -74,12 +74,12 @@ class Course:
 
     def view_installed(self, view: View) -> Orders:
         """Every member has installed a view that this host leads. What nobody has carried out is decided again."""
-        place, phase = self._place, self._place.phase
+        node, phase = self._node, self._node.phase_in_force
         self._opening = False
         self._waiting = {
             mac: answer
             for mac, answer in self._waiting.items()
-            if view.number_of(mac) in place.learners
+            if view.number_of(mac) in node.learners
         }
         remaining = len(view.live) / len(view.members)
         if self._begun and remaining < self.plan.alarm_below and not self.stopping:
@@ -88,9 +88,9 @@ class Course:
         return [*self._call_hosts(), *self._go_on_in(view, phase)]
 
     def _go_on_in(self, view: View, phase: Phase | None) -> Orders:
-        place = self._place
+        node = self._node
         handing_out = phase is not None and phase.kind is wire.PhaseKind.HANDOUT
-        over = phase is not None and handing_out and place.open_round > phase.last_round
+        over = phase is not None and handing_out and node.open_round > phase.last_round
         if self._stop is not None:
             return self._decide(self._stop)
         if not self._begun:
@@ -100,7 +100,7 @@ class Course:
             if over and phase is not None and phase.settings["purpose"] == "job":
                 self.waits = True  # a course that is able goes on
                 return []
-            lacks = "has the model's state" if place.learners else "has the whole job"
+            lacks = "has the model's state" if node.learners else "has the whole job"
             lost = f"nobody is left who {lacks}"
             return self.stop(f"{self._crash}; {lost}" if self._crash else lost)
         if self._finishing:
@@ -119,7 +119,7 @@ class Course:
             return self._test()
         if phase.exchange != self.exchange and self.exchange == Exchange.BROADCAST:
             return self._train()
-        if self._decided is not None and self._decided[0] == place.open_round - 1:
+        if self._decided is not None and self._decided[0] == node.open_round - 1:
             return self.round_judged(*self._decided)
         return [] if self._trained else [CommitNext()]
 
@@ -129,10 +129,10 @@ class Course:
         if self.stopping:
             return []
         self._purpose = purpose
-        place = self._place
-        round_ = place.open_round + 1
+        node = self._node
+        round_ = node.open_round + 1
         return self._decide(
-            self.plan.hand_out(place.view, round_, purpose, source, size, index_bytes)
+            self.plan.hand_out(node.view, round_, purpose, source, size, index_bytes)
         )
 
     def hand_out_ended(self, phase: Phase) -> Orders:
@@ -152,7 +152,7 @@ class Course:
     def model_built(self, fragments: int) -> Orders:
         """The training program here knows the model's size: training may begin (R7)."""
         self.fragments = fragments
-        phase = self._place.phase
+        phase = self._node.phase_in_force
         between = phase is None or phase.kind is wire.PhaseKind.HANDOUT
         if between and not self._trained and not self.stopping and not self._finishing:
             return self._train()
@@ -164,8 +164,8 @@ class Course:
             return []
         self._decided = round_, what
         self._trained = True
-        phase = self._place.phase
-        if round_ != self._place.open_round - 1:
+        phase = self._node.phase_in_force
+        if round_ != self._node.open_round - 1:
             return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
@@ -201,7 +201,7 @@ class Course:
             self._collect = [
                 (number, answer["bytes"], answer["index_bytes"])
                 for number, answer in sorted(answers.items())
-                if number != self._place.view.lead and answer["bytes"]
+                if number != self._node.view.lead and answer["bytes"]
             ]
             self._collecting = True
             return self._collect_next()
@@ -264,25 +264,25 @@ class Course:
 
     def _train(self, joined: frozenset[int] = frozenset()) -> Orders:
         """Train (on), with all members but those that have no state yet; and with `joined`, who have just got it."""
-        place, plan = self._place, self.plan
+        node, plan = self._node, self.plan
         if not self.fragments:
             return []  # `model_built` comes here again
-        counted = (place.view.live - place.learners) | joined
-        exchange = self.exchange.among(len(place.view.live))
+        counted = (node.view.live - node.learners) | joined
+        exchange = self.exchange.among(len(node.view.live))
         if self._unit_of.shared_step and not exchange.shared_step:
             self.unit, self._unit_of = (
                 plan.unit,
                 exchange,
             )  # it was as coarse as gradients are large
-        first_round = place.open_round + 1
+        first_round = node.open_round + 1
         return self._decide(
-            plan.training(place.view, first_round, counted, self.fragments, self.unit, exchange)
+            plan.training(node.view, first_round, counted, self.fragments, self.unit, exchange)
         )
 
     def _test(self) -> Orders:
-        view = self._place.view
-        counted = view.live - self._place.learners
-        return self._decide(phases.test_round(view, self._place.open_round + 1, counted))
+        view = self._node.view
+        counted = view.live - self._node.learners
+        return self._decide(phases.test_round(view, self._node.open_round + 1, counted))
 
     def _finish(self) -> Orders:
         self._finishing, self._collecting = True, False
@@ -293,14 +293,14 @@ class Course:
         """Every member hands its records out to the lead, one after the other."""
         while self._collect:
             number, size, index_bytes = self._collect.pop(0)
-            if number in self._place.view.live:
+            if number in self._node.view.live:
                 return self.stream_opened("collect", number, size, index_bytes)
         return self.stop(None)
 
     # ---- taking hosts back (R20)
 
     def _call_hosts(self) -> Orders:
-        view, learners = self._place.view, self._place.learners
+        view, learners = self._node.view, self._node.learners
         missing = len(view.live) < len(view.members) or bool(learners) or self.plan.admit
         calls = missing and not self.stopping
         return [CallHosts(self.plan.job, calls, closed=not self._admits)]
@@ -308,17 +308,17 @@ class Course:
     @property
     def _admits(self) -> bool:
         """Hosts that are not in the list may come in."""
-        return self.plan.admit and len(self._place.view.members) < wire.MAX_MEMBERS
+        return self.plan.admit and len(self._node.view.members) < wire.MAX_MEMBERS
 
     def _learners(self, stage: wire.Stage) -> frozenset[int]:
         """Members without the state that have got so far."""
-        view = self._place.view
+        view = self._node.view
         stages = {view.number_of(mac): answer.stage for mac, answer in self._waiting.items()}
-        return frozenset(k for k in self._place.learners if stages.get(k) is stage)
+        return frozenset(k for k in self._node.learners if stages.get(k) is stage)
 
     def _take_back(self) -> Orders:
         """At the end of a batch; nothing if no host waits."""
-        view = self._place.view
+        view = self._node.view
         joiners = tuple(
             answer.joiner
             for mac, answer in self._waiting.items()

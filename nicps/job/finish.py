@@ -11,8 +11,8 @@ from typing import Any
 from nicps import wire
 from nicps.job.actions import Folder, KeepRecords, OpenStream, StreamSize
 from nicps.job.handout import HandOut
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Acknowledge, Orders
-from nicps.job.place import Place
 from nicps.job.works import Works
 from nicps.protocol import Committed, Phase
 
@@ -31,9 +31,9 @@ class Finish:
     """
 
     def __init__(
-        self, place: Place, works: Works, owner: object, hand_out: HandOut, streams: Iterator[int]
+        self, node: NodeInfo, works: Works, owner: object, hand_out: HandOut, streams: Iterator[int]
     ) -> None:
-        self._place, self._works, self._owner = place, works, owner
+        self._node, self._works, self._owner = node, works, owner
         self._hand_out, self._streams = hand_out, streams
         self.expected = self.asked_again = 0
         self.differed: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ class Finish:
 
     def note_commit(self, commit: Committed) -> None:
         """A round counts: the kernel has taken the others' fragments, or the switch's sums."""
-        streams = commit.exchange.streams(commit.counted, self._place.number)
+        streams = commit.exchange.streams(commit.counted, self._node.number)
         self.expected += streams * commit.phase.fragments_in(commit.round)
 
     @property
@@ -67,7 +67,7 @@ class Finish:
             "sums_asked_again": self.asked_again,
         }
         return [
-            self._works.begin(self._owner, KeepRecords(facts, self._place.open_round), self._kept)
+            self._works.begin(self._owner, KeepRecords(facts, self._node.open_round), self._kept)
         ]
 
     def _kept(self, now: float, names: Sequence[str]) -> Orders:
@@ -86,7 +86,7 @@ class Finish:
         sizes = {"bytes": size.size, "index_bytes": size.index_bytes}
         self._answer = json.dumps(sizes).encode()
         orders = self._hand_out.offer(stream)
-        phase = self._place.decided
+        phase = self._node.phase
         if phase is not None and phase.kind is wire.PhaseKind.FINISH:
             orders.append(Acknowledge(phase.number, self._answer))
         return orders

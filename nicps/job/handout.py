@@ -6,8 +6,8 @@ from __future__ import annotations
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.job.actions import CloseStream, DropFragments, Receive, StoreWindow
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Offer, Orders
-from nicps.job.place import Place
 from nicps.protocol import Committed, Phase
 
 
@@ -21,8 +21,8 @@ class HandOut:
     only hashed. `collected`, hosts whose records have come (the lead).
     """
 
-    def __init__(self, place: Place, window: int) -> None:
-        self._place = place
+    def __init__(self, node: NodeInfo, window: int) -> None:
+        self._node = node
         self._window_bytes = window * wire.PAYLOAD_BYTES
         self.outgoing = 0
         self.keeps = False
@@ -31,7 +31,7 @@ class HandOut:
 
     def is_source(self, phase: Phase) -> bool:
         """Whether this host hands out in that phase."""
-        return bool(phase.settings["source"] == self._place.number)
+        return bool(phase.settings["source"] == self._node.number)
 
     def stream_of(self, phase: Phase) -> int:
         """The stream that this host hands out in that phase; 0 if it does not."""
@@ -43,8 +43,8 @@ class HandOut:
         Raises:
             JobFailed: this host is to hand out and has nothing.
         """
-        place, settings, purpose = self._place, phase.settings, phase.settings["purpose"]
-        members = place.view.members
+        node, settings, purpose = self._node, phase.settings, phase.settings["purpose"]
+        members = node.view.members
         source = members[settings["source"] - 1].name
         if self.is_source(phase):
             if not self.outgoing:
@@ -52,16 +52,16 @@ class HandOut:
             last = list(self._streams.items())[-1:]
             self._streams = dict([*last, (phase.first_round, self.outgoing)])
         if purpose == "collect":
-            self.keeps = place.leads
+            self.keeps = node.leads
         elif purpose == "state":
-            self.keeps = place.number in place.learners
+            self.keeps = node.number in node.learners
         else:
             self.keeps = not has_job
         return [
             Receive(
                 settings["bytes"],
                 settings["index_bytes"],
-                place.number,
+                node.number,
                 len(members),
                 self.keeps,
                 source if purpose == "collect" else "",
@@ -89,7 +89,7 @@ class HandOut:
 
         The next phase may have begun meanwhile.
         """
-        source = self._place.view.members[phase.settings["source"] - 1].name
+        source = self._node.view.members[phase.settings["source"] - 1].name
         if phase.settings["purpose"] == "collect" and kept and source not in self.collected:
             self.collected.append(source)
         return self.withdraw() if stream and stream == self.outgoing else []

@@ -13,9 +13,9 @@ from nicps import wire
 from nicps.job.actions import CloseStream, Folder, Log, OpenStream, StreamSize
 from nicps.job.checkpoints import STATE
 from nicps.job.course import Course
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import OfferStream, Order, Orders, SaveState, Saving, Tell
 from nicps.job.part import Part
-from nicps.job.place import Place
 from nicps.job.plan import Found, Plan
 from nicps.job.said import one_line
 from nicps.job.submission import Submission
@@ -39,18 +39,18 @@ class Lead:
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        node: NodeInfo,
         works: Works,
         streams: Iterator[int],
         found: Found | None,
         now: float,
     ) -> None:
         self.plan = plan
-        self.course = Course(plan, place, found)
+        self.course = Course(plan, node, found)
         self.training_s = self.handout_s = 0.0
         self.saved = ""
         self.over = False
-        self._place, self._works, self._streams = place, works, streams
+        self._node, self._works, self._streams = node, works, streams
         self._mark = now
         self._cancel_at: float | None = None  # whatever the batch does
 
@@ -157,7 +157,7 @@ class Lead:
 
     def _find_unknown_hosts(self, settings: Mapping[str, Any]) -> Orders:
         """A setting `slow.HOST` for a host that is not there may be a slip."""
-        names = [member.name for member in self._place.view.members]
+        names = [member.name for member in self._node.view.members]
         nobody = [key for key in settings if key.removeprefix("slow.") not in (key, *names)]
         if not nobody:
             return []

@@ -27,6 +27,7 @@ from nicps.job.checkpoints import Checkpoints
 from nicps.job.contribution import Contribution
 from nicps.job.finish import Finish
 from nicps.job.handout import HandOut
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import (
     Acknowledge,
     Depart,
@@ -44,7 +45,6 @@ from nicps.job.orders import (
     StateSaved,
     Warn,
 )
-from nicps.job.place import Place
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.said import one_line, shorten
@@ -71,7 +71,7 @@ class Part:
     def __init__(
         self,
         job_id: str,
-        place: Place,
+        node: NodeInfo,
         works: Works,
         programs: Iterator[int],
         streams: Iterator[int],
@@ -81,11 +81,11 @@ class Part:
         now: float,
     ) -> None:
         self.id = job_id
-        self._place, self._works = place, works
-        self.programs = Programs(place, programs, now)
-        self.hand_out = HandOut(place, window)
-        self.checkpoints = Checkpoints(place, works, self, checkpoints)
-        self.finish = Finish(place, works, self, self.hand_out, streams)
+        self._node, self._works = node, works
+        self.programs = Programs(node, programs, now)
+        self.hand_out = HandOut(node, window)
+        self.checkpoints = Checkpoints(node, works, self, checkpoints)
+        self.finish = Finish(node, works, self, self.hand_out, streams)
         self.accumulators = Accumulators(works, self)
         self.contribution = Contribution()
         self.phase: Phase | None = None
@@ -130,11 +130,11 @@ class Part:
 
     def note_event(self, kind: str, **values: Any) -> NoteEvent:
         """An event at this host, for the time line."""
-        return NoteEvent(kind, self._place.open_round, values)
+        return NoteEvent(kind, self._node.open_round, values)
 
     def note_view(self) -> NoteEvent:
         """The view in force, by the hosts' names."""
-        view = self._place.view
+        view = self._node.view
         live = [view.members[k - 1].name for k in view.order]
         lead = view.members[view.lead - 1].name
         return self.note_event("view", view=view.number, lead=lead, live=live)
@@ -174,14 +174,14 @@ class Part:
         program = self.program
         if self.finish.kept:
             return self.finish.open_records()
-        learns = self._place.number in self._place.learners
+        learns = self._node.number in self._node.learners
         if program is None or not program.ready or learns:
             ended = self.programs.end("the job is done")
             self.programs.current = None
             return [*ended, *self.finish.acknowledge_nothing(phase)]
         if program.ended:
             return self.finish.keep(self.train_rounds)
-        return program.enter(now, phase, 0, 0, self._place)
+        return program.enter(now, phase, 0, 0, self._node)
 
     def enter_view(self, now: float, action: Installed) -> Orders:
         """Another view is in force, and the phase goes on in it, or none does."""
@@ -189,7 +189,7 @@ class Part:
         phase, program = action.phase, self.program
         noted = self.note_view()
         if phase is None:
-            shown = program.show_view(now, self._place, None) if program is not None else []
+            shown = program.show_view(now, self._node, None) if program is not None else []
             return [noted, *shown]
         self.phase, self._waiting = phase, None
         renewed = self.accumulators.renew(phase)  # it was getting ready for another phase
@@ -199,10 +199,10 @@ class Part:
         hands_out = phase.kind is wire.PhaseKind.HANDOUT
         if hands_out or not self._has_share(phase) or program is None:
             return orders
-        orders += program.show_view(now, self._place, phase)
+        orders += program.show_view(now, self._node, phase)
         if action.again and not self.finishing:  # it was told of the phase that now does not come
             blocks = self.accumulators.blocks
-            orders += program.enter(now, phase, self._place.open_round, blocks, self._place)
+            orders += program.enter(now, phase, self._node.open_round, blocks, self._node)
         return orders
 
     def stand_by(self, reason: str) -> Orders:
@@ -213,7 +213,7 @@ class Part:
         return [noted, DropFragments(), *self.hand_out.withdraw()]
 
     def _has_share(self, phase: Phase) -> bool:
-        return bool(phase.shares[self._place.number - 1])
+        return bool(phase.shares[self._node.number - 1])
 
     # ---- room for a phase
 
@@ -248,11 +248,11 @@ class Part:
             return []  # it has been lost meanwhile
         entering.holds_state = True
         blocks = self.accumulators.blocks
-        return entering.enter(now, phase, phase.first_round, blocks, self._place)
+        return entering.enter(now, phase, phase.first_round, blocks, self._node)
 
     def _enter_training(self, now: float) -> Orders:
         """Bring the training program into the phase that waits for it, if both are there."""
-        phase, program, place = self._waiting, self.program, self._place
+        phase, program, node = self._waiting, self.program, self._node
         if phase is None or program is None or not program.ready:
             return []
         if program.ended:  # the end was decided, and the lead of this phase has not heard of it
@@ -263,11 +263,11 @@ class Part:
         trains = phase.kind is wire.PhaseKind.TRAIN
         same_size = not trains or phase.fragments == program.fragments
         same_state = program.digest == str(phase.settings.get("model", ""))
-        learns = place.number in place.learners
+        learns = node.number in node.learners
         if same_files and learns and not same_state and self._has_state:
             # What the hand-out brought (R20); once it is loaded the program comes here again.
             loads = program.duty == "load"
-            return [] if loads else program.change_state(now, "load", place)
+            return [] if loads else program.change_state(now, "load", node)
         self._waiting = None
         if not same_files:
             return [Fail("what was handed out has arrived damaged")]
@@ -287,7 +287,7 @@ class Part:
 
     def commit(self, now: float, commit: Committed) -> Orders:
         """A round counts."""
-        phase, program, number = commit.phase, self.program, self._place.number
+        phase, program, number = commit.phase, self.program, self._node.number
         if phase.kind is wire.PhaseKind.HANDOUT:
             return self._store(phase, commit)
         self.finish.note_commit(commit)
@@ -404,7 +404,7 @@ class Part:
     def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
         program.note_read(digest)
         orders: Orders = []
-        if round_ < self._place.open_round:
+        if round_ < self._node.open_round:
             orders.append(MarkRead(round_, shorten(digest)))
         # It may have come to the state that the next phase begins with.
         return [*orders, *self._enter_training(now)]
@@ -435,7 +435,7 @@ class Part:
         if program is None or not program.ready or program.ended:
             return [StateSaved(saving, "there is no training program that could save")]
         self._saving = saving
-        return program.change_state(now, "save", self._place)
+        return program.change_state(now, "save", self._node)
 
     def forget_saving(self) -> None:
         """This host leads no more: nobody waits for the state."""
@@ -463,7 +463,7 @@ class Part:
         if self.finishing and not code:  # whatever phase a change of the view has gone back to
             return self.finish.keep(self.train_rounds)
         reason = f"the training program ended: {last}"
-        self.programs.crash = f"{self._place.name}: {reason}"
+        self.programs.crash = f"{self._node.name}: {reason}"
         dropped: Orders = [DropFragments()]  # the rest of its gradient will not come
         if code >= 0:
             return [*dropped, *self.programs.fail(reason)]

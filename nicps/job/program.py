@@ -9,8 +9,8 @@ from typing import Any
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.actions import EndProgram, EnterPhase, Post, Welcome
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders
-from nicps.job.place import Place
 from nicps.protocol import Committed, Phase
 from nicps.session import shared_form
 
@@ -87,16 +87,16 @@ class Program:
 
     # ---- what it is told
 
-    def welcome(self, place: Place, settings: Mapping[str, Any]) -> Orders:
+    def welcome(self, node: NodeInfo, settings: Mapping[str, Any]) -> Orders:
         """It has connected."""
-        view, self._leads = place.view, place.leads
+        view, self._leads = node.view, node.leads
         members = tuple(shared_form.Member(m.number, m.name) for m in view.members)
-        number, name = place.number, place.name
+        number, name = node.number, node.name
         message = shared_form.Welcome(number, members, name, view.lead, settings, "", view.number)
         return [Welcome(self.number, message)]
 
     def enter(
-        self, now: float, phase: Phase, first_round: int, blocks: int, place: Place
+        self, now: float, phase: Phase, first_round: int, blocks: int, node: NodeInfo
     ) -> Orders:
         """Leave whatever it does, and go into this phase; `blocks` are those of a bank of the accumulators."""
         self._trains = phase.kind is wire.PhaseKind.TRAIN
@@ -104,7 +104,7 @@ class Program:
         new_blocks = blocks if blocks != self._blocks_shown else 0
         self._blocks_shown = blocks or self._blocks_shown
         self._unanswered += 1
-        view, self._leads = place.view, place.leads
+        view, self._leads = node.view, node.leads
         message = shared_form.Phase(
             _KINDS[phase.kind],
             first_round,
@@ -119,25 +119,25 @@ class Program:
         )
         return [EnterPhase(self.number, message)]
 
-    def change_state(self, now: float, what: str, place: Place) -> Orders:
+    def change_state(self, now: float, what: str, node: NodeInfo) -> Orders:
         """Let it "save" its state into the working folder, or "load" the one that is there."""
         self._own_phase += 1
         self._saving = number = self._own_phase
         self.give_duty(now, what)
         self._unanswered += 1
-        view, self._leads = place.view, place.leads
+        view, self._leads = node.view, node.leads
         own = what, 0, number, 0, (), Exchange.BROADCAST
         message = shared_form.Phase(*own, view.number, view.order, view.lead)
         return [Post(self.number, message)]
 
-    def show_view(self, now: float, place: Place, phase: Phase | None) -> Orders:
+    def show_view(self, now: float, node: NodeInfo, phase: Phase | None) -> Orders:
         """Hosts have come or gone; the phase goes on, or none does."""
-        leads_now = place.leads and not self._leads
-        between = phase is None or place.open_round <= phase.first_round
+        leads_now = node.leads and not self._leads
+        between = phase is None or node.open_round <= phase.first_round
         if leads_now and not between and self._trains and not self.duty:
             self.give_duty(now, "judge")  # R14: it says again what comes next
-        view, self._leads = place.view, place.leads
-        message = shared_form.View(view.number, view.order, view.lead, place.open_round)
+        view, self._leads = node.view, node.leads
+        message = shared_form.View(view.number, view.order, view.lead, node.open_round)
         return [Post(self.number, message)]
 
     def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:

@@ -8,8 +8,8 @@ from typing import Any
 
 from nicps.errors import JobFailed
 from nicps.job.actions import StartProgram
+from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Fail, Orders, Warn
-from nicps.job.place import Place
 from nicps.job.program import STALL_S, Program
 
 _MOST_STARTS = 4  # of a program that is killed again and again before it has trained a round
@@ -27,8 +27,8 @@ class Programs:
     did not end well.
     """
 
-    def __init__(self, place: Place, numbers: Iterator[int], now: float) -> None:
-        self._place, self._numbers = place, numbers
+    def __init__(self, node: NodeInfo, numbers: Iterator[int], now: float) -> None:
+        self._node, self._numbers = node, numbers
         self.current: Program | None = None
         self.crash = ""
         self._starts = 0
@@ -54,7 +54,7 @@ class Programs:
     def moment(self) -> str:
         """In which round the current one is, for an error message."""
         program = self.current
-        return program.describe_moment(self._place.open_round) if program is not None else ""
+        return program.describe_moment(self._node.open_round) if program is not None else ""
 
     def note_training(self) -> None:
         """The current one has trained a round."""
@@ -106,8 +106,8 @@ class Programs:
 
     def fail(self, reason: str) -> Orders:
         """It cannot go on, and no other could. The lead names the host, as it does with a FAIL frame's."""
-        place = self._place
-        return [Fail(f"{place.name}: {reason}" if place.leads else reason)]
+        node = self._node
+        return [Fail(f"{node.name}: {reason}" if node.leads else reason)]
 
     # ---- connections
 
@@ -119,7 +119,7 @@ class Programs:
         """
         program = self._expected()
         program.attached = True
-        return program.welcome(self._place, settings)
+        return program.welcome(self._node, settings)
 
     def attach_gateway(self) -> int:
         """The training program speaks JSON: a gateway is started, which connects for it. The program's number.
@@ -167,14 +167,14 @@ class Programs:
         program = self.current
         if program is None or program.ended:
             return "", []
-        if away or self._place.changing:  # then it waits for the network, perhaps for long (R18)
+        if away or self._node.changing:  # then it waits for the network, perhaps for long (R18)
             program.note_movement(now)
         silent_at = program.silent_at(awaited)
         if silent_at is None or now <= silent_at:
             return "", []
         patience = f"it has not moved for {program.patience_s(awaited):g} s"
         reason = f"{patience} (the job's stall_s is {program.stall_s:g})"
-        if program.duty in ("", "work") and len(self._place.view.live) == 1:  # nobody waits
+        if program.duty in ("", "work") and len(self._node.view.live) == 1:  # nobody waits
             program.note_movement(now)
             return "", [Warn(f"the training program: {reason}")]
         return reason, program.end(reason)

@@ -27,7 +27,6 @@ from nicps.job.lead import Lead
 from nicps.job.notices import Notices, exit_code, run_hook
 from nicps.job.orders import Order, Orders, Trouble, Warn
 from nicps.job.part import Part
-from nicps.job.place import NodePlace
 from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
 from nicps.job.said import one_line
 from nicps.job.submission import Submission
@@ -65,7 +64,6 @@ class Roles:
 
     def __init__(self, settings: LifeSettings, node: Node, works: Works) -> None:
         self._settings, self._node, self._works = settings, node, works
-        self.place = NodePlace(node)
         self.notices = Notices(settings.name)
         self.part: Part | None = None
         self.lead: Lead | None = None
@@ -125,7 +123,7 @@ class Roles:
         folder = f"{self._settings.runs}/{job_id}/checkpoint"
         self.part = Part(
             job_id,
-            self.place,
+            self._node,
             self._works,
             self._programs,
             self._streams,
@@ -157,13 +155,13 @@ class Roles:
 
     def begin_lead(self, now: float, plan: Plan, found: Found | None = None) -> Lead:
         """This host leads the job from now on."""
-        self.lead = Lead(plan, self.place, self._works, self._streams, found, now)
+        self.lead = Lead(plan, self._node, self._works, self._streams, found, now)
         return self.lead
 
     def follow_lead(self, now: float, leaving: bool) -> Orders:
         """A view is in force: this host leads in it, or it does not."""
-        others_stay = leaving and len(self.place.view.live) > 1
-        if not self.place.leads or others_stay:
+        others_stay = leaving and len(self._node.view.live) > 1
+        if not self._node.leads or others_stay:
             self._drop_lead()
             return []
         return self._take_over(now) if self.lead is None else []
@@ -175,21 +173,21 @@ class Roles:
         waits = self.lead.course.waits
         orders = self._take_over(now)
         if waits:
-            orders += self.lead.view_installed(self.place.view, self._settings.keyed)
+            orders += self.lead.view_installed(self._node.view, self._settings.keyed)
         return orders
 
     def depart(self, reason: str) -> Orders:
         """This host departs: it leads no more, unless nobody else is left."""
-        if len(self.place.view.live) > 1:
+        if len(self._node.view.live) > 1:
             self._drop_lead()
         noted: Orders = [self.part.note_event("departs", why=reason)] if self.part else []
         return [Log(reason), *noted]
 
     def _take_over(self, now: float) -> Orders:
         """R22: the lead before us has left; this host acts as node 1 from now on."""
-        part, place = self.part, self.place
+        part, node = self.part, self._node
         orders: Orders = []
-        able = part is not None and bool(part.digest) and place.number not in place.learners
+        able = part is not None and bool(part.digest) and node.number not in node.learners
         plan = Plan("", 1, 8)
         if part is not None and able:
             try:
@@ -249,7 +247,7 @@ class Roles:
         ok, message = settings.get("ok"), str(settings.get("message", ""))
         orders = self.end_part("the job is done" if ok else message)
         said = "job done, standing by" if ok else f"job stopped: {message}"
-        view = self.place.view
+        view = self._node.view
         lead = view.members[view.lead - 1].name
         if settings.get("saved"):
             said += "; it was saved where it was led: `nicps resume` goes on from there"
@@ -288,7 +286,7 @@ class Roles:
         if submission is not None:
             orders.append(CloseSubmission(number))
         if ok and part is not None:
-            names = [self.place.name, *part.hand_out.collected]
+            names = [self._node.name, *part.hand_out.collected]
             about = lead.figures | about
             return [*orders, *self._make_result(lead, part.entry, names, about, number)]
         if ok:
@@ -312,7 +310,7 @@ class Roles:
             tell = partial(self._tell_end, lead, number, result, None, {})
             return [self._draw_report(job_id, entry, number, tell)]
 
-        work = MakeResult(job_id, names, self.place.open_round, about)
+        work = MakeResult(job_id, names, self._node.open_round, about)
         return [self._works.begin(None, work, made, failed)]
 
     def _draw_report(

@@ -150,6 +150,11 @@ class Node:
         return self._decisions.phase
 
     @property
+    def phase_in_force(self) -> Phase | None:
+        """In force: its first token has been seen."""
+        return self.rings.current.phase if self.rings.current is not None else None
+
+    @property
     def ring(self) -> Ring | None:
         """That of the phase in force."""
         return self.rings.current

@@ -20,7 +20,7 @@ from nicps.job.program import Program
 from nicps.job.said import one_line
 from nicps.job.works import Works
 from nicps.session.shared_form import Keep
-from tests.parts import Spot
+from tests.parts import FakeNode
 
 pytestmark = pytest.mark.unit
 
@@ -108,7 +108,7 @@ class Host:
     """The checkpoints of one job, whose training program holds the state; `told` is what the hook is run with."""
 
     def __init__(self) -> None:
-        self.spot = Spot(number=2)
+        self.spot = FakeNode(number=2)
         self.works = Works()
         self.checkpoints = Checkpoints(self.spot, self.works, self, "/runs/job/checkpoint")
         self.program = Program(1, 60.0, 0.0)

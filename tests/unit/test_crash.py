@@ -16,7 +16,7 @@ from nicps.job.orders import Decide
 from nicps.job.plan import Found, Plan
 from nicps.protocol import View
 from tests.netns.labs import until
-from tests.parts import MEMBERS, Spot
+from tests.parts import MEMBERS, FakeNode
 
 ERROR = "trainer: error: KeyError: 'lable' (job.py:41, in loss())"
 
@@ -56,7 +56,7 @@ CRASH = "h1: the training program ended: SIGSEGV has ended it in round 7"
 def test_a_lead_that_lost_the_state_in_a_crash_says_so(crash: str, said: str) -> None:
     """At every host, say: who is left has come back from its own crash, and that is the job's error."""
     view = View(3, MEMBERS, frozenset({1}), 1)
-    spot = Spot(view=view, learners=frozenset({1}))
+    spot = FakeNode(view=view, learners=frozenset({1}))
     found = Found(able=False, trained=True, finishing=False, crash=crash)
     course = Course(Plan("job", 8, 16, alarm_below=0.0), spot, found)
     (stop,) = (o.phase for o in course.view_installed(view) if isinstance(o, Decide))

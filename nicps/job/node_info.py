@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of a job read of this host's node."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from nicps.protocol import Phase, View
+
+
+class NodeInfo(Protocol):
+    """A `Node`, read only: a part that wants something of the node returns an order for it (`nicps.job.orders`)."""
+
+    @property
+    def number(self) -> int:
+        """This host's number in the list."""
+
+    @property
+    def name(self) -> str:
+        """This host's name in the list."""
+
+    @property
+    def view(self) -> View:
+        """The view in force."""
+
+    @property
+    def learners(self) -> frozenset[int]:
+        """Members that have no state yet."""
+
+    @property
+    def leads(self) -> bool:
+        """This host acts as node 1."""
+
+    @property
+    def changing(self) -> bool:
+        """The view is about to end."""
+
+    @property
+    def open_round(self) -> int:
+        """The round that is open; 0 before any."""
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase in force, or the one that is being prepared."""
+
+    @property
+    def phase_in_force(self) -> Phase | None:
+        """The phase in force: its first token has been seen."""
