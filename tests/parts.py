@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.job.actions import Begin, Settle, Stored, Work
+from nicps.job.actions import BeginTask, Settle, Stored, Task
 from nicps.job.orders import Acknowledge, Order
 from nicps.job.part import Part
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
 from nicps.protocol import Committed, Installed, Member, Phase, SendFragments, View
 from nicps.session import shared_form as says
 
@@ -79,7 +79,7 @@ def hand_out(
 
 @dataclass
 class Host:
-    """A part in a job that has the files, and a training program. Works wait until the test does them.
+    """A part in a job that has the files, and a training program. Tasks wait until the test does them.
 
     `asked` is all that the part has asked for; `now` the time of its events.
     """
@@ -90,17 +90,17 @@ class Host:
     settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
 
     def __post_init__(self) -> None:
-        self.works = Works()
-        self.begun: list[Begin] = []
+        self.tasks = Tasks()
+        self.begun: list[BeginTask] = []
         counts = itertools.count(1), itertools.count(1)
         self.part = Part(
-            "job", self.spot, self.works, *counts, 16384, Exchange.SWITCH, "runs/job", self.now
+            "job", self.spot, self.tasks, *counts, 16384, Exchange.SWITCH, "runs/job", self.now
         )
 
     def do(self, orders: Iterable[Order]) -> list[Order]:
         """Take note of what is asked for."""
         new = list(orders)
-        self.begun += [order for order in new if isinstance(order, Begin)]
+        self.begun += [order for order in new if isinstance(order, BeginTask)]
         self.asked += new
         return new
 
@@ -116,18 +116,18 @@ class Host:
         """Decisions that it has acknowledged."""
         return [order.number for order in self.found(Acknowledge)]
 
-    def work(self, outcome: Any = None) -> Work:
-        """The first of the works is done."""
+    def finish_task(self, outcome: Any = None) -> Task:
+        """The first of the tasks is done."""
         begin = self.begun.pop(0)
-        work = begin.work
-        self.do(self.works.finish(self.now, begin.ticket, outcome))
-        return work
+        task = begin.task
+        self.do(self.tasks.finish(self.now, begin.ticket, outcome))
+        return task
 
     def settle(self, accumulators: int = 1) -> None:
-        """All works are done, those too that follow; each has room for so many accumulators."""
+        """All tasks are done, those too that follow; each has room for so many accumulators."""
         while self.begun:
-            done = isinstance(self.begun[0].work, Settle)
-            self.work(None if done else accumulators)
+            done = isinstance(self.begun[0].task, Settle)
+            self.finish_task(None if done else accumulators)
 
     # ---- the training program
 
@@ -139,7 +139,7 @@ class Host:
         self.do(self.part.commit(self.now, Committed(phase, 1, {2: 1}, 0, 0)))
         usual = {"job": "job", "files": [], "settings": self.settings}
         while self.begun:
-            self.work(Stored("files", prepared or usual))
+            self.finish_task(Stored("files", prepared or usual))
         self.forget()
 
     def builds(self) -> None:
@@ -150,7 +150,7 @@ class Host:
         self.forget()
 
     def hears(self, message: says.FromProgram) -> list[Order]:
-        return self.do(self.part.hear(self.now, message))
+        return self.do(self.part.handle_message(self.now, message))
 
     def trains(self, phase: Phase | None = None) -> Phase:
         """The training program is in a training phase."""

@@ -16,6 +16,7 @@ from nicps.agent.children import Children
 from nicps.agent.commands import Commands
 from nicps.agent.control import ControlSocket
 from nicps.agent.driver import Driver
+from nicps.agent.executor import Executor
 from nicps.agent.loop import Loop
 from nicps.agent.preparation import Preparation
 from nicps.agent.probe import Prober
@@ -24,10 +25,9 @@ from nicps.agent.program import Program
 from nicps.agent.records import TimeLine
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
-from nicps.agent.works import Works
 from nicps.dataplane.maps import Accumulators
 from nicps.job import Life, LifeSettings
-from nicps.job.actions import Work
+from nicps.job.actions import Task
 from nicps.wire import BROADCAST
 
 MAC = bytes([2, 0, 0, 0, 0, 1])
@@ -91,7 +91,7 @@ class Rooms:
         work, runs = folder / "work", folder / "runs"
         work.mkdir()
         self.settings = AgentSettings("eth1", work=work, runs=runs)
-        self.works = Works(
+        self.executor = Executor(
             self.driver,
             self.loop,
             self.children,
@@ -105,7 +105,7 @@ class Rooms:
         self.preparation = Preparation(self.driver, self.loop, self.children, work, self.user)
         self.prober = Prober(self.life, self.dataplane, BROADCAST, lambda frame: None)
         self.program = Program(
-            self.driver, self.loop, self.children, self.dataplane, self.works, ()
+            self.driver, self.loop, self.children, self.dataplane, self.executor, ()
         )
 
     def commands(self, control: ControlSocket) -> Commands:
@@ -122,17 +122,17 @@ class Rooms:
             lambda: None,
         )
 
-    def begin(self, work: Work) -> tuple[list[Any], list[str]]:
-        """A work; its outcome, or why it has none, once it is done."""
+    def begin(self, task: Task) -> tuple[list[Any], list[str]]:
+        """A task; its outcome, or why it has none, once it is done."""
         outcomes: list[Any] = []
         errors: list[str] = []
-        begin = self.life._works.begin(
+        begin = self.life._tasks.begin(
             None,
-            work,
+            task,
             lambda now, outcome: outcomes.append(outcome) or [],  # type: ignore[func-returns-value]
             lambda now, reason: errors.append(reason) or [],  # type: ignore[func-returns-value]
         )
-        self.works.begin(begin)
+        self.executor.begin_task(begin)
         return outcomes, errors
 
     def step(self) -> None:

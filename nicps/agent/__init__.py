@@ -24,11 +24,11 @@ The socket:
     closing.py      closing a connection, which may take long
     commands.py     messages of commands and training programs
     status.py       what `nicps status` shows
-    people.py       who is told: the operator, submitters and watchers, the alarm's hook
+    notifier.py     who is told: the operator, submitters and watchers, the alarm's hook
 
 A job:
 
-    works.py        what takes time, done in the background
+    executor.py     files and accumulators of a job; tasks, which a thread does
     jobfiles.py     a job's files on this host, from its begin to its end
     preparation.py  the preparation of a submitted job
     prepared.py     what a job's preparation left: settings, files, model

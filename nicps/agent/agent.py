@@ -18,12 +18,13 @@ from nicps.agent.children import Children
 from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.driver import Driver, log
+from nicps.agent.executor import Executor
 from nicps.agent.folders import check_runs, check_work, sweep
 from nicps.agent.frames import Frames
 from nicps.agent.keyring import Keyring
 from nicps.agent.lives import rescue
 from nicps.agent.loop import Loop
-from nicps.agent.people import People
+from nicps.agent.notifier import Notifier
 from nicps.agent.preparation import Preparation
 from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import User, set_nice
@@ -31,7 +32,6 @@ from nicps.agent.program import Program
 from nicps.agent.records import TimeLine
 from nicps.agent.settings import AgentSettings
 from nicps.agent.status import status_of
-from nicps.agent.works import Works
 from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
 from nicps.dataplane.loader import need_root
@@ -81,7 +81,7 @@ class Agent:
         self.life = Life(self.dataplane.mac, self._life_settings(), self.dataplane.maps, nonce)
         self._driver = Driver(self.life)
         self.children = Children(user, self._loop, self._clock, self._control.adopt)
-        self._put_together(user)
+        self._assemble(user)
 
     def _life_settings(self) -> LifeSettings:
         settings = self.settings
@@ -94,7 +94,7 @@ class Agent:
             timings=settings.timings,
         )
 
-    def _put_together(self, user: User) -> None:
+    def _assemble(self, user: User) -> None:
         """The rooms, and which of them carries out which action."""
         settings, driver, loop, children = self.settings, self._driver, self._loop, self.children
         timeline = TimeLine()
@@ -108,7 +108,7 @@ class Agent:
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
         preparation = Preparation(driver, loop, children, settings.work, user)
-        works = Works(
+        executor = Executor(
             driver,
             loop,
             children,
@@ -119,8 +119,8 @@ class Agent:
             user,
             lambda: preparation.folder,
         )
-        program = Program(driver, loop, children, self.dataplane, works, settings.trainer)
-        people = People(self._control, children, settings)
+        program = Program(driver, loop, children, self.dataplane, executor, settings.trainer)
+        notifier = Notifier(self._control, children, settings)
         commands = Commands(
             driver,
             self._control,
@@ -139,10 +139,10 @@ class Agent:
                 act.DropFragments: frames.drop_fragments,
                 act.EnterView: frames.enter_view,
                 act.LeaveView: frames.leave_view,
-                act.CountFragments: works.count_fragments,
-                act.UseAccumulators: works.use_accumulators,
-                act.DropAccumulators: works.drop_accumulators,
-                act.RenewAccumulators: works.renew_accumulators,
+                act.CountFragments: executor.count_fragments,
+                act.UseAccumulators: executor.use_accumulators,
+                act.DropAccumulators: executor.drop_accumulators,
+                act.RenewAccumulators: executor.renew_accumulators,
                 act.StartProgram: program.start,
                 act.EndProgram: program.end,
                 act.ShareArena: program.share_arena,
@@ -151,18 +151,18 @@ class Agent:
                 act.Welcome: program.welcome,
                 act.Post: program.post,
                 act.EnterPhase: program.enter_phase,
-                act.OpenJob: works.open_job,
-                act.CloseJob: works.close_job,
-                act.NoteEvent: works.note_event,
-                act.NoteCommit: works.note_commit,
-                act.Receive: works.receive,
-                act.CloseStream: works.close_stream,
-                act.RemoveState: works.remove_state,
+                act.OpenJob: executor.open_job,
+                act.CloseJob: executor.close_job,
+                act.NoteEvent: executor.note_event,
+                act.NoteCommit: executor.note_commit,
+                act.Receive: executor.receive,
+                act.CloseStream: executor.close_stream,
+                act.RemoveState: executor.remove_state,
                 act.CloseSubmission: preparation.close,
-                act.Begin: works.begin,
-                act.Log: people.log,
-                act.Publish: people.publish,
-                act.RunHook: people.run_hook,
+                act.BeginTask: executor.begin_task,
+                act.Log: notifier.log,
+                act.Publish: notifier.publish,
+                act.RunHook: notifier.run_hook,
             }
         )
         self._control.serve(commands.take_message, commands.forget)
@@ -222,7 +222,7 @@ class Agent:
         return 0.0 if sender.more else wait
 
     def _fail_work(self, reason: Exception) -> None:
-        """Something in the background that is no work of a job's."""
+        """Something in the background that is no task of a job's."""
         driver = self._driver
         driver.carry_out(
             self.life.action_failed(driver.now, explain("go on with the job here", reason))

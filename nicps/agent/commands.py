@@ -68,7 +68,7 @@ class Commands:
             if not peer.is_trainer:
                 self._carry_out(peer, message)
             elif self._program.is_attached(peer.channel):
-                self._program.hear(_of_program(message))
+                self._program.handle_message(_of_program(message))
         except (NicpsError, OSError) as error:
             if peer.is_trainer:
                 reason = explain("go on with the job here", error)

@@ -28,7 +28,7 @@ _MOST_FILES = 100  # that are kept: they are open all at once when they are hand
 _LINE_BYTES = 1 << 16
 
 
-def put_by(out: Path, base: Path) -> None:
+def set_aside(out: Path, base: Path) -> None:
     """Another training program is about to be started: what the one before wrote down goes into our folder.
 
     The folder `out` is the training user's: no link is followed.
@@ -52,7 +52,7 @@ def keep_programs(base: Path, kept: Path) -> None:
 def keep_life(base: Path, kept: Path) -> None:
     """This host leaves the job, or has left it: all that its agent and its training programs wrote down."""
     number = _next(kept)
-    put_by(base / "work" / "out", base)
+    set_aside(base / "work" / "out", base)
     _copy_programs(_programs(base), kept, number)
     kept.mkdir(parents=True, exist_ok=True)
     copy_file(base / TIMELINE, kept / f"earlier-{number}.{TIMELINE}")

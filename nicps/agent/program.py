@@ -10,12 +10,12 @@ from functools import partial
 
 from nicps.agent.children import Children
 from nicps.agent.driver import Driver
-from nicps.agent.lives import put_by
+from nicps.agent.executor import Executor
+from nicps.agent.lives import set_aside
 from nicps.agent.loop import Loop
 from nicps.agent.process import Child, python, set_nice
 from nicps.agent.sender import Source
 from nicps.agent.sources import ArenaSource, Nothing, StreamSource
-from nicps.agent.works import Works
 from nicps.dataplane import DataPlane
 from nicps.errors import NicpsError
 from nicps.job import actions as act
@@ -41,11 +41,11 @@ class Program:
         loop: Loop,
         children: Children,
         dataplane: DataPlane,
-        works: Works,
+        executor: Executor,
         trainer: tuple[str, ...],
     ) -> None:
         self._driver, self._life, self._loop = driver, driver.life, loop
-        self._children, self._dataplane, self._works = children, dataplane, works
+        self._children, self._dataplane, self._executor = children, dataplane, executor
         self._trainer = trainer
         self._number = 0
         self._child: Child | None = None
@@ -60,9 +60,9 @@ class Program:
     def start(self, action: act.StartProgram) -> None:
         """Run it as the training user, in the job's folder."""
         self._number = action.program
-        job = self._works.job
+        job = self._executor.job
         assert job is not None
-        put_by(job.folder / "out", job.base)  # what the one before has written down
+        set_aside(job.folder / "out", job.base)  # what the one before has written down
         argv = list(self._trainer) or python(action.entry, "run", "--workdir", str(job.folder))
         try:
             self._child = self._children.spawn(
@@ -127,7 +127,7 @@ class Program:
             NetworkProblem, JobFailed: as `attach`.
         """
         number = self._life.attach_gateway()
-        job = self._works.job
+        job = self._executor.job
         assert job is not None
         self._gateway = self._children.spawn(
             python("nicps.gateway", str(connection)),
@@ -154,16 +154,16 @@ class Program:
             self._channel = None
             self._life.detach(self._number)
 
-    def hear(self, message: FromProgram) -> None:
+    def handle_message(self, message: FromProgram) -> None:
         """It says something."""
         driver = self._driver
-        driver.carry_out(self._life.hear_program(driver.now, message))
+        driver.carry_out(self._life.program_message(driver.now, message))
 
     # ---- what it is told
 
     def welcome(self, action: act.Welcome) -> None:
         """Answer its connection."""
-        job = self._works.job
+        job = self._executor.job
         assert job is not None
         self._post(action.program, replace(action.message, workdir=str(job.folder)))
 
@@ -221,5 +221,5 @@ class Program:
             return Nothing()
         if action.source is act.Source.PROGRAM:
             return ArenaSource(self._arena, self.hurry) if self._arena is not None else None
-        stream = self._works.streams.get(action.stream)
+        stream = self._executor.streams.get(action.stream)
         return StreamSource(stream, action.phase.first_round) if stream is not None else None

@@ -91,9 +91,9 @@ class Report:
             self._error = self._child.last_line()
             self._end()
         else:
-            self._in_background(self._bring, self._end)
+            self._in_background(self._fetch_picture, self._end)
 
-    def _bring(self) -> None:
+    def _fetch_picture(self) -> None:
         copy_file(self._folder / PICTURE, self._run / PICTURE)
         self._log.unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ from nicps.session.messages import MemberStatus, Status
 
 def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -> Status:
     """What `nicps status` shows."""
-    node, notices = life.node, life.roles.notices
+    node, publisher = life.node, life.roles.publisher
     ring = node.ring
     phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
     view = node.view
@@ -44,16 +44,16 @@ def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -
         phase=phase,
         view=view.number,
         lead=view.lead,
-        trouble=notices.trouble,
-        other_job=notices.other_job,
+        trouble=publisher.trouble,
+        other_job=publisher.other_job,
         warning=keys.doubt,
         keyed=keys.keyed,
         round=node.open_round,
         number=node.number,
         members=tuple(members),
         job=life.part.id if life.part is not None else None,
-        progress=notices.progress,
-        last_job=notices.last_job,
+        progress=publisher.progress,
+        last_job=publisher.last_job,
         token_turns=life.turns,
         fragments_sent=frames.sender.fragments,
         frames_malformed=frames.malformed,

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a job at one host as pure state machines: events and `now` come in, actions go out.
 
-What a host is asked for, and what it tells:
+Events, actions, and what is between:
 
     life.py           every event
     actions.py        what is asked of the host
-    hub.py            what follows from an event, in order
+    dispatcher.py     what follows from an event, in order
     orders.py         what the parts ask of the node and of one another
-    works.py          what takes time: tickets, and what follows when a work is done
+    tasks.py          what takes time: tickets, and what follows when a task is done
     node_info.py      what the parts read of the node
-    notices.py        what people are told
-    said.py           texts of others in one line
+    publisher.py      what users see: events, the end of a job, `nicps status`
+    text.py           texts of others in one line
 
 Its roles in a job:
 

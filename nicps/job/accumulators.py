@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from nicps import wire
 from nicps.job.actions import (
-    Begin,
+    BeginTask,
     DropAccumulators,
     RenewAccumulators,
     ReserveAccumulators,
     UseAccumulators,
 )
 from nicps.job.orders import Orders
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
 from nicps.protocol import Phase
 
 
@@ -25,8 +25,8 @@ class Accumulators:
     last sum there, or the disk the last window, when the next phase writes to that bank.
     """
 
-    def __init__(self, works: Works, owner: object) -> None:
-        self._works, self._owner = works, owner
+    def __init__(self, tasks: Tasks, owner: object) -> None:
+        self._tasks, self._owner = tasks, owner
         self.blocks = 0  # in a bank
         self._of_hand_out = False
 
@@ -34,9 +34,9 @@ class Accumulators:
         """Whether the phase can use them."""
         return not phase.blocks or (self.blocks, self._of_hand_out) == _needs(phase)
 
-    def reserve(self, phase: Phase, then: Callable[[float, int], Orders]) -> Begin:
+    def reserve(self, phase: Phase, then: Callable[[float, int], Orders]) -> BeginTask:
         """Make others for the phase; `then` takes their number."""
-        return self._works.begin(self._owner, ReserveAccumulators(phase.blocks), then)
+        return self._tasks.begin(self._owner, ReserveAccumulators(phase.blocks), then)
 
     def use(self, phase: Phase, number: int) -> Orders:
         """Those that were reserved come into use."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the life of a job asks of its host. Actions are carried out in order; what comes of them is an event of `Life`.
 
-Frames for the LAN are the node's (`nicps.protocol.Send`). What takes time is a `Work`, which a `Begin` numbers:
-`Life.work_done` or `Life.work_failed` answers it. Works are done one after the other, in the order in which they began.
+Frames for the LAN are the node's (`nicps.protocol.Send`). What takes time is a `Task`, which a `BeginTask` numbers:
+`Life.task_done` or `Life.task_failed` answers it. Tasks are done one after the other, in the order in which they began.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseJob:
-    """The job is over: once its programs are gone and the works that have begun are done, remove its files.
+    """The job is over: once its programs are gone and the tasks that have begun are done, remove its files.
 
     `keep_records`: what agent and programs have written down goes into the run's folder first.
     """
@@ -261,7 +261,7 @@ class RunHook:
     reason: str
 
 
-# ---- works
+# ---- tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ class DrawReport:
     entry: str
 
 
-Work: TypeAlias = (
+Task: TypeAlias = (
     Settle
     | ReserveAccumulators
     | OpenStream
@@ -367,11 +367,11 @@ Work: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Begin this work."""
+class BeginTask:
+    """Begin this task."""
 
     ticket: int
-    work: Work
+    task: Task
 
 
 Action: TypeAlias = (
@@ -403,5 +403,5 @@ Action: TypeAlias = (
     | Log
     | Publish
     | RunHook
-    | Begin
+    | BeginTask
 )

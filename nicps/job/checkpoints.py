@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nicps.job.actions import Begin, KeepCheckpoint, Post
+from nicps.job.actions import BeginTask, KeepCheckpoint, Post
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import Orders, Trouble, Warn
+from nicps.job.orders import Orders, ShowTrouble, Warn
 from nicps.job.program import Program
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
 from nicps.session.shared_form import Keep
 
 STATE = "state.npz"  # between members (R20)
@@ -21,12 +21,12 @@ class Checkpoints:
     """A host's checkpoints of one job.
 
     Args:
-        owner: of the works.
+        owner: of the tasks.
         folder: where they are kept, for the user.
     """
 
-    def __init__(self, node: NodeInfo, works: Works, owner: object, folder: str) -> None:
-        self._node, self._works, self._owner = node, works, owner
+    def __init__(self, node: NodeInfo, tasks: Tasks, owner: object, folder: str) -> None:
+        self._node, self._tasks, self._owner = node, tasks, owner
         self.folder = folder
         self._cut = ""  # why nobody may go on here, until the user has been told
         self._until = 0.0
@@ -35,35 +35,35 @@ class Checkpoints:
         """For the user: where the one with the state after so many rounds of training is."""
         return f"saved after {rounds} rounds of training in {self.folder}"
 
-    def keep(self, name: str, then: Callable[[str], Orders]) -> Begin:
+    def keep_state(self, name: str, then: Callable[[str], Orders]) -> BeginTask:
         """Keep what the program saved under that name; `then` takes an error, or an empty text."""
 
         def failed(now: float, error: str) -> Orders:
             return [Warn(f"no checkpoint in {self.folder}: {error}"), *then(error)]
 
-        return self._works.begin(self._owner, KeepCheckpoint(name), lambda now, _: then(""), failed)
+        return self._tasks.begin(self._owner, KeepCheckpoint(name), lambda now, _: then(""), failed)
 
     def write(self, rounds: int, error: str) -> Orders:
         """The program has written one, with the state after so many rounds of training; or it could not."""
         if error:
-            return self._tell(error)
-        return [self.keep(CHECKPOINT, lambda error: self._tell(error, rounds))]
+            return self._show_outcome(error)
+        return [self.keep_state(CHECKPOINT, lambda error: self._show_outcome(error, rounds))]
 
     # ---- no majority (R18)
 
-    def cut_off(self, now: float, reason: str, program: Program | None) -> Orders:
+    def save_without_majority(self, now: float, reason: str, program: Program | None) -> Orders:
         """Nobody may train on here, and perhaps the others never come back: save what there is, and tell the user.
 
         The phase goes on, in case they are heard again.
         """
         self._cut, self._until = reason, now + _PATIENCE_S
         if program is None or program.ended or not program.holds_state:
-            return self._tell("this host has no training program with the job's state")
+            return self._show_outcome("this host has no training program with the job's state")
         if self._node.number in self._node.learners:
-            return self._tell("this host has not got the others' state yet")
+            return self._show_outcome("this host has not got the others' state yet")
         return [Post(program.number, Keep())]
 
-    def call_off(self) -> None:
+    def note_majority(self) -> None:
         """There is a majority again, or it has gone on without this host."""
         self._cut = ""
 
@@ -75,11 +75,11 @@ class Checkpoints:
         """A program that does not answer must not keep the user from being told."""
         if not self._cut or now < self._until:
             return []
-        return self._tell(f"the training program has not answered for {_PATIENCE_S:g} s")
+        return self._show_outcome(f"the training program has not answered for {_PATIENCE_S:g} s")
 
-    def _tell(self, error: str, rounds: int = 0) -> Orders:
+    def _show_outcome(self, error: str, rounds: int = 0) -> Orders:
         reason, self._cut = self._cut, ""
         if not reason:
             return []
         what = f"not saved: {error}" if error else self.describe(rounds)
-        return [Trouble(f"{reason}; {what}", hook=True)]
+        return [ShowTrouble(f"{reason}; {what}", hook=True)]

@@ -19,10 +19,10 @@ from nicps.job.orders import (
     Decide,
     OpenHandOut,
     Orders,
+    PublishEvent,
     RebuildView,
     SaveState,
     Saving,
-    Tell,
 )
 from nicps.job.plan import Found, Plan
 from nicps.protocol.actions import Answered
@@ -207,7 +207,7 @@ class Course:
             return self._collect_next()
         if phase.kind is wire.PhaseKind.TRAIN:
             # A learner that has just been counted need not be called any more.
-            return [*self._call_hosts(), *([] if self._trained else [Tell("training")])]
+            return [*self._call_hosts(), *([] if self._trained else [PublishEvent("training")])]
         return []
 
     def host_answered(self, answer: Answered) -> Orders:
@@ -220,7 +220,7 @@ class Course:
         elif joiner.mac not in self._refused:
             self._refused.add(joiner.mac)
             why = "it has none of the job's files, and nobody has all of them (redeal is off)"
-            return [Tell("warning", {"message": f"{joiner.name} is not taken back: {why}"})]
+            return [PublishEvent("warning", {"message": f"{joiner.name} is not taken back: {why}"})]
         return []
 
     def switch_silent(self) -> Orders:
@@ -231,7 +231,7 @@ class Course:
         told: Orders = []
         if self.exchange != Exchange.BROADCAST:
             self.exchange = Exchange.BROADCAST
-            told = [Tell("warning", {"message": text})]
+            told = [PublishEvent("warning", {"message": text})]
         return [*told, *self._train()]
 
     def raise_alarm(self, reason: str) -> None:
@@ -328,7 +328,7 @@ class Course:
             self._purpose = "state"
             names = [joiner.name for joiner in joiners]
             # `view_installed` goes on
-            return [Tell("taking back", {"members": tuple(names)}), RebuildView(joiners)]
+            return [PublishEvent("taking back", {"members": tuple(names)}), RebuildView(joiners)]
         if self._learners(wire.Stage.NOTHING) or self._learners(wire.Stage.WAITING):
             return self._give()
         return []

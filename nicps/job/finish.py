@@ -13,7 +13,7 @@ from nicps.job.actions import Folder, KeepRecords, OpenStream, StreamSize
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Acknowledge, Orders
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
 from nicps.protocol import Committed, Phase
 
 _NOTHING = json.dumps({"bytes": 0, "index_bytes": 0}).encode()
@@ -23,7 +23,7 @@ class Finish:
     """What one host's part in a job has come to.
 
     Args:
-        owner: of the works.
+        owner: of the tasks.
         streams: numbers for streams.
 
     Attributes: `expected`, fragments that the kernel must have taken in the committed rounds; `asked_again`, fragments
@@ -31,9 +31,9 @@ class Finish:
     """
 
     def __init__(
-        self, node: NodeInfo, works: Works, owner: object, hand_out: HandOut, streams: Iterator[int]
+        self, node: NodeInfo, tasks: Tasks, owner: object, hand_out: HandOut, streams: Iterator[int]
     ) -> None:
-        self._node, self._works, self._owner = node, works, owner
+        self._node, self._tasks, self._owner = node, tasks, owner
         self._hand_out, self._streams = hand_out, streams
         self.expected = self.asked_again = 0
         self.differed: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ class Finish:
             "sums_asked_again": self.asked_again,
         }
         return [
-            self._works.begin(self._owner, KeepRecords(facts, self._node.open_round), self._kept)
+            self._tasks.begin(self._owner, KeepRecords(facts, self._node.open_round), self._kept)
         ]
 
     def _kept(self, now: float, names: Sequence[str]) -> Orders:
@@ -78,8 +78,8 @@ class Finish:
         """What was kept is handed out next; the answer to FINISH is how much that is."""
         stream = next(self._streams)
         files = [{"path": name, "store": "all"} for name in self._names]
-        work = OpenStream(stream, Folder.KEPT, files)
-        return [self._works.begin(self._owner, work, partial(self._opened, stream))]
+        task = OpenStream(stream, Folder.KEPT, files)
+        return [self._tasks.begin(self._owner, task, partial(self._opened, stream))]
 
     def _opened(self, stream: int, now: float, size: StreamSize) -> Orders:
         """Tell the lead, if it asks now, how much there is to collect."""

@@ -14,12 +14,12 @@ from nicps.job.actions import CloseStream, Folder, Log, OpenStream, StreamSize
 from nicps.job.checkpoints import STATE
 from nicps.job.course import Course
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import OfferStream, Order, Orders, SaveState, Saving, Tell
+from nicps.job.orders import OfferStream, Order, Orders, PublishEvent, SaveState, Saving
 from nicps.job.part import Part
 from nicps.job.plan import Found, Plan
-from nicps.job.said import one_line
 from nicps.job.submission import Submission
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
+from nicps.job.text import one_line
 from nicps.protocol import Phase, View
 
 CANCEL_S = 60.0  # for the batch of a job that is cancelled to end, and the model to be saved
@@ -40,7 +40,7 @@ class Lead:
         self,
         plan: Plan,
         node: NodeInfo,
-        works: Works,
+        tasks: Tasks,
         streams: Iterator[int],
         found: Found | None,
         now: float,
@@ -50,7 +50,7 @@ class Lead:
         self.training_s = self.handout_s = 0.0
         self.saved = ""
         self.over = False
-        self._node, self._works, self._streams = node, works, streams
+        self._node, self._tasks, self._streams = node, tasks, streams
         self._mark = now
         self._cancel_at: float | None = None  # whatever the batch does
 
@@ -68,11 +68,11 @@ class Lead:
     def view_installed(self, view: View, keyed: bool) -> Orders:
         """Every member has installed a view that this host leads."""
         members = tuple(view.members[k - 1].name for k in view.order)
-        orders: Orders = [Tell("formed", {"members": members, "view": view.number})]
+        orders: Orders = [PublishEvent("formed", {"members": members, "view": view.number})]
         if len(view.members) == 1:
             there = "with this key is there" if keyed else "is there"
             text = f"no other host {there}: this one trains alone"
-            orders.append(Tell("warning", {"message": text}))
+            orders.append(PublishEvent("warning", {"message": text}))
         return [*orders, *self.course.view_installed(view)]
 
     def hand_out_ended(self, now: float, phase: Phase) -> Orders:
@@ -81,7 +81,7 @@ class Lead:
         if phase.settings["purpose"] == "job":
             self.handout_s = now - self._mark
             size = phase.settings["bytes"]
-            orders = [Tell("handed out", {"bytes": size, "seconds": self.handout_s})]
+            orders = [PublishEvent("handed out", {"bytes": size, "seconds": self.handout_s})]
         return [*orders, *self.course.hand_out_ended(phase)]
 
     def model_built(self, now: float, part: Part | None) -> Orders:
@@ -162,7 +162,7 @@ class Lead:
         if not nobody:
             return []
         text = f"nobody is slowed down by {', '.join(nobody)}: the hosts are {', '.join(names)}"
-        return [Tell("warning", {"message": one_line(text)})]
+        return [PublishEvent("warning", {"message": one_line(text)})]
 
     def state_saved(self, saving: Saving, error: str, part: Part | None) -> Orders:
         """The training program here has written its state, or could not."""
@@ -173,16 +173,16 @@ class Lead:
         if error or part is None or part.program is None:
             return self._model_saved(error)
         self.saved = part.checkpoints.describe(part.program.saved)
-        return [part.checkpoints.keep(STATE, self._model_saved)]
+        return [part.checkpoints.keep_state(STATE, self._model_saved)]
 
     def _model_saved(self, error: str) -> Orders:
         return [] if self.over else self.course.model_saved(error[:_MOST_ERROR])
 
     def _open(self, purpose: str, folder: Folder, files: Any) -> Order:
         stream = next(self._streams)
-        work = OpenStream(stream, folder, files)
-        return self._works.begin(
-            self, work, partial(self._opened, purpose, stream), partial(self._unopened, purpose)
+        task = OpenStream(stream, folder, files)
+        return self._tasks.begin(
+            self, task, partial(self._opened, purpose, stream), partial(self._unopened, purpose)
         )
 
     def _opened(self, purpose: str, stream: int, now: float, size: StreamSize) -> Orders:

@@ -4,10 +4,10 @@ r"""The life of a job at one host: what is told to this host, and what it does a
 `Life` owns the node of the protocol and this host's roles in a job. Every method that takes `now` is an event, and
 returns the actions to carry out, in order.
 
-    frames, time, the kernel's state -----> Node --actions--> Hub ---> actions for the host
+    frames, time, the kernel's state -----> Node --actions--> Dispatcher ---> actions for the host
     commands ---------------------------\                    |  ^
     what the training program says ------+--> roles <-events-+  |
-    works that are done ----------------/       \-----orders----/
+    tasks that are done ----------------/       \-----orders----/
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from nicps import protocol, wire
 from nicps.errors import Cancelled, JobFailed, NetworkProblem
 from nicps.job.actions import Action, Log
-from nicps.job.hub import Hub
+from nicps.job.dispatcher import Dispatcher
 from nicps.job.orders import Cancel, Fail, Orders, Warn
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
 from nicps.protocol import Node, NodeState
 from nicps.session.shared_form import FromProgram
 
@@ -45,9 +45,9 @@ class Life:
         self.settings = settings
         name, network, timings = settings.name, settings.network, settings.timings
         self.node = Node(mac, name, network, receiver, nonce, timings, self._stage)
-        self._works = Works()
-        self.roles = Roles(settings, self.node, self._works)
-        self._hub = Hub(settings, self.node, self.roles)
+        self._tasks = Tasks()
+        self.roles = Roles(settings, self.node, self._tasks)
+        self._dispatcher = Dispatcher(settings, self.node, self.roles)
         self._nonce = nonce
         self._leaving = False
         self._called = False  # for the job that is here
@@ -58,7 +58,7 @@ class Life:
     @property
     def turns(self) -> int:
         """How often this host had the token."""
-        return self._hub.turns
+        return self._dispatcher.turns
 
     @property
     def busy_with(self) -> str:
@@ -66,7 +66,7 @@ class Life:
         standing_by = self.node.state is NodeState.STANDBY
         if standing_by and self.part is None and self.roles.submission is None:
             return ""
-        if trouble := self.roles.notices.trouble:
+        if trouble := self.roles.publisher.trouble:
             return f"{trouble}. `nicps leave`, and `nicps join` again, give it up here"
         return "wait for its end (`nicps status --watch`), or end it (`nicps cancel`)"
 
@@ -96,9 +96,9 @@ class Life:
         self._called = False
         actions = self.node.on_frame(now, source, data)
         called = self.part.start_missing_program(now) if self.part and self._called else []
-        out = self._hub.run(now, actions, called)
+        out = self._dispatcher.process(now, actions, called)
         if self.node.ring is not None and self.node.ring.turns > turns:
-            self._hub.turns += 1
+            self._dispatcher.turns += 1
         return out
 
     def kernel_saw(
@@ -121,7 +121,7 @@ class Life:
         if started is not None and part is not None and phase is not None:
             if phase.kind is wire.PhaseKind.TRAIN:
                 orders = part.note_sent(fragments, started, now)
-        return self._hub.run(now, self.node.sent(now, fragments), orders)
+        return self._dispatcher.process(now, self.node.sent(now, fragments), orders)
 
     def tick(self, now: float, awaited: bool = False) -> list[Action]:
         """Time has passed; call at `deadline` at the latest.
@@ -136,7 +136,7 @@ class Life:
         deadline = self.node.deadline()
         if deadline is not None and deadline <= now:
             actions = self.node.tick(now)
-        return self._hub.run(now, actions, orders)
+        return self._dispatcher.process(now, actions, orders)
 
     def deadline(self) -> float | None:
         """When `tick` must be called next, or None."""
@@ -147,25 +147,27 @@ class Life:
 
     def renew_view(self, now: float, key_is_spent: bool) -> list[Action]:
         """Another view of the same members, if this one's key or its token has served its time (`Node.renew`)."""
-        return self._hub.run(now, self.node.renew(now, key_is_spent=key_is_spent))
+        return self._dispatcher.process(now, self.node.renew(now, key_is_spent=key_is_spent))
 
-    # ---- events: works, and what could not be done
+    # ---- events: tasks, and what could not be done
 
-    def work_done(self, now: float, ticket: int, outcome: Any = None) -> list[Action]:
-        """A work has come to its outcome."""
-        return self._hub.run(now, (), self._works.finish(now, ticket, outcome))
+    def task_done(self, now: float, ticket: int, outcome: Any = None) -> list[Action]:
+        """A task has come to its outcome."""
+        return self._dispatcher.process(now, (), self._tasks.finish(now, ticket, outcome))
 
-    def work_failed(self, now: float, ticket: int, reason: str) -> list[Action]:
-        """A work cannot be done: a full disk, a broken file."""
-        return self._hub.run(now, (), self._works.fail(now, ticket, reason))
+    def task_failed(self, now: float, ticket: int, reason: str) -> list[Action]:
+        """A task cannot be done: a full disk, a broken file."""
+        return self._dispatcher.process(now, (), self._tasks.fail(now, ticket, reason))
 
     def action_failed(self, now: float, reason: str) -> list[Action]:
         """An action could not be carried out: the job, if there is one, cannot go on here."""
-        return self._hub.run(now, (), [Log(reason) if self.part is None else Fail(reason)])
+        return self._dispatcher.process(
+            now, (), [Log(reason) if self.part is None else Fail(reason)]
+        )
 
     def warn(self, now: float, text: str) -> list[Action]:
         """Something at this host that ends nothing."""
-        return self._hub.run(now, (), [Warn(text)])
+        return self._dispatcher.process(now, (), [Warn(text)])
 
     # ---- events: the training program
 
@@ -176,7 +178,7 @@ class Life:
             NetworkProblem, JobFailed: none is expected, or one is attached.
         """
         part = self._expecting()
-        return self._hub.run(now, (), part.programs.attach(part.settings))
+        return self._dispatcher.process(now, (), part.programs.attach(part.settings))
 
     def attach_gateway(self) -> int:
         """The training program speaks JSON: a gateway is started for the program of this number.
@@ -196,15 +198,15 @@ class Life:
         if self.part is not None:
             self.part.programs.detach(number)
 
-    def hear_program(self, now: float, message: FromProgram) -> list[Action]:
+    def program_message(self, now: float, message: FromProgram) -> list[Action]:
         """The training program says something."""
         if self.part is None:
             return []
         try:
-            orders = self.part.hear(now, message)
+            orders = self.part.handle_message(now, message)
         except JobFailed as error:
             orders = [Fail(str(error))]
-        return self._hub.run(now, (), orders)
+        return self._dispatcher.process(now, (), orders)
 
     def note_converted(self, now: float) -> None:
         """The training program has converted more of its gradient."""
@@ -214,17 +216,21 @@ class Life:
     def program_unstarted(self, now: float, number: int, reason: str) -> list[Action]:
         """A training program could not be started."""
         part = self.part
-        return self._hub.run(now, (), part.programs.note_unstarted(number, reason) if part else [])
+        return self._dispatcher.process(
+            now, (), part.programs.note_unstarted(number, reason) if part else []
+        )
 
     def program_ended(self, now: float, number: int, code: int, last: str) -> list[Action]:
         """The process of a training program is gone, with that exit code (negative for a signal) and last line."""
         part = self.part
-        return self._hub.run(now, (), part.note_ended(now, number, code, last) if part else [])
+        return self._dispatcher.process(
+            now, (), part.note_ended(now, number, code, last) if part else []
+        )
 
     def gateway_ended(self, now: float, number: int, code: int, last: str) -> list[Action]:
         """The gateway of a training program is gone."""
         part = self.part
-        return self._hub.run(
+        return self._dispatcher.process(
             now, (), part.programs.gateway_ended(number, code, last) if part else []
         )
 
@@ -233,7 +239,7 @@ class Life:
     def join(self, now: float) -> list[Action]:
         """The agent has begun; perhaps a job is under way without this host."""
         self.node.join(now)
-        return self._hub.run(now, ())
+        return self._dispatcher.process(now, ())
 
     def check_free(self) -> None:
         """A job can be submitted here.
@@ -267,10 +273,10 @@ class Life:
         try:
             plan = submission.plan(job_id, prepared, self.settings.exchange)
         except JobFailed as error:
-            return self._hub.run(now, (), roles.fail_submission(str(error)))
+            return self._dispatcher.process(now, (), roles.fail_submission(str(error)))
         roles.begin_lead(now, plan)
-        forming = roles.tell("forming", job_id, {"data": prepared.get("data")})
-        return self._hub.run(now, self.node.start(now, self._nonce()), forming)
+        forming = roles.publish_event("forming", job_id, {"data": prepared.get("data")})
+        return self._dispatcher.process(now, self.node.start(now, self._nonce()), forming)
 
     def submission_failed(
         self, now: float, number: int, reason: str, code: int = JobFailed.exit_code
@@ -279,7 +285,7 @@ class Life:
         submission = self.roles.submission
         if submission is None or submission.number != number:
             return []
-        return self._hub.run(now, (), self.roles.fail_submission(reason, code))
+        return self._dispatcher.process(now, (), self.roles.fail_submission(reason, code))
 
     def cancel(self, now: float) -> list[Action]:
         """The job that is here is to end on all hosts.
@@ -291,20 +297,20 @@ class Life:
         if node.state is NodeState.MEMBER:
             if self.part is not None:
                 self.part.cancelled = True
-            return self._hub.run(now, (), [Cancel()])
+            return self._dispatcher.process(now, (), [Cancel()])
         reason = f"cancelled on {self.settings.name}"
         if node.state is NodeState.FORMING and roles.lead is not None:
-            return self._hub.run(now, (), roles.lead.cancel(now, self.settings.name))
+            return self._dispatcher.process(now, (), roles.lead.cancel(now, self.settings.name))
         if self.part is not None:
             raise NetworkProblem(
-                f"this host is not in the job's network now ({roles.notices.trouble or 'it stands by'}): run"
+                f"this host is not in the job's network now ({roles.publisher.trouble or 'it stands by'}): run"
                 " `nicps cancel` on a host that is"
             )
         if roles.submission is None:
-            other = roles.notices.other_job
+            other = roles.publisher.other_job
             there = f"; job {other} is: run `nicps cancel` on one of its hosts" if other else ""
             raise NetworkProblem(f"no job is under way here{there}")
-        return self._hub.run(now, (), roles.fail_submission(reason, Cancelled.exit_code))
+        return self._dispatcher.process(now, (), roles.fail_submission(reason, Cancelled.exit_code))
 
     def leave(self, now: float) -> list[Action]:
         """This agent ends: the others go on without it, or the job stops for all where they cannot."""
@@ -315,13 +321,15 @@ class Life:
         part, lead = self.part, self.roles.lead
         noted: Orders = [part.note_event("departs", why=reason)] if part is not None else []
         if part is not None and part.digest:
-            return self._hub.run(now, self.node.leave(now, reason), noted)
+            return self._dispatcher.process(now, self.node.leave(now, reason), noted)
         if lead is not None:
-            return self._hub.run(now, (), [*noted, *lead.fail(reason)])
-        return self._hub.run(now, self.node.fail(now, reason), noted)
+            return self._dispatcher.process(now, (), [*noted, *lead.fail(reason)])
+        return self._dispatcher.process(now, self.node.fail(now, reason), noted)
 
     def end(self, now: float, reason: str) -> list[Action]:
         """This agent has left, or must go at once."""
         roles = self.roles
         ended = roles.fail_submission(reason) if roles.submission is not None else []
-        return self._hub.run(now, (), [*ended, *roles.end_part(reason, keep_records=True)])
+        return self._dispatcher.process(
+            now, (), [*ended, *roles.end_part(reason, keep_records=True)]
+        )

@@ -129,15 +129,11 @@ class OfferStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """The lead: the submitter and the watchers of the job hear of an event (docs/socket.md).
-
-    `job`: its name, where this host leads it no more.
-    """
+class PublishEvent:
+    """The lead: the submitter and the watchers of the job hear of an event (docs/socket.md)."""
 
     event: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +144,7 @@ class Warn:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ShowTrouble:
     """This host stands by in the middle of a job: as `Warn`, and in `nicps status`; `hook`: the hook is run with it."""
 
     text: str
@@ -213,9 +209,9 @@ Order: TypeAlias = (
     | OpenHandOut
     | SaveState
     | OfferStream
-    | Tell
+    | PublishEvent
     | Warn
-    | Trouble
+    | ShowTrouble
     | Depart
     | HandOutEnded
     | ModelBuilt

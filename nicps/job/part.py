@@ -47,8 +47,8 @@ from nicps.job.orders import (
 )
 from nicps.job.program import Program
 from nicps.job.programs import Programs
-from nicps.job.said import one_line, shorten
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
+from nicps.job.text import one_line, shorten
 from nicps.protocol import Committed, Installed, Phase, SendFragments
 from nicps.session import shared_form as says
 
@@ -72,7 +72,7 @@ class Part:
         self,
         job_id: str,
         node: NodeInfo,
-        works: Works,
+        tasks: Tasks,
         programs: Iterator[int],
         streams: Iterator[int],
         window: int,
@@ -81,12 +81,12 @@ class Part:
         now: float,
     ) -> None:
         self.id = job_id
-        self._node, self._works = node, works
+        self._node, self._tasks = node, tasks
         self.programs = Programs(node, programs, now)
         self.hand_out = HandOut(node, window)
-        self.checkpoints = Checkpoints(node, works, self, checkpoints)
-        self.finish = Finish(node, works, self, self.hand_out, streams)
-        self.accumulators = Accumulators(works, self)
+        self.checkpoints = Checkpoints(node, tasks, self, checkpoints)
+        self.finish = Finish(node, tasks, self, self.hand_out, streams)
+        self.accumulators = Accumulators(tasks, self)
         self.contribution = Contribution()
         self.phase: Phase | None = None
         self.train_rounds = 0
@@ -167,7 +167,7 @@ class Part:
         return [self._begin_settling(self._enter_training)]  # what was handed out is on disk then
 
     def _begin_settling(self, then: Callable[[float], Orders]) -> Order:
-        return self._works.begin(self, Settle(), lambda now, _: then(now))
+        return self._tasks.begin(self, Settle(), lambda now, _: then(now))
 
     def _prepare_finish(self, now: float, phase: Phase) -> Orders:
         """Let the program save and end. A second decision gets the same answer."""
@@ -185,7 +185,7 @@ class Part:
 
     def enter_view(self, now: float, action: Installed) -> Orders:
         """Another view is in force, and the phase goes on in it, or none does."""
-        self.checkpoints.call_off()
+        self.checkpoints.note_majority()
         phase, program = action.phase, self.program
         noted = self.note_view()
         if phase is None:
@@ -207,7 +207,7 @@ class Part:
 
     def stand_by(self, reason: str) -> Orders:
         """R19: this host is in no view; number, model and data stay."""
-        self.checkpoints.call_off()
+        self.checkpoints.note_majority()
         self.phase = self._waiting = None
         noted = self.note_event("stands by", why=reason)
         return [noted, DropFragments(), *self.hand_out.withdraw()]
@@ -307,9 +307,9 @@ class Part:
     def _store(self, phase: Phase, commit: Committed) -> Orders:
         """A window of a hand-out: its bank is free once it is on disk."""
         hand_out = self.hand_out
-        work = hand_out.store(phase, commit, bool(self.digest))
-        stored = partial(self._stored, phase, commit.round, work.stream, hand_out.keeps)
-        return [self._works.begin(self, work, stored), *hand_out.offer_next(phase, commit)]
+        task = hand_out.store(phase, commit, bool(self.digest))
+        stored = partial(self._stored, phase, commit.round, task.stream, hand_out.keeps)
+        return [self._tasks.begin(self, task, stored), *hand_out.offer_next(phase, commit)]
 
     def _stored(
         self, phase: Phase, round_: int, stream: int, kept: bool, now: float, all_: Stored | None
@@ -353,7 +353,7 @@ class Part:
 
     # ---- the training program: what it says (R8)
 
-    def hear(self, now: float, message: says.FromProgram) -> Orders:
+    def handle_message(self, now: float, message: says.FromProgram) -> Orders:
         """A message from it.
 
         Raises:
@@ -492,5 +492,5 @@ class Part:
 
     def close(self, reason: str) -> Orders:
         """The job is over, however it ended."""
-        self._works.forget(self)
+        self._tasks.forget(self)
         return self.programs.end(reason)

@@ -24,13 +24,13 @@ from nicps.job.actions import (
     Publish,
 )
 from nicps.job.lead import Lead
-from nicps.job.notices import Notices, exit_code, run_hook
-from nicps.job.orders import Order, Orders, Trouble, Warn
+from nicps.job.orders import Order, Orders, ShowTrouble, Warn
 from nicps.job.part import Part
 from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
-from nicps.job.said import one_line
+from nicps.job.publisher import Publisher, exit_code, run_hook
 from nicps.job.submission import Submission
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
+from nicps.job.text import one_line
 from nicps.protocol import Node, Phase, Struck, Timings
 from nicps.session.messages import Warned
 
@@ -62,9 +62,9 @@ class Roles:
     Attributes: `part`, `lead` and `submission`, the roles. `declined`, the job that this host has left to the others.
     """
 
-    def __init__(self, settings: LifeSettings, node: Node, works: Works) -> None:
-        self._settings, self._node, self._works = settings, node, works
-        self.notices = Notices(settings.name)
+    def __init__(self, settings: LifeSettings, node: Node, tasks: Tasks) -> None:
+        self._settings, self._node, self._tasks = settings, node, tasks
+        self.publisher = Publisher(settings.name)
         self.part: Part | None = None
         self.lead: Lead | None = None
         self.submission: Submission | None = None
@@ -77,9 +77,9 @@ class Roles:
         """The job in which this host takes part; empty if in none."""
         return self.part.id if self.part is not None else ""
 
-    def tell(self, event: str, job_id: str, values: Mapping[str, Any]) -> Orders:
+    def publish_event(self, event: str, job_id: str, values: Mapping[str, Any]) -> Orders:
         """The submitter and the watchers of a job hear of an event."""
-        return self.notices.tell(event, job_id, values, self.submission)
+        return self.publisher.make_event(event, job_id, values, self.submission)
 
     # ---- the submitter
 
@@ -101,7 +101,7 @@ class Roles:
         self._node.busy = False
         if submission is None:
             return []
-        told = self.notices.finish(submission.job_id, submission.number, {}, reason, code)
+        told = self.publisher.make_end(submission.job_id, submission.number, {}, reason, code)
         return [CloseSubmission(submission.number), Log(f"job stopped: {reason}"), *told]
 
     # ---- the member
@@ -124,7 +124,7 @@ class Roles:
         self.part = Part(
             job_id,
             self._node,
-            self._works,
+            self._tasks,
             self._programs,
             self._streams,
             self._settings.window,
@@ -137,14 +137,14 @@ class Roles:
     def end_part(self, reason: str, keep_records: bool = False) -> Orders:
         """The job is over at this host. Its records are kept where others go on, and this host may come back."""
         part, self.part = self.part, None
-        self.notices.progress = {}
+        self.publisher.progress = {}
         if part is None:
             return [DropFragments()]
         return [DropFragments(), *part.close(reason), CloseJob(keep_records)]
 
     def decline(self, reason: str) -> Orders:
         """This host has come to the others' job, and cannot take part: it leaves the job to them."""
-        trouble = Trouble(f"out of the job until `nicps join` is run again: {reason}")
+        trouble = ShowTrouble(f"out of the job until `nicps join` is run again: {reason}")
         if self.part is None:
             return [trouble]
         self.declined = self.part.id
@@ -155,7 +155,7 @@ class Roles:
 
     def begin_lead(self, now: float, plan: Plan, found: Found | None = None) -> Lead:
         """This host leads the job from now on."""
-        self.lead = Lead(plan, self._node, self._works, self._streams, found, now)
+        self.lead = Lead(plan, self._node, self._tasks, self._streams, found, now)
         return self.lead
 
     def follow_lead(self, now: float, leaving: bool) -> Orders:
@@ -231,7 +231,7 @@ class Roles:
                 *self._end_unheard(action.ending, action.lead, crash),
             ]
         stands_by = part.stand_by(action.reason) if part is not None else []
-        return [LeaveView(), *stands_by, Trouble(f"standing by: {action.reason}")]
+        return [LeaveView(), *stands_by, ShowTrouble(f"standing by: {action.reason}")]
 
     def _end_unheard(self, ending: wire.Ending, lead: str, crash: str) -> Orders:
         """It ended while this host was not heard."""
@@ -255,7 +255,7 @@ class Roles:
 
     def _end_job_of_another_lead(self, settings: Mapping[str, Any], said: str, lead: str) -> Orders:
         """`settings` are those of the STOP, as far as they are known."""
-        self.notices.trouble = ""
+        self.publisher.trouble = ""
         submission, self.submission = self.submission, None
         orders: Orders = [Log(said), *run_hook(settings, said)]
         if submission is None:
@@ -265,8 +265,8 @@ class Roles:
         orders.append(CloseSubmission(number))
         if settings.get("ok"):  # the lead has collected the result
             result = {"job_id": job_id, "lead": lead}
-            return [*orders, *self.notices.finish(job_id, number, result, None)]
-        told = self.notices.finish(job_id, number, {}, said, exit_code(settings))
+            return [*orders, *self.publisher.make_end(job_id, number, result, None)]
+        told = self.publisher.make_end(job_id, number, {}, said, exit_code(settings))
         return [*orders, *told]
 
     def end_own_job(self, stop: Phase) -> Orders:
@@ -290,12 +290,12 @@ class Roles:
             about = lead.figures | about
             return [*orders, *self._make_result(lead, part.entry, names, about, number)]
         if ok:
-            return [*orders, *self._tell_end(lead, number, {}, None, stop.settings)]
+            return [*orders, *self._publish_end(lead, number, {}, None, stop.settings)]
         if kept is not None:
             orders.append(self._draw_report(lead.plan.job, kept.entry, number, list))
         if stop.settings.get("saved") and lead.saved:  # by this host, not by a lead before it
             message += f"; {lead.saved}: `nicps resume` goes on from there"
-        return [*orders, *self._tell_end(lead, number, {}, message, stop.settings)]
+        return [*orders, *self._publish_end(lead, number, {}, message, stop.settings)]
 
     def _make_result(
         self, lead: Lead, entry: str, names: Sequence[str], about: Mapping[str, Any], number: int
@@ -304,14 +304,14 @@ class Roles:
         job_id = lead.plan.job
 
         def failed(now: float, reason: str) -> Orders:
-            return self._tell_end(lead, number, {}, reason, {})
+            return self._publish_end(lead, number, {}, reason, {})
 
         def made(now: float, result: Mapping[str, Any]) -> Orders:
-            tell = partial(self._tell_end, lead, number, result, None, {})
+            tell = partial(self._publish_end, lead, number, result, None, {})
             return [self._draw_report(job_id, entry, number, tell)]
 
-        work = MakeResult(job_id, names, self._node.open_round, about)
-        return [self._works.begin(None, work, made, failed)]
+        task = MakeResult(job_id, names, self._node.open_round, about)
+        return [self._tasks.begin(None, task, made, failed)]
 
     def _draw_report(
         self, job_id: str, entry: str, submission: int, then: Callable[[], Orders]
@@ -325,9 +325,9 @@ class Roles:
             text = f"no report: {reason}"
             return [Log(text), Publish(Warned(job_id, text), submission), *then()]
 
-        return self._works.begin(None, DrawReport(job_id, entry), drawn, undrawn)
+        return self._tasks.begin(None, DrawReport(job_id, entry), drawn, undrawn)
 
-    def _tell_end(
+    def _publish_end(
         self,
         lead: Lead,
         submission: int,
@@ -339,6 +339,6 @@ class Roles:
         job_id = lead.plan.job
         if error is None:
             done: Orders = [Log(f"job {job_id} done: {result.get('report')}")]
-            return [*done, *self.notices.finish(job_id, submission, result, None)]
-        told = self.notices.finish(job_id, submission, {}, error, exit_code(settings))
+            return [*done, *self.publisher.make_end(job_id, submission, result, None)]
+        told = self.publisher.make_end(job_id, submission, {}, error, exit_code(settings))
         return [Log(f"job stopped: {error}"), *run_hook(settings, error), *told]

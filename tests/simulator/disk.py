@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is slow at a simulated host: files, and the thread that does one work after the other."""
+"""What is slow at a simulated host: files, and the thread that does one task after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nicps.job.actions import (
-    Begin,
+    BeginTask,
     DrawReport,
     Folder,
     KeepCheckpoint,
@@ -41,16 +41,16 @@ class Incoming:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A work, with what it works on: the folder of its job, and where a window comes from and goes to."""
+    """A task, with what it tasks on: the folder of its job, and where a window comes from and goes to."""
 
-    begin: Begin
+    begin: BeginTask
     files: dict[str, Any]
     incoming: Incoming | None
     source: Host | None
 
 
 class Disk:
-    """Files by name, streams by number, and works in their order."""
+    """Files by name, streams by number, and tasks in their order."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._lan = host, host.lan
@@ -78,7 +78,7 @@ class Disk:
         self._streams.pop(stream, None)
 
     def clear(self) -> None:
-        """A job is over; works that have begun go on."""
+        """A job is over; tasks that have begun go on."""
         self.files = {}
         self._streams = {}
         self._accumulators = {}
@@ -89,12 +89,12 @@ class Disk:
     def stores_job(self) -> bool:
         """The end of what starts a training program is on its way to the disk."""
         return any(
-            isinstance(begun.begin.work, StoreWindow) and begun.begin.work.reads_job
+            isinstance(begun.begin.task, StoreWindow) and begun.begin.task.reads_job
             for begun in self._queue
         )
 
-    def begin(self, begin: Begin, source: Host | None) -> None:
-        """A work; what it works on is settled now. `source`: of the hand-out that is under way."""
+    def begin(self, begin: BeginTask, source: Host | None) -> None:
+        """A task; what it tasks on is settled now. `source`: of the hand-out that is under way."""
         self._queue.append(_Begun(begin, self.files, self.incoming, source))
         if not self._busy:
             self._go_on()
@@ -102,54 +102,54 @@ class Disk:
     def _go_on(self) -> None:
         self._busy = bool(self._queue)
         if self._queue:
-            self._host.later(self._seconds(self._queue[0].begin.work), self._finish)
+            self._host.later(self._seconds(self._queue[0].begin.task), self._finish)
 
-    def _seconds(self, work: Any) -> float:
-        if isinstance(work, Settle):
+    def _seconds(self, task: Any) -> float:
+        if isinstance(task, Settle):
             return 1e-5
-        if isinstance(work, StoreWindow):
+        if isinstance(task, StoreWindow):
             return _STORE_S
-        if isinstance(work, OpenStream) and work.folder is not Folder.KEPT:
+        if isinstance(task, OpenStream) and task.folder is not Folder.KEPT:
             return self._lan.saving_s
-        if isinstance(work, MakeResult | DrawReport):
+        if isinstance(task, MakeResult | DrawReport):
             return 0.05
         return self._lan.random.random() * 0.002
 
     def _finish(self) -> None:
         begun = self._queue.popleft()
-        self._host.work_done(begun.begin.ticket, self._outcome(begun))
+        self._host.task_done(begun.begin.ticket, self._outcome(begun))
         self._go_on()
 
     def _outcome(self, begun: _Begun) -> Any:
-        work = begun.begin.work
-        if isinstance(work, ReserveAccumulators):
-            self._accumulators[begun.begin.ticket] = work.blocks
+        task = begun.begin.task
+        if isinstance(task, ReserveAccumulators):
+            self._accumulators[begun.begin.ticket] = task.blocks
             return begun.begin.ticket
-        if isinstance(work, OpenStream):
-            return self._open(work, begun.files)
-        if isinstance(work, StoreWindow):
-            return self._store(work, begun) if work.last else None
-        if isinstance(work, KeepCheckpoint):
-            self._host.checkpoint = begun.files.get(work.name)
-        if isinstance(work, KeepRecords):
+        if isinstance(task, OpenStream):
+            return self._open(task, begun.files)
+        if isinstance(task, StoreWindow):
+            return self._store(task, begun) if task.last else None
+        if isinstance(task, KeepCheckpoint):
+            self._host.checkpoint = begun.files.get(task.name)
+        if isinstance(task, KeepRecords):
             return ["agent.json"] if self._lan.records else []
-        return {} if isinstance(work, MakeResult) else None
+        return {} if isinstance(task, MakeResult) else None
 
-    def _open(self, work: OpenStream, files: dict[str, Any]) -> StreamSize:
-        if work.folder is Folder.KEPT:
-            self._streams[work.stream] = "records"
+    def _open(self, task: OpenStream, files: dict[str, Any]) -> StreamSize:
+        if task.folder is Folder.KEPT:
+            self._streams[task.stream] = "records"
             size = self._lan.records
             return StreamSize(size * PAYLOAD_BYTES, 5 if size else 0)
-        state = files.get(work.files[0]["path"]) if work.folder is Folder.WORK else None
-        self._streams[work.stream] = state or self._lan.prepared
-        windows = 1 if state else _WINDOWS[work.folder]
+        state = files.get(task.files[0]["path"]) if task.folder is Folder.WORK else None
+        self._streams[task.stream] = state or self._lan.prepared
+        windows = 1 if state else _WINDOWS[task.folder]
         return StreamSize(windows * WINDOW * PAYLOAD_BYTES, 7)
 
-    def _store(self, work: StoreWindow, begun: _Begun) -> Stored:
+    def _store(self, task: StoreWindow, begun: _Begun) -> Stored:
         assert begun.incoming is not None and begun.source is not None
-        own = self._streams.get(work.stream)  # a host that is alone sends nothing
-        content = own or begun.source.handed_out[work.round - work.window]
-        if work.reads_job:
+        own = self._streams.get(task.stream)  # a host that is alone sends nothing
+        content = own or begun.source.handed_out[task.round - task.window]
+        if task.reads_job:
             return Stored("job", content)
         if begun.incoming.keep and not begun.incoming.collects:
             begun.files["state.npz"] = content

@@ -17,7 +17,7 @@ from nicps.errors import NetworkProblem
 from nicps.exchange import Exchange
 from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
-from nicps.job.hub import Hub
+from nicps.job.dispatcher import Dispatcher
 from nicps.job.part import Part
 from nicps.protocol import Node, NodeState, Phase, View
 from nicps.session import shared_form as says
@@ -49,13 +49,13 @@ class Done:
     action: protocol.Action
 
 
-class WatchedHub(Hub):
+class WatchedDispatcher(Dispatcher):
     """Says among the actions what they come from."""
 
-    def _obey_node(self, now: float, action: protocol.Action) -> None:
+    def _carry_out_action(self, now: float, action: protocol.Action) -> None:
         about: Any = About(action, self.part.phase if self.part is not None else None)
         self._out.append(about)
-        super()._obey_node(now, action)
+        super()._carry_out_action(now, action)
         done: Any = Done(action)
         self._out.append(done)
 
@@ -65,7 +65,7 @@ class WatchedLife(Life):
 
     def __init__(self, mac: bytes, settings: LifeSettings, host: Host) -> None:
         super().__init__(mac, settings, host, lambda: host.lan.random.getrandbits(63) + 1)
-        self._hub = WatchedHub(settings, self.node, self.roles)
+        self._dispatcher = WatchedDispatcher(settings, self.node, self.roles)
 
 
 class Host:
@@ -379,7 +379,7 @@ class Host:
         if isinstance(message, says.Decide) and self.node.leads:
             self.note(f"JUDGES {message.what} after {message.round}")
             self.judged = max(self.judged, message.round)
-        self.do(self.machine.hear_program(self.clock(), message))
+        self.do(self.machine.program_message(self.clock(), message))
 
     def pump(self) -> None:
         """More of a gradient is converted: send what can be sent."""
@@ -398,9 +398,9 @@ class Host:
 
     # ---- the agent: what the life of the job asks for
 
-    def work_done(self, ticket: int, outcome: Any) -> None:
-        """The disk is done with a work."""
-        self.do(self.machine.work_done(self.clock(), ticket, outcome))
+    def task_done(self, ticket: int, outcome: Any) -> None:
+        """The disk is done with a task."""
+        self.do(self.machine.task_done(self.clock(), ticket, outcome))
 
     def do(self, actions: Sequence[Any]) -> None:
         if self.dead:
@@ -424,7 +424,7 @@ class Host:
         lan = self.lan
         match action:
             case About():
-                self._look(action)
+                self._check_action(action)
             case Done():
                 if lan.moments:
                     lan.moment(self, action.action)
@@ -484,7 +484,7 @@ class Host:
                 self.disk.close(stream)
             case act.RemoveState():
                 self.disk.files.pop("state.npz", None)
-            case act.Begin():
+            case act.BeginTask():
                 self.disk.begin(action, self._source)
             case act.Log(text):
                 self.note(f"log: {text}")
@@ -543,7 +543,7 @@ class Host:
 
     # ---- what the node does, held against the rules
 
-    def _look(self, about: About) -> None:
+    def _check_action(self, about: About) -> None:
         checks, action = self.lan.checks, about.action
         match action:
             case protocol.Installed(view, _, phase):
@@ -566,7 +566,7 @@ class Host:
                 if phase.kind is wire.PhaseKind.STOP:
                     self._over(phase.settings["message"], ok=phase.settings["ok"])
             case protocol.Committed():
-                self._look_at_commit(action, about.prepared)
+                self._check_commit(action, about.prepared)
             case protocol.Struck(reason, ending):
                 self.note(f"STRUCK {reason}")
                 if ending:
@@ -600,7 +600,7 @@ class Host:
         self.job_over = why or "well"
         self.lan.over(self, why, ok)
 
-    def _look_at_commit(self, commit: protocol.Committed, prepared: Phase | None) -> None:
+    def _check_commit(self, commit: protocol.Committed, prepared: Phase | None) -> None:
         self.note(f"COMMITS {commit.round} {dict(commit.counted)}")
         checks, phase = self.lan.checks, commit.phase
         checks.in_time(self, commit, prepared)

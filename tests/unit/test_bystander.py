@@ -28,7 +28,7 @@ def late(**settings: object) -> tuple[Lan, Host]:
 
 
 def knows(host: Host) -> str:
-    return host.machine.roles.notices.other_job
+    return host.machine.roles.publisher.other_job
 
 
 def test_it_is_told_at_once() -> None:

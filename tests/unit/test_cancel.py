@@ -66,8 +66,8 @@ def test_the_lead_is_lost_that_was_told(other: int) -> None:
     lan.trouble(TRAINING_S + 0.1)
     assert schedules.finish(lan).what == "stopped"
     assert lan.ended.startswith(f"cancelled on h{other + 1}")
-    assert lan.hosts[1].machine.roles.notices.last_job is not None
-    assert "saved after" in str(lan.hosts[1].machine.roles.notices.last_job.error)
+    assert lan.hosts[1].machine.roles.publisher.last_job is not None
+    assert "saved after" in str(lan.hosts[1].machine.roles.publisher.last_job.error)
 
 
 def test_a_lead_that_cancels_and_departs_has_it_cancelled_by_the_next() -> None:
@@ -138,7 +138,7 @@ def test_a_host_that_stands_by_in_the_middle_of_it_cannot() -> None:
     lan, _ = training(hosts=3)
     host = lan.hosts[2]
     lan.at(TRAINING_S, host.kill_program)
-    assert lan.run(lambda: bool(host.machine.roles.notices.trouble), TRAINING_S + 1.0)
+    assert lan.run(lambda: bool(host.machine.roles.publisher.trouble), TRAINING_S + 1.0)
     with pytest.raises(NetworkProblem, match=r"is not in the job's network now.*on a host that is"):
         host.machine.cancel(host.clock())
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from nicps.agent.executor import keep_checkpoint
 from nicps.agent.jobfiles import JobFiles
 from nicps.agent.process import User
-from nicps.agent.works import keep_checkpoint
 from nicps.job.actions import KeepCheckpoint, Post
 from nicps.job.checkpoints import CHECKPOINT, STATE, Checkpoints
-from nicps.job.orders import Orders, Trouble, Warn
+from nicps.job.orders import Orders, ShowTrouble, Warn
 from nicps.job.program import Program
-from nicps.job.said import one_line
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
+from nicps.job.text import one_line
 from nicps.session.shared_form import Keep
 from tests.parts import FakeNode
 
@@ -109,8 +109,8 @@ class Host:
 
     def __init__(self) -> None:
         self.spot = FakeNode(number=2)
-        self.works = Works()
-        self.checkpoints = Checkpoints(self.spot, self.works, self, "/runs/job/checkpoint")
+        self.tasks = Tasks()
+        self.checkpoints = Checkpoints(self.spot, self.tasks, self, "/runs/job/checkpoint")
         self.program = Program(1, 60.0, 0.0)
         self.program.ready = self.program.holds_state = True
         self.asked: Orders = []
@@ -119,7 +119,7 @@ class Host:
         self.asked += orders
 
     def cut_off(self, program: Program | None) -> None:
-        self.do(self.checkpoints.cut_off(10.0, REASON, program))
+        self.do(self.checkpoints.save_without_majority(10.0, REASON, program))
 
     def write(self, rounds: int, error: str = "") -> None:
         """The program has written one; whether it can be kept is up to the disk."""
@@ -128,15 +128,15 @@ class Host:
     def keep(self, error: str = "") -> None:
         """The disk is done with it."""
         (begin,) = [order for order in self.asked if hasattr(order, "ticket")]
-        assert begin.work == KeepCheckpoint(CHECKPOINT)  # type: ignore[union-attr]
+        assert begin.task == KeepCheckpoint(CHECKPOINT)  # type: ignore[union-attr]
         self.asked.clear()
         ticket = begin.ticket  # type: ignore[union-attr]
-        outcome = self.works.fail(10.0, ticket, error) if error else None
-        self.do(self.works.finish(10.0, ticket, None) if outcome is None else outcome)
+        outcome = self.tasks.fail(10.0, ticket, error) if error else None
+        self.do(self.tasks.finish(10.0, ticket, None) if outcome is None else outcome)
 
     @property
     def told(self) -> list[str]:
-        found = [order for order in self.asked if isinstance(order, Trouble)]
+        found = [order for order in self.asked if isinstance(order, ShowTrouble)]
         assert all(trouble.hook for trouble in found)
         return [trouble.text for trouble in found]
 
@@ -207,7 +207,7 @@ def test_what_is_not_the_others_state_is_not_saved(host: Host, why: str) -> None
 
 def test_a_majority_that_is_there_again_is_no_trouble(host: Host) -> None:
     host.cut_off(host.program)
-    host.checkpoints.call_off()
+    host.checkpoints.note_majority()
     host.asked.clear()
     host.write(7)
     host.keep()

@@ -17,8 +17,8 @@ from nicps.agent.children import Children
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.driver import Driver
 from nicps.agent.loop import Loop
+from nicps.agent.notifier import Notifier
 from nicps.agent.peer import Peer
-from nicps.agent.people import People
 from nicps.agent.preparation import Preparation
 from nicps.agent.process import User
 from nicps.agent.settings import AgentSettings
@@ -27,7 +27,7 @@ from nicps.job import actions as act
 from nicps.job.orders import Orders
 from nicps.job.plan import Plan, stop
 from nicps.job.roles import Roles
-from nicps.job.works import Works
+from nicps.job.tasks import Tasks
 from nicps.protocol import Action, Node, Prepare, Struck, View
 from nicps.session.channel import Channel
 from nicps.session.fields import Message
@@ -61,14 +61,14 @@ class Nothing:
         return []
 
 
-def roles_of(leads: bool, submitted: bool = True, works: Works | None = None) -> Roles:
+def roles_of(leads: bool, submitted: bool = True, tasks: Tasks | None = None) -> Roles:
     """The roles of the first of three hosts, whose training the second one leads, or itself."""
     node = Node(MEMBERS[0].mac, "h1", "nicps", Nothing(), lambda: 1)
     node._host.view, node._host.number = (
         View(1, MEMBERS, frozenset({1, 2, 3}), 1 if leads else 2),
         1,
     )
-    roles = Roles(LifeSettings("h1", "nicps", runs="/runs"), node, works or Works())
+    roles = Roles(LifeSettings("h1", "nicps", runs="/runs"), node, tasks or Tasks())
     if submitted:
         roles.submit().job_id = "1"
     if leads:
@@ -96,7 +96,7 @@ class Waiting:
         self.control = ControlSocket(address, access, self.loop.watch, self.loop.unwatch)
         user = User("me", os.getuid(), os.getgid())
         children = Children(user, self.loop, time.monotonic, self.control.adopt)
-        self.people = People(self.control, children, AgentSettings("eth1"))
+        self.notifier = Notifier(self.control, children, AgentSettings("eth1"))
         self.channels: list[Channel] = []
 
     def connect(self) -> Peer:
@@ -137,12 +137,12 @@ def test_who_submits_the_next_job_is_not_told_of_the_last_ones_end(waiting: Wait
     first, second, watcher = (waiting.connect() for _ in range(3))
     first.submission, second.submission, watcher.watches_all = 1, 2, True
     waiting.connect()
-    waiting.people.publish(act.Publish(Training("2"), 2))
+    waiting.notifier.publish(act.Publish(Training("2"), 2))
     assert waiting.heard() == [0, 1, 1, 0]
-    waiting.people.publish(act.Publish(Result({}), 1))
+    waiting.notifier.publish(act.Publish(Result({}), 1))
     assert waiting.heard() == [1, 0, 1, 0]
     assert (first.submission, second.submission) == (0, 2)
-    waiting.people.publish(act.Publish(Training("3")))
+    waiting.notifier.publish(act.Publish(Training("3")))
     assert waiting.heard() == [0, 0, 1, 0]
 
 
@@ -159,13 +159,13 @@ def test_a_result_is_its_own_submissions() -> None:
 
 def test_a_run_without_a_report_is_told_to_who_submitted_it() -> None:
     """The host stands by already, and could take another job."""
-    works = Works()
-    roles = roles_of(leads=True, works=works)
+    tasks = Tasks()
+    roles = roles_of(leads=True, tasks=tasks)
     roles.begin_part(0.0, "1")
-    (made,) = [order for order in roles.end_own_job(stop(None)) if isinstance(order, act.Begin)]
-    (draws,) = works.finish(0.0, made.ticket, {})
-    assert isinstance(draws, act.Begin) and isinstance(draws.work, act.DrawReport)
-    told = works.fail(0.0, draws.ticket, "there is no such module")
+    (made,) = [order for order in roles.end_own_job(stop(None)) if isinstance(order, act.BeginTask)]
+    (draws,) = tasks.finish(0.0, made.ticket, {})
+    assert isinstance(draws, act.BeginTask) and isinstance(draws.task, act.DrawReport)
+    told = tasks.fail(0.0, draws.ticket, "there is no such module")
     published = [order for order in told if isinstance(order, act.Publish)]
     assert [type(order.message) for order in published] == [Warned, Result]
     assert {order.submission for order in published} == {1}
@@ -183,7 +183,7 @@ def test_after_an_alarm_all_are_told_where_the_model_is(saved: bool) -> None:
     said = f"h2 left{where}"
     assert act.Log(f"job stopped: {said}") in orders and act.RunHook(said) in orders
     assert ended(orders) == Error(said, 6 if saved else 5)
-    assert leads.notices.last_job == LastJob("1", said, {})
+    assert leads.publisher.last_job == LastJob("1", said, {})
 
     other = roles_of(leads=False, submitted=False)
     orders = other.end_others_job(phase)
@@ -200,7 +200,7 @@ def test_who_was_not_heard_at_the_end_is_told_all_the_same(ending: wire.Ending, 
     orders = roles.strike_off(Struck("the job has ended", ending, "h2"))
     assert ended(orders).op == told
     assert roles.submission is None and not roles._node.busy
-    assert "h2" in str(roles.notices.last_job), "who knows more"
+    assert "h2" in str(roles.publisher.last_job), "who knows more"
 
 
 def test_who_was_not_heard_after_a_crash_is_told_of_that() -> None:
@@ -211,8 +211,8 @@ def test_who_was_not_heard_after_a_crash_is_told_of_that() -> None:
     roles.part.programs.crash = "h1: the training program ended: SIGSEGV"
     roles.strike_off(Struck("the job has ended", wire.Ending.ENDED, "h2"))
     said = "the job was stopped while this host was not heard; h2 led it"
-    assert roles.notices.last_job is not None
-    assert roles.notices.last_job.error == f"h1: the training program ended: SIGSEGV; {said}"
+    assert roles.publisher.last_job is not None
+    assert roles.publisher.last_job.error == f"h1: the training program ended: SIGSEGV; {said}"
 
 
 def test_who_departs_while_it_stops_the_job_hears_of_the_end_too() -> None:
@@ -294,10 +294,10 @@ def test_a_warning_is_no_progress() -> None:
     lan.run(lambda: lan.now > TRAINING_S)
     host = lan.hosts[0]
     host.published.clear()
-    host.do(host.machine.hear_program(host.clock(), Report({"round": 3})))
-    host.do(host.machine.hear_program(host.clock(), Report({"warning": "it is\nslow"})))
+    host.do(host.machine.program_message(host.clock(), Report({"round": 3})))
+    host.do(host.machine.program_message(host.clock(), Report({"warning": "it is\nslow"})))
     progress, warning = (published.message for published in host.published)
     assert isinstance(progress, Progressed) and progress.token_turns > 0
     assert progress.values == {"round": 3} and progress.job_id == "job1"
     assert warning == Warned("job1", "h1: it is slow")
-    assert host.machine.roles.notices.progress == {"round": 3}
+    assert host.machine.roles.publisher.progress == {"round": 3}

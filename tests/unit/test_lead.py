@@ -11,7 +11,7 @@ import pytest
 from nicps import wire
 from nicps.job.actions import CloseStream, Folder, KeepCheckpoint, OpenStream, StreamSize
 from nicps.job.lead import Lead
-from nicps.job.orders import Decide, OfferStream, Orders, SaveState, Saving, Tell
+from nicps.job.orders import Decide, OfferStream, Orders, PublishEvent, SaveState, Saving
 from nicps.job.plan import Found, Plan
 from nicps.job.submission import Submission
 from nicps.protocol import Phase
@@ -33,7 +33,7 @@ class Leader:
         found = Found(able=True, trained=True, finishing=False)
         plan = Plan("job", 8, 16)
         streams = itertools.count(1)
-        self.lead = Lead(plan, self.host.spot, self.host.works, streams, found, 0.0)
+        self.lead = Lead(plan, self.host.spot, self.host.tasks, streams, found, 0.0)
 
     def saves(self, saving: Saving, error: str = "") -> Orders:
         """The training program has written its state."""
@@ -48,11 +48,11 @@ class Leader:
             self.host.do(decided)
         return orders
 
-    def work(self, outcome: object) -> object:
-        """The first work is done."""
+    def finish_task(self, outcome: object) -> object:
+        """The first task is done."""
         begin = self.host.begun.pop(0)
-        self.do(self.host.works.finish(0.0, begin.ticket, outcome))
-        return begin.work
+        self.do(self.host.tasks.finish(0.0, begin.ticket, outcome))
+        return begin.task
 
     @property
     def decided(self) -> list[Phase]:
@@ -81,7 +81,7 @@ def test_the_state_is_handed_out_once_it_is_saved(leader: Leader) -> None:
     saving = for_a_learner(leader)
     assert not leader.decided
     leader.saves(saving)
-    assert leader.work(StreamSize(1440, 7)) == OpenStream(
+    assert leader.finish_task(StreamSize(1440, 7)) == OpenStream(
         1, Folder.WORK, [{"path": "state.npz", "store": "all"}]
     )
     assert [phase.kind for phase in leader.decided] == [wire.PhaseKind.HANDOUT]
@@ -93,7 +93,7 @@ def test_what_cannot_be_opened_ends_the_job(leader: Leader, purpose: str) -> Non
     leader.host.part.prepared = {"files": []}
     leader.do(leader.lead.open_hand_out(0.0, purpose, leader.host.part, submission))
     begin = leader.host.begun.pop()
-    leader.do(leader.host.works.fail(0.0, begin.ticket, "job.tar became shorter"))
+    leader.do(leader.host.tasks.fail(0.0, begin.ticket, "job.tar became shorter"))
     (stop,) = leader.decided
     assert stop.settings["message"] == f"cannot hand out the {purpose}: job.tar became shorter"
 
@@ -103,14 +103,14 @@ def test_a_setting_for_a_host_that_is_not_there(leader: Leader) -> None:
     submission = Submission(1, "job", {"files": [], "settings": settings})
     leader.do(leader.lead.open_hand_out(0.0, "job", leader.host.part, submission))
     text = "nobody is slowed down by slow.h9, slow.x : the hosts are h1, h2, h3"
-    assert leader.host.found(Tell) == [Tell("warning", {"message": text})]
+    assert leader.host.found(PublishEvent) == [PublishEvent("warning", {"message": text})]
     assert [member.name for member in MEMBERS] == ["h1", "h2", "h3"]
 
 
 def test_the_alarm_stops_the_job_once_it_is_saved(leader: Leader) -> None:
     leader.saves(for_the_alarm(leader))
     assert not leader.decided
-    assert leader.work(None) == KeepCheckpoint("state.npz")
+    assert leader.finish_task(None) == KeepCheckpoint("state.npz")
     (stop,) = leader.decided
     assert stop.settings["alarm"] and stop.settings["saved"]
     assert leader.lead.saved == "saved after 42 rounds of training in runs/job"
@@ -130,7 +130,7 @@ def test_what_is_saved_too_late_is_for_nothing(
     """It was struck off, or another leads: deciding is not its part any more."""
     leader.saves(saves(leader))
     leader.lead.over = True
-    leader.work(StreamSize(1440, 7))
+    leader.finish_task(StreamSize(1440, 7))
     assert not leader.decided and not leader.host.found(OfferStream)
     closed = leader.host.found(CloseStream)
     assert closed == ([CloseStream(1)] if saves is for_a_learner else [])

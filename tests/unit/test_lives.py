@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nicps.agent.folders import sweep
-from nicps.agent.lives import earlier_files, keep_life, keep_programs, put_by, rescue
+from nicps.agent.lives import earlier_files, keep_life, keep_programs, rescue, set_aside
 from nicps.agent.records import Records
 from nicps.job.actions import CloseJob, NoteEvent, OpenJob, StartProgram
 from tests.rooms import Rooms
@@ -57,12 +57,12 @@ def test_lives_of_agents_and_of_programs(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     begin(first).close()
     write(first, "one")
-    put_by(first / "work" / "out", first)
+    set_aside(first / "work" / "out", first)
     write(first, "two")
     rescue(first, runs)
     begin(second, now=9.0).close()
     write(second, "three")
-    put_by(second / "work" / "out", second)
+    set_aside(second / "work" / "out", second)
     write(second, "four")
     keep_programs(second, host)
     found = kept(host)
@@ -146,7 +146,7 @@ def test_no_more_is_kept_than_can_be_handed_out(tmp_path: Path) -> None:
     begin(base).close()
     for number in range(150):
         write(base, str(number))
-        put_by(base / "work" / "out", base)
+        set_aside(base / "work" / "out", base)
     keep_programs(base, host)
     found = kept(host)
     assert len(found) == 100
@@ -157,15 +157,15 @@ def test_no_more_is_kept_than_can_be_handed_out(tmp_path: Path) -> None:
 def test_a_program_that_is_started_again_leaves_the_others_rows(tmp_path: Path) -> None:
     rooms = Rooms(tmp_path)
     try:
-        rooms.works.open_job(OpenJob("job"))
-        job = rooms.works.job
+        rooms.executor.open_job(OpenJob("job"))
+        job = rooms.executor.job
         assert job is not None
         write(job.base, "one")
         rooms.program.start(StartProgram(2, "tests.bad_trainer", network_access=False))
         assert (job.base / "program-1.metrics.jsonl").read_text() == "one"
         assert not (job.folder / "out" / "metrics.jsonl").exists()
     finally:
-        rooms.works.close_job(CloseJob())
+        rooms.executor.close_job(CloseJob())
         rooms.close()
 
 
@@ -173,9 +173,9 @@ def test_what_is_written_of_a_job_is_kept_where_others_go_on(tmp_path: Path) -> 
     rooms = Rooms(tmp_path)
     try:
         for keep, found in ((False, []), (True, ["earlier-1.timeline.jsonl"])):
-            rooms.works.open_job(OpenJob("job"))
-            rooms.works.note_event(NoteEvent("departs", 3, {"why": "it has left"}))
-            rooms.works.close_job(CloseJob(keep_records=keep))
+            rooms.executor.open_job(OpenJob("job"))
+            rooms.executor.note_event(NoteEvent("departs", 3, {"why": "it has left"}))
+            rooms.executor.close_job(CloseJob(keep_records=keep))
             rooms.until(lambda: not any((tmp_path / "work").iterdir()), "the folder is removed")
             assert list(kept(tmp_path / "runs" / "job" / "h1")) == found
         text = (tmp_path / "runs" / "job" / "h1" / "earlier-1.timeline.jsonl").read_text()

@@ -102,10 +102,10 @@ def test_a_job_keeps_what_was_handed_out(tmp_path: Path, puts: Callable[[Path], 
     """It is read once the last window is stored, before the training program starts, and never again."""
     (tmp_path / "agent").mkdir()
     rooms, part = Rooms(tmp_path / "agent"), Host()
-    rooms.works.open_job(OpenJob("job"))
-    job = rooms.works.job
+    rooms.executor.open_job(OpenJob("job"))
+    job = rooms.executor.job
     assert job is not None
-    rooms.works.receive(Receive(9, 9, 1, 2, keep=False))
+    rooms.executor.receive(Receive(9, 9, 1, 2, keep=False))
     assert job.incoming is not None
     job.incoming.write(np.frombuffer(b"[]       ", np.uint8).copy())
     path = job.folder / "prepared.json"
@@ -118,7 +118,7 @@ def test_a_job_keeps_what_was_handed_out(tmp_path: Path, puts: Callable[[Path], 
     part.has_job(outcomes[0].prepared)
     assert limited(lambda: part.part.settings) == GOOD["settings"]
     assert limited(lambda: part.part.prepared) == GOOD
-    rooms.works.close_job(CloseJob())
+    rooms.executor.close_job(CloseJob())
     rooms.until(lambda: not list((tmp_path / "agent" / "work").iterdir()), "its files are gone")
     rooms.close()
 

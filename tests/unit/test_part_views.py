@@ -61,8 +61,8 @@ def program_ends(host: Host, code: int = 0) -> None:
 
 def keep_records(host: Host) -> None:
     """They are in the run's folder, and open."""
-    assert isinstance(host.work(["agent.json"]), KeepRecords)
-    assert isinstance(host.work(StreamSize(99, 5)), OpenStream)
+    assert isinstance(host.finish_task(["agent.json"]), KeepRecords)
+    assert isinstance(host.finish_task(StreamSize(99, 5)), OpenStream)
 
 
 # ---- the end
@@ -87,7 +87,7 @@ def test_what_is_kept_at_the_end_waits_for_who_asks(host: Host) -> None:
     keep_records(host)
     assert not host.answers
     host.decides(training(5, kind=wire.PhaseKind.FINISH, shares=()))
-    host.work(StreamSize(99, 5))
+    host.finish_task(StreamSize(99, 5))
     assert host.answers == [5]
 
 
@@ -95,7 +95,7 @@ def test_records_that_cannot_be_kept_end_the_job(host: Host) -> None:
     host.decides(FINISH)
     program_ends(host)
     begin = host.begun.pop()
-    host.do(host.works.fail(host.now, begin.ticket, "metrics.jsonl: row 2 lacks a round"))
+    host.do(host.tasks.fail(host.now, begin.ticket, "metrics.jsonl: row 2 lacks a round"))
     assert host.found(Fail) == [Fail("metrics.jsonl: row 2 lacks a round")]
     assert not host.answers
 
@@ -166,7 +166,7 @@ def test_a_hand_out_leaves_the_last_sum_alone(host: Host, fragments: int) -> Non
 
 
 def test_training_leaves_the_last_window_alone(host: Host) -> None:
-    """It is on its way to the disk: works are done in their order."""
+    """It is on its way to the disk: tasks are done in their order."""
     learns(host)
     phase = hand_out(3, 2400)
     host.decides(phase)
@@ -174,9 +174,9 @@ def test_training_leaves_the_last_window_alone(host: Host) -> None:
     host.do(host.part.commit(host.now, Committed(phase, ROUND + 1, {2: 1}, 0, 0)))
     host.decides(training(4, shares=(0, 4, 4)))
     assert host.answers == [3] and used(host) == 1
-    assert [type(begin.work) for begin in host.begun] == [StoreWindow, ReserveAccumulators]
-    host.work()
-    host.work(1)
+    assert [type(begin.task) for begin in host.begun] == [StoreWindow, ReserveAccumulators]
+    host.finish_task()
+    host.finish_task(1)
     assert (blocks(host), used(host)) == (300, 2)
     assert host.answers == [3, 4]
 
@@ -192,7 +192,7 @@ def test_a_hand_out_after_another_has_the_same_room(host: Host) -> None:
 def test_room_for_a_phase_that_does_not_come_is_given_back(host: Host) -> None:
     host.decides(training(3, shares=(0, 4, 4)))
     host.decides(hand_out(4, 80))
-    assert isinstance(host.work(77), ReserveAccumulators)
+    assert isinstance(host.finish_task(77), ReserveAccumulators)
     assert host.found(DropAccumulators) == [DropAccumulators(77)] and not host.answers
     host.settle()
     assert host.answers == [4] and blocks(host) == 10
@@ -201,11 +201,11 @@ def test_room_for_a_phase_that_does_not_come_is_given_back(host: Host) -> None:
 def test_nobody_enters_a_phase_that_was_lost_meanwhile(host: Host) -> None:
     """The program is killed while there is no room yet; the next one is no member of that phase."""
     host.decides(training(3))
-    assert isinstance(host.work(), Settle)
+    assert isinstance(host.finish_task(), Settle)
     program_ends(host, -9)
     host.hears(says.Ready(600 * 720, "d0"))
     host.forget()
-    host.work(1)
+    host.finish_task(1)
     assert used(host) == 1 and not host.found(EnterPhase)
 
 

@@ -253,12 +253,12 @@ def test_the_summarys_failure_is_told(tmp_path: Path, rooms: Rooms) -> None:
 
 def test_what_is_demanded_of_records_is_checked_where_they_are_written(rooms: Rooms) -> None:
     """Not at the lead, after all have been collected."""
-    rooms.works.open_job(OpenJob("job"))
-    job = rooms.works.job
+    rooms.executor.open_job(OpenJob("job"))
+    job = rooms.executor.job
     assert job is not None
     metrics = '{"round": 6, "weights_sha256": ""}\n{"round": 7, "loss": 0.5}\n'
     (job.folder / "out" / "metrics.jsonl").write_text(metrics)
     outcomes, errors = rooms.begin(KeepRecords({}, 7))
     rooms.until(lambda: outcomes or errors, "the records are kept, or cannot be")
     assert errors == ['metrics.jsonl: row 2: "weights_sha256" is missing; it must be a text']
-    rooms.works.close_job(CloseJob())
+    rooms.executor.close_job(CloseJob())

@@ -33,7 +33,7 @@ from nicps.job import actions as act
 from nicps.job.checkpoints import CHECKPOINT, STATE
 
 
-class Works:
+class Executor:
     """The job that is here, on the disk and in the kernel.
 
     Args:
@@ -133,15 +133,15 @@ class Works:
 
     # ---- in the background
 
-    def begin(self, action: act.Begin) -> None:
-        """Begin a work; its outcome is an event."""
-        ticket, work = action.ticket, action.work
-        if isinstance(work, act.DrawReport):
-            self._draw(ticket, work)
+    def begin_task(self, action: act.BeginTask) -> None:
+        """Begin a task; its outcome is an event."""
+        ticket, task = action.ticket, action.task
+        if isinstance(task, act.DrawReport):
+            self._draw(ticket, task)
             return
         outcome: list[Any] = []
         failure: list[Exception] = []
-        do = self._prepare(ticket, work)
+        do = self._prepare(ticket, task)
 
         def run() -> None:
             try:
@@ -151,21 +151,21 @@ class Works:
 
         def then() -> None:
             if failure:
-                self._end(ticket, _explain(work, failure[0]))
+                self._end(ticket, _explain(task, failure[0]))
             else:
                 driver = self._driver
-                driver.carry_out(self._life.work_done(driver.now, ticket, outcome[0]))
+                driver.carry_out(self._life.task_done(driver.now, ticket, outcome[0]))
 
         self._loop.background(run, then)
 
     def _end(self, ticket: int, error: str) -> None:
         driver, life = self._driver, self._life
-        done = life.work_failed(driver.now, ticket, error) if error else None
-        driver.carry_out(life.work_done(driver.now, ticket) if done is None else done)
+        done = life.task_failed(driver.now, ticket, error) if error else None
+        driver.carry_out(life.task_done(driver.now, ticket) if done is None else done)
 
-    def _prepare(self, ticket: int, work: act.Work) -> Callable[[], Any]:
+    def _prepare(self, ticket: int, task: act.Task) -> Callable[[], Any]:
         """What is done in the thread; it works on what is here now."""
-        match work:
+        match task:
             case act.ReserveAccumulators(blocks):
                 reserved = self._here.reserved
 
@@ -177,14 +177,14 @@ class Works:
             case act.OpenStream(stream, folder, files):
                 return partial(_open, self.streams, stream, self._folder(folder), files)
             case act.StoreWindow():
-                return self._prepare_window(work)
+                return self._prepare_window(task)
             case act.KeepCheckpoint(name):
                 return partial(keep_checkpoint, self._here, name)
             case act.KeepRecords(facts, last_round):
                 return partial(_keep_records, self._here, {**self._facts(), **facts}, last_round)
             case act.MakeResult():
-                run = self._settings.runs / work.job
-                return partial(_make_result, run, self._life.node.name, work)
+                run = self._settings.runs / task.job
+                return partial(_make_result, run, self._life.node.name, task)
             case _:
                 return _nothing
 
@@ -195,22 +195,22 @@ class Works:
             return self._here.folder
         return self._here.kept
 
-    def _prepare_window(self, work: act.StoreWindow) -> Callable[[], act.Stored | None]:
+    def _prepare_window(self, task: act.StoreWindow) -> Callable[[], act.Stored | None]:
         job, incoming = self._here, self._here.incoming
         assert incoming is not None
-        out = self.streams.get(work.stream) if work.stream else None
-        bank = self._dataplane.maps.accumulators[work.round & 1]
+        out = self.streams.get(task.stream) if task.stream else None
+        bank = self._dataplane.maps.accumulators[task.round & 1]
 
         def store() -> act.Stored | None:
             if out is not None:
-                data = out.read(work.window, 0, work.fragments).reshape(-1)
+                data = out.read(task.window, 0, task.fragments).reshape(-1)
             else:
                 data = bank.view(np.uint8).reshape(-1)
-            incoming.write(data[: work.size])
-            if not work.last:
+            incoming.write(data[: task.size])
+            if not task.last:
                 return None
             digest = incoming.finish()
-            return act.Stored(digest, read_prepared(job.folder) if work.reads_job else {})
+            return act.Stored(digest, read_prepared(job.folder) if task.reads_job else {})
 
         return store
 
@@ -227,11 +227,11 @@ class Works:
             "counters": self._dataplane.maps.counters(),
         }
 
-    def _draw(self, ticket: int, work: act.DrawReport) -> None:
-        run = self._settings.runs / work.job
+    def _draw(self, ticket: int, task: act.DrawReport) -> None:
+        run = self._settings.runs / task.job
         ended = partial(self._end, ticket)
         report = Report(
-            self._loop, self._children, self._settings.work, self._user, run, work.entry, ended
+            self._loop, self._children, self._settings.work, self._user, run, task.entry, ended
         )
         self._children.once_gone(report.draw)  # after an alarm records are kept when they are gone
 
@@ -257,9 +257,9 @@ def _keep_records(job: JobFiles, facts: dict[str, Any], last_round: int) -> list
     return [*names, *earlier_files(job.kept)]
 
 
-def _make_result(folder: Path, own: str, work: act.MakeResult) -> dict[str, Any]:
+def _make_result(folder: Path, own: str, task: act.MakeResult) -> dict[str, Any]:
     about = {"report": str(folder / PICTURE)}
-    made = summarise(folder, work.names, work.last_round) | about | dict(work.about)
+    made = summarise(folder, task.names, task.last_round) | about | dict(task.about)
     (folder / "result.json").write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
     model = folder / own / "model.pt"
     if model.exists():
@@ -267,11 +267,11 @@ def _make_result(folder: Path, own: str, work: act.MakeResult) -> dict[str, Any]
     return made
 
 
-def _explain(work: act.Work, error: Exception) -> str:
-    """Why a work has no outcome, in one line."""
-    if isinstance(work, act.MakeResult):
+def _explain(task: act.Task, error: Exception) -> str:
+    """Why a task has no outcome, in one line."""
+    if isinstance(task, act.MakeResult):
         return f"cannot make the summary of the run: {error}"
-    if isinstance(work, act.KeepCheckpoint) and isinstance(error, OSError):
+    if isinstance(task, act.KeepCheckpoint) and isinstance(error, OSError):
         about = f"{error.filename}: " if error.filename else ""
         return f"{about}{error.strerror}"
     return explain("go on with the job here", error)

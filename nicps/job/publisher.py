@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people are told of a job, and what `nicps status` shows of that."""
+"""What users see of a job: its events and its end, and what `nicps status` shows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nicps.job.submission import Submission
 from nicps.session.messages import EVENTS, Error, LastJob, Result
 
 
-class Notices:
-    """The operator, the submitter and the watchers.
+class Publisher:
+    """For the operator, the submitter and the watchers.
 
     Attributes: `trouble`, why this host stands by in the middle of a job; `other_job`, the name of a job that is under
     way without this host; `progress`, what its training program reported last; `last_job`, how the last job ended that
@@ -35,7 +35,7 @@ class Notices:
             return [Log(f"job {job} {text}")]
         return [Log(f"job {before} has ended, or is not heard of any more")] if before else []
 
-    def tell(
+    def make_event(
         self, event: str, job_id: str, values: Mapping[str, Any], submission: Submission | None
     ) -> Orders:
         """An event of a job, which may be the one that was submitted here."""
@@ -43,7 +43,7 @@ class Notices:
         message = EVENTS[event](job_id, **values)
         return [Publish(message, submission.number if submission is not None and mine else 0)]
 
-    def finish(
+    def make_end(
         self,
         job_id: str,
         submission: int,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Works that have begun, and what follows when they are done: as long as the job that they are for is there."""
+"""Tasks that have begun, and what follows when they are done: as long as the job that they are for is there."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nicps.job.actions import Begin, Work
+from nicps.job.actions import BeginTask, Task
 from nicps.job.orders import Fail, Orders
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """`owner`: the work is forgotten with it."""
+    """`owner`: the task is forgotten with it."""
 
     owner: object
     done: Callable[[float, Any], Orders]
     failed: Callable[[float, str], Orders]
 
 
-class Works:
-    """Gives each work its ticket, and takes its outcome in."""
+class Tasks:
+    """Gives each task its ticket, and takes its outcome in."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -30,14 +30,14 @@ class Works:
     def begin(
         self,
         owner: object,
-        work: Work,
+        task: Task,
         done: Callable[[float, Any], Orders],
         failed: Callable[[float, str], Orders] = lambda now, reason: [Fail(reason)],
-    ) -> Begin:
-        """A work begins; `done` takes its outcome, `failed` why there is none. By default the job cannot go on then."""
+    ) -> BeginTask:
+        """A task begins; `done` takes its outcome, `failed` why there is none. By default the job cannot go on then."""
         self._last += 1
         self._pending[self._last] = _Pending(owner, done, failed)
-        return Begin(self._last, work)
+        return BeginTask(self._last, task)
 
     def finish(self, now: float, ticket: int, outcome: Any) -> Orders:
         """It is done. Nothing follows for a job that is over."""
@@ -50,5 +50,5 @@ class Works:
         return pending.failed(now, reason) if pending is not None else []
 
     def forget(self, owner: object) -> None:
-        """Nothing follows any more from the works of that owner."""
+        """Nothing follows any more from the tasks of that owner."""
         self._pending = {k: p for k, p in self._pending.items() if p.owner is not owner}

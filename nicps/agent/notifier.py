@@ -12,7 +12,7 @@ from nicps.job.actions import Log, Publish, RunHook
 from nicps.session.messages import Error, Result
 
 
-class People:
+class Notifier:
     """Connections that wait for a job's end, or watch, and the alarm's hook."""
 
     def __init__(self, control: ControlSocket, children: Children, settings: AgentSettings) -> None:

@@ -28,11 +28,11 @@ from nicps.job.actions import (
 from nicps.job.orders import Fail, Order, Orders
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
-from nicps.job.said import one_line
+from nicps.job.text import one_line
 from nicps.protocol import Node, Phase
 
 
-class Hub:
+class Dispatcher:
     """Between the node and the roles of a host.
 
     Attributes: `turns`, how often this host had the token.
@@ -52,20 +52,20 @@ class Hub:
 
     # ---- the queue
 
-    def run(
+    def process(
         self, now: float, actions: Sequence[protocol.Action], orders: Sequence[Order] = ()
     ) -> list[Action]:
         """All that follows from these: what the host must do."""
         self._queue.extend(actions)
-        self._carry_out(now, orders)
+        self._carry_out_orders(now, orders)
         while self._queue:
-            self._obey_node(now, self._queue.popleft())
+            self._carry_out_action(now, self._queue.popleft())
         out, self._out = self._out, []
         return out
 
     # ---- what the node asks for
 
-    def _obey_node(self, now: float, action: protocol.Action) -> None:
+    def _carry_out_action(self, now: float, action: protocol.Action) -> None:
         part, lead, roles = self.part, self.roles.lead, self.roles
         orders: Orders = []
         match action:
@@ -96,7 +96,7 @@ class Hub:
             case protocol.NoProgress():
                 orders = [ask.Warn(action.explain(self.node.view))]
             case protocol.NotAdmitted(job):
-                orders = roles.notices.note_other_job(job)
+                orders = roles.publisher.note_other_job(job)
             case protocol.Differs():
                 orders = self._differ(now, action)
             case protocol.Struck():
@@ -109,7 +109,7 @@ class Hub:
                 orders = lead.cancel(now, name) if lead else []
             case protocol.Failed(reason):
                 orders = self._fail_job(reason)
-        self._carry_out(now, orders)
+        self._carry_out_orders(now, orders)
 
     def _transmit(self, action: protocol.SendFragments) -> None:
         ring = self.node.ring
@@ -172,7 +172,7 @@ class Hub:
     def _install(self, now: float, action: protocol.Installed) -> Orders:
         """A view is in force: the kernel follows it, and the job goes on in it."""
         view, roles = action.view, self.roles
-        roles.notices.trouble = roles.notices.other_job = ""
+        roles.publisher.trouble = roles.publisher.other_job = ""
         # The network that it was about to start is there; struck off, it comes back to it.
         self.node.busy = False
         orders: Orders = [
@@ -193,11 +193,11 @@ class Hub:
     def _cut_off(self, now: float, silent: str) -> Orders:
         """R18: nobody may go on here; what there is must not be lost if the others never come back."""
         text = f"{silent} cannot be heard, and there is no majority without: standing by"
-        trouble, part = ask.Trouble(text), self.part
+        trouble, part = ask.ShowTrouble(text), self.part
         if part is None:
             return [trouble, RunHook(text)]
         noted = part.note_event("alarm", why=text)
-        return [trouble, noted, *part.checkpoints.cut_off(now, text, part.program)]
+        return [trouble, noted, *part.checkpoints.save_without_majority(now, text, part.program)]
 
     def _differ(self, now: float, action: protocol.Differs) -> Orders:
         """Members that hold other weights than most stand by and take the state again; a tie is for the user."""
@@ -224,17 +224,17 @@ class Hub:
 
     # ---- what the parts ask for
 
-    def _carry_out(self, now: float, orders: Sequence[Order]) -> None:
+    def _carry_out_orders(self, now: float, orders: Sequence[Order]) -> None:
         for order in orders:
-            asked = self._ask_node(now, order)
+            asked = self._order_node(now, order)
             if asked is not None:
                 self._queue.extend(asked)
-            elif (follow := self._ask_part(now, order)) is not None:
-                self._carry_out(now, follow)
+            elif (follow := self._order_part(now, order)) is not None:
+                self._carry_out_orders(now, follow)
             else:
                 self._out.append(order)  # type: ignore[arg-type]
 
-    def _ask_node(self, now: float, order: Order) -> Sequence[protocol.Action] | None:
+    def _order_node(self, now: float, order: Order) -> Sequence[protocol.Action] | None:
         """What the node makes of an order; None if it is not for the node."""
         node = self.node
         match order:
@@ -272,18 +272,18 @@ class Hub:
         except WireError as error:  # a decision that no frame can hold
             return self.node.fail(now, str(error))
 
-    def _ask_part(self, now: float, order: Order) -> Orders | None:
+    def _order_part(self, now: float, order: Order) -> Orders | None:
         """What follows from an order for another part; None if it is an action for the host."""
         part, roles, lead = self.part, self.roles, self.roles.lead
         match order:
-            case ask.Tell(event, values, job):
-                job = job or (lead.plan.job if lead is not None else "")
+            case ask.PublishEvent(event, values):
+                job = lead.plan.job if lead is not None else ""
                 log: Orders = [Log(str(values["message"]))] if event == "warning" else []
-                return [*log, *roles.tell(event, job, values)]
+                return [*log, *roles.publish_event(event, job, values)]
             case ask.Warn(text):
                 return [Log(text), *self._warn(text)]
-            case ask.Trouble(text, hook):
-                roles.notices.trouble = text
+            case ask.ShowTrouble(text, hook):
+                roles.publisher.trouble = text
                 return [Log(text), *self._warn(text), *([RunHook(text)] if hook else [])]
             case ask.Depart(reason):
                 departs = roles.depart(reason)
@@ -314,7 +314,7 @@ class Hub:
         if self.part is None:
             return []
         values = {"message": f"{self.settings.name}: {text}"}
-        return self.roles.tell("warning", self.part.id, values)
+        return self.roles.publish_event("warning", self.part.id, values)
 
     def _offer_stream(self, now: float, purpose: str, stream: int, size: StreamSize) -> Orders:
         """What the lead hands out is open."""
@@ -335,7 +335,7 @@ class Hub:
     def _end_hand_out(self, now: float, phase: Phase) -> Orders:
         orders = self.roles.lead_with_the_job(now)
         lead = self.roles.lead
-        self._carry_out(now, orders)
+        self._carry_out_orders(now, orders)
         return lead.hand_out_ended(now, phase) if lead is not None else []
 
     def _report(self, values: Mapping[str, Any]) -> Orders:
@@ -346,10 +346,10 @@ class Hub:
             orders += self._warn(one_line(text))
         if not shown:
             return orders
-        self.roles.notices.progress = shown
+        self.roles.publisher.progress = shown
         lead = self.roles.lead
         if lead is not None:
             turns = self.turns - self._turns_before
             told = {"values": shown, "token_turns": turns}
-            orders += self.roles.tell("progress", lead.plan.job, told)
+            orders += self.roles.publish_event("progress", lead.plan.job, told)
         return orders
