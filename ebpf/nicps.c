@@ -172,7 +172,7 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
  * behind one passes here as somebody else's, and must not be taken for ours by
  * the agent, which believes what has been checked here.
  */
-static __always_inline int nicps_frame(struct xdp_md *ctx)
+int nicps_xdp(struct xdp_md *ctx)
 {
 	struct nicps_cursor cursor = {
 		.at = (void *)(long)ctx->data,
@@ -190,11 +190,6 @@ static __always_inline int nicps_frame(struct xdp_md *ctx)
 	if (verdict == XDP_PASS)
 		__builtin_memcpy(ethernet->h_dest, config->seal, ETH_ALEN);
 	return verdict;
-}
-
-int nicps_xdp(struct xdp_md *ctx)
-{
-	return nicps_frame(ctx);
 }
 
 int nicps_egress(struct __sk_buff *skb)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nicps import wire
+from nicps.bench.kernel import load as load_bench
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import Maps
 
@@ -25,8 +26,8 @@ class Kernel:
     Attributes: `fds`, the maps' descriptors by name.
     """
 
-    def __init__(self, loaded: loader.Loaded) -> None:
-        (self.program,) = loaded.programs.values()
+    def __init__(self, loaded: loader.Loaded, program: str = "nicps_xdp") -> None:
+        self.program = loaded.programs[program]
         self.fds = loaded.maps
         self.maps = Maps(loaded.maps)
         self.reset()
@@ -46,11 +47,21 @@ class Kernel:
 
 
 @contextmanager
-def kernel(source: str = "nicps.c", program: str = "nicps_xdp") -> Iterator[Kernel]:
+def kernel() -> Iterator[Kernel]:
     """The program, loaded."""
-    loaded = loader.load(source, {program: "xdp"})
+    loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
     try:
         yield Kernel(loaded)
+    finally:
+        loaded.close()
+
+
+@contextmanager
+def stepping_kernel() -> Iterator[Kernel]:
+    """The benchmark's program: it makes the next fragment out of the last, and goes on with the program."""
+    loaded = load_bench()
+    try:
+        yield Kernel(loaded, "nicps_bench_add")
     finally:
         loaded.close()
 

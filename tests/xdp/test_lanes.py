@@ -12,7 +12,16 @@ import pytest
 
 from nicps import wire
 from nicps.dataplane import bpf
-from tests.xdp.kernel import LANES, VIEW, Kernel, fragment, kernel, lanes, payload_of
+from tests.xdp.kernel import (
+    LANES,
+    VIEW,
+    Kernel,
+    fragment,
+    kernel,
+    lanes,
+    payload_of,
+    stepping_kernel,
+)
 
 WIDTHS = (32, 16, 8)
 INDEX = slice(wire.ETHERNET_BYTES + wire.HEADER_BYTES, wire.ETHERNET_BYTES + wire.HEADER_BYTES + 4)
@@ -89,10 +98,10 @@ def test_two_processors_into_the_same_slots() -> None:
     The benchmark's program makes the next fragment out of the last, so that the test run itself, and not Python, sets
     the pace; it is otherwise the same program.
     """
-    fragments, program = 16_000, "nicps_bench_add"
+    fragments = 16_000
     values = [lanes(32, seed) for seed in (1, 2)]
     senders, processors = (2, 3), sorted(os.sched_getaffinity(0))
-    with kernel("nicps_bench.c", program) as racing:
+    with stepping_kernel() as racing:
         racing.reset(blocks=fragments // 4)
         busy = 0
         for round_ in range(1, 2000):
