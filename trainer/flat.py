@@ -14,6 +14,7 @@ has a finite one; if nobody contributes, the common value stays, bit for bit (`d
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -111,6 +112,29 @@ class FlatModel:
         self.restore()
         for parameter, gradient in zip(self.trained, self._gradients, strict=True):
             parameter.grad = gradient
+
+    def begin_training(self, seed: int) -> None:
+        """`begin`, for a round in whose training random numbers follow `seed`."""
+        torch.manual_seed(seed)
+        self.begin()
+        self.model.train()
+
+    @contextlib.contextmanager
+    def testing(self) -> Iterator[None]:
+        """The model is tested: no dropout, no gradients."""
+        self.model.eval()
+        with torch.no_grad():
+            yield
+
+    @staticmethod
+    def tensor(array: npt.NDArray[Any]) -> Tensor:
+        """A tensor in the array's memory."""
+        return torch.from_numpy(array)
+
+    @classmethod
+    def tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+        """Tensors in the arrays' memory, by name."""
+        return {name: cls.tensor(array) for name, array in arrays.items()}
 
     @torch.no_grad()
     def finish(self, samples: int) -> F32:

@@ -9,6 +9,8 @@
 After every committed round all members hold the same weights, bit for bit: the update is made of the exact sum, and of
 nothing that depends on the member. After every round each of them says what should come next (R14); only the lead's
 word counts.
+
+The loop itself knows NumPy arrays only: what computes with them is `Training`.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from nicps.client import Commit, Phase, Session
 from nicps.errors import NonFinite
@@ -33,7 +34,9 @@ from trainer.metrics import Metrics, save_gradients, sum_of
 from trainer.pace import Pace
 from trainer.records import Part, Place, Records
 from trainer.settings import State
-from trainer.training import Training
+
+if TYPE_CHECKING:
+    from trainer.training import Training
 
 STATE = "state.npz"  # between members
 CHECKPOINT = "checkpoint.npz"  # for after an alarm
@@ -194,12 +197,10 @@ class Loop:
 
     def _compute(self, round_: int) -> tuple[int, float]:
         """Work the own share in micro-batches (R13): samples done, and the sum of their losses."""
-        session, model, job = self._session, self._model, self._job
+        session, training = self._session, self._training
         share, parts = self._place.share, self._settings.micro_batches
-        trained = self._training.state.round
-        torch.manual_seed(_mix(self._settings.seed, session.number, trained))
-        model.begin()
-        model.model.train()
+        trained = training.state.round
+        training.begin(_mix(self._settings.seed, session.number, trained))
         indices = self._part.indices(trained * share, share)
         done, loss_sum = 0, 0.0
         for part in range(1, parts + 1):
@@ -209,10 +210,7 @@ class Loop:
                 continue
             if session.closed(round_):  # the others need no more: this host may catch up with them
                 break
-            batch = _tensors(self._part.take(indices[done:end]))
-            loss = job.loss(model.model, batch)
-            job.backward(loss * (end - done))  # the sum over the samples goes out, not the mean
-            loss_sum += loss.item() * (end - done)
+            loss_sum += training.compute(self._part.take(indices[done:end]), end - done)
             done = end
             self._pace.keep(begun)
             session.progress(round_, done)
@@ -249,13 +247,10 @@ class Loop:
         session, model, training = self._session, self._model, self._training
         round_, start = phase.first_round, self._clock()
         part = self._part_of(self._test, Place.of(session.number, phase.shares))
-        model.model.eval()
         succeeded = failed = 0
-        with torch.no_grad():
-            for batch in part.batches(self._settings.test_batch):
-                counts = self._job.success(model.model, _tensors(batch))
-                succeeded, failed = succeeded + counts[0], failed + counts[1]
-                session.alive()
+        for counts in training.test(part.batches(self._settings.test_batch)):
+            succeeded, failed = succeeded + counts[0], failed + counts[1]
+            session.alive()
         model.restore()
         offered = self._clock()
         totals = session.tally(round_, succeeded, failed)
@@ -367,10 +362,6 @@ class Loop:
         if shares is not None:
             known = {key: value for key, value in values.items() if value is not None}
             self._session.report(known | shares)
-
-
-def _tensors(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _mix(*parts: int) -> int:

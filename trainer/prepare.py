@@ -154,22 +154,18 @@ def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> froze
     Raises:
         JobError: one of them raises, or returns the wrong thing; or the optimizer's state cannot be saved.
     """
-    import torch
 
     def two(arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: torch.from_numpy(array[:2].copy()) for name, array in arrays.items()}
+        return {name: array[:2].copy() for name, array in arrays.items()}
 
     job, model = training.job, training.model
-    model.begin()
-    model.model.train()
-    job.backward(job.loss(model.model, two(sets["train"])))
+    training.begin(job.settings.seed)
+    training.compute(two(sets["train"]), 1)
     changed = model.changed_buffers()
     training.step(model.finish(1), 1)
     training.packed()
-    model.model.eval()
     if len(next(iter(sets["test"].values()))):
-        with torch.no_grad():
-            job.success(model.model, two(sets["test"]))
+        next(training.test([two(sets["test"])]))
     job.done(State(), training.records)
     return weights.averaged(model.layout) if job.settings.average_all_buffers else changed
 

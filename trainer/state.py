@@ -16,16 +16,16 @@ import json
 import math
 import os
 import struct
+import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import xxhash
 
 from trainer import weights
@@ -60,7 +60,11 @@ def digest(trained: int, model: Iterable[memoryview], optimizer: Mapping[str, An
 
 def _leaves(tree: Any) -> Iterator[bytes | memoryview]:
     """The bytes of numbers and tensors, in the order of their keys."""
-    if isinstance(tree, torch.Tensor):
+    if isinstance(tree, np.ndarray):
+        yield np.ascontiguousarray(tree).data.cast("B")
+    elif _is_tensor(tree):
+        import torch
+
         flat = tree.detach().contiguous().view(-1).view(torch.uint8)
         yield flat.numpy().data
     elif isinstance(tree, Mapping):
@@ -132,14 +136,14 @@ class Saved:
             if name.startswith("model/")
         }
 
-    def tree(self, name: str) -> Any:
-        """A state_dict; its tensors share the memory that the file was read into.
+    def tree(self, name: str, tensor: Callable[[Array], Any]) -> Any:
+        """A state_dict, with what `tensor` makes of its arrays.
 
         Raises:
             JobError: it is not there, or not as `write` writes it.
         """
         try:
-            return unpack(self.head[name], self._arrays)
+            return unpack(self.head[name], self._arrays, tensor)
         except (KeyError, TypeError, ValueError) as error:
             raise JobError(f"the state in {self._path} has no usable {name}: {error!r}") from None
 
@@ -150,9 +154,9 @@ def pack(name: str, tree: Any, arrays: dict[str, Array]) -> Any:
     Raises:
         JobError: it holds something else than tensors, numbers, texts, and dicts, lists and tuples of them.
     """
-    if isinstance(tree, torch.Tensor | np.ndarray):
+    if isinstance(tree, np.ndarray) or _is_tensor(tree):
         try:
-            arrays[name] = tree.detach().numpy() if isinstance(tree, torch.Tensor) else tree
+            arrays[name] = tree if isinstance(tree, np.ndarray) else tree.detach().numpy()
         except TypeError as error:  # NumPy has no bfloat16
             raise JobError(f"{name} cannot be saved: {error}") from None
         return {"array": name}
@@ -170,20 +174,26 @@ def pack(name: str, tree: Any, arrays: dict[str, Array]) -> Any:
     raise JobError(f"{name} cannot be saved: it is a {type(tree).__name__}")
 
 
-def unpack(form: Any, arrays: Mapping[str, Array]) -> Any:
-    """What `pack` made JSON of."""
+def unpack(form: Any, arrays: Mapping[str, Array], tensor: Callable[[Array], Any]) -> Any:
+    """What `pack` made JSON of; `tensor` makes of an array what the state_dict has in its place."""
     if isinstance(form, list):
-        return [unpack(item, arrays) for item in form]
+        return [unpack(item, arrays, tensor) for item in form]
     if not isinstance(form, dict):
         return form
     ((kind, value),) = form.items()
     if kind == "array":
-        return torch.from_numpy(arrays[value])
+        return tensor(arrays[value])
     if kind == "float":
         return float(value)
     if kind == "tuple":
-        return tuple(unpack(item, arrays) for item in value)
+        return tuple(unpack(item, arrays, tensor) for item in value)
     if kind not in ("dict", "counter"):
         raise ValueError(f"unknown kind {kind!r}")
-    items = {key: unpack(item, arrays) for key, item in value}
+    items = {key: unpack(item, arrays, tensor) for key, item in value}
     return Counter(items) if kind == "counter" else items
+
+
+def _is_tensor(leaf: Any) -> bool:
+    """Whether it is a tensor of PyTorch's, which this module leaves to the program to import."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(leaf, torch.Tensor)

@@ -7,15 +7,18 @@ Whoever loads what another member has saved goes on with the same bits (R20). A 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer import state, weights
 from trainer.errors import JobError
-from trainer.flat import F32, FlatModel
 from trainer.job import Job
 from trainer.settings import State, flat
+
+if TYPE_CHECKING:
+    from trainer.flat import F32, FlatModel
 
 
 class Training:
@@ -44,6 +47,31 @@ class Training:
         self.state = State()
         self.finishing = False
         self.unit: int | None = None
+
+    def begin(self, seed: int) -> None:
+        """A round begins: gradients are zero, buffers are those of all members, and random numbers follow `seed`."""
+        self.model.begin_training(seed)
+
+    def compute(self, batch: weights.Arrays, samples: int) -> float:
+        """Add the gradient of these samples' losses, their sum and not their mean; returns that sum.
+
+        Raises:
+            JobError: the job's `loss` fails.
+        """
+        loss = self.job.loss(self.model.model, self.model.tensors(batch))
+        self.job.backward(loss * samples)
+        return loss.item() * samples
+
+    def test(self, batches: Iterable[weights.Arrays]) -> Iterator[tuple[int, int]]:
+        """R15: how many samples of each batch succeeded, and failed.
+
+        Raises:
+            JobError: the job's `success` fails.
+        """
+        for batch in batches:
+            with self.model.testing():
+                counts = self.job.success(self.model.model, self.model.tensors(batch))
+            yield counts
 
     def step(self, total: F32, samples: int) -> None:
         """R12: the optimizer's step along the mean over the counted samples; without any, nothing changes.
@@ -125,7 +153,9 @@ class Training:
         Raises:
             JobError: it does not fit the model, the optimizer or the scheduler.
         """
-        optimizer, scheduler = saved.tree("optimizer"), saved.tree("scheduler")
+        optimizer, scheduler = (
+            saved.tree(name, self.model.tensor) for name in ("optimizer", "scheduler")
+        )
         if (scheduler is None) != (self.scheduler is None):
             whose = "the job" if scheduler is None else "the state"
             raise JobError(f"{path}: only {whose} has a scheduler")

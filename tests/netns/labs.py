@@ -30,7 +30,7 @@ def fresh_name() -> str:
     return f"test-{os.getpid()}-{next(_numbers)}"
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Poll until the condition holds; its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, until
 
 DIGITS = ROOT / "trainer" / "jobs" / "digits"
 MNIST = ROOT / "trainer" / "jobs" / "mnist"
+LIGHT = ROOT / "tests" / "netns" / "light_trainer.py"
 
 #: A job that needs no files and trains in no time; `tiny_job` puts more text behind it.
 TINY = """
@@ -69,11 +71,12 @@ def optimizer(parameters):
 """
 
 
-def tiny_job(folder: Path, more: str = "", name: str = "tiny") -> Path:
-    """A job's folder; `more` can define its functions anew."""
+def tiny_job(folder: Path, more: str = "", name: str = "tiny", hooks: str = "") -> Path:
+    """A job's folder; `more` can define its functions anew. `hooks` is for `light_trainer`."""
     job = folder / name
     job.mkdir(exist_ok=True)
     (job / "job.py").write_text(TINY + more)
+    (job / "hooks.py").write_text(hooks)
     return job
 
 
@@ -148,11 +151,15 @@ class Ended:
 
 @dataclass
 class Network:
-    """A lab with an agent on every host; all of them are given `arguments`."""
+    """A lab with an agent on every host; all of them are given `arguments`.
+
+    `program` is the training program: None is the trainer of PyTorch, LIGHT where a test is about something else.
+    """
 
     hosts: int
     loss: float = 0.0
     arguments: Sequence[str] = ()
+    program: Path | None = None
     agents: dict[str, AgentProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -204,7 +211,14 @@ class Network:
 
     def more_arguments(self, host: str) -> list[str]:
         """What the agent there is told beside the usual."""
-        return list(self.arguments)
+        if self.program is None:
+            return list(self.arguments)
+        command = [sys.executable, "-P", self.program, *self.program_arguments(host)]
+        return [*self.arguments, "--trainer", " ".join(map(str, command))]
+
+    def program_arguments(self, host: str) -> list[Path]:
+        """The arguments of the training program there."""
+        return []
 
     def run(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host."""

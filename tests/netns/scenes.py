@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,17 +22,25 @@ from nicps.lab.processes import Running
 from nicps.session.channel import Channel
 from tests import reference
 from tests.netns.labs import ROOT, nicps, until
-from tests.netns.members import Network, Run, tiny_job
+from tests.netns.members import LIGHT, Network, Run, tiny_job
 
 RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
 SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
+
+#: For LIGHT: it trains until there is a file.
+HOOKS = """
+PLACE = {place!r}
+
+def done(state):
+    return os.path.exists(PLACE + "/end")
+"""
 
 #: BatchNorm has buffers, and momentum a state; it trains until there is a file.
 ENDLESS = """
 import gc
 
 PLACE = {place!r}
-settings = Settings(batch=160, quorum=0.9, test_every=10**9, microbatch_seconds=0.005, checkpoint_s=0.0)
+settings = Settings(batch=160, quorum=0.9, test_every=10**9, microbatch_seconds=0.01, checkpoint_s=0.0)
 
 def model():
     return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
@@ -69,12 +76,15 @@ def loss(model, batch):
 
 @dataclass
 class Stage(Network):
-    """A lab whose training programs write down all that they offer and sum. Hosts in `away` have no agent yet."""
+    """A lab whose training programs write down all that they offer and sum. Hosts in `away` have no agent yet.
+
+    `program` is LIGHT, or RECORDING where the scene is about PyTorch's own tensors.
+    """
 
     keyed: bool = False
     away: set[str] = field(default_factory=set)
     rate_bps: int | None = None
-    program: Path = RECORDING
+    program: Path | None = LIGHT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,8 +123,10 @@ class Stage(Network):
 
     def more_arguments(self, host: str) -> list[str]:
         more = super().more_arguments(host)
-        more += ["--trainer", f"{sys.executable} -P {self.program} {self.records(host)}"]
         return [*more, "--key", str(self.key)] if self.keyed else more
+
+    def program_arguments(self, host: str) -> list[Path]:
+        return [self.records(host)]
 
     def recorded(self) -> dict[int, dict[int, dict[str, Any]]]:
         """That, by round and member number; of a round without a sum there are the offers only."""
@@ -138,10 +150,11 @@ class Stage(Network):
 
 @dataclass
 class Drill:
-    """A job on a stage, and its faults."""
+    """A job on a stage, and its faults. `more` is behind the text of job.py, `hooks` behind that of hooks.py."""
 
     stage: Stage
     more: str = ""
+    hooks: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     channel: Channel | None = None
     job_id: str = ""
@@ -176,7 +189,8 @@ class Drill:
         place.mkdir()
         place.chmod(0o777)
         self.place = place
-        job = tiny_job(stage.folder, ENDLESS.format(place=str(place)) + self.more)
+        more, hooks = (text.format(place=str(place)) for text in (ENDLESS, HOOKS))
+        job = tiny_job(stage.folder, more + self.more, hooks=hooks + self.hooks)
         self.channel = stage.submit(host, job, **self.settings)
 
     def begin(self, host: str = "h1") -> None:
@@ -297,7 +311,7 @@ class Drill:
         path = self.stage.records(host) / f"{self.last(host)}.sum.npz"
         return set(self._load(path)["counted"][:, 0].tolist()) if path.exists() else set()
 
-    def goes_on(self, *hosts: str, rounds: int = 3, timeout_s: float = 20.0) -> None:
+    def goes_on(self, *hosts: str, rounds: int = 3, timeout_s: float = 60.0) -> None:
         """Wait until these have trained so many rounds more, and all of them and nobody else has been counted."""
         begun = {host: self.last(host) for host in hosts}
         numbers = {self.number(host) for host in hosts}
@@ -310,7 +324,7 @@ class Drill:
 
         self.until(moved, f"{hosts} train on without others", timeout_s)
 
-    def all_train(self, timeout_s: float = 20.0) -> None:
+    def all_train(self, timeout_s: float = 60.0) -> None:
         """Wait until every host's gradient is counted."""
         self.until(lambda: self.stage.status("h1") is not None, "h1 answers", timeout_s)
         stage = self.stage
@@ -326,7 +340,7 @@ class Drill:
         self.goes_on(*stage.names, timeout_s=timeout_s)
 
     def stands_by(
-        self, *hosts: str, saying: str = "", job: bool = True, timeout_s: float = 20.0
+        self, *hosts: str, saying: str = "", job: bool = True, timeout_s: float = 60.0
     ) -> None:
         """Wait until these stand by, with their part of the job or (`job` False) out of it, and say why."""
 
@@ -341,7 +355,7 @@ class Drill:
 
         self.until(lambda: all(map(waits, hosts)), f"{hosts} stand by, {saying!r}", timeout_s)
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """`until`, with all that the agents have said where it fails."""
         try:
             return until(condition, what, timeout_s)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of docs/jobs.md ("Sums alone") as it stands there, keeping what it offers and sums (`recording_trainer`).
+"""The program of docs/jobs.md ("Sums alone") as it stands there, keeping what it offers and sums (`recording`).
 
 python -P summing_trainer.py FOLDER
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 import nicps.client
 from nicps.client import F32
-from tests.netns.recording_trainer import Recording
+from tests.netns.recording import Recording
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.netns.labs import until
 from tests.netns.members import Network
-from tests.netns.test_leaving import goes_on_from, processes, under_way
+from tests.netns.test_leaving import processes, programs, under_way
+from tests.netns.test_saved import goes_on_from
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_a_job_is_cancelled(three: Network, open_path: Path, host: str) -> None:
     three.all_stand_by()
     until((kept.parent.parent / "report.html").exists, "the report of what there was", 60.0)
     for name in three.names:
-        until(lambda name=name: not processes(three, name, "-m trainer"), f"no program on {name}")
+        until(lambda name=name: not programs(three, name), f"no program on {name}")
         three.work_is_clear(name)
         assert three.agents[name].process.pid == agents[name]
         assert three.agents[name].process.poll() is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import LIGHT, Network, tiny_job
 
 #: Ends in its third round of training (a round has ten micro-batches) without a word.
 CRASHES = """
@@ -17,13 +17,11 @@ import signal
 
 calls = 0
 
-def loss(model, batch):
+def before_batch():
     global calls
-    if model.training and "NICPS_SOCKET" in os.environ:
-        calls += 1
-        if calls > 25 and host() in {hosts}:
-            {how}
-    return cross_entropy(model(batch["x"]), batch["y"].long())
+    calls += 1
+    if calls > 25 and host() in {hosts}:
+        {how}
 """
 KILLED = "os.kill(os.getpid(), signal.SIGSEGV)"
 EXITED = "os._exit(3)"
@@ -33,7 +31,7 @@ ALL = ["h1", "h2", "h3"]
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     """Three hosts."""
-    made = Network(3)
+    made = Network(3, program=LIGHT)
     try:
         made.up()
         yield made
@@ -47,7 +45,7 @@ def test_a_program_that_exits_ends_the_job(
 ) -> None:
     """Its exit status, its host and its round, whether it is the lead's or another's."""
     network.ready()
-    job = tiny_job(open_path, CRASHES.format(how=EXITED, hosts=hosts))
+    job = tiny_job(open_path, hooks=CRASHES.format(how=EXITED, hosts=hosts))
     error = network.command("h1", "submit", str(job), "--wait").error(5)
     said = re.fullmatch(
         r"(h\d): the training program ended: exit status 3 in round (\d+), and it said nothing",
@@ -60,7 +58,7 @@ def test_a_program_that_exits_ends_the_job(
 def test_a_signal_at_every_host(network: Network, open_path: Path) -> None:
     """The job's error is the crash, wherever it ends and whoever is told; not that nobody has its state."""
     network.ready()
-    job = tiny_job(open_path, CRASHES.format(how=KILLED, hosts=ALL))
+    job = tiny_job(open_path, hooks=CRASHES.format(how=KILLED, hosts=ALL))
     error = network.command("h1", "submit", str(job), "--wait", "--set", "rounds=9").error(5)
     assert re.match(
         r"h\d: the training program ended: SIGSEGV has ended it in round \d+\b", error
@@ -70,7 +68,7 @@ def test_a_signal_at_every_host(network: Network, open_path: Path) -> None:
 def test_a_signal_at_one_host(network: Network, open_path: Path) -> None:
     """Its host comes back with another program; its log says why it was gone."""
     network.ready()
-    job = tiny_job(open_path, CRASHES.format(how=KILLED, hosts=["h2"]))
+    job = tiny_job(open_path, hooks=CRASHES.format(how=KILLED, hosts=["h2"]))
     run = network.train(job, rounds=4)
     assert run.result["weights_identical"]
     assert re.search(

@@ -31,7 +31,7 @@ NETWORK, VIEW = wire.network_id("test"), 1
 HOUR_NS = 3_600_000_000_000
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Poll until the condition holds; its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -22,7 +22,7 @@ FRAGMENTS, IN_KERNEL = 934, 512
 @pytest.mark.long
 def test_a_host_dies_in_its_broadcast() -> None:
     """Part of its gradient has arrived and nobody can repair it: the round is done again without it."""
-    with Drill(Stage(4, rate_bps=50_000_000), LARGE, {"lane": "i32"}) as drill:
+    with Drill(Stage(4, rate_bps=50_000_000), LARGE, settings={"lane": "i32"}) as drill:
         stage = drill.stage
         drill.begin()
         agent = stage.agent("h3")

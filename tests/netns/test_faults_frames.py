@@ -16,7 +16,7 @@ from tests.netns.scenes import Drill, Stage
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    with Drill(Stage(4, keyed=True)) as drill:
+    with Drill(Stage(4, keyed=True, arguments=("--silence", "2"))) as drill:
         yield drill
 
 

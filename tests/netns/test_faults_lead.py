@@ -23,22 +23,8 @@ def model():
 """
 
 SLOW_TEST = """
-import time
-settings = Settings(batch=160, quorum=0.9, rounds=5, test_every=3, microbatch_seconds=0.005, checkpoint_s=0.0)
-
-def done(state):
-    return False
-
-def success(model, batch):
+def before_test():
     time.sleep(1.0)
-    return model(batch["x"]).argmax(1) == batch["y"]
-"""
-
-ENDS = """
-settings = Settings(batch=160, quorum=0.9, rounds=20, test_every=10**9, microbatch_seconds=0.005, checkpoint_s=0.0)
-
-def done(state):
-    return False
 """
 
 
@@ -52,10 +38,10 @@ def stage() -> Iterator[Stage]:
         made.close()
 
 
-def begun(stage: Stage, more: str = "") -> Drill:
+def begun(stage: Stage, more: str = "", hooks: str = "", **settings: int) -> Drill:
     """A job submitted on h1."""
     stage.ready()
-    drill = Drill(stage, more)
+    drill = Drill(stage, more, hooks, settings)
     drill.submit("h1")
     return drill
 
@@ -120,7 +106,7 @@ def test_while_it_hands_out(stage: Stage) -> None:
 @pytest.mark.long
 def test_while_programs_start(stage: Stage) -> None:
     """Everybody has the job, and nobody trains yet."""
-    drill = begun(stage, ENDS)
+    drill = begun(stage, rounds=20)
 
     def has_job(host: str) -> bool:
         return bool([*stage.place(host, "work").glob("*/trainer.log")])
@@ -144,7 +130,7 @@ def test_while_training(stage: Stage) -> None:
 
 @pytest.mark.long
 def test_while_testing(stage: Stage) -> None:
-    drill = begun(stage, SLOW_TEST)
+    drill = begun(stage, hooks=SLOW_TEST, rounds=5, test_every=3)
     rest = killed(drill, lambda: phase_of(stage, "h2") == "test", "a test")
     run = ended_well(drill, rest, str(drill.status("h2")["job"]))
     assert run.result["rounds"] == 5 and run.result["test_accuracy"] is not None
@@ -160,7 +146,7 @@ def last_round(drill: Drill, rounds: int) -> bool:
 
 @pytest.mark.long
 def test_while_it_decides_the_end(stage: Stage) -> None:
-    drill = begun(stage, ENDS)
+    drill = begun(stage, rounds=20)
     drill.until(lambda: drill.last("h2"), "training", 60.0)
     job_id = str(drill.status("h2")["job"])
     rest = killed(drill, lambda: last_round(drill, 20), "the last round")
@@ -172,7 +158,7 @@ def test_while_it_decides_the_end(stage: Stage) -> None:
 @pytest.mark.parametrize("what", [pytest.param("saving", marks=pytest.mark.long), "collecting"])
 def test_while_it_ends(stage: Stage, what: str) -> None:
     """The end is agreed on: models are saved, then records collected. Whoever leads then collects anew."""
-    drill = begun(stage, ENDS)
+    drill = begun(stage, rounds=20)
     drill.until(lambda: drill.last("h2"), "training", 60.0)
     job_id = str(drill.status("h2")["job"])
     kept = stage.place("h2" if what == "saving" else "h1", "runs") / job_id

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.netns.scenes import Drill, Stage
+from tests.netns.scenes import RECORDING, Drill, Stage
+
+#: A round takes 0.2 s: programs of PyTorch's leave something of the processors to the agents.
+SLOWLY = {"microbatch_seconds": 0.02}
 
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    with Drill(Stage(4, keyed=True)) as drill:
+    with Drill(Stage(4, keyed=True, program=RECORDING), settings=SLOWLY) as drill:
         yield drill
 
 
@@ -36,7 +39,7 @@ def test_damage(drill: Drill, who: str, what: str) -> None:
 
 def test_a_tie_raises_the_alarm() -> None:
     """Two hosts that differ: nobody can say who is right. The model is saved, and all stand by (R22)."""
-    with Drill(Stage(2)) as drill:
+    with Drill(Stage(2, program=RECORDING), settings=SLOWLY) as drill:
         stage = drill.stage
         drill.begin()
         (drill.place / "weights.h2").touch()

@@ -15,8 +15,6 @@ from tests.netns.scenes import Drill, Stage
 
 #: By an order in a file, the training program breaks what it shares with its agent and the kernel.
 BREAKS = """
-loss_of = loss
-
 def claim():
     found("Sums")._slots["claim"] = 1
 
@@ -30,19 +28,18 @@ def shift():
 
     offers._show = show_broken
 
-def loss(model, batch):
+def before_batch():
     for breaks in (claim, shift):
         order = "%s/%s.%s" % (PLACE, breaks.__name__, host())
         if os.path.exists(order):
             os.unlink(order)
             breaks()
-    return loss_of(model, batch)
 """
 
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    with Drill(Stage(3, keyed=True), BREAKS) as drill:
+    with Drill(Stage(3, keyed=True), hooks=BREAKS) as drill:
         yield drill
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from nicps import wire
-from tests.netns.scenes import Drill, Stage
+from tests.netns.scenes import RECORDING, Drill, Stage
 
 SECONDS = 300.0
 
@@ -74,7 +74,7 @@ def test_five_minutes() -> None:
     seed = int(os.environ.get("NICPS_SEED", time.time_ns() % 1_000_000))
     print(f"NICPS_SEED={seed}")
     dice = random.Random(seed)
-    with Drill(Stage(4, keyed=True)) as drill:
+    with Drill(Stage(4, keyed=True, program=RECORDING)) as drill:
         stage = drill.stage
         drill.begin()
         chaos = Chaos(drill, dice)

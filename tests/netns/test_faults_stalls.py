@@ -18,34 +18,24 @@ from tests.netns.scenes import Drill, Stage
 pytestmark = pytest.mark.long
 
 #: Where there is a file `hold.WHAT`, programs wait in the middle of WHAT, and say so.
+SETTINGS = {"test_every": 20, "stall_s": 6.0}
 HOLDS = """
-import time
-from dataclasses import replace
-
-settings = replace(settings, test_every=20, stall_s=6.0)
-
 def hold(what):
     while os.path.exists(PLACE + "/hold." + what):
         open("%s/%s.%s" % (PLACE, what, host()), "w").close()
         time.sleep(0.02)
 
-class Held(torch.optim.SGD):
-    def load_state_dict(self, state):
-        hold("load")
-        super().load_state_dict(state)
+def before_load():
+    hold("load")
 
-def optimizer(parameters):
-    return Held(parameters, lr=0.05, momentum=0.9)
-
-def success(model, batch):
+def before_test():
     hold("test")
-    return model(batch["x"]).argmax(1) == batch["y"]
 """
 
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
-    with Drill(Stage(3, keyed=True), more=HOLDS) as drill:
+    with Drill(Stage(3, keyed=True), hooks=HOLDS, settings=SETTINGS) as drill:
         yield drill
 
 

@@ -12,19 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from nicps.bench import sums
 from nicps.lab.processes import Running
 from tests.netns.labs import until
-from tests.netns.members import Ended, Network, Run, tiny_job
+from tests.netns.members import LIGHT, Ended, Network, tiny_job
 
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Network]:
-    network = Network(3)
+    network = Network(3, program=LIGHT)
     try:
         network.up()
         yield network
@@ -75,12 +73,18 @@ def processes(network: Network, host: str, word: str) -> list[Running]:
     return [process for process in network.lab.processes()[host] if word in process.command]
 
 
+def programs(network: Network, host: str) -> list[Running]:
+    """The host's training programs, and what prepares a job or draws its report."""
+    found = processes(network, host, "trainer")
+    return [process for process in found if " -m nicps join " not in process.command]
+
+
 def others_stand_by(network: Network, gone: str) -> None:
     """The others can take a job, and nothing is left of the last one."""
     others = [host for host in network.names if host != gone]
     network.all_stand_by(*others)
     for host in others:
-        assert not processes(network, host, "-m trainer")
+        assert not programs(network, host)
         network.work_is_clear(host)
 
 
@@ -211,120 +215,10 @@ def test_the_starter_while_training(three: Network, open_path: Path, how: str) -
         comes_back(three, "h1", open_path)
 
 
-def test_too_few_are_left(three: Network, open_path: Path) -> None:
-    """R22: with less than half of the members the model is saved, the job stops with an exit code of its own, and the
-    hook is told why. `nicps resume` goes on from there.
-    """
-    told = hooked(three, open_path, "h1")
-    child = under_way(three, open_path, rounds=100_000)
-    status = three.status("h1")
-    assert status is not None
-    for host in ("h2", "h3"):
-        three.end(host, signal.SIGKILL)
-        gone = [{"h2"}, {"h2", "h3"}][host == "h3"]
-        until(lambda gone=gone: left(three, "h1") >= gone or three.stands_by("h1"), f"{gone} left")
-    text = three.finish(child).error(6)
-    kept = three.place("h1", "runs") / status["job"] / "checkpoint" / "checkpoint.npz"
-    assert kept.stat().st_size
-    with np.load(kept) as saved:
-        trained = json.loads(saved["state.json"])["progress"]["round"]
-    assert re.fullmatch(
-        rf"h\d, h\d left: 1 of 3 members remain; saved after {trained} rounds of training in"
-        rf" {re.escape(str(kept.parent))}: `nicps resume` goes on from there",
-        text,
-    ), text
-    until(told.exists, "the hook has run")
-    assert told.read_text() == f"1|{text}|"
-    picture = kept.parent.parent / "report.html"
-    until(picture.exists, "the report of what there was", 60.0)
-    page = picture.read_text()
-    assert 'class="mark alarm"' in page and "the run did not get to its end" in page
-    ended = three.status("h1")
-    assert ended is not None and ended["last_job"]["error"] == text
-    three.all_stand_by("h1")
-    three.leave("h1")  # the next test wants no hook
-    three.ready()
-    goes_on_from(three, "h1", kept)
-
-
-def test_no_majority_is_left(three: Network, open_path: Path) -> None:
-    """R18: two of three are killed at once. The last one may not go on: it saves what it has, runs the hook once, and
-    waits. As the others do not come back to the job, the user makes it leave, join, and resume what it has saved.
-    """
-    told = hooked(three, open_path, "h3")
-    child = under_way(three, open_path, 100_000)
-    status = three.status("h3")
-    assert status is not None
-    for host in ("h1", "h2"):
-        os.killpg(three.agents[host].process.pid, signal.SIGKILL)
-    for host in ("h1", "h2"):
-        three.end(host, signal.SIGKILL)
-    three.finish(child)
-    until(told.exists, "the hook has run")
-    kept = three.place("h3", "runs") / status["job"] / "checkpoint"
-    said = told.read_text().removeprefix("1|").removesuffix("|")
-    assert re.fullmatch(
-        r"h[12], h[12] cannot be heard, and there is no majority without: standing by; "
-        rf"saved after \d+ rounds of training in {re.escape(str(kept))}",
-        said,
-    ), said
-    status = three.status("h3")
-    assert status is not None and status["trouble"] == said and status["job"]
-    refused = three.command("h3", "resume", "--runs", str(three.place("h3", "runs"))).error(4)
-    assert said in refused and "nicps leave" in refused
-    told.unlink()
-    assert three.command("h3", "leave").code == 0
-    three.end("h3", signal.SIGTERM)
-    assert not told.exists()  # once
-    three.ready()
-    goes_on_from(three, "h3", kept / "checkpoint.npz")
-
-
-def hooked(network: Network, folder: Path, host: str) -> Path:
-    """Join there with an alarm hook; the file in which it leaves the number of its arguments, and the first."""
-    told, hook = folder / "told", folder / "hook"
-    hook.write_text(f'#!/bin/sh\nprintf "%s|" "$#" "$1" >{told}.part && mv {told}.part {told}\n')
-    hook.chmod(0o755)
-    network.leave(host)
-    network.join(host, "--alarm-hook", f'{hook} "$1"')
-    network.ready()
-    return told
-
-
-def goes_on_from(network: Network, starter: str, checkpoint: Path) -> None:
-    """`nicps resume` of the newest run on a host trains three rounds more, from the weights that were saved."""
-    with np.load(checkpoint) as saved:
-        trained = json.loads(saved["state.json"])["progress"]["round"]
-        weights = [saved[name] for name in saved.files if name.startswith("model/")]
-    runs = str(network.place(starter, "runs"))
-    settings = [f"rounds={trained + 3}", "quorum=1.0", "save_gradients=true"]
-    arguments = [word for setting in settings for word in ("--set", setting)]
-    done = network.command(starter, "resume", "--runs", runs, "--wait", "--json", *arguments)
-    result = ends_well(done, set(network.names), rounds=3)
-    run = Run(result, [], {host: network.place(host, "runs") for host in network.names})
-    for host in network.names:
-        rounds = [row["trained_rounds"] for row in run.training(host)]
-        assert rounds == [trained + 1, trained + 2, trained + 3]
-    vector = np.concatenate([array.ravel() for array in weights])
-    for _, members in sorted(run.gradients().items()):
-        vector = vector - np.float32(0.1) * members[1]["total"] / members[1]["n"]
-    model = torch.load(run.of(starter).parent / "model.pt", weights_only=True)
-    final = torch.cat([tensor.ravel() for tensor in model.values()]).numpy()
-    assert np.allclose(vector, final, rtol=0, atol=1e-5)
-    assert not np.allclose(np.concatenate([array.ravel() for array in weights]), final, atol=1e-4)
-
-
-def left(network: Network, host: str) -> set[str]:
-    """Who has left the view, as that host says."""
-    status = network.status(host)
-    assert status is not None
-    return {member["name"] for member in status["members"] if member["state"] == "left"}
-
-
 def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
     """Its host leaves, and is back with another one; all sums can be made again from what was kept."""
     child = under_way(three, open_path, 300, "save_gradients=true")
-    (trainer,) = processes(three, "h2", "trainer run")
+    (trainer,) = programs(three, "h2")
     os.kill(trainer.pid, signal.SIGKILL)
     result = ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=300)
     kept = [three.place(host, "runs") / result["job_id"] / host for host in three.names]
@@ -334,7 +228,7 @@ def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> N
     lives = {(n, str(own["life"])) for saved in rounds.values() for n, own in saved.items()}
     assert len(lives) > 3
     three.all_stand_by()
-    assert not any(processes(three, host, "-m trainer") for host in three.names)
+    assert not any(programs(three, host) for host in three.names)
 
 
 def test_ctrl_c_of_submit_leaves_the_job_running(three: Network, open_path: Path) -> None:

@@ -10,13 +10,13 @@ import pytest
 from nicps.errors import JobFailed
 from nicps.session.messages import Warned
 from tests import reference
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import LIGHT, Network, tiny_job
 from tests.netns.scenes import SUMMING, Stage
 
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    made = Network(3, arguments=("--mode", "switch"))
+    made = Network(3, arguments=("--mode", "switch"), program=LIGHT)
     try:
         made.up()
         yield made

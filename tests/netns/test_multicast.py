@@ -15,7 +15,7 @@ from nicps import wire
 from nicps.dataplane import DataPlane
 from nicps.lab import namespaces
 from tests.netns.labs import port_socket
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import LIGHT, Network, tiny_job
 from tests.netns.test_dataplane import (
     NETWORK,
     VIEW,
@@ -100,7 +100,7 @@ def test_the_interface_lets_the_group_through(group: bytes) -> None:
 @pytest.fixture(scope="module")
 def snooping() -> Iterator[Network]:
     """Three hosts at a switch that forwards multicast only where somebody listens, as far as it can tell."""
-    made = Network(3)
+    made = Network(3, program=LIGHT)
     try:
         made.lab.up()
         switch = namespaces.switch_name(made.lab.name)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.netns.labs import until
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import LIGHT, Network, tiny_job
+from tests.netns.test_leaving import programs
 from trainer.rundata import Run, read
 
+SETTINGS = {"batch": 60, "rounds": 10**6, "test_every": 40, "microbatch_seconds": 0.003}
 ENDLESS = """
-settings = Settings(batch=60, quorum=1.0, test_every=40, micro_batches=10, microbatch_seconds=0.003)
-
 def done(state):
     return os.path.exists({end!r})
 """
@@ -27,7 +27,7 @@ def done(state):
 @pytest.fixture
 def network() -> Iterator[Network]:
     """Three hosts."""
-    made = Network(3)
+    made = Network(3, program=LIGHT)
     try:
         made.up()
         yield made
@@ -63,7 +63,9 @@ def of_kind(run: Run, kind: str) -> list[Any]:
 def test_hosts_that_were_killed_and_came_back(network: Network, open_path: Path) -> None:
     """A member, then the lead: the report is made by the next lead, and shows both lives of each, and the events."""
     end = open_path / "end"
-    channel = network.submit("h1", tiny_job(open_path, ENDLESS.format(end=str(end))))
+    channel = network.submit(
+        "h1", tiny_job(open_path, hooks=ENDLESS.format(end=str(end))), **SETTINGS
+    )
     network.in_training()
     status = network.status("h1")
     assert status is not None
@@ -111,11 +113,13 @@ def test_hosts_that_were_killed_and_came_back(network: Network, open_path: Path)
 def test_a_training_program_that_is_started_again(network: Network, open_path: Path) -> None:
     """Its agent stays, and says why it was gone; what the first program wrote down is there as well."""
     end = open_path / "end"
-    channel = network.submit("h1", tiny_job(open_path, ENDLESS.format(end=str(end))))
+    channel = network.submit(
+        "h1", tiny_job(open_path, hooks=ENDLESS.format(end=str(end))), **SETTINGS
+    )
     try:
         network.in_training()
         until(lambda: trains(network, "h3", "h1"), "h3 trains", 30.0)
-        (program,) = [p for p in network.lab.processes()["h3"] if "trainer run" in p.command]
+        (program,) = programs(network, "h3")
         os.kill(program.pid, signal.SIGKILL)
         until(lambda: not trains(network, "h3", "h1"), "h3 is gone", 30.0)
         until(lambda: trains(network, "h3", "h1"), "h3 trains again", 60.0)

@@ -40,15 +40,14 @@ FRAGMENTS = 12
 #: What hosts say of it, once an incident.
 NOT_COME = "sums of the switch have not come: sending their fragments again"
 
-#: From the sixth round on the loss counts eight times as much.
+#: From the sixth round on the gradient counts eight times as much.
 JUMPING = """
 calls = 0
 
-def loss(model, batch):
+def factor():
     global calls
-    calls += model.training
-    mean = cross_entropy(model(batch["x"]), batch["y"].long())
-    return mean * (8.0 if calls > 50 else 1.0)
+    calls += 1
+    return 8.0 if calls > 50 else 1.0
 """
 
 
@@ -57,7 +56,7 @@ class Rig:
 
     def __init__(self, config: Path | None = None, *arguments: str, **options: Any) -> None:
         self.stage = Stage(3, arguments=("--mode", "switch", *arguments), **options)
-        self.drill = Drill(self.stage, LONG, {"lane": "i32"})
+        self.drill = Drill(self.stage, LONG, settings={"lane": "i32"})
         self.log = self.stage.folder / "controller.log"
         self._config = config
         self._said: dict[str, int] = {}
@@ -116,7 +115,7 @@ class Rig:
         before = self.log.read_text().count("set up anew")
         self.bmv2.stop()
         self.bmv2.start()
-        until(lambda: self.log.read_text().count("set up anew") > before, "the controller", 20.0)
+        until(lambda: self.log.read_text().count("set up anew") > before, "the controller")
 
     def said(self, host: str) -> str:
         """What the agent there has said since this was asked last."""
@@ -222,7 +221,7 @@ def test_gradients_that_jump(made: Rig) -> None:
     """Eight times as large from one round to the next: what does not fit is cut off, counted, and sent later."""
     made.drill.close()
     made.stage.ready()
-    job = tiny_job(made.stage.folder, JUMPING, "jumping")
+    job = tiny_job(made.stage.folder, hooks=JUMPING)
     done = made.stage.train(job, save_gradients=True, lane="i16", rounds=10)
     assert done.result["weights_identical"] is True
     assert reference.check(16, done.gradients()) == 10 * 3
@@ -270,9 +269,11 @@ def test_only_the_registers_are_lost(patient: Rig) -> None:
 
         with patient.half_added("h2") as round_:
             forget()
-        for _ in range(20):
+        for moment in range(20):
+            done = patient.drill.last("h1")
             forget()
-            time.sleep(0.05)
+            until(lambda done=done: patient.drill.last("h1") > done, "another round", 60.0)
+            time.sleep(moment / 400)  # up to the length of a round
     patient.goes_on()
     all_send_again(patient, round_, view)
 
@@ -349,7 +350,9 @@ def test_a_bridge_in_place_of_the_switch(made: Rig) -> None:
         assert made.drill.exact() > 0
         lead = made.drill.lead()
         assert "the switch does not add" in made.stage.log(lead)
-        last = max(made.stage.records(lead).glob("*.sum.npz"), key=lambda path: int(path.stem[:-4]))
+        last = max(
+            made.stage.records(lead).glob("[0-9]*.sum.npz"), key=lambda path: int(path.stem[:-4])
+        )
         with np.load(last) as saved:
             assert int(saved["members"]) == 0 and int(saved["unit"]) == -40, "the job's own"
     finally:

@@ -28,7 +28,7 @@ from tests.switched import CONTROLLER, NETWORK, PORTS, Bench, Recorded
 from tests.xdp.target import XdpTarget
 
 BLOCKS = 8
-WAIT_S = 5.0
+WAIT_S = 30.0
 thousand = settings(
     max_examples=1000,
     deadline=None,

@@ -180,7 +180,7 @@ def test_trees_come_back_as_they_were() -> None:
     }
     arrays: dict[str, Any] = {}
     form = json.loads(json.dumps(pack("tree", tree, arrays), allow_nan=False))
-    again = unpack(form, arrays)
+    again = unpack(form, arrays, torch.from_numpy)
     assert str(again) == str(tree)
     assert set(arrays) == {"tree/3/0", "tree/scalar"}
 
