@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum, IntFlag
+from enum import IntEnum
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 from nicps.errors import WireError
@@ -110,7 +111,8 @@ class FrameType(IntEnum):
     ECHO = 13  # what a host has counted of a train
 
 
-class Flag(IntFlag):
+# Combined, flags and marks are plain numbers: an `IntFlag` is slow to test, and every frame is tested.
+class Flag(IntEnum):
     """The header's `flags`."""
 
     REPEAT = 1  # R16: sent before
@@ -128,7 +130,7 @@ class TokenState(IntEnum):
     CLOSING = 1
 
 
-class Mark(IntFlag):
+class Mark(IntEnum):
     """A member's `marks` in the token, about the open round."""
 
     CONTRIBUTED = 1
@@ -463,12 +465,13 @@ _TYPE_OF: dict[type[Any], FrameType] = {body: kind for kind, (body, _) in FORMAT
 
 
 class Layout(NamedTuple):
-    """Where a dataclass's fields lie: names, `Wire`s, byte offsets, and the compiled `struct.Struct`."""
+    """Where a dataclass's fields lie: names, `Wire`s, byte offsets, the compiled `struct.Struct`, and their values."""
 
     names: tuple[str, ...]
     wires: tuple[Wire, ...]
     offsets: tuple[int, ...]
     struct: struct.Struct
+    values: Callable[[Any], tuple[Any, ...]]
 
     @staticmethod
     def of(cls: type[Any]) -> Layout:
@@ -485,9 +488,10 @@ class Layout(NamedTuple):
             assert at % wire.align == 0, f"{cls.__name__}.{name} is not aligned at {at}"
             offsets.append(at)
             at += wire.size
-        return Layout(
-            names, wires, tuple(offsets), struct.Struct(">" + "".join(w.code for w in wires))
-        )
+        form = struct.Struct(">" + "".join(w.code for w in wires))
+        one = attrgetter(names[0])
+        values = attrgetter(*names) if len(names) > 1 else lambda value: (one(value),)
+        return Layout(names, wires, tuple(offsets), form, values)
 
 
 _LAYOUTS: dict[type[Any], Layout] = {}
@@ -524,7 +528,7 @@ def pack_one(value: Any) -> bytes:
     """
     layout = Layout.of(type(value))
     try:
-        return layout.struct.pack(*[getattr(value, name) for name in layout.names])
+        return layout.struct.pack(*layout.values(value))
     except struct.error as error:
         raise WireError(f"{type(value).__name__} does not fit the wire: {error}: {value}") from None
 

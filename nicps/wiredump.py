@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -127,16 +128,16 @@ def _take_apart(time_s: float, data: bytes, counts: Counts, ethertype: int) -> S
         return Seen(time_s, data[6:12], None, str(error))
 
 
-def _names(mask: Any) -> list[str]:
+def _names(bits: type[IntEnum], mask: int) -> list[str]:
     """Names of the set bits; what has none as a number."""
-    known = [member for member in type(mask) if member & mask]
-    rest = int(mask) & ~sum(known)
-    return [str(member.name) for member in known] + ([hex(rest)] if rest else [])
+    known = [bit for bit in bits if bit & mask]
+    rest = mask & ~sum(known)
+    return [bit.name for bit in known] + ([hex(rest)] if rest else [])
 
 
 def _value(cls: type[Any], name: str, value: Any) -> str:
     if (kind := _NAMED.get((cls, name))) is wire.Mark:
-        return "|".join(_names(wire.Mark(value))) or "0"
+        return "|".join(_names(wire.Mark, value)) or "0"
     if kind is not None:
         return str(kind(value).name) if value in list(kind) else str(value)
     if isinstance(value, bytes):
@@ -172,7 +173,7 @@ def line(seen: Seen, start_s: float) -> str:
         f"view {header.view}  round {header.round}  sender {header.sender}",
     ]
     if header.flags:
-        parts.append("|".join(_names(wire.Flag(header.flags))))
+        parts.append("|".join(_names(wire.Flag, header.flags)))
     parts.append(_fields(frame.body))
     for group in frame.items:
         parts += [f"[{number} {_fields(item, True)}]" for number, item in enumerate(group, 1)]
@@ -188,7 +189,7 @@ def record(seen: Seen) -> dict[str, Any]:
         return out | {"malformed": seen.fault}
     frame = seen.frame
     header = {f.name: getattr(frame.header, f.name) for f in fields(frame.header)}
-    out |= header | {"type": frame.type.name, "flags": _names(wire.Flag(frame.header.flags))}
+    out |= header | {"type": frame.type.name, "flags": _names(wire.Flag, frame.header.flags)}
     out[snake(type(frame.body))] = _plain(frame.body)
     for (cls, _), group in zip(wire.FORMATS[frame.type][1], frame.items, strict=True):
         out[snake(cls)] = [_plain(item) for item in group]
@@ -202,7 +203,7 @@ def _plain(value: Any) -> dict[str, Any]:
     for f in fields(value):
         item = getattr(value, f.name)
         if _NAMED.get((type(value), f.name)) is wire.Mark:
-            out[f.name] = _names(wire.Mark(item))
+            out[f.name] = _names(wire.Mark, item)
         elif (type(value), f.name) in _NAMED or isinstance(item, bytes):
             out[f.name] = _value(type(value), f.name, item)
         else:

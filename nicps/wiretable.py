@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from nicps import wire
@@ -33,7 +33,7 @@ class Values(NamedTuple):
     """An enumeration of the wire: prefix of its names, and the field of the wire that holds it."""
 
     prefix: str
-    enum: type[IntEnum] | type[IntFlag]
+    enum: type[IntEnum]
     cls: type[Any]
     field: str
 

@@ -56,6 +56,8 @@ class Dispatcher:
         self, now: float, actions: Sequence[protocol.Action], orders: Sequence[Order] = ()
     ) -> list[Action]:
         """All that follows from these: what the host must do."""
+        if not actions and not orders:  # as after most frames
+            return []
         self._queue.extend(actions)
         self._carry_out_orders(now, orders)
         while self._queue:

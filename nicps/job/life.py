@@ -92,12 +92,14 @@ class Life:
         Raises:
             WireError: it is malformed; nothing has changed.
         """
-        turns = self.node.ring.turns if self.node.ring is not None else 0
+        ring = self.node.ring
+        turns = ring.turns if ring is not None else 0
         self._called = False
         actions = self.node.on_frame(now, source, data)
         called = self.part.start_missing_program(now) if self.part and self._called else []
         out = self._dispatcher.process(now, actions, called)
-        if self.node.ring is not None and self.node.ring.turns > turns:
+        ring = self.node.ring
+        if ring is not None and ring.turns > turns:
             self._dispatcher.turns += 1
         return out
 
@@ -142,8 +144,7 @@ class Life:
         """When `tick` must be called next, or None."""
         part = self.part.deadline(self._awaited) if self.part is not None else None
         lead = self.roles.lead.deadline() if self.roles.lead is not None else None
-        times = (self.node.deadline(), part, lead)
-        return min((time for time in times if time is not None), default=None)
+        return protocol.earliest(self.node.deadline(), part, lead)
 
     def renew_view(self, now: float, key_is_spent: bool) -> list[Action]:
         """Another view of the same members, if this one's key or its token has served its time (`Node.renew`)."""

@@ -49,7 +49,7 @@ from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
-from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.protocol import Committed, Installed, Phase, SendFragments, earliest
 from nicps.session import shared_form as says
 
 
@@ -476,8 +476,7 @@ class Part:
 
     def deadline(self, awaited: bool) -> float | None:
         """When `tick` wants to be called next."""
-        times = (self.programs.deadline(awaited), self.checkpoints.deadline())
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self.programs.deadline(awaited), self.checkpoints.deadline())
 
     def tick(self, now: float, awaited: bool) -> Orders:
         """A training program that does not do what it owes must not hold up the others.

@@ -59,6 +59,7 @@ from nicps.protocol.actions import (
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
 from nicps.protocol.phase import Member, Phase, Timings
+from nicps.protocol.timers import earliest
 from nicps.protocol.view import View
 
 __all__ = [
@@ -91,4 +92,5 @@ __all__ = [
     "Struck",
     "Timings",
     "View",
+    "earliest",
 ]

@@ -113,8 +113,8 @@ class Admission:
     def calls(self) -> bool:
         """The lead calls hosts on standby."""
         membership = self._membership
-        ready = self._host.leads and membership.ready and not membership.changing
-        return self._readmission.calls and ready
+        ready = membership.ready and not membership.changing
+        return self._readmission.calls and self._host.leads and ready
 
     @property
     def asks(self) -> bool:

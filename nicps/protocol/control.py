@@ -344,13 +344,16 @@ class Control:
         token = self.token
         if token is None or self.line().settled or self.exchange.owns_ready(token):
             return []
+        counted = token.counted
+        if not counted:
+            return []
         others = sum(
             max(line.ready, self._ready_of.get(number, 0))
             for number, line in enumerate(token.lines, 1)
             if number != self.number and not line.settled
         )
-        need = self.phase.quorum - token.counted - others
-        if not token.counted or need == self._need:
+        need = self.phase.quorum - counted - others
+        if need == self._need:
             return []
         self._need = need
         return [Need(self.round, need)]

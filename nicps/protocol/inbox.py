@@ -70,6 +70,8 @@ class Inbox:
         body, header, ring = frame.body, frame.header, self._rings.current
         if not self._host.is_member or self._membership.view_change is None:
             return self._on_frame_standing_by(source, frame)
+        if isinstance(body, wire.Token):
+            return self._on_token(now, frame, body) if not self._membership.changing else []
         if isinstance(body, wire.View):
             return self._membership.on_view(now, source, header.sender, frame)
         if isinstance(body, wire.Vote):
@@ -82,11 +84,6 @@ class Inbox:
             return self._decisions.hear(frame)
         if isinstance(body, wire.Ack):
             self._decisions.hear_acknowledgement(now, header.sender, body, frame.tail)
-        elif isinstance(body, wire.Token):
-            coming = self._rings.coming
-            if coming is not None and body.generation == coming.phase.generation:
-                ring = self._membership.enter_phase()
-            return ring.on_token(now, frame) if ring is not None else []
         elif isinstance(body, wire.Fragment):
             if ring is not None and header.round == ring.round:
                 return ring.on_completion(now)
@@ -98,6 +95,13 @@ class Inbox:
                 return [Cancelled(name)]
             return [Failed(f"{name}: {frame.tail.decode(errors='replace')}")]
         return []
+
+    def _on_token(self, now: float, frame: wire.Frame, token: wire.Token) -> Steps:
+        """The first token of a phase says that the phase is in force."""
+        ring, coming = self._rings.current, self._rings.coming
+        if coming is not None and token.generation == coming.phase.generation:
+            ring = self._membership.enter_phase()
+        return ring.on_token(now, frame) if ring is not None else []
 
     def _on_vote(self, now: float, sender: int, frame: wire.Frame, vote: wire.Vote) -> Steps:
         if vote.step == wire.ViewStep.INSTALL:

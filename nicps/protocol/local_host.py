@@ -40,7 +40,12 @@ class LocalHost:
     @property
     def leads(self) -> bool:
         """This host acts as node 1 (R22)."""
-        return self.is_member and self.view.lead == self.number
+        return self.state is NodeState.MEMBER and self.view.lead == self.number
+
+    @property
+    def follows(self) -> bool:
+        """This host is a member that another one leads."""
+        return self.state is NodeState.MEMBER and self.view.lead != self.number
 
     @property
     def ended(self) -> bool:

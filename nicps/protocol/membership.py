@@ -20,6 +20,7 @@ from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import Chosen, Formed, Freeze, Steps
+from nicps.protocol.timers import earliest
 from nicps.protocol.view import Successor, View
 from nicps.protocol.view_change import LEARNS, Place, Standing, ViewChange
 
@@ -151,7 +152,7 @@ class Membership:
         """When `tick` wants to be called next."""
         view_change = self.view_change.deadline() if self.view_change is not None else None
         announcing = self.installation.deadline() if self.installation and self.announcing else None
-        return min((t for t in (view_change, announcing) if t is not None), default=None)
+        return earliest(view_change, announcing)
 
     def _follow(self, now: float, steps: Steps) -> Steps:
         """What the ballot asks for, at its place in the order."""

@@ -42,6 +42,7 @@ from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import AskForLaterView, Chosen, Formed, Freeze, Lacking, Silent, Steps
+from nicps.protocol.timers import earliest
 from nicps.protocol.token import MOST_HOPS
 from nicps.protocol.view import View, safe_name
 
@@ -296,7 +297,8 @@ class Node:
 
         Call it often. The lead looks after the hops: the token comes to it once in a turn.
         """
-        token = self.ring.token if self.ring is not None and self.leads else None
+        ring = self.rings.current
+        token = ring.token if ring is not None and self._host.leads else None
         is_worn = token is not None and token.hop >= MOST_HOPS
         return self.rebuild(now, ()) if (key_is_spent or is_worn) and not self.changing else []
 
@@ -349,10 +351,11 @@ class Node:
         bounced: bytes | None,
     ) -> None:
         """State of the XDP program, before `on_frame` of what it passed up (`Ring.kernel_saw`)."""
-        if self.ring is not None and not self.changing:
+        ring = self._moving_ring
+        if ring is not None:
             if bounced is not None:
-                self.ring.bounced(token_at, wire.unpack(bounced))
-            self.ring.kernel_saw(seen, token_at, frame_at)
+                ring.bounced(token_at, wire.unpack(bounced))
+            ring.kernel_saw(seen, token_at, frame_at)
 
     def on_frame(self, now: float, source: bytes, data: bytes) -> list[Action]:
         """A frame of ours that came up, from its version byte on.
@@ -370,13 +373,14 @@ class Node:
         actions = self._carry_out(now, self._formation.tick(now))
         actions += self._carry_out(now, self.membership.tick(now))
         actions += self._carry_out(now, self._decisions.tick(now))
-        if self.ring is not None and not self.changing:
-            actions += self._carry_out(now, self.ring.tick(now))
+        ring = self._moving_ring
+        if ring is not None:
+            actions += self._carry_out(now, ring.tick(now))
         actions += self._carry_out(now, self._departure.tick(now))
-        if self._waits_for_lead and now >= self._lead.silent_at():
+        if self._lead_is_watched and self._host.follows and now >= self._lead.silent_at():
             actions += self._carry_out(now, self.membership.suspect(now, self.view.lead))
         steps = self._admission.tick(now)
-        if self._beacons and now >= self._lead.beacon_due():
+        if self._lead_is_watched and self._host.leads and now >= self._lead.beacon_due():
             steps.append(self._lead.beacon(now, self.open_round))
         if self._admission.calls and now >= self._readmission.call_due():
             steps.append(self._readmission.make_call(now))
@@ -384,29 +388,33 @@ class Node:
 
     def deadline(self) -> float | None:
         """When `tick` must be called next, or None."""
-        times = [
+        ring = self._moving_ring
+        return earliest(
             self._formation.deadline(),
             self.membership.deadline(),
             self._decisions.deadline(),
-            self.ring.deadline() if self.ring is not None and not self.changing else None,
+            ring.deadline() if ring is not None else None,
             self._departure.deadline(),
-            self._lead.silent_at() if self._waits_for_lead else None,
-            self._lead.beacon_due() if self._beacons else None,
+            self._lead_deadline() if self._lead_is_watched else None,
             self._readmission.call_due() if self._admission.calls else None,
             self._admission.deadline(),
-        ]
-        return min((t for t in times if t is not None), default=None)
+        )
 
     @property
-    def _waits_for_lead(self) -> bool:
+    def _moving_ring(self) -> Ring | None:
+        """The ring in force, unless the view is about to end."""
+        return self.rings.current if not self.membership.changing else None
+
+    @property
+    def _lead_is_watched(self) -> bool:
         """Between phases the lead must be heard; in a ring, whoever has the token (`Ring`)."""
-        member = self._host.is_member and not self.leads
-        return member and self.rings.between_phases and not self.changing
+        return self.rings.between_phases and not self.membership.changing
 
-    @property
-    def _beacons(self) -> bool:
-        """Between phases the lead lets itself be heard."""
-        return self.leads and self.rings.between_phases and not self.changing
+    def _lead_deadline(self) -> float | None:
+        """When the lead must be heard, or is silent for too long; None while this host is no member."""
+        if self._host.leads:
+            return self._lead.beacon_due()
+        return self._lead.silent_at() if self._host.follows else None
 
     # ---- after every event
 
@@ -414,7 +422,7 @@ class Node:
         """Carry the steps out after what is `done`, and let waiting things take their turn."""
         actions = [*done, *self._carry_out(now, steps)]
         membership, installation = self.membership, self.membership.installation
-        if self.leads and not membership.ready and installation and not installation.missing:
+        if not membership.ready and self.leads and installation and not installation.missing:
             membership.ready = True
             if not self.changing:
                 actions.append(Ready(self.view))

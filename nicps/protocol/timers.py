@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timers of a ring: retransmission of the token (R16), the want of it, and the failure detector (R17).
 
-Each is asked for the time when it is due, and notes what has happened. None of them sends anything.
+Each timer is asked for the time when it is due, and notes what has happened. None of them sends anything.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from nicps.protocol.phase import AdaptiveTimeout, Timings
 from nicps.protocol.token import TokenState
 
 _BACKOFF = 10.0  # an interval grows to this many times its first value
+
+
+def earliest(*times: float | None) -> float | None:
+    """The first of these times; None where there is none."""
+    return min([time for time in times if time is not None], default=None)
 
 
 class Retransmission:
@@ -128,12 +133,12 @@ class FailureDetector:
 
     def measure(self, token_at: float, frame_at: float, holding: bool) -> None:
         """The kernel accepted a token and a frame then: the gap before them tells how long to wait for the next."""
-        before = self.heard
+        since = max(self.heard, self._forwarded_at)
         self._token_at = max(self._token_at, token_at)
         self._frame_at = max(self._frame_at, frame_at)
-        since = max(before, self._forwarded_at)
-        if since and not holding and self.heard > since:
-            self._timeout.add_gap(self.heard - since)
+        heard = self.heard
+        if since and not holding and heard > since:
+            self._timeout.add_gap(heard - since)
 
     def note_forwarded(self, now: float) -> None:
         """This member gave the token away, or its kernel did."""

@@ -10,10 +10,7 @@ from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol.phase import Phase
 
-# As plain numbers: every holder looks at them for every member.
-_CONTRIBUTED = int(wire.Mark.CONTRIBUTED)
-_COMPLETE = int(wire.Mark.COMPLETE)
-_SETTLED = int(wire.Mark.CONTRIBUTED | wire.Mark.SKIPPED)
+_SETTLED = wire.Mark.CONTRIBUTED | wire.Mark.SKIPPED
 _NO_UNIT = -128  # nobody asks for one
 
 #: Hops after which the lead asks for a new view. As many are left: six hours, with 100,000 a second.
@@ -35,12 +32,12 @@ class Line:
     @property
     def contributed(self) -> bool:
         """Its gradient is in the open round's list."""
-        return bool(self.marks & _CONTRIBUTED)
+        return bool(self.marks & wire.Mark.CONTRIBUTED)
 
     @property
     def complete(self) -> bool:
         """It has every fragment of the list."""
-        return bool(self.marks & _COMPLETE)
+        return bool(self.marks & wire.Mark.COMPLETE)
 
     @property
     def settled(self) -> bool:

@@ -20,6 +20,7 @@ from nicps.protocol.actions import Cut, Joiner, Send
 from nicps.protocol.phase import AdaptiveTimeout, Member, Timings
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import AskForLaterView, Chosen, Freeze, Steps
+from nicps.protocol.timers import earliest
 from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
@@ -232,13 +233,12 @@ class ViewChange:
 
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""
-        if self.done:
+        if self.done or not self.under_way:
             return None
         proposal = self._proposal
         cut_at = self._cut_at()
         if proposal is None:
-            known = (time for time in (self._take_over_at, cut_at) if time is not None)
-            return min(known, default=None)
+            return earliest(self._take_over_at, cut_at)
         times = [proposal.next_send, *([] if cut_at is None else [cut_at])]
         if proposal.successor is None:
             waits = (proposal.grace_at, proposal.vote_at)

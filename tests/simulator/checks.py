@@ -54,7 +54,7 @@ class Checks:
         self.states: dict[str, State] = {}  # by the digest that programs tell
         self.trained = 0  # rounds of training that somebody has applied
         self.tampered = False  # a test has changed somebody's weights
-        self.moved = False  # a node has done something since `step`
+        self.moved: list[Host] = []  # their nodes have done something since `step`
 
     def branch(self, host: Host) -> Branch:
         """What must be the same for two hosts to be held against each other."""
@@ -178,11 +178,11 @@ class Checks:
     def has_room(self, host: Host, blocks: int) -> None:
         """The kernel can take all fragments of the phase in force, or of the one that is prepared."""
         node = host.node
-        ring = node.rings.coming or node.ring
-        if ring is None or node.changing or node.phase is None:
+        ring = node.rings.coming or node.rings.current
+        if ring is None or ring.phase.blocks <= blocks or node.changing or node.phase is None:
             return
         dropped = node.phase.number > ring.phase.number  # another phase is being prepared
-        if not dropped and ring.phase.blocks > blocks:
+        if not dropped:
             self.fail(
                 f"{node.name} has {blocks} blocks for {ring.phase.kind.name} {ring.phase.number}, "
                 f"not {ring.phase.blocks}"
@@ -273,20 +273,23 @@ class Checks:
     # ---- after every step
 
     def step(self) -> None:
-        """Look at all hosts at once. Where no node has done anything, all is as it was found before."""
-        if not self.moved:
-            return
-        self.moved = False
-        holders: dict[tuple[Branch, int, int, int], int] = {}
-        for host in self.lan.hosts:
-            node = host.node
-            if host.dead or node.state is not NodeState.MEMBER or node.ring is None:
+        """No two hosts hold the same token. Of two that do, one has come to it since the last step."""
+        moved, self.moved = self.moved, []
+        for host in moved:
+            key = self.held(host)
+            if key is None:
                 continue
-            ring = node.ring
-            if ring.holding and ring.token is not None and not node.changing:
-                key = (self.branch(host), node.view.number, *ring.token.key)
-                if holders.setdefault(key, host.index) != host.index:
-                    self.fail(f"token {key} is held by two")
+            if any(self.held(other) == key for other in self.lan.hosts if other is not host):
+                self.fail(f"token {key} is held by two")
+
+    def held(self, host: Host) -> tuple[Branch, int, int, int] | None:
+        """The token that a host holds: view, generation and hop."""
+        node, ring = host.node, host.node.ring
+        if ring is None or not ring.holding or ring.token is None:
+            return None
+        if host.dead or node.state is not NodeState.MEMBER or node.changing:
+            return None
+        return (self.branch(host), node.view.number, *ring.token.key)
 
 
 def _listed(frame: wire.Frame) -> View:

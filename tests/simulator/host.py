@@ -19,7 +19,7 @@ from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
 from nicps.job.dispatcher import Dispatcher
 from nicps.job.part import Part
-from nicps.protocol import Node, NodeState, Phase, View
+from nicps.protocol import NodeState, Phase, View
 from nicps.session import shared_form as says
 from nicps.session.messages import Error, Progressed, Result, Warned
 from tests.simulator.disk import WINDOW, Disk, Incoming
@@ -106,6 +106,7 @@ class Host:
         self.kernel = Kernel(self)
         self.disk = Disk(self)
         self.machine = WatchedLife(self.mac, settings, self)
+        self.node = self.machine.node  # the protocol's part of it
         self.process: Program | None = None
         self.memory: Program | None = None  # the one whose gradient is in the shared memory
         self.submitted = False  # a job, by the user, here
@@ -122,11 +123,6 @@ class Host:
         self._tx_free = 0.0
         self._timer: float | None = None
         self._stop: object = None  # that it has decided on
-
-    @property
-    def node(self) -> Node:
-        """The protocol's part of it."""
-        return self.machine.node
 
     @property
     def part(self) -> Part | None:
@@ -269,21 +265,16 @@ class Host:
         machine = self.machine
         self.do(machine.submission_prepared(self.clock(), number, job, prepared))
 
-    def if_alive(self, life: int, what: Callable[[Host], None]) -> None:
-        if self.life == life and not self.dead:
-            what(self)
-
-    def wake(self, event: Callable[[], None]) -> None:
+    def wake(self, event: Callable[..., None], *told: Any) -> None:
         """For the agent: at once, or when it goes on."""
         if self.paused:
-            self._held.append(event)
+            self._held.append(functools.partial(event, *told))
         else:
-            event()
+            event(*told)
 
     def later(self, delay_s: float, event: Callable[[], None]) -> None:
         """In this life."""
-        life = self.life
-        self.lan.at(self.lan.now + delay_s, lambda: self.if_alive(life, lambda _: self.wake(event)))
+        self.lan.at_host(self, self.lan.now + delay_s, functools.partial(self.wake, event))
 
     # ---- Receiver
 
@@ -332,7 +323,7 @@ class Host:
             return
         if data[1] == wire.FrameType.TOKEN and not self.kernel.take_token(wire.unpack(data)):
             return
-        self.wake(lambda: self.frame_up(source, data))
+        self.wake(self.frame_up, source, data)
 
     def frame_up(self, source: bytes, data: bytes) -> None:
         self._sync()
@@ -343,12 +334,8 @@ class Host:
         deadline = self.machine.deadline()
         if deadline is not None and deadline != self._timer:
             self._timer = deadline
-            time = (deadline - self.index * 1000.0) / self.rate
-            life = self.life
-            self.lan.at(
-                max(time, self.lan.now + 1e-5),
-                lambda: self.if_alive(life, lambda _: self._due(deadline)),
-            )
+            time = max((deadline - self.index * 1000.0) / self.rate, self.lan.now + 1e-5)
+            self.lan.at_host(self, time, functools.partial(self._due, deadline))
 
     def _due(self, deadline: float) -> None:
         if self._timer == deadline and not self.paused:
@@ -360,12 +347,12 @@ class Host:
         self.do(self.machine.tick(self.clock(), self._awaited))
 
     def _sync(self) -> None:
-        kernel = self.kernel
+        kernel, now = self.kernel, self.clock()
         times = kernel.token_at, kernel.heard
-        self.machine.kernel_saw(self.clock(), kernel.seen, *times, kernel.bounced)
+        self.machine.kernel_saw(now, kernel.seen, *times, kernel.bounced)
         kernel.bounced = None
-        kernel.alive = self.clock()
-        if renewal := self.machine.renew_view(self.clock(), key_is_spent=False):
+        kernel.alive = now
+        if renewal := self.machine.renew_view(now, key_is_spent=False):
             self.do(renewal)
 
     # ---- the training program
@@ -405,14 +392,15 @@ class Host:
     def do(self, actions: Sequence[Any]) -> None:
         if self.dead:
             return
-        self.stepped = self.lan.checks.moved = True
+        self.stepped = True
+        self.lan.checks.moved.append(self)
         awaited = self._awaited
         for at, action in enumerate(actions, 1):
             self._do(action)
             if self.dead:
                 return
             if self.paused:
-                self.wake(functools.partial(self.do, actions[at:]))
+                self.wake(self.do, actions[at:])
                 return
         self.kernel.alive = self.clock()
         self.lan.checks.has_room(self, self._blocks)
@@ -516,11 +504,11 @@ class Host:
         if action.source is act.Source.STREAM:
             lan.checks.can_read(self, self.disk.hand_out(action.stream, action.phase.first_round))
         lan.digest.add_contribution(self.index, self._tx_free, fragments)
+        send = lan.feed if fragments.flags & wire.Flag.ADD else lan.fragment
+        key = self.keys.get(fragments.view)
         for first, count in fragments.ranges:
             for index in range(first, first + count):
                 self._tx_free += FRAGMENT_S
-                key = self.keys.get(fragments.view)
-                send = lan.feed if fragments.flags & wire.Flag.ADD else lan.fragment
                 fragment = (fragments.view, key, self.node.number, fragments.round, index)
                 send(self, fragment, self._tx_free)
         self.later(self._tx_free - now, lambda: self._sent(fragments, now))

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from tests.simulator.host import Host
 
 ALIVE_S = 0.2  # the kernel plays for its agent only so long after its last sign of life
-_REPEAT = int(wire.Flag.REPEAT)
-_BOUNCED = int(wire.Flag.BOUNCED)
-_REPEAT_OR_PARKED = int(wire.Flag.REPEAT | wire.Flag.PARKED)
+_REPEAT_OR_PARKED = wire.Flag.REPEAT | wire.Flag.PARKED
 
 
 class Kernel:
@@ -71,7 +69,7 @@ class Kernel:
         if len(got) == host.lan.checks.fragments(host, view, round_):
             mac = current.members[sender - 1].mac
             data = host.completion(round_, sender)
-            host.wake(lambda: host.frame_up(mac, data))
+            host.wake(host.frame_up, mac, data)
 
     def take_sum(self, view: int, round_: int, index: int, value: int) -> None:
         """Keep a sum that the switch has made; it has no key."""
@@ -88,7 +86,7 @@ class Kernel:
             self.sums.setdefault((view, round_), {})[index] = value
             if len(got) == host.lan.checks.fragments(host, view, round_):
                 data = host.completion(round_, 0)
-                host.wake(lambda: host.frame_up(wire.SWITCH, data))
+                host.wake(host.frame_up, wire.SWITCH, data)
 
     def take_token(self, frame: wire.Frame) -> bool:
         """Whether it goes up to the agent."""
@@ -99,7 +97,7 @@ class Kernel:
         if state is None or header.view != view.number or header.sender not in view.live:
             return False
         if (token.generation, token.hop) <= self.seen:
-            return bool(header.flags & _REPEAT)
+            return bool(header.flags & wire.Flag.REPEAT)
         self.seen = (token.generation, token.hop)
         self.heard = self.token_at = host.clock()
         if token.owner != host.node.number:
@@ -125,7 +123,7 @@ class Kernel:
         )
         self.seen = (on.generation, on.hop)
         self.bounced = wire.pack(
-            replace(header, flags=_BOUNCED, sender=host.node.number), on, *frame.items
+            replace(header, flags=wire.Flag.BOUNCED, sender=host.node.number), on, *frame.items
         )
         host.lan.checks.owned(host, view.number, on)
         host.lan.broadcast(host, self.bounced, view.seed, host.lan.now)

@@ -135,7 +135,8 @@ class Lan:
         self.starved: set[tuple[int, int]] = set()  # sender's index (-1: the switch), receiver's
         self.checks = Checks(self)
         self.digest = Digest()
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        #: Time, order, the host that the event is for (None: the LAN) in which of its lives, event.
+        self._queue: list[tuple[float, int, Host | None, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._arrival: dict[tuple[int, int], float] = {}
         self.hosts = [
@@ -172,11 +173,16 @@ class Lan:
 
     def at(self, time: float, event: Callable[[], None]) -> None:
         """Do something at that time."""
-        heapq.heappush(self._queue, (max(time, self.now), next(self._order), event))
+        heapq.heappush(self._queue, (max(time, self.now), next(self._order), None, 0, event))
+
+    def at_host(self, host: Host, time: float, event: Callable[[], None]) -> None:
+        """Do something at a host, if it has not been killed by then."""
+        entry = (max(time, self.now), next(self._order), host, host.life, event)
+        heapq.heappush(self._queue, entry)
 
     def run(self, until: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Run until the condition holds; False if it does not within `limit_s` of virtual time, or nothing happens."""
-        queue, pop, step = self._queue, heapq.heappop, self.checks.step
+        queue, pop, checks = self._queue, heapq.heappop, self.checks
         with frames_read_once(), short_turns():
             while not until():
                 if not queue:
@@ -184,9 +190,11 @@ class Lan:
                 if queue[0][0] > limit_s:
                     self.now = limit_s
                     return False
-                self.now, _, event = pop(queue)
-                event()
-                step()
+                self.now, _, host, life, event = pop(queue)
+                if host is None or (host.life == life and not host.dead):
+                    event()
+                    if checks.moved:
+                        checks.step()
         return True
 
     def over(self, host: Host, why: str, ok: bool) -> None:
@@ -212,7 +220,7 @@ class Lan:
                 self.lose[kind] -= 1
                 self.note(f"LOST {wire.FrameType(frame[1]).name} of {sender.node.name}")
                 return
-        if self.plan.exchange == Exchange.SWITCH and frame[1] == wire.FrameType.TOKEN:
+        if frame[1] == wire.FrameType.TOKEN and self.plan.exchange == Exchange.SWITCH:
             passing = wire.unpack(frame)
             self._to_switch(sender, when, lambda: self.switch.follow(passing.header, passing.body))
         if kind_of(frame) in OUTSIDE:
@@ -305,5 +313,4 @@ class Lan:
                     pair = (sender.index if sender is not None else -1, host.index)
                     arrival = max(arrival, self._arrival.get(pair, 0.0) + 1e-9)
                     self._arrival[pair] = arrival
-                life = host.life
-                self.at(arrival, lambda host=host, life=life: host.if_alive(life, take))
+                self.at_host(host, arrival, functools.partial(take, host))
