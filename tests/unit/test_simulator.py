@@ -7,8 +7,6 @@ A seed that fails names itself. To read what happened: `python -m tests.simulato
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,24 +40,26 @@ from tests.simulator.schedules import Violation
 pytestmark = pytest.mark.unit
 
 CHUNK = 25
+#: How many of seeds 0 to 24 end well, how many of seeds 25 to 49, and so on.
+DONE = (17, 20, 17, 17, 17, 18, 19, 16, 13, 23, 22, 19, 17, 18, 18, 20, 19, 23, 20, 24)
 
 
 def run(seeds: range, hosts: int | None = None) -> Counter[str]:
     """How often each outcome came; a failure says how to see it again."""
     outcomes: Counter[str] = Counter()
-    with multiprocessing.Pool(min(len(seeds), os.cpu_count() or 1)) as pool:
-        for seed, what, why in pool.imap_unordered(one, ((seed, hosts) for seed in seeds)):
-            option = f" --hosts {hosts}" if hosts else ""
-            again = f"python -m tests.simulator --seed {seed}{option} --trace 200"
-            assert what not in ("violation", "error"), f"{again}: {why}"
-            outcomes[what] += 1
+    for seed in seeds:
+        _, what, why = one((seed, hosts))
+        option = f" --hosts {hosts}" if hosts else ""
+        again = f"python -m tests.simulator --seed {seed}{option} --trace 200"
+        assert what not in ("violation", "error"), f"{again}: {why}"
+        outcomes[what] += 1
     return outcomes
 
 
-@pytest.mark.parametrize(("first", "done"), [(0, 69), (100, 68), (200, 79), (300, 76), (400, 82)])
-def test_seeds(first: int, done: int) -> None:
-    """So many of a hundred end well, give or take a few: in the others the starter is lost, or a majority."""
-    assert run(range(first, first + 100))["done"] >= done - 3
+@pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
+def test_seeds(chunk: int, done: int) -> None:
+    """So many of a chunk end well, give or take one: in the others the starter is lost, or a majority."""
+    assert run(range(chunk * CHUNK, (chunk + 1) * CHUNK))["done"] >= done - 1
 
 
 @pytest.mark.long
