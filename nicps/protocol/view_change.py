@@ -66,6 +66,7 @@ class _Proposal:
     vote_at: float
     next_send: float
     interval: float
+    looked_at: float = 0.0  # when the promises were counted last
     promises: dict[int, _Promise] = field(default_factory=dict)
     successor: Successor | None = None
     accepted: set[int] = field(default_factory=set)
@@ -242,7 +243,7 @@ class ViewChange:
         times = [proposal.next_send, *([] if cut_at is None else [cut_at])]
         if proposal.successor is None:
             waits = (proposal.grace_at, proposal.vote_at)
-            times += [time for time in waits if time >= proposal.next_send - proposal.interval]
+            times += [time for time in waits if time > proposal.looked_at]
         return min(times)
 
     def tick(self, now: float, place: Place) -> Steps:
@@ -303,6 +304,7 @@ class ViewChange:
         if proposal is None or self.done:
             return []
         view, timings = self.view, self._timings
+        proposal.looked_at = now
         if proposal.successor is None:
             promised = proposal.promises.keys()
             ballot, agreed = self._agreed(proposal)
