@@ -51,7 +51,7 @@ demo: setup
 		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
 
 test: setup
-	$(RUN) $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RUN) $(PYTHON) -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 
 test-long: setup
 	$(RUN) $(PYTHON) -m pytest -m long $(ARGS)

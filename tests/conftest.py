@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from nicps.programs import PACKAGES, find_program, missing_programs
 
@@ -130,6 +132,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
     rank = {folder: at for at, folder in enumerate(ORDER)}
     items.sort(key=lambda item: rank.get(folder_of(item), len(ORDER)))
+
+
+class Spread(LoadFileScheduling):
+    """The tests of one file run in one worker, as they share labs; those of the simulator share nothing."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return nodeid if file.startswith("tests/unit/test_simulator") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Spread:
+    """Who runs what, with `-n`."""
+    return Spread(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -47,9 +47,9 @@ class Kernel:
 
 
 @contextmanager
-def kernel() -> Iterator[Kernel]:
+def kernel(source: str = "nicps.c") -> Iterator[Kernel]:
     """The program, loaded."""
-    loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
+    loaded = loader.load(source, {"nicps_xdp": "xdp"})
     try:
         yield Kernel(loaded)
     finally:
