@@ -78,6 +78,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--key", action="store_true", help="with a network key")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where results go")
+    parser.add_argument("--silence", metavar="SECONDS", help="of a host, handed to `nicps join`")
     args = parser.parse_args()
     try:
         with orderly():
@@ -220,7 +221,8 @@ class MininetLab:
             folders = replace(folders, runs=self.args.runs.resolve())
         command = join_command(str(host.defaultIntf().name), host.name, self.user, folders)
         trust = ["--trust-switch"] if self.key and self.args.mode == "switch" else []
-        command += ["--mode", self.args.mode, *self.key, *trust]
+        silence = ["--silence", self.args.silence] if self.args.silence else []
+        command += ["--mode", self.args.mode, *self.key, *trust, *silence]
         with folders.log.open("wb") as file:
             process = self._popen(host, command, stdout=file, stderr=file)
         return AgentProcess(host.name, netns_of(host), process, folders)

@@ -49,11 +49,18 @@ def trains(network: Network, host: str, witness: str) -> bool:
 def kill_and_join(network: Network, host: str, witness: str) -> None:
     """kill -9 of the agent, whose training program ends with it; then `nicps join`, until it trains again."""
     until(lambda: trains(network, host, witness), f"{host} trains", 60.0)
+    until(lambda: has_noted_the_token(network, host), f"{host} has written when it had the token")
     network.end(host, signal.SIGKILL)
     until(lambda: states(network, witness).get(host) == "left", f"{host} is evicted", 30.0)
     network.join(host)
     network.answered(host)
     until(lambda: trains(network, host, witness), f"{host} trains again", 60.0)
+
+
+def has_noted_the_token(network: Network, host: str) -> bool:
+    """Its time line is written once a second."""
+    files = network.place(host, "work").rglob("timeline.jsonl")
+    return any('"hold"' in file.read_text() for file in files)
 
 
 def of_kind(run: Run, kind: str) -> list[Any]:

@@ -123,7 +123,8 @@ def test_a_job_is_trained(
     checkout: Path, open_path: Path, places: Path, arguments: tuple[str, ...]
 ) -> None:
     job, runs = tiny_job(open_path), open_path / "runs"
-    code, out, err = lab(checkout, places, job, "--hosts", "3", "--runs", runs, *arguments)
+    usual = ("--hosts", "3", "--runs", runs, "--silence", "5")
+    code, out, err = lab(checkout, places, job, *usual, *arguments)
     assert code == 0, err
     result = json.loads(out.splitlines()[-1])
     assert result["weights_identical"] is True and result["hosts"] == 3

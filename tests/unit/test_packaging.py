@@ -133,7 +133,11 @@ def fake_checkout(checkout: Path, tmp_path: Path) -> Path:
 def test_demo_ends_with_its_result(fake_checkout: Path, arguments: list[str]) -> None:
     away = fake_checkout.parent
     done = run(
-        "make", *arguments, "-C", fake_checkout, "demo", cwd=away, NICPS_DATA="", MAKEFLAGS=""
+        *("make", *arguments, "-C", fake_checkout, "demo"),
+        cwd=away,
+        NICPS_DATA="",
+        MAKEFLAGS="",
+        ARGS="",
     )
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
