@@ -199,7 +199,8 @@ class Part:
         hands_out = phase.kind is wire.PhaseKind.HANDOUT
         if hands_out or not self._has_share(phase) or program is None or not program.ready:
             return orders  # a program that is not ready yet comes into a later phase
-        orders += program.show_view(now, self._node, phase)
+        # The samples that were enough in the view before are not those of this one.
+        orders += [ShowNeed(program.number, 0, 0), *program.show_view(now, self._node, phase)]
         if action.again and not self.finishing:  # it was told of the phase that now does not come
             blocks = self.accumulators.blocks
             orders += program.enter(now, phase, self._node.open_round, blocks, self._node)

@@ -16,6 +16,7 @@ from nicps.job.actions import (
     EnterPhase,
     Post,
     ShowClosed,
+    ShowNeed,
     StartProgram,
 )
 from nicps.job.orders import Depart, Fail, MarkRead, Offer, RoundJudged, Warn
@@ -415,6 +416,15 @@ def test_when_a_program_ended_is_told(fresh: Host) -> None:
     assert fresh.part.programs.moment == f" in round {ROUND}"
     fresh.decides(training(4, kind=wire.PhaseKind.FINISH))
     assert fresh.part.programs.moment == " after the last round"
+
+
+def test_what_is_enough_is_told_anew_in_another_view(host: Host) -> None:
+    """In the view before, others had contributed; the round is run again, and nobody has yet."""
+    host.do(host.part.show_need(ROUND, 3))
+    host.forget()
+    assert host.part.phase is not None
+    host.goes_on(host.part.phase, again=False)
+    assert host.found(ShowNeed) == [ShowNeed(1, 0, 0)]
 
 
 # ---- a program that is not ready yet
