@@ -149,9 +149,12 @@ class Sender:
 
     def drop_fragments(self) -> list[SendFragments]:
         """Forget contributions, or what of them has not gone out; what they were."""
-        dropped = [item.action for item in self._queue if isinstance(item, _Bulk)]
+        dropped = [item for item in self._queue if isinstance(item, _Bulk)]
         self._queue = deque(item for item in self._queue if isinstance(item, _Small))
-        return dropped
+        self.waits = False
+        for item in dropped:
+            item.source.awaited(False)
+        return [item.action for item in dropped]
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""

@@ -135,11 +135,17 @@ class Lead:
     # ---- what the course asks for
 
     def complete(self, phase: Phase, part: Part | None) -> Phase:
-        """A decision with the digests that every member compares with its own before it trains or tests."""
-        if phase.kind not in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
+        """A decision with the job's name, and the digests that every member compares before it trains or tests.
+
+        A host that was taken in before it had anything of the job learns the name from it.
+        """
+        if phase.kind not in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST, wire.PhaseKind.FINISH):
             return phase
-        assert part is not None and part.program is not None
-        return replace(phase, settings={"handout": part.digest, "model": part.program.digest})
+        settings = {"job": self.plan.job}
+        if phase.kind is not wire.PhaseKind.FINISH:
+            assert part is not None and part.program is not None
+            settings |= {"handout": part.digest, "model": part.program.digest}
+        return replace(phase, settings=settings)
 
     def open_hand_out(
         self, now: float, purpose: str, part: Part | None, submission: Submission | None

@@ -197,9 +197,10 @@ class Part:
             program.forget_blocks()
         orders: Orders = [noted, *renewed]
         hands_out = phase.kind is wire.PhaseKind.HANDOUT
-        if hands_out or not self._has_share(phase) or program is None:
-            return orders
-        orders += program.show_view(now, self._node, phase)
+        if hands_out or not self._has_share(phase) or program is None or not program.ready:
+            return orders  # a program that is not ready yet comes into a later phase
+        # The samples that were enough in the view before are not those of this one.
+        orders += [ShowNeed(program.number, 0, 0), *program.show_view(now, self._node, phase)]
         if action.again and not self.finishing:  # it was told of the phase that now does not come
             blocks = self.accumulators.blocks
             orders += program.enter(now, phase, self._node.open_round, blocks, self._node)
@@ -295,7 +296,7 @@ class Part:
         orders: Orders = [NoteCommit(commit.round, test), CountFragments(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
-        if not self._has_share(phase) or program is None:
+        if not self._has_share(phase) or program is None or not program.ready:
             return [*orders, MarkRead(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN:
             self.train_rounds += 1

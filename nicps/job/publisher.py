@@ -10,6 +10,7 @@ from nicps.errors import Alarm, Cancelled, JobFailed
 from nicps.job.actions import Log, Publish, RunHook
 from nicps.job.orders import Orders
 from nicps.job.submission import Submission
+from nicps.job.text import one_line
 from nicps.session.messages import EVENTS, Error, LastJob, Result
 
 
@@ -28,11 +29,15 @@ class Publisher:
         self.last_job: LastJob | None = None
 
     def note_other_job(self, job: str) -> Orders:
-        """A job is under way that admits nobody, so not this host; or, without a name, it is over."""
-        before, self.other_job = self.other_job, job
-        if job:
+        """A job is under way that admits nobody, so not this host; or, without a name, it is over.
+
+        Args:
+            job: as any host may have sent it.
+        """
+        before, self.other_job = self.other_job, one_line(job)
+        if self.other_job:
             text = "is under way and admits no more hosts: this one takes part in the next"
-            return [Log(f"job {job} {text}")]
+            return [Log(f"job {self.other_job} {text}")]
         return [Log(f"job {before} has ended, or is not heard of any more")] if before else []
 
     def make_event(

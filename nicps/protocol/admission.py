@@ -130,7 +130,7 @@ class Admission:
     def tick(self, now: float) -> Steps:
         """Ask for a later view, or whether a job is under way, if it is time to."""
         if self._bystander.question_due(now):
-            return [self._answer(0, wire.Stage.ASKS), *self._bystander.note_question(now)]
+            return self._bystander.ask(now, self._answer(0, wire.Stage.ASKS))
         if not self.asks or now < self._ask_at():
             return []
         self._asked = now

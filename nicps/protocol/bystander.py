@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from nicps.protocol.actions import NotAdmitted
+from nicps.protocol.actions import NotAdmitted, Send
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.phase import Timings
 from nicps.protocol.signals import Steps
@@ -22,18 +22,19 @@ class Bystander:
         self._host = host
         self._timings = timings
         self._job = ""
-        self._unanswered = _MOST_UNANSWERED
+        self._begun = False
+        self._unanswered = 0
         self._ask_at = 0.0
 
     @property
     def _asks(self) -> bool:
         """It has been in no view yet."""
         stranger = self._host.state is NodeState.STANDBY and not self._host.view.number
-        return stranger and self._unanswered <= _MOST_UNANSWERED
+        return stranger and self._begun
 
     def begin(self, now: float) -> None:
         """This host's agent has begun."""
-        self._unanswered, self._ask_at = 0, now
+        self._begun, self._unanswered, self._ask_at = True, 0, now
 
     def hear(self, job: str) -> Steps:
         """The lead of a job says that it admits nobody."""
@@ -49,14 +50,15 @@ class Bystander:
         """Whether to ask now."""
         return self._asks and now >= self._ask_at
 
-    def note_question(self, now: float) -> Steps:
-        """This host asks; after questions without an answer the job is over."""
-        self._ask_at = now + _PERIODS * self._timings.call_back_s
-        self._unanswered += 1
-        if self._asks or not self._job:
-            return []
-        self._job = ""
-        return [NotAdmitted("")]
+    def ask(self, now: float, question: Send) -> Steps:
+        """A question is due: send it; after questions without an answer the job is over."""
+        if self._unanswered < _MOST_UNANSWERED:
+            self._ask_at = now + _PERIODS * self._timings.call_back_s
+            self._unanswered += 1
+            return [question]
+        self._begun = False
+        job, self._job = self._job, ""
+        return [NotAdmitted("")] if job else []
 
     def deadline(self) -> float | None:
         """When to ask next, or None."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -74,13 +75,13 @@ class Standstill:
         self._round = 0, 0  # its view, and its number
         self._reports: dict[int, _Report] = {}
         self._since = 0.0  # the first of them
-        self._judged = False
+        self._judged_at = -math.inf
 
     def hear(self, now: float, lacking: Lacking, learners: Collection[int]) -> list[NoProgress]:
         """A member reports, perhaps this one. The first report is for the user; who has missed it hears a later one."""
         view, member, round_ = self._host.view, lacking.member, lacking.round
         if (view.number, round_) != self._round:
-            self._round, self._reports, self._judged = (view.number, round_), {}, False
+            self._round, self._reports, self._judged_at = (view.number, round_), {}, -math.inf
         before = self._reports.get(member)
         turn_s = now - before.at if before is not None else 0.0
         old = now - max(self._settles_s, _LOST * turn_s)
@@ -89,10 +90,11 @@ class Standstill:
             self._since = now
         found = [] if before is not None else [NoProgress(round_, {member: lacking.lacks})]
         self._reports[member] = _Report(lacking.lacks, now)
-        all_have_had_a_turn = before is not None and now >= self._since + self._settles_s
+        # Members that heard different reports can each name another member to propose. So every member judges again.
+        settled_at = max(self._since, self._judged_at) + self._settles_s
         # A learner knows of itself only that it is one.
-        if all_have_had_a_turn and not self._judged and self._host.number not in learners:
-            self._judged = True
+        if before is not None and now >= settled_at and self._host.number not in learners:
+            self._judged_at = now
             all_lack = {k: self._reports[k].lacks for k in sorted(self._reports)}
             at_fault = find_fault(all_lack, view.live, learners)
             found.append(NoProgress(round_, all_lack, at_fault))

@@ -29,6 +29,9 @@ def why_not(lead: Host, reason: str) -> str:
         return "" if any(not h.believes for h in named) else "all who it may be about believe it"
     if "in a row, without a round in between" in reason:
         return "" if any(h.losses >= 4 for h in named) else "its programs were not lost so often"
+    if "the model built here differs" in reason:  # before its first round
+        weights = [h.process.state.weights for h in named if h.process is not None]
+        return "" if any(w.startswith("T") for w in weights) else "nobody has tampered with it"
     if "ended with an error" in reason:
         return "" if any(h.sick for h in named) else "nobody whom it may be about is sick"
     if "the model built here differs" in reason:  # before the first round there is no other state to take

@@ -359,6 +359,7 @@ class Host:
 
     def attach(self, process: Program) -> None:
         """It connects."""
+        process.attached = True
         self.do(self.machine.attach(self.clock()))
 
     def hear(self, process: Program, message: says.FromProgram) -> None:
@@ -485,8 +486,9 @@ class Host:
                 self.hooks.append(reason)
 
     def _deliver(self, number: int, message: Any) -> None:
-        if self.process is not None and self.process.number == number:
-            self.process.deliver(message)
+        process = self.process
+        if process is not None and process.number == number and process.attached:
+            process.deliver(message)
 
     # ---- what leaves
 

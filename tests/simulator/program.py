@@ -60,14 +60,18 @@ class State:
 
 
 class Program:
-    """One process. `blank`: it has no state yet, and waits for one. `hung`: it does nothing any more."""
+    """One process.
+
+    `attached`: it has connected, and hears what it is told. `blank`: it has no state yet, and waits for one. `hung`: it
+    does nothing any more.
+    """
 
     def __init__(self, host: Host, number: int, settings: Mapping[str, Any]) -> None:
         self.host, self.lan, self.number = host, host.lan, number
         self.quorum = float(settings["quorum"])
         self.state = State()
         self.blank = True
-        self.hung = False
+        self.attached = self.hung = False
         self.need = 0, 0  # in the memory that it shares with the agent
         self.closed = self.newest_phase = 0
         self._converted = 0  # the last round whose gradient is

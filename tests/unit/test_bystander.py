@@ -7,8 +7,13 @@ import pytest
 
 from nicps import wire
 from nicps.errors import NetworkProblem
+from nicps.job.actions import Log
 from nicps.job.plan import Plan
-from nicps.protocol import NodeState
+from nicps.job.publisher import Publisher
+from nicps.job.text import one_line
+from nicps.protocol import NodeState, NotAdmitted, Send, Timings, View
+from nicps.protocol.bystander import Bystander
+from nicps.protocol.local_host import LocalHost
 from tests.simulator import schedules
 from tests.simulator.drill import idle, job, next_job
 from tests.simulator.host import Host
@@ -75,17 +80,46 @@ def test_where_nothing_runs_it_asks_a_few_times() -> None:
     host = lan.hosts[1]
     lan.hosts[0].dead = True
     lan.at(COMES_S, host.restart)
-    asked = []
+    asked: list[tuple[Host, float]] = []
 
     def asks(other: Host, action: object) -> bool:
-        asked.append(other)
+        if isinstance(action, Send):
+            asked.append((other, lan.now))
         return False
 
     lan.moments.append(asks)
     lan.trouble(60.0)
     lan.run(lambda: False, 60.0)
-    assert 2 <= len(asked) <= 6 and set(asked) == {host}
+    assert len(asked) == 4 and {other for other, _ in asked} == {host}
     assert not knows(host) and host.node.deadline() is None
+
+
+def test_every_question_can_be_answered() -> None:
+    """The host gives up only when the last question has had its time; no question is sent whose answer is ignored."""
+    host = LocalHost(bytes(6), "h1", NodeState.STANDBY, View(0, (), frozenset(), 0), 0)
+    bystander, question = Bystander(host, Timings()), Send(wire.Frame(wire.Header(), wire.Call(0)))
+    bystander.begin(0.0)
+    bystander.hear("job1")
+    for _ in range(4):
+        at = bystander.deadline()
+        assert at is not None and bystander.ask(at, question) == [question]
+    assert bystander.hear("job2") == [NotAdmitted("job2")]
+    for _ in range(4):
+        at = bystander.deadline()
+        assert at is not None and bystander.ask(at, question) == [question]
+    at = bystander.deadline()
+    assert at is not None and bystander.ask(at, question) == [NotAdmitted("")]
+    assert bystander.deadline() is None and not bystander.hear("job3")
+
+
+@pytest.mark.parametrize("name", ["job\x1b[2J\n1", "j" * 1000, "\n"])
+def test_a_strangers_text_is_one_printable_line(name: str) -> None:
+    publisher = Publisher("h1")
+    shown = one_line(name)
+    logged = [log.text for log in publisher.note_other_job(name) if isinstance(log, Log)]
+    assert publisher.other_job == shown and shown.isprintable()
+    assert all(text.isprintable() and len(text) < 400 for text in logged)
+    assert bool(logged) is bool(shown)
 
 
 def test_where_new_hosts_are_admitted_it_takes_part() -> None:

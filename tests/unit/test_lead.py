@@ -87,6 +87,14 @@ def test_the_state_is_handed_out_once_it_is_saved(leader: Leader) -> None:
     assert [phase.kind for phase in leader.decided] == [wire.PhaseKind.HANDOUT]
 
 
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST, wire.PhaseKind.FINISH])
+def test_a_decision_names_the_job(leader: Leader, kind: wire.PhaseKind) -> None:
+    """A host that was taken in before it had anything of the job prepares for it, too."""
+    phase = leader.lead.complete(Phase(0, 0, kind), leader.host.part)
+    digests = {} if kind is wire.PhaseKind.FINISH else {"handout": "files", "model": "d0"}
+    assert phase.settings == {"job": "job", **digests}
+
+
 @pytest.mark.parametrize("purpose", ["job", "files"])
 def test_what_cannot_be_opened_ends_the_job(leader: Leader, purpose: str) -> None:
     submission = Submission(1, "job", {"files": [], "settings": {}})

@@ -16,12 +16,13 @@ from nicps.job.actions import (
     EnterPhase,
     Post,
     ShowClosed,
+    ShowNeed,
     StartProgram,
 )
-from nicps.job.orders import Depart, Fail, Offer, RoundJudged, Warn
+from nicps.job.orders import Depart, Fail, MarkRead, Offer, RoundJudged, Warn
 from nicps.job.part import Part
 from nicps.session import shared_form as says
-from tests.parts import ROUND, Host, training
+from tests.parts import LANES, ROUND, Host, training
 
 pytestmark = pytest.mark.unit
 
@@ -415,3 +416,52 @@ def test_when_a_program_ended_is_told(fresh: Host) -> None:
     assert fresh.part.programs.moment == f" in round {ROUND}"
     fresh.decides(training(4, kind=wire.PhaseKind.FINISH))
     assert fresh.part.programs.moment == " after the last round"
+
+
+def test_what_is_enough_is_told_anew_in_another_view(host: Host) -> None:
+    """In the view before, others had contributed; the round is run again, and nobody has yet."""
+    host.do(host.part.show_need(ROUND, 3))
+    host.forget()
+    assert host.part.phase is not None
+    host.goes_on(host.part.phase, again=False)
+    assert host.found(ShowNeed) == [ShowNeed(1, 0, 0)]
+
+
+# ---- a program that is not ready yet
+
+
+@pytest.fixture
+def starting(host: Host) -> Host:
+    """In training, with another program than the one that was killed; it has not connected yet."""
+    assert host.part.program is not None
+    host.do(host.part.note_ended(1.0, host.part.program.number, -9, "killed"))
+    host.forget()
+    return host
+
+
+def test_a_view_does_not_enter_a_program_that_is_not_ready(starting: Host) -> None:
+    """It would hear of no phase, and all that it offers later would count as of an earlier one."""
+    program, phase = starting.part.program, starting.part.phase
+    assert program is not None and phase is not None
+    starting.goes_on(phase)
+    assert not starting.found(EnterPhase) and not starting.found(Post)
+    assert program.duty == "start"
+    starting.hears(says.Ready(LANES, "d0"))
+    starting.decides(training(9))
+    starting.settle()
+    starting.hears(says.Prepared(9))
+    starting.offers()
+    assert starting.found(Offer) == [Offer(ROUND, 4, None, False)]
+
+
+def test_a_commit_waits_for_no_program_that_is_not_ready(starting: Host) -> None:
+    """The program has trained nothing, and has nothing to read."""
+    programs, phase = starting.part.programs, starting.part.phase
+    assert programs.current is not None and phase is not None
+    starting.commits(phase, at=1.1)
+    assert starting.found(MarkRead) == [MarkRead(ROUND)] and not starting.found(Post)
+    assert programs.current.duty == "start"
+    for _ in range(2):
+        number = programs.current.number
+        starting.do(starting.part.note_ended(2.0, number, -9, "killed"))
+    assert programs.can_start is False

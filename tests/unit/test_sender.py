@@ -244,3 +244,18 @@ def test_what_is_dropped_is_not_waited_for() -> None:
     sender.fragments_of(action, phase, Gradient())
     assert sender.drop_fragments() == [action]
     assert sender.drop_fragments() == []
+
+
+def test_a_program_whose_contribution_is_dropped_is_waited_for_no_more() -> None:
+    """The agent gave it the processor before others while all waited for its gradient."""
+    interface, gradient = Interface(), Gradient()
+    gradient.waited_for = False
+    gradient.available = lambda round_: 3  # type: ignore[method-assign]
+    sender = Sender(interface, header, lambda count: 1, lambda action, started: None)  # type: ignore[arg-type]
+    phase = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=FRAGMENTS, width=16)
+    action = SendFragments(1, 1, phase.first_round, 8, ((0, FRAGMENTS),), False)
+    sender.fragments_of(action, phase, gradient)
+    sender.pump(1.0)
+    assert sender.waits and gradient.waited_for
+    assert sender.drop_fragments() == [action]
+    assert not sender.waits and not gradient.waited_for

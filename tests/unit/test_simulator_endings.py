@@ -122,3 +122,20 @@ def test_where_nobody_else_is_left_a_program_that_is_killed_ends_the_job() -> No
         "stopped",
         "h1: the training program ended: it was killed",
     )
+
+
+def test_a_model_that_is_tampered_with_before_its_first_round_stops_the_job() -> None:
+    """All are asked to train from the same model; nobody can say yet which of two is damaged."""
+    lan, _ = job(hosts=3)
+
+    def tamper(host: Host, action: Action) -> bool:
+        program = host.process
+        if host is not lan.hosts[1] or program is None or program.attached:
+            return False
+        host.tamper()
+        return True
+
+    lan.moments.append(tamper)
+    outcome = schedules.finish(lan)
+    assert outcome.what == "stopped" and "the model built here differs" in outcome.why
+    assert not lan.moments, "the moment has never come"

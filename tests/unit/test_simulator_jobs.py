@@ -8,10 +8,13 @@ import random
 import pytest
 
 from nicps import wire
+from nicps.job.actions import Post
 from nicps.job.plan import Plan
+from nicps.session import shared_form as says
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, idle, job, next_job, training
 from tests.simulator.faults import MOMENTS
+from tests.simulator.program import START_S
 
 pytestmark = pytest.mark.unit
 
@@ -98,3 +101,21 @@ def test_a_batch_of_fewer_samples_than_hosts() -> None:
         for (_, _), (counted, _, kind) in lan.checks.commits.items()
         if kind is wire.PhaseKind.TRAIN
     } == {((1, 1), (2, 1), (3, 1), (4, 1))}
+
+
+def test_a_program_that_has_not_connected_hears_nothing() -> None:
+    """The agent has nobody to tell; what the program must know comes with its welcome and with the next phase."""
+    lan, _ = training(hosts=3)
+    host = lan.hosts[1]
+    waiting: list[int] = []
+
+    def tell() -> None:
+        process = host.process
+        assert process is not None and not process.attached
+        host.do([Post(process.number, says.View(1, (1, 2, 3), 1, 1))])
+        host.later(START_S / 10, lambda: waiting.append(len(process._inbox)))
+
+    lan.at(TRAINING_S, host.kill_program)
+    lan.at(TRAINING_S + START_S / 2, tell)
+    ends_well(lan)
+    assert waiting == [0]

@@ -11,7 +11,7 @@ from nicps import wire
 from nicps.job.course import Course
 from nicps.job.orders import Orders
 from nicps.job.plan import Plan
-from nicps.protocol import Action, PhaseAgreed, Prepare, SendFragments
+from nicps.protocol import Action, Declined, Installed, PhaseAgreed, Prepare, SendFragments
 from nicps.protocol.view import Successor
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, job, training
@@ -119,6 +119,31 @@ def test_no_round_counts_while_the_state_is_saved(monkeypatch: pytest.MonkeyPatc
     lan.moments.append(learner_waits)
     assert schedules.finish(lan).what == "done"
     assert taken, "the moment has never come"
+
+
+def test_a_host_is_taken_in_without_the_jobs_files_as_the_lead_dies() -> None:
+    """The next lead goes on training before it hands the files out, and the host prepares for that."""
+    lan, _ = training(hosts=4, lost=(3,))
+    lead, back = lan.hosts[0], lan.hosts[3]
+    declined: list[Action] = []
+
+    def take_in(host: Host, action: Action) -> bool:
+        if host is not lead or not isinstance(action, Installed) or 4 not in host.node.learners:
+            return False
+        lan.at(lan.now + 0.001, lead.kill)
+        lan.at(lan.now + 1.5, lead.restart)
+        lan.trouble(lan.now + 2.0)
+        return True
+
+    def decline(host: Host, action: Action) -> bool:
+        if host is back and isinstance(action, Declined):
+            declined.append(action)
+        return False
+
+    lan.moments += [take_in, decline]
+    assert schedules.finish(lan).what == "done"
+    assert take_in not in lan.moments, "the moment has never come"
+    assert not declined
 
 
 def test_who_learns_of_the_end_from_another_is_at_rest() -> None:

@@ -6,13 +6,17 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Member, NoProgress, Timings, View
-from nicps.protocol.progress import IN_VAIN, Progress, find_fault
+from nicps.protocol.local_host import LocalHost, NodeState
+from nicps.protocol.progress import IN_VAIN, Progress, Standstill, find_fault
+from nicps.protocol.signals import Lacking
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S
 from tests.simulator.host import Host
@@ -211,6 +215,36 @@ def test_seeds_in_which_fragments_do_not_pass(seed: int, monkeypatch: pytest.Mon
     schedules.finish(lan)
 
 
+def test_a_lost_report_and_a_late_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members judge before all have heard the same reports, and each verdict names another member to propose."""
+    lan = trains(3, rounds=12, fragments=6)
+    starved(lan, {(0, 1), (0, 2)})
+    lead, late = lan.hosts[:2]
+    take_fragment, take_frame = late.kernel.take_fragment, lead.take_frame
+    lost: list[bytes] = []
+
+    def take_one(*fragment: Any) -> None:
+        lan.starved.add((0, 1))
+        take_fragment(*fragment)
+
+    def lose_one_report(source: bytes, data: bytes, key: bytes | None) -> None:
+        is_report = data[1] == wire.FrameType.WANT and any(wire.unpack(data).items)
+        if is_report and not lost:
+            lost.append(data)
+        else:
+            take_frame(source, data, key)
+
+    def let_one_pass() -> None:
+        """Its watch starts again."""
+        lan.starved.discard((0, 1))
+        monkeypatch.setattr(late.kernel, "take_fragment", take_one)
+
+    monkeypatch.setattr(lead, "take_frame", lose_one_report)
+    lan.at(TRAINING_S + 0.285, let_one_pass)
+    done(lan)
+    assert lost
+
+
 # ---- what must not be taken for it
 
 
@@ -305,3 +339,25 @@ def test_whose_fault_it_is(
     members: int, learners: tuple[int, ...], lacks: dict[int, dict[int, int]], fault: int
 ) -> None:
     assert find_fault(lacks, range(1, members + 1), learners) == fault
+
+
+def test_members_judge_again_while_nobody_proposes() -> None:
+    """Member 1 misses a report and judges later than the others, on more. Then each verdict names another proposer."""
+    members = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3))
+    seen = View(1, members, frozenset({1, 2, 3}), 1)
+    hosts = {
+        m.number: Standstill(
+            LocalHost(m.mac, m.name, NodeState.MEMBER, seen, m.number), Timings(silence_most_s=3.0)
+        )
+        for m in members
+    }
+    reports = [(0.1 * turn, 3) for turn in range(25)]
+    reports += [(1.05 + 0.1 * turn, 2) for turn in range(15)]
+    verdicts: list[tuple[int, int]] = []  # the member that judges, and whom it finds at fault
+    for now, member in sorted(reports):
+        for number, standstill in hosts.items():
+            if (number, member, now) != (1, 3, 0.0):
+                found = standstill.hear(now, Lacking(7, member, {1: 40}), frozenset())
+                verdicts += [(number, f.evicted) for f in found if f.evicted]
+    assert verdicts[:3] == [(2, 3), (3, 3), (1, 1)], "each names a proposer that found another"
+    assert sorted(verdicts[3:]) == [(1, 1), (2, 1), (3, 1)]

@@ -10,6 +10,8 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol import Member, Phase, Send, Timings, View
+from nicps.protocol.lead import LeadWatch
+from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Silent
@@ -102,6 +104,19 @@ def test_gaps_are_measured_between_what_counts() -> None:
         made.kernel_saw((1, 2 + step), token_at, token_at)
         made.kernel_saw((1, 2 + step), token_at, token_at + 0.2)
     assert timeout.seconds == pytest.approx(0.4, abs=0.05)
+
+
+def test_a_leads_beacon_does_not_say_that_it_has_read() -> None:
+    """A beacon from between two phases can come late, to the holder of a parked token."""
+    made = ring(OVERTAKING)
+    token = made.token
+    assert token is not None
+    host = LocalHost(VIEW.members[0].mac, "h1", NodeState.MEMBER, VIEW, 1)
+    beacon = LeadWatch(host, TIMINGS, AdaptiveTimeout(TIMINGS)).beacon(START, 1).frame
+    read = token.lines[0].read
+    assert isinstance(beacon.body, wire.Want)
+    made._control.hear_read(1, beacon.body)
+    assert token.lines[0].read == read
 
 
 def test_a_beacon_of_the_holder_counts_in_any_exchange() -> None:
