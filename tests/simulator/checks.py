@@ -53,7 +53,7 @@ class Checks:
         self.newest: View | None = None  # of all that are known to have been agreed on anywhere
         self.states: dict[str, State] = {}  # by the digest that programs tell
         self.trained = 0  # rounds of training that somebody has applied
-        self.tampered: set[str] = set()  # hosts whose weights a test has changed
+        self.tampered = False  # a test has changed somebody's weights
         self.moved: list[Host] = []  # their nodes have done something since `step`
 
     def branch(self, host: Host) -> Branch:

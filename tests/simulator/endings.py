@@ -34,8 +34,6 @@ def why_not(lead: Host, reason: str) -> str:
         return "" if any(w.startswith("T") for w in weights) else "nobody has tampered with it"
     if "ended with an error" in reason:
         return "" if any(h.sick for h in named) else "nobody whom it may be about is sick"
-    if "the model built here differs" in reason:  # before the first round there is no other state to take
-        return "" if any(h.node.name in lan.checks.tampered for h in named) else "nobody's differs"
     departs = ("it was killed", "it has not moved", "has left the network")
     if any(why in reason for why in departs) and "nobody is left who" not in reason:
         return "" if len(lead.node.view.live) == 1 else "others can go on"
