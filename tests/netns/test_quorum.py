@@ -2,8 +2,8 @@
 """R13: one host four times slower. Rounds close at the quorum, every host at the same gradient.
 
 A batch of 160 is 40 samples a host, in ten micro-batches of 4. While the three fast hosts work theirs (0.8 s), the slow
-one gets through 10 samples of its own. That hosts agree is true of every round; who is how fast may be upset in one
-round by what else the machine does.
+one gets through 10 samples of its own. That hosts agree is true of every round; who is how fast may be upset in some
+rounds by what else the machine does.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ def train(
     return run, [{names[number]: n for number, n in counted.items()} for counted in listed]
 
 
-def in_all_but_one(facts: Iterable[bool]) -> bool:
-    """Whether it is so in every round, but perhaps one."""
-    return list(facts).count(False) <= 1
+def in_most(facts: Iterable[bool]) -> bool:
+    """Whether it is so in two rounds of three at least."""
+    found = list(facts)
+    return 3 * found.count(True) >= 2 * len(found)
 
 
 def test_at_90_percent_the_slow_host_sends_what_it_has(network: Network, open_path: Path) -> None:
     _, rounds = train(network, open_path, 0.9, rounds=5)
     for counted in rounds:
         assert 0.9 * BATCH <= sum(counted.values()) <= BATCH
-    assert in_all_but_one(0 < counted.get("h4", 0) < SHARE for counted in rounds)
+    assert in_most(0 < counted.get("h4", 0) < SHARE for counted in rounds)
     # No more than needed: with one micro-batch less it would not have been enough.
-    assert in_all_but_one(sum(counted.values()) - MICRO_BATCH < 0.9 * BATCH for counted in rounds)
+    assert in_most(sum(counted.values()) - MICRO_BATCH < 0.9 * BATCH for counted in rounds)
 
 
 def test_at_75_percent_the_slow_host_is_not_waited_for(network: Network, open_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_at_75_percent_the_slow_host_is_not_waited_for(network: Network, open_pa
     for counted in rounds:
         assert sum(counted.values()) >= 0.75 * BATCH
     without = ["h4" not in counted for counted in rounds]
-    assert in_all_but_one(without)
+    assert in_most(without)
     assert [row["own_samples"] == 0 for row in run.training("h4")] == without
 
 

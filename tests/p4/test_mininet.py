@@ -45,7 +45,7 @@ def lab(checkout: Path, places: Path, *arguments: str | Path) -> tuple[int, str,
     """The exit code, and what was said on stdout and stderr; nothing is left."""
     process = start(checkout, places, *arguments)
     try:
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=360)
     finally:
         process.terminate()
         process.wait(60)
@@ -106,6 +106,7 @@ def places(open_path: Path) -> Path:
     return path
 
 
+@pytest.mark.timeout(480)  # two BMv2 in line take a processor each
 @pytest.mark.parametrize(
     "arguments",
     [
