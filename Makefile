@@ -8,8 +8,8 @@
 #   make clean      remove what was built;  make distclean  .venv and runs/ too
 #
 # DATA=PATH names the folder that holds the data sets, HOSTS=N the number of the demo's hosts, ARGS=...
-# more arguments for the command, WORKERS=N the test processes (they mostly wait: two for each processor or
-# so), TORCH_INDEX=URL the package index that has PyTorch's CPU builds.
+# more arguments for the command, WORKERS=N the test processes (three keep two processors
+# busy), TORCH_INDEX=URL the package index that has PyTorch's CPU builds.
 
 # The demo's result must be the last line on stdout, so make may not print "Leaving directory" after it
 # when it is called with -C. GNU make 4.4 and newer obey --no-print-directory here. Older ones only keep
@@ -23,7 +23,7 @@ RUN := $(LIVE)env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
 PYTHON := .venv/bin/python
 HOSTS ?= 4
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 3
 ifdef DATA
 export NICPS_DATA := $(DATA)
 endif

@@ -56,7 +56,7 @@ def run(seeds: range, hosts: int | None = None) -> Counter[str]:
     return outcomes
 
 
-@pytest.mark.parametrize(("chunk", "done"), enumerate(DONE))
+@pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
 def test_seeds(chunk: int, done: int) -> None:
     """So many of a chunk end well, give or take one: in the others the starter is lost, or a majority."""
     assert run(range(chunk * CHUNK, (chunk + 1) * CHUNK))["done"] >= done - 1
