@@ -24,7 +24,7 @@ The socket:
     closing.py      closing a connection, which may take long
     commands.py     messages of commands and training programs
     status.py       what `nicps status` shows
-    notifier.py     who is told: the operator, submitters and watchers, the alarm's hook
+    notifier.py     messages to the operator, submitters and watchers; the alarm's hook
 
 A job:
 

@@ -38,6 +38,6 @@ class LeadWatch:
         return self._beacon_at
 
     def beacon(self, now: float, round_: int) -> Send:
-        """The lead's sign of life. It says nothing of what the lead has read: that is the ring's."""
+        """The lead's beacon. It does not say which rounds the lead has read: the ring's own frames do."""
         self._beacon_at = now + self._timings.beacon_s
         return Send(wire.Frame(self._host.header(round_), wire.Want(0, 0)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """R13: one host four times slower. Rounds close at the quorum, every host at the same gradient.
 
-A batch of 160 is 40 samples a host, in ten micro-batches of 4. While the three fast hosts work theirs (0.8 s), the slow
-one gets through 10 samples of its own. That hosts agree is true of every round; who is how fast may be upset in some
-rounds by what else the machine does.
+A batch of 160 is 40 samples a host, in ten micro-batches of 4. While the three fast hosts compute theirs, the slow host
+computes 10 samples. All hosts must agree in every round. How fast a host is can depend on what else the machine does:
+one round may differ.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def network() -> Iterator[Network]:
 
 
 def train(
-    network: Network, folder: Path, quorum: float, rounds: int
+    network: Network, folder: Path, quorum: float, rounds: int, microbatch_s: float = 0.08
 ) -> tuple[Run, list[dict[str, int]]]:
     """A run, and the samples counted from each host, round by round; all hosts must list the same."""
-    settings = {"batch": BATCH, "rounds": rounds, "quorum": quorum, "microbatch_seconds": 0.08}
+    settings = {"batch": BATCH, "rounds": rounds, "quorum": quorum}
+    settings["microbatch_seconds"] = microbatch_s
     run = network.train(tiny_job(folder), **settings, **{"slow.h4": 4, "save_gradients": True})
     listed = [row["counted"] for row in run.training("h1")]
     assert len(listed) == rounds
@@ -48,27 +49,27 @@ def train(
     return run, [{names[number]: n for number, n in counted.items()} for counted in listed]
 
 
-def in_most(facts: Iterable[bool]) -> bool:
-    """Whether it is so in two rounds of three at least."""
-    found = list(facts)
-    return 3 * found.count(True) >= 2 * len(found)
+def in_all_but_one(facts: Iterable[bool]) -> bool:
+    """Whether it is so in every round, but perhaps one."""
+    return list(facts).count(False) <= 1
 
 
 def test_at_90_percent_the_slow_host_sends_what_it_has(network: Network, open_path: Path) -> None:
     _, rounds = train(network, open_path, 0.9, rounds=5)
     for counted in rounds:
         assert 0.9 * BATCH <= sum(counted.values()) <= BATCH
-    assert in_most(0 < counted.get("h4", 0) < SHARE for counted in rounds)
+    assert in_all_but_one(0 < counted.get("h4", 0) < SHARE for counted in rounds)
     # No more than needed: with one micro-batch less it would not have been enough.
-    assert in_most(sum(counted.values()) - MICRO_BATCH < 0.9 * BATCH for counted in rounds)
+    assert in_all_but_one(sum(counted.values()) - MICRO_BATCH < 0.9 * BATCH for counted in rounds)
 
 
 def test_at_75_percent_the_slow_host_is_not_waited_for(network: Network, open_path: Path) -> None:
-    run, rounds = train(network, open_path, 0.75, rounds=6)
+    # A fast host that lags by a micro-batch lets the slow one in.
+    run, rounds = train(network, open_path, 0.75, rounds=6, microbatch_s=0.25)
     for counted in rounds:
         assert sum(counted.values()) >= 0.75 * BATCH
     without = ["h4" not in counted for counted in rounds]
-    assert in_most(without)
+    assert in_all_but_one(without)
     assert [row["own_samples"] == 0 for row in run.training("h4")] == without
 
 

@@ -140,7 +140,7 @@ def goes_on_from(network: Network, starter: str, checkpoint: Path) -> None:
 
 
 def left(network: Network, host: str) -> set[str]:
-    """Who has left the view, as that host says."""
+    """Names of the members that have left the view, as that host's status shows them."""
     status = network.status(host)
     assert status is not None
     return {member["name"] for member in status["members"] if member["state"] == "left"}

@@ -44,19 +44,19 @@ def made() -> Iterator[tuple[Stage, Bmv2, Controller]]:
 def test_a_job_is_trained(made: tuple[Stage, Bmv2, Controller]) -> None:
     """Same weights on all hosts, exact sums, every fragment through the switch and none refused without reason."""
     network, bmv2, running = made
-    channel = network.submit("h1", tiny_job(network.folder, SECONDS), save_gradients=True)
+    settings = {"save_gradients": True, "lane": "i16"}
+    channel = network.submit("h1", tiny_job(network.folder, SECONDS), **settings)
     try:
         network.in_training("h1", rounds=5)
-        with (
-            bmv2.connect() as switch
-        ):  # what came before the controller knew the members was refused
+        # The switch refuses frames of members that the controller has not recorded yet.
+        with bmv2.connect() as switch:
             before = switch.counters()
         run = network.finished(channel)
     finally:
         channel.close()
     assert run.result["weights_identical"] is True
     assert set(run.members) == set(network.names)
-    assert reference.check(32, run.gradients()) > 0
+    assert reference.check(16, run.gradients()) > 0
     with bmv2.connect() as switch:
         counters, members = switch.counters(), switch.members()
     numbers = {name: number for number, name in enumerate(run.members, 1)}
