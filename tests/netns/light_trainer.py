@@ -202,7 +202,15 @@ def train(session: Session, workdir: Path) -> None:
     if "resume" in prepared:
         training.load(workdir / "resume.npz")
     sets = (Records(workdir / f"{of}.bin", prepared[of]["fields"]) for of in ("train", "test"))
-    Loop(session, training, *sets, workdir).run()
+    state = Loop(session, training, *sets, workdir).run()
+    final = {
+        "job": job.name,
+        "rounds": state.round,
+        "accuracy": state.accuracy,
+        "weights_sha256": model.sha256(),
+        "seconds": state.seconds,
+    }
+    (workdir / "out" / "final.json").write_text(json.dumps(final) + "\n")
 
 
 def main(folder: str = "") -> int:
