@@ -13,12 +13,9 @@ from tests.netns.members import Network
 @pytest.fixture(scope="session")
 def session_network() -> Iterator[Network]:
     """Four hosts; use `network`."""
-    made = Network(4)
-    try:
+    with Network(4) as made:
         made.up()
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
@@ -26,3 +23,18 @@ def network(session_network: Network) -> Network:
     """Four hosts whose agents all stand by."""
     session_network.ready()
     return session_network
+
+
+@pytest.fixture(scope="module")
+def module_network() -> Iterator[Network]:
+    """Three hosts; use `three`."""
+    with Network(3) as made:
+        made.up()
+        yield made
+
+
+@pytest.fixture
+def three(module_network: Network) -> Network:
+    """Three hosts whose agents all stand by."""
+    module_network.ready()
+    return module_network

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -178,6 +178,13 @@ class Network:
         """Make the lab, and start the agents."""
         self.lab.up()
         self.ready()
+
+    def __enter__(self) -> Self:
+        """Nothing is up yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Take everything down; nothing may be left."""

@@ -163,11 +163,9 @@ class Drill:
 
     def __enter__(self) -> Drill:
         """With its stage."""
-        try:
-            self.stage.up()
-        except BaseException:
-            self.stage.close()
-            raise
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.stage).up()
+            stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -35,12 +35,9 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Network]:
     """Two hosts without agents."""
-    made = Network(2)
-    try:
+    with Network(2) as made:
         made.lab.up()
         yield made
-    finally:
-        made.close()
 
 
 # ---- joining

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from tests.netns.labs import until
@@ -36,42 +34,31 @@ def done(state):
 """
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    """Three hosts."""
-    made = Network(3)
-    try:
-        made.up()
-        yield made
-    finally:
-        made.close()
-
-
-def test_a_float_mask_survives(network: Network, open_path: Path) -> None:
+def test_a_float_mask_survives(three: Network, open_path: Path) -> None:
     """Its values are the same bits on all hosts to the end, also on one that has come back."""
     job = open_path / "transformer"
     job.mkdir()
     end = open_path / "end"
     (job / "job.py").write_text(JOB + KILLED_ONCE.replace("{end!r}", repr(str(end))))
-    channel = network.submit(
+    channel = three.submit(
         "h1", job, rounds=100000, test_every=10, micro_batches=10, microbatch_seconds=0.005
     )
     try:
-        network.in_training()
+        three.in_training()
 
         def state_of_h3() -> str:
-            status = network.status("h1")
+            status = three.status("h1")
             states = {m["name"]: m["state"] for m in status["members"]} if status else {}
             return str(states.get("h3"))
 
         until(lambda: state_of_h3() == "left", "h3 has left", 60.0)
         until(lambda: state_of_h3() == "sent", "h3 trains again", 60.0)
         end.touch()
-        run = network.finished(channel)
+        run = three.finished(channel)
     finally:
         channel.close()
     assert run.result["weights_identical"] and len(run.members) == 3
-    assert "SIGKILL has ended it in round" in network.log("h3")
+    assert "SIGKILL has ended it in round" in three.log("h3")
     hashes: dict[int, set[str]] = {}
     for host in run.members:
         for row in run.metrics(host):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,23 +12,6 @@ from tests.netns.labs import until
 from tests.netns.members import Network
 from tests.netns.test_leaving import processes, programs, under_way
 from tests.netns.test_saved import goes_on_from
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[Network]:
-    network = Network(3)
-    try:
-        network.up()
-        yield network
-    finally:
-        network.close()
-
-
-@pytest.fixture
-def three(made: Network) -> Network:
-    """Three hosts whose agents stand by."""
-    made.ready()
-    return made
 
 
 @pytest.mark.parametrize("host", ["h1", "h3"])

@@ -189,17 +189,13 @@ def works_as_a_whole(
 
 @pytest.fixture
 def alone() -> Iterator[Network]:
-    network = Network(1)
-    try:
+    with Network(1) as network:
         network.lab.up()
         yield network
-    finally:
-        network.close()
 
 
 def test_the_services_capabilities_are_enough(open_path: Path) -> None:
-    network = Network(2)
-    try:
+    with Network(2) as network:
         network.lab.up()
         for host in network.names:
             pid = join_bounded(network, host, CAPABILITIES)
@@ -213,8 +209,6 @@ def test_the_services_capabilities_are_enough(open_path: Path) -> None:
             assert network.leave(host) == 0
             network.nothing_left(host)
         works_as_a_whole(network, "h1", open_path, CAPABILITIES)
-    finally:
-        network.close()
 
 
 @pytest.mark.parametrize("missing", CAPABILITIES)

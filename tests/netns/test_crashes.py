@@ -31,12 +31,9 @@ ALL = ["h1", "h2", "h3"]
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     """Three hosts."""
-    made = Network(3, program=LIGHT)
-    try:
+    with Network(3, program=LIGHT) as made:
         made.up()
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("hosts", [["h1"], ["h2"], ALL])

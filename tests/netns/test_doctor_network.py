@@ -116,9 +116,8 @@ def test_who_stands_in_the_way(network: Network, open_path: Path) -> None:
 
 def test_with_a_key_and_alone(tmp_path: Path) -> None:
     """Who lacks the key hears nothing, and where nobody answers there is one line."""
-    network = Network(3)
-    key = tmp_path / "key"
-    try:
+    with Network(3) as network:
+        key = tmp_path / "key"
         network.lab.up()
         assert network.finish(network.run("h1", [*NICPS, "key", "new", str(key)])).code == 0
         for host in network.names:
@@ -131,5 +130,3 @@ def test_with_a_key_and_alone(tmp_path: Path) -> None:
         network.leave("h2")
         ended = network.command("h1", "doctor", "--network")
         assert "no other host answers: run `nicps join`" in ended.only_error(4)
-    finally:
-        network.close()

@@ -30,12 +30,9 @@ def drill(made: Drill) -> Drill:
 @pytest.fixture
 def alone() -> Iterator[Network]:
     """A host of its own, whose agent stands by."""
-    network = Network(1)
-    try:
+    with Network(1) as network:
         network.up()
         yield network
-    finally:
-        network.close()
 
 
 def ip(network: Network, host: str, command: str) -> None:
@@ -78,8 +75,7 @@ def test_the_interface_becomes_a_port_of_a_bridge(drill: Drill) -> None:
 
 def test_hosts_join_on_a_bridge_in_place_of_its_port(open_path: Path) -> None:
     """One interface is a port of a bridge: `join` refuses it, and trains on the bridge."""
-    network = Network(2)
-    try:
+    with Network(2) as network:
         network.lab.up()
         ip(network, "h1", "link add br0 type bridge")
         ip(network, "h1", "link set eth1 master br0")
@@ -97,8 +93,6 @@ def test_hosts_join_on_a_bridge_in_place_of_its_port(open_path: Path) -> None:
         assert run.result["weights_identical"] is True
         assert run.facts("h1")["xdp_mode"] == "generic"
         assert run.facts("h2")["xdp_mode"] == "native"
-    finally:
-        network.close()
 
 
 def test_the_interface_is_deleted(alone: Network) -> None:

@@ -30,12 +30,9 @@ def before_test():
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    made = Stage(4, keyed=True, rate_bps=100_000_000)
-    try:
+    with Stage(4, keyed=True, rate_bps=100_000_000) as made:
         made.up()
         yield made
-    finally:
-        made.close()
 
 
 def begun(stage: Stage, more: str = "", hooks: str = "", **settings: int) -> Drill:

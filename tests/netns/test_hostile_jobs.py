@@ -94,8 +94,7 @@ def loss(model, batch):
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Network]:
     """Two hosts, whose agents find a module `entry` that trains."""
-    made = Network(2)
-    try:
+    with Network(2) as made:
         (made.folder / "entry.py").write_text(ENTRY)
         path = os.pathsep.join([str(made.folder), os.environ.get("PYTHONPATH", "")])
         made.lab.up()
@@ -104,8 +103,6 @@ def pair() -> Iterator[Network]:
         for host in made.names:
             made.answered(host)
         yield made
-    finally:
-        made.close()
 
 
 def test_a_fifo_in_the_place_of_what_was_handed_out(pair: Network, open_path: Path) -> None:

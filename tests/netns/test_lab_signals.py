@@ -115,8 +115,7 @@ def test_commands(lab: Lab) -> None:
 
 @pytest.mark.xdp
 def test_real_ones(open_path: Path) -> None:
-    network = Network(2)
-    try:
+    with Network(2) as network:
         network.up()
         channel = network.submit("h1", tiny_job(open_path), rounds=100_000)
         network.in_training("h1")
@@ -136,5 +135,3 @@ def test_real_ones(open_path: Path) -> None:
         network.lab.kill("h2", "agent")
         assert agent.wait(10) == -signal.SIGKILL
         channel.close()
-    finally:
-        network.close()

@@ -22,12 +22,9 @@ from tests.netns.members import LIGHT, Ended, Network, tiny_job
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Network]:
-    network = Network(3, program=LIGHT)
-    try:
+    with Network(3, program=LIGHT) as network:
         network.up()
         yield network
-    finally:
-        network.close()
 
 
 @pytest.fixture

@@ -16,12 +16,9 @@ from tests.netns.scenes import SUMMING, Stage
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    made = Network(3, arguments=("--mode", "switch"), program=LIGHT)
-    try:
+    with Network(3, arguments=("--mode", "switch"), program=LIGHT) as made:
         made.up()
         yield made
-    finally:
-        made.close()
 
 
 def test_no_switch_adds(network: Network) -> None:
@@ -40,8 +37,7 @@ def test_no_switch_adds(network: Network) -> None:
 
 def test_all_reduce_where_no_switch_adds() -> None:
     """The program of docs/jobs.md offers again in the round with which the hosts begin to add."""
-    stage = Stage(3, arguments=("--mode", "switch", "--silence", "5"), program=SUMMING)
-    try:
+    with Stage(3, arguments=("--mode", "switch", "--silence", "5"), program=SUMMING) as stage:
         stage.up()
         done = stage.train(tiny_job(stage.folder), batch=3, lane="i32")
         said = [event.message for event in done.events if isinstance(event, Warned)]
@@ -51,8 +47,6 @@ def test_all_reduce_where_no_switch_adds() -> None:
         assert len(summed) == 10
         assert reference.check(32, summed) == 30
         assert not any(own["members"] for of in summed.values() for own in of.values())
-    finally:
-        stage.close()
 
 
 def test_a_host_that_believes_no_switch(network: Network) -> None:

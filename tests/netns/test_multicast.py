@@ -100,8 +100,7 @@ def test_the_interface_lets_the_group_through(group: bytes) -> None:
 @pytest.fixture(scope="module")
 def snooping() -> Iterator[Network]:
     """Three hosts at a switch that forwards multicast only where somebody listens, as far as it can tell."""
-    made = Network(3, program=LIGHT)
-    try:
+    with Network(3, program=LIGHT) as made:
         made.lab.up()
         switch = namespaces.switch_name(made.lab.name)
         command = "ip link set br0 type bridge mcast_snooping 1 mcast_querier 1"
@@ -110,8 +109,6 @@ def snooping() -> Iterator[Network]:
         assert "mcast_snooping 1" in shown
         assert "mcast_querier 1" in shown
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("group", ["", "03:aa:bb:cc:dd:ee"])

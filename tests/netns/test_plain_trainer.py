@@ -29,11 +29,8 @@ class Plain(Network):
 
 @pytest.fixture
 def network() -> Iterator[Plain]:
-    made = Plain(2)
-    try:
+    with Plain(2) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_a_run_has_its_result_and_its_report(network: Plain, open_path: Path) -> None:

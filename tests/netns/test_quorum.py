@@ -22,12 +22,9 @@ BATCH, SHARE, MICRO_BATCH = 160, 40, 4
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     """Four hosts."""
-    made = Network(4, program=LIGHT)
-    try:
+    with Network(4, program=LIGHT) as made:
         made.up()
         yield made
-    finally:
-        made.close()
 
 
 def train(

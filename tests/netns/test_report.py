@@ -27,12 +27,9 @@ def done(state):
 @pytest.fixture
 def network() -> Iterator[Network]:
     """Three hosts."""
-    made = Network(3, program=LIGHT)
-    try:
+    with Network(3, program=LIGHT) as made:
         made.up()
         yield made
-    finally:
-        made.close()
 
 
 def states(network: Network, host: str) -> dict[str, str]:

@@ -7,33 +7,14 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from tests.netns.labs import until
 from tests.netns.members import Network, Run
 from tests.netns.test_leaving import ends_well, under_way
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[Network]:
-    network = Network(3)
-    try:
-        network.up()
-        yield network
-    finally:
-        network.close()
-
-
-@pytest.fixture
-def three(made: Network) -> Network:
-    """Three hosts whose agents stand by."""
-    made.ready()
-    return made
 
 
 def test_too_few_are_left(three: Network, open_path: Path) -> None:

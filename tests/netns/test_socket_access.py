@@ -46,13 +46,10 @@ print(json.dumps(channel.recv(30.0)[0]))
 @pytest.fixture(scope="module")
 def made() -> Iterator[Network]:
     """One host, whose agents the tests start themselves."""
-    network = Network(1)
-    network.user = TRAINER
-    try:
+    with Network(1) as network:
+        network.user = TRAINER
         network.lab.up()
         yield network
-    finally:
-        network.close()
 
 
 @pytest.fixture

@@ -38,12 +38,9 @@ def optimizer(parameters):
 @pytest.fixture(scope="module")
 def lossy() -> Iterator[Network]:
     """Four hosts; every switch port loses 2 % in each direction."""
-    made = Network(4, loss=0.02)
-    try:
+    with Network(4, loss=0.02) as made:
         made.up()
         yield made
-    finally:
-        made.close()
 
 
 class Runs:

@@ -29,16 +29,13 @@ def model():
 @pytest.fixture(scope="module")
 def made() -> Iterator[tuple[Stage, Bmv2, Controller]]:
     """Hosts that wait for the switch while it is started again."""
-    stage = Stage(3, arguments=("--silence", "5"))
-    try:
-        with (
-            in_place_of_the_bridge(stage.lab) as bmv2,
-            controller(bmv2, stage.folder / "controller.log") as running,
-        ):
-            stage.ready()
-            yield stage, bmv2, running
-    finally:
-        stage.close()
+    with (
+        Stage(3, arguments=("--silence", "5")) as stage,
+        in_place_of_the_bridge(stage.lab) as bmv2,
+        controller(bmv2, stage.folder / "controller.log") as running,
+    ):
+        stage.ready()
+        yield stage, bmv2, running
 
 
 def test_a_job_is_trained(made: tuple[Stage, Bmv2, Controller]) -> None:
