@@ -21,6 +21,8 @@ LIVE := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)
 RUN := $(LIVE)env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL
 
 PYTHON := .venv/bin/python
+# The tests start a thousand processes: without bytecode files each of them compiles all of nicps anew.
+TEST := $(RUN) -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m pytest
 HOSTS ?= 4
 ARGS ?=
 WORKERS ?= 3
@@ -51,10 +53,10 @@ demo: setup
 		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
 
 test: setup
-	$(RUN) $(PYTHON) -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
+	$(TEST) -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 
 test-long: setup
-	$(RUN) $(PYTHON) -m pytest -m long $(ARGS)
+	$(TEST) -m long $(ARGS)
 
 p4:
 	$(RUN) p4c-bm2-ss --std p4-16 --Wdisable=unused -o p4/nicps.json p4/nicps.p4

@@ -35,7 +35,7 @@ def three(made: Network) -> Network:
 
 
 def under_way(
-    network: Network, folder: Path, rounds: int = 150, *more: str
+    network: Network, folder: Path, rounds: int = 80, *more: str
 ) -> subprocess.Popen[str]:
     """`nicps submit --wait` of a job on h1, once it trains; a round takes 50 ms at least."""
     settings = [f"rounds={rounds}", "microbatch_seconds=0.005", *more]
@@ -45,7 +45,7 @@ def under_way(
     return child
 
 
-def ends_well(done: Ended, members: set[str], rounds: int = 150) -> dict[str, Any]:
+def ends_well(done: Ended, members: set[str], rounds: int = 80) -> dict[str, Any]:
     """The job's result; these were in it at the end."""
     assert done.code == 0, done.err
     result: dict[str, Any] = json.loads(done.out)
