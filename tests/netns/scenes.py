@@ -304,19 +304,23 @@ class Drill:
         )
         return max(map(int, names), default=0)
 
-    def counted(self, host: str) -> set[int]:
-        """Who was counted in it."""
-        path = self.stage.records(host) / f"{self.last(host)}.sum.npz"
+    def counted(self, host: str, round_: int = 0) -> set[int]:
+        """Who was counted in that round, or in the last."""
+        path = self.stage.records(host) / f"{round_ or self.last(host)}.sum.npz"
         return set(self._load(path)["counted"][:, 0].tolist()) if path.exists() else set()
 
     def goes_on(self, *hosts: str, rounds: int = 3, timeout_s: float = 60.0) -> None:
-        """Wait until these have trained so many rounds more, and all of them and nobody else has been counted."""
+        """Wait until these have trained so many rounds more in which all of them and nobody else was counted."""
         begun = {host: self.last(host) for host in hosts}
         numbers = {self.number(host) for host in hosts}
 
         def moved() -> bool:
             return all(
-                self.last(host) >= begun[host] + rounds and self.counted(host) == numbers
+                sum(
+                    self.counted(host, round_) == numbers
+                    for round_ in range(begun[host] + 1, self.last(host) + 1)
+                )
+                >= rounds
                 for host in hosts
             )
 
