@@ -169,7 +169,7 @@ class Course:
             return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
-        if self._alarm is not None:
+        if self._alarm is not None and not self._opening:  # otherwise a batch begins: after that
             return [SaveState(Saving.ALARM)]
         if what == "test":
             return self._test()

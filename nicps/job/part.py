@@ -338,7 +338,7 @@ class Part:
         program = self.program
         if program is None or not program.ready:
             return []
-        program.excuse()
+        program.close_round()
         return [ShowClosed(program.number, round_)]
 
     def note_sent(self, action: SendFragments, started: float, ended: float) -> Orders:

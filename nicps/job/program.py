@@ -46,6 +46,10 @@ class Program:
         self._moved = now  # it has said something, or was told what to do
         self._unanswered = 0  # phases; until it is in the last one that it was told of, it speaks of an earlier one
         self._trains = False
+        self._closed = False  # the open round, without it: nothing of it is to be computed any more
+        self._unread = self._unjudged = (
+            False  # the last sum that it was told of; unjudged: only where it leads
+        )
         self._blocks_shown = 0
         self._saving = 0  # number of the phase in which it saves or loads
         self._own_phase = _OWN_PHASES
@@ -68,6 +72,16 @@ class Program:
         """It has nothing more to do in the open round until that is committed."""
         if self.duty == "work":
             self.duty = ""
+
+    def close_round(self) -> None:
+        """The open round closes without it. The sum of the round before may still be its to read, and to judge."""
+        self._closed = True
+        if not self._unread:
+            self._leave_work()
+
+    def _leave_work(self) -> None:
+        if self.duty == "work":
+            self.duty = "judge" if self._unjudged else ""
 
     def note_movement(self, now: float) -> None:
         """It has said something, or could not."""
@@ -100,6 +114,7 @@ class Program:
     ) -> Orders:
         """Leave whatever it does, and go into this phase; `blocks` are those of a bank of the accumulators."""
         self._trains = phase.kind is wire.PhaseKind.TRAIN
+        self._closed = self._unread = self._unjudged = False
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
         new_blocks = blocks if blocks != self._blocks_shown else 0
         self._blocks_shown = blocks or self._blocks_shown
@@ -134,8 +149,10 @@ class Program:
         """Hosts have come or gone; the phase goes on, or none does."""
         leads_now = node.leads and not self._leads
         between = phase is None or node.open_round <= phase.first_round
-        if leads_now and not between and self._trains and not self.duty:
-            self.give_duty(now, "judge")  # R14: it says again what comes next
+        if leads_now and not between and self._trains:
+            self._unjudged = True  # R14: it says again what comes next
+            if not self.duty:
+                self.give_duty(now, "judge")
         view, self._leads = node.view, node.leads
         message = shared_form.View(view.number, view.order, view.lead, node.open_round)
         return [Post(self.number, message)]
@@ -143,6 +160,7 @@ class Program:
     def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:
         """A round counts: its sum can be read."""
         self.trained = commit.round
+        self._closed, self._unread, self._unjudged = False, True, self._leads
         self.give_duty(now, "work")
         message = shared_form.Committed(
             commit.round,
@@ -179,11 +197,15 @@ class Program:
     def note_read(self, digest: str) -> None:
         """It has read a sum, and holds the state after it."""
         self.digest = digest or self.digest
+        self._unread = False
         if not self.lags:
-            self.duty = "work" if self._trains else ""
+            self.duty = "work"
+            if self._closed or not self._trains:
+                self._leave_work()
 
     def note_judged(self, what: str) -> None:
         """It has said what comes after a round."""
+        self._unjudged = False
         if self.duty == "judge":
             self.duty = ""
         if what != "continue":

@@ -241,8 +241,8 @@ class Node:
         assert self.leads
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
-        if self.membership.view_change is None or self.changing or not self.membership.ready:
-            return self._take(now, [])  # once everybody has the view, its lead decides again
+        if not self._may_decide:
+            return self._take(now, [])
         self._lead.hear(now)
         return self._take(now, self._decisions.decide(now, phase))
 
@@ -338,7 +338,8 @@ class Node:
 
     def go_on(self, now: float) -> list[Action]:
         """The lead has decided to train on after the last round (`Ring.go_on`)."""
-        return self._take(now, self.ring.go_on(now) if self.ring is not None else [])
+        decided = self.ring is not None and self._may_decide
+        return self._take(now, self.ring.go_on(now) if self.ring and decided else [])
 
     # ---- what comes from the kernel and the clock
 
@@ -399,6 +400,12 @@ class Node:
             self._readmission.call_due() if self._admission.calls else None,
             self._admission.deadline(),
         )
+
+    @property
+    def _may_decide(self) -> bool:
+        """Everybody has the view. Until then its lead does not know who is left; once they have, it decides again."""
+        membership = self.membership
+        return membership.view_change is not None and not self.changing and membership.ready
 
     @property
     def _moving_ring(self) -> Ring | None:

@@ -214,14 +214,14 @@ def test_the_starter_while_training(three: Network, open_path: Path, how: str) -
 
 def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
     """Its host leaves, and is back with another one; all sums can be made again from what was kept."""
-    child = under_way(three, open_path, 300, "save_gradients=true")
+    child = under_way(three, open_path, 120, "save_gradients=true")
     (trainer,) = programs(three, "h2")
     os.kill(trainer.pid, signal.SIGKILL)
-    result = ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=300)
+    result = ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=120)
     kept = [three.place(host, "runs") / result["job_id"] / host for host in three.names]
     rounds = sums.read(kept)
     found = sums.compare(rounds, 16)
-    assert found["rounds"] == 300 and found["gradients"] > 600
+    assert found["rounds"] == 120 and found["gradients"] > 240
     lives = {(n, str(own["life"])) for saved in rounds.values() for n, own in saved.items()}
     assert len(lives) > 3
     three.all_stand_by()

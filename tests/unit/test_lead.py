@@ -131,6 +131,22 @@ def test_an_alarm_stops_the_job_also_where_it_cannot_be_saved(leader: Leader) ->
     assert stop.settings["message"].endswith("the model could not be saved: the disk is full")
 
 
+def test_no_alarm_saves_while_training_is_opened(leader: Leader) -> None:
+    """The round that is opened would count without being in what is saved."""
+    course = leader.lead.course
+    leader.do(course.model_built(1))
+    leader.host.spot.phase_in_force, leader.host.spot.open_round = None, 7
+    leader.do(course.view_installed(leader.host.spot.view))
+    assert [phase.kind for phase in leader.decided] == [wire.PhaseKind.TRAIN]
+    course.raise_alarm("h2 left")
+    leader.do(leader.lead.round_judged(0.0, 6, "continue"))
+    assert not leader.host.found(SaveState)
+    leader.do(leader.lead.decision_agreed(leader.decided[0], {}))
+    leader.host.spot.open_round = 9
+    leader.do(leader.lead.round_judged(0.0, 8, "continue"))
+    assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)]
+
+
 @pytest.mark.parametrize("saves", [for_a_learner, for_the_alarm])
 def test_what_is_saved_too_late_is_for_nothing(
     leader: Leader, saves: Callable[[Leader], Saving]

@@ -237,6 +237,35 @@ def test_a_round_that_closed_without_a_program_is_run_again_with_it() -> None:
     )
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_round_that_closed_without_it_excuses_no_sum(silence: Silence, leads: bool) -> None:
+    """It owes the round before still: that it reads the sum, and if it leads that it judges it (R14)."""
+    silence.host.spot.leads = leads
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.offers(1.0)
+    silence.host.commits(training(9), at=1.0)
+    silence.host.do(silence.part.show_closed(ROUND + 1))
+    assert silence.part.program is not None and silence.part.program.silent_at(False) == 61.0
+    silence.reads(2.0)
+    if leads:
+        assert silence.part.program.silent_at(False) == 62.0
+        silence.says(3.0, says.Decide(ROUND, "continue"))
+    assert silence.lasts(3.0) is None
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_round_closes_as_its_program_works(silence: Silence, leads: bool) -> None:
+    """It has read the sum before: a lead's program may have that to judge, another has nothing to do."""
+    silence.host.spot.leads = leads
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.host.commits(training(9), at=1.0)
+    silence.reads(2.0)
+    silence.host.do(silence.part.show_closed(ROUND + 1))
+    assert silence.lasts(2.0) == (60.0 if leads else None)
+
+
 @pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
 def test_after_a_round_comes_the_next_one(silence: Silence, kind: wire.PhaseKind) -> None:
     silence.builds()

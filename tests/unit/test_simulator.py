@@ -83,9 +83,20 @@ def test_nobody_is_handed_the_state_while_training_is_opened() -> None:
     assert run(range(23040, 23041))
 
 
-def test_a_lead_decides_once_everybody_has_the_view() -> None:
-    """A hand-out is ready while the view is installed: it is decided on once, not before and again after that."""
-    assert run(range(43590, 43591))
+@pytest.mark.parametrize("seed", [43590, 536])
+def test_a_lead_decides_once_everybody_has_the_view(seed: int) -> None:
+    """A hand-out is ready, or a round is judged, while the view is installed: that takes effect once all have it."""
+    assert run(range(seed, seed + 1))
+
+
+def test_a_leads_program_hangs_and_the_round_closes_without_it() -> None:
+    """It has the round before still to judge, and all wait for that."""
+    assert run(range(587, 588))
+
+
+def test_a_job_is_cancelled_while_training_is_opened() -> None:
+    """What is saved has all rounds that count."""
+    assert run(range(1398, 1399))
 
 
 # ---- one fault, on purpose
