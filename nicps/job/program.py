@@ -69,19 +69,15 @@ class Program:
         self.duty, self._moved = duty, now
 
     def excuse(self) -> None:
-        """It has nothing more to do in the open round until that is committed."""
+        """It has nothing more to do in the open round until that is committed, but to judge the one before."""
         if self.duty == "work":
-            self.duty = ""
+            self.duty = "judge" if self._unjudged else ""
 
     def close_round(self) -> None:
         """The open round closes without it. The sum of the round before may still be its to read, and to judge."""
         self._closed = True
         if not self._unread:
-            self._leave_work()
-
-    def _leave_work(self) -> None:
-        if self.duty == "work":
-            self.duty = "judge" if self._unjudged else ""
+            self.excuse()
 
     def note_movement(self, now: float) -> None:
         """It has said something, or could not."""
@@ -201,7 +197,7 @@ class Program:
         if not self.lags:
             self.duty = "work"
             if self._closed or not self._trains:
-                self._leave_work()
+                self.excuse()
 
     def note_judged(self, what: str) -> None:
         """It has said what comes after a round."""
