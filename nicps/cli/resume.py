@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="the run's folder, or its name under --runs (default: the newest one that has a checkpoint)",
+        help="the run's folder, its checkpoint's, or its name under --runs (default: the newest one that has a checkpoint)",
     )
     parser.add_argument(
         "--runs",
@@ -69,6 +69,8 @@ def find(runs: Path, name: str | None) -> Path:
         raise UsageProblem(
             f"there is no run {name!r}: no folder {looked_at}; name the run's folder, or --runs"
         )
+    if (folder / "checkpoint.npz").is_file():
+        return folder  # the checkpoint's own folder, as messages name it
     if not (folder / "checkpoint").is_dir():
         raise UsageProblem(
             f"{folder} holds no checkpoint: it is on the host that led the job, or that was left without a majority"

@@ -95,4 +95,7 @@ def test_a_run_that_is_not_there_is_told_from_one_without_a_checkpoint(
     for name, folder in (("bare", runs / "bare"), ("here", tmp_path / "here")):
         with pytest.raises(UsageProblem, match=f"{folder} holds no checkpoint"):
             find(runs, name)
-    assert find(runs, "whole") == runs / "whole" / "checkpoint"
+    whole = runs / "whole" / "checkpoint"
+    assert find(runs, "whole") == whole
+    (whole / "checkpoint.npz").touch()
+    assert find(runs, str(whole)) == whole, "the folder that the end of a job names"
