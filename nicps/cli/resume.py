@@ -26,7 +26,8 @@ def add_parser(subparsers: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="the run's folder, its checkpoint's, or its name under --runs (default: the newest one that has a checkpoint)",
+        help="the folder of the run or of its checkpoint, or the run's name under --runs "
+        "(default: the newest one that has a checkpoint)",
     )
     parser.add_argument(
         "--runs",
