@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from nicps import wire
-from nicps.job.actions import Folder, KeepRecords, OpenStream, StreamSize
+from nicps.job.actions import CloseStream, Folder, KeepRecords, OpenStream, StreamSize
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Acknowledge, Orders
@@ -40,6 +40,7 @@ class Finish:
         self._answer: bytes | None = None  # to FINISH
         self._keeping = False  # the program has ended well
         self._names: Sequence[str] = ()
+        self._opening = 0  # the stream that is being opened, or was opened last
 
     def note_commit(self, commit: Committed) -> None:
         """A round counts: the kernel has taken the others' fragments, or the switch's sums."""
@@ -76,13 +77,17 @@ class Finish:
 
     def open_records(self) -> Orders:
         """What was kept is handed out next; the answer to FINISH is how much that is."""
-        stream = next(self._streams)
+        self._opening = stream = next(self._streams)
         files = [{"path": name, "store": "all"} for name in self._names]
         task = OpenStream(stream, Folder.KEPT, files)
         return [self._tasks.begin(self._owner, task, partial(self._opened, stream))]
 
     def _opened(self, stream: int, now: float, size: StreamSize) -> Orders:
         """Tell the lead, if it asks now, how much there is to collect."""
+        if stream != self._opening:
+            return [
+                CloseStream(stream)
+            ]  # the decision was made again meanwhile, and has another one
         sizes = {"bytes": size.size, "index_bytes": size.index_bytes}
         self._answer = json.dumps(sizes).encode()
         orders = self._hand_out.offer(stream)

@@ -91,6 +91,22 @@ def test_what_is_kept_at_the_end_waits_for_who_asks(host: Host) -> None:
     assert host.answers == [5]
 
 
+def test_a_decision_that_is_made_again_opens_the_records_once(host: Host) -> None:
+    """What was opened for the decision before would be closed while it is handed out."""
+    host.decides(FINISH)
+    program_ends(host)
+    keep_records(host)
+    host.forget()
+    for number in (5, 6):
+        host.decides(training(number, kind=wire.PhaseKind.FINISH, shares=()))
+    first, second = (begin.task for begin in host.begun)
+    assert isinstance(first, OpenStream) and isinstance(second, OpenStream)
+    host.finish_task(StreamSize(99, 5))
+    assert not host.answers and host.found(CloseStream) == [CloseStream(first.stream)]
+    host.finish_task(StreamSize(99, 5))
+    assert host.answers == [6] and host.part.hand_out.outgoing == second.stream
+
+
 def test_records_that_cannot_be_kept_end_the_job(host: Host) -> None:
     host.decides(FINISH)
     program_ends(host)

@@ -94,6 +94,11 @@ def test_a_leads_program_hangs_and_the_round_closes_without_it() -> None:
     assert run(range(587, 588))
 
 
+def test_the_end_is_decided_on_in_two_views() -> None:
+    """Nobody closes what it hands out to the lead."""
+    assert run(range(7802, 7803))
+
+
 def test_a_job_is_cancelled_while_training_is_opened() -> None:
     """What is saved has all rounds that count."""
     assert run(range(1398, 1399))
