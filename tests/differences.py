@@ -72,7 +72,7 @@ ROWS: tuple[Row, ...] = (
     ((ADD,), TAKES, "round", "nor do they wait for one"),
     ((ADD,), TAKES, "window", "a host keeps sums that all have"),
     ((ADD,), "duplicate", "added summed", "a switch has one bank: the next round takes its place"),
-    ((ADD,), "round", "added", "a host's bank has a later round already, a switch's token has not"),
+    ((ADD,), "round", "added duplicate summed answered unlisted window", "a switch's token goes back"),
     ((ADD,), "range", "added duplicate summed answered unlisted", "a switch has room for 512"),
     ((ADD,), "mode", "round added duplicate", "a host is told who adds, a switch by the fragment"),
 )

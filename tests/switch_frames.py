@@ -67,7 +67,7 @@ def sequence(of_all: int, of_each: list[int]) -> list[tuple[int, Frame]]:
     width = (32, 32, 16, 8)[of_all // 4 % 4]
     found: list[tuple[int, Frame]] = []
     for number in of_each:
-        rng = Random(number)
+        rng = Random(of_all << 32 | number)  # many numbers are small and alike
         what = rng.randint(0, 11)
         if not model.owner or what < 5:
             draft = _tokens(rng, model, adding)
