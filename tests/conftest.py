@@ -35,6 +35,8 @@ MUST_RUN = frozenset({"unit", "xdp", "netns"})
 BMV2, P4C = "simple_switch", "p4c-bm2-ss"
 CLONE_NEWNET = 0x40000000
 SKIPPED = "nicps-skipped"
+HANG_UP = "nicps-hang-up"
+HANGS_UP = pytest.StashKey[bool]()  # whether a hang-up is to end the tests
 NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 
 #: Says what is missing, or None.
@@ -208,14 +210,26 @@ class SkipGuard:
             terminalreporter.write_line(f"NICPS_NO_SKIPS: {nodeid} was skipped", red=True)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Put the guard in where skips are not allowed, and see to it that SIGINT works in what tests start.
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker does not see what its controller was started with."""
+    node.workerinput[HANG_UP] = node.config.stash[HANGS_UP]
 
-    A shell without job control starts background commands with SIGINT ignored, and a process hands an ignored
-    signal on to whatever it starts; a handler it does not. Python then installs its own at the start of each child.
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the guard in where skips are not allowed, and see to it that signals work in what tests start.
+
+    A shell without job control starts background commands with SIGINT ignored, `nohup` with SIGHUP ignored, and a
+    process hands an ignored signal on to whatever it starts; a handler it does not. Python then installs its own for
+    SIGINT at the start of each child. A hang-up that was to be ignored still ends no test process.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    told = getattr(config, "workerinput", {})
+    hangs_up = told.get(HANG_UP, signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)
+    config.stash[HANGS_UP] = hangs_up
+    if not hangs_up:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     if NO_SKIPS:
         config.pluginmanager.register(SkipGuard(), "nicps-skip-guard")
 

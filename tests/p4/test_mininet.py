@@ -112,7 +112,8 @@ def places(open_path: Path) -> Path:
     [
         ("--switch", "plain"),
         ("--switch", "bmv2", "--key"),
-        ("--switch", "bmv2", "--switches", "2"),
+        # Of three rounds too many frames pass before both controllers have recorded the hosts.
+        ("--switch", "bmv2", "--switches", "2", "--set", "rounds=20"),
         (
             *("--switch", "bmv2", "--mode", "switch", "--key"),
             *("--set", "save_gradients=true", "--set", "lane=i32"),
@@ -135,7 +136,7 @@ def test_a_job_is_trained(
         # A host is a stranger until the controller has recorded it.
         assert all(5 * count(line, "stranger") < count(line, "token") for line in switches), err
         assert ("--mode" in arguments) == any("summed" in line for line in switches), err
-    if "--set" in arguments:
+    if "--mode" in arguments:
         assert result["sums_by_xdp"]["gradients"] > 0
         assert result["sums_by_xdp"]["rounds"] == result["rounds"]
 
