@@ -117,7 +117,7 @@ def test_commands(lab: Lab) -> None:
 def test_real_ones(open_path: Path) -> None:
     with Network(2) as network:
         network.up()
-        channel = network.submit("h1", tiny_job(open_path), rounds=100_000)
+        channel = network.submit("h1", tiny_job(open_path), rounds=100_000, microbatch_seconds=0.02)
         network.in_training("h1")
         agent = network.agents["h2"].process
 
