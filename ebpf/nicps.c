@@ -82,7 +82,7 @@ static __always_inline bool nicps_admit(struct nicps_limit *limit, u64 rate)
 }
 
 /*
- * A host that was struck off must learn of it and be able to come back, so
+ * A host that was evicted must learn of it and be able to come back, so
  * control frames go up from everybody; but a stranger's flood must not keep
  * the members' from the agent, nor drown it.
  */

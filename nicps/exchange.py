@@ -34,6 +34,7 @@ class Exchange:
             come when the token comes is lost.
         flag: of every fragment.
         lost: what did not come where fragments are sent again, if the user must hear of it.
+        fallback: the exchange that takes its place in a job whose network does not do what this one needs.
     """
 
     BROADCAST: ClassVar[Exchange]
@@ -46,6 +47,7 @@ class Exchange:
     token_waits: bool
     flag: int = 0
     lost: str = ""
+    fallback: Exchange | None = None
 
     def among(self, live: int) -> Exchange:
         """The exchange in a view of so many live members: a lone member adds for itself."""
@@ -86,4 +88,5 @@ Exchange.SWITCH = Exchange(
     token_waits=True,
     flag=wire.Flag.ADD,
     lost="sums of the switch",
+    fallback=Exchange.BROADCAST,
 )

@@ -327,17 +327,17 @@ def run(program: Channel, session: Session, tensors: Sequence[Mapping[str, Any]]
     except ProgramLeft as error:
         if gateway.ended:
             return
-        _tell(program, error)
+        _report_error(program, error)
         time.sleep(GRACE_S)  # its own last words are worth more: with them the agent ends us
         session.fail(f"the training program has left: {error}")
     except (JobAborted, ChannelClosed) as error:
-        _tell(program, error)
+        _report_error(program, error)
     except NicpsError as error:
         session.fail(str(error))
-        _tell(program, error)
+        _report_error(program, error)
 
 
-def _tell(program: Channel, error: NicpsError) -> None:
+def _report_error(program: Channel, error: NicpsError) -> None:
     with contextlib.suppress(ChannelClosed):
         program.send(encode(Error.of(error)))
 
@@ -355,7 +355,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         session = Session.attach()
     except NicpsError as error:
-        _tell(program, error)
+        _report_error(program, error)
         print(error, file=sys.stderr)
         return 0  # told; for the job it means nothing
     with contextlib.closing(program), contextlib.closing(session):

@@ -72,7 +72,12 @@ ROWS: tuple[Row, ...] = (
     ((ADD,), TAKES, "round", "nor do they wait for one"),
     ((ADD,), TAKES, "window", "a host keeps sums that all have"),
     ((ADD,), "duplicate", "added summed", "a switch has one bank: the next round takes its place"),
-    ((ADD,), "round", "added duplicate summed answered unlisted window", "a switch's token goes back"),
+    (
+        (ADD,),
+        "round",
+        "added duplicate summed answered unlisted window",
+        "a switch's token goes back",
+    ),
     ((ADD,), "range", "added duplicate summed answered unlisted", "a switch has room for 512"),
     ((ADD,), "mode", "round added duplicate", "a host is told who adds, a switch by the fragment"),
 )

@@ -74,7 +74,7 @@ class FakeNetwork:
     def enter(self, kind: str, first_round: int, to: Iterable[int] = ()) -> None:
         """A new phase, for all live members or only for `to`; open offers of the old one are void.
 
-        Who has been struck off hears of the end, too.
+        Who has been evicted hears of the end, too.
         """
         live = sorted(self.live)
         counted = {"train": self.batch, "test": len(live)}.get(kind, 0)
@@ -115,7 +115,7 @@ class FakeNetwork:
 
     # ---- hosts come and go
 
-    def strike(self, number: int) -> None:
+    def evict(self, number: int) -> None:
         """A member has left (R18): the view changes; the new lead, if there is one, decides again."""
         led = self.lead
         self._change(number)
@@ -124,7 +124,7 @@ class FakeNetwork:
         self.changed.notify_all()
 
     def leave(self, number: int) -> None:
-        """A member is struck off after the open round, and training goes on without it."""
+        """A member is evicted after the open round, and training goes on without it."""
         self._change(number)
         self.enter("train", self.open_round + 1)
 
@@ -133,7 +133,7 @@ class FakeNetwork:
         self.view += 1
 
     def give_state(self, number: int) -> None:
-        """R20, after the open round: the lead saves, the struck-off member loads, and all train on."""
+        """R20, after the open round: the lead saves, the evicted member loads, and all train on."""
         self._returning[number] = ""
         self.enter("save", self.open_round + 1, to=[self.lead])
 

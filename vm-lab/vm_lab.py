@@ -157,7 +157,7 @@ class VmLab:
 
     def boot(self, kernel: Kernel, hardware: Hardware) -> Guest:
         """A guest that joins, and submits the job if it is h1 and told to (a line)."""
-        _say(f"{hardware.name}: Linux {kernel.version}, {hardware.accelerator.upper()}")
+        _print_line(f"{hardware.name}: Linux {kernel.version}, {hardware.accelerator.upper()}")
         silence_s = self.args.silence or SILENCE_S[hardware.accelerator]
         join = [*join_command("eth0", hardware.name, self.user), "--silence", f"{silence_s}"]
         command = f"export PYTHONPATH={shlex.quote(str(ROOT))}; {NAME_ETH0} && "
@@ -249,7 +249,7 @@ class GuestEnded(JobFailed):
         self.exit_code = exit_code if 0 < exit_code < 128 else 5
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"nicps: {text}", file=sys.stderr, flush=True)
 
 

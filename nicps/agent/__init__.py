@@ -45,7 +45,7 @@ Processes and folders:
 
     process.py      training code as another user's process
     children.py     all child processes, from their starts to their ends
-    strays.py       processes that a job's code has detached
+    orphans.py      processes that a job's code has detached
     folders.py      working folders, and names of runs
 """
 

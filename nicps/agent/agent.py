@@ -38,13 +38,12 @@ from nicps.dataplane.loader import need_root
 from nicps.errors import explain
 from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
-from nicps.protocol import NodeState, Send
+from nicps.protocol import Send
 
 _WAKE_S = 0.05  # so we give a sign of life at least this often while a ring is under way
 _IDLE_S = 1.0
 _NICE = -15  # a token that waits for a processor delays everybody
 _RETRY_S = 0.001  # the interface's queue was full
-_GOODBYE_S = 2.0
 _HURRY_S = 0.01  # processes are being ended that would rather go on
 
 
@@ -242,7 +241,7 @@ class Agent:
         driver, life = self._driver, self.life
         driver.now = now = time.monotonic()
         driver.carry_out(life.leave(now))
-        while life.node.state is NodeState.MEMBER and driver.now < now + _GOODBYE_S:
+        while not life.has_left(driver.now):
             self._step()
         driver.carry_out(life.end(driver.now, f"{self.settings.name} has left the network"))
         self._control.flush()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 _Work: TypeAlias = tuple[Callable[[], None], Callable[[], None]]
-_PATIENCE_S = 5.0
+_END_LIMIT_S = 5.0
 
 
 class Background:
@@ -44,7 +44,7 @@ class Background:
     def close(self) -> None:
         """Let the thread end; what it is doing is waited for, at most 5 s."""
         self._work.put(None)
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_END_LIMIT_S)
         if not self._thread.is_alive():
             os.close(self._bell)
 

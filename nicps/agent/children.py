@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from nicps.agent.loop import Loop
+from nicps.agent.orphans import OrphanReaper
 from nicps.agent.process import Child, User
-from nicps.agent.strays import Strays
 
-_PATIENCE_S = 5.0
+_END_LIMIT_S = 5.0
 _REST_S = 0.01
 
 
@@ -58,19 +58,19 @@ class Children:
         self._user, self._loop, self._clock, self._adopt = user, loop, clock, adopt
         self._known: dict[Child, _Known] = {}
         self._then: list[tuple[set[Child], float, Callable[[], None]]] = []
-        self._strays: Strays | None = None
+        self._orphans: OrphanReaper | None = None
 
     def adopt(self) -> None:
         """From now on what programs leave behind ends with them even outside their sessions.
 
         Only for a process that is nothing but an agent.
         """
-        self._strays = Strays(self._user.uid)
+        self._orphans = OrphanReaper(self._user.uid)
 
     @property
     def hurry(self) -> bool:
         """Detached processes are being ended, and more of them may come: look again soon."""
-        return self._strays is not None and self._strays.hurry(self._clock())
+        return self._orphans is not None and self._orphans.hurry(self._clock())
 
     def spawn(
         self,
@@ -116,7 +116,7 @@ class Children:
         What has detached itself from them is gone then, too.
         """
         ending = {child for child, known in self._known.items() if not (known.done or known.gone)}
-        self._then.append((ending, self._clock() + _PATIENCE_S, then))
+        self._then.append((ending, self._clock() + _END_LIMIT_S, then))
         self._go_on()
 
     def tick(self, now: float) -> None:
@@ -127,13 +127,13 @@ class Children:
             elif now > known.until:
                 known.until = math.inf
                 child.kill()
-        if self._strays is not None and (self._known or self._strays.there):
-            self._strays.tick(now, self._numbers)
+        if self._orphans is not None and (self._known or self._orphans.ending):
+            self._orphans.tick(now, self._numbers)
         self._go_on()
 
     def close(self) -> None:
         """End all of them, and wait for at most 5 s until they are gone."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _END_LIMIT_S
         poll, waiting = select.poll(), {}
         for child, known in self._known.items():
             if not known.gone:
@@ -144,13 +144,13 @@ class Children:
             for fd, _ in poll.poll(left_s * 1000):
                 poll.unregister(fd)
                 self._is_gone(waiting.pop(fd))
-        if self._strays is not None:
+        if self._orphans is not None:
             while True:
-                self._strays.end(time.monotonic(), self._numbers)
-                if not self._strays.there or time.monotonic() > deadline:
+                self._orphans.end(time.monotonic(), self._numbers)
+                if not self._orphans.ending or time.monotonic() > deadline:
                     break
                 time.sleep(_REST_S)
-            self._strays.close()
+            self._orphans.close()
         self._go_on(math.inf)
 
     @property
@@ -162,9 +162,9 @@ class Children:
         self._loop.unwatch(child.fileno())
         if not known.ours:
             child.kill()  # what it has left behind in its session
-            if self._strays is not None:
-                self._strays.end(now, self._numbers)  # and outside of that
-        known.gone, known.until = True, now + _PATIENCE_S
+            if self._orphans is not None:
+                self._orphans.end(now, self._numbers)  # and outside of that
+        known.gone, known.until = True, now + _END_LIMIT_S
         self._take(child, known, now)
         self._go_on()
 
@@ -181,13 +181,13 @@ class Children:
 
     def _go_on(self, now: float | None = None) -> None:
         now = self._clock() if now is None else now
-        strays = self._strays is not None and self._strays.there
+        orphans = self._orphans is not None and self._orphans.ending
         waiting, self._then = self._then, []
         for ending, until, then in waiting:
             there = {
                 child for child in ending if child in self._known and not self._known[child].gone
             }
-            if (there or strays) and now <= until:
+            if (there or orphans) and now <= until:
                 self._then.append((there, until, then))
             else:
                 then()

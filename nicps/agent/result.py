@@ -31,7 +31,7 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
     """The run's result from `folder/<name>/`: `agent.json`, `metrics.jsonl`, `final.json`.
 
     `weights_identical` is whether all hosts had the same weights (SHA-256) after every round that they took part in;
-    one that has come back lacks those before. A host that was found to have others (R19) was struck off, and took the
+    one that has come back lacks those before. A host that was found to have others (R19) was evicted, and took the
     state again: what it had from that round on until then does not count, and is told as `differed`.
 
     Takes 64 bytes of memory a round, and some microseconds a row: not for the loop.

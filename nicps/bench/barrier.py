@@ -86,7 +86,7 @@ class BarrierClient:
         time.sleep(max(0.0, at - time.monotonic()))
         return at
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Say something, and go on."""
         self._channel.send(dict(message))
 

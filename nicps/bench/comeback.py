@@ -195,8 +195,8 @@ def _watch(agent: AgentProcess, lead: Metrics) -> Return:
         "gradient counted": counted,
     }
     done: dict[str, float] = {}
-    for step, look in looks.items():
-        while not look():
+    for step, read in looks.items():
+        while not read():
             if agent.process.poll() is not None or time.monotonic() > began + _TIMEOUT_S:
                 raise NetworkProblem(f"the host has not come so far: {step}; {agent.last_words()}")
             time.sleep(_POLL_S)

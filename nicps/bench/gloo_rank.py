@@ -45,10 +45,10 @@ def main() -> int:
         work = fresh if dtype is torch.float32 else fresh.to(dtype)
         dist.all_reduce(work)
         result = work.float()
-        barrier.say({"ended": time.monotonic()})
+        barrier.send({"ended": time.monotonic()})
         said = {"digest": workload.digest(result.numpy())}
     error = workload.worst_error(result.numpy(), args.hosts)
-    barrier.say({**said, "error": error, "rss": peak_rss_bytes(os.getpid())})
+    barrier.send({**said, "error": error, "rss": peak_rss_bytes(os.getpid())})
     dist.destroy_process_group()
     return 0
 

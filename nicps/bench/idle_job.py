@@ -44,7 +44,7 @@ def run(workdir: Path) -> None:
         if session.number == 1:
             session.decide(round_, "end" if number == wakes - 1 else "continue")
     session.next_phase()
-    barrier.say({"wakes": waits})
+    barrier.send({"wakes": waits})
     leave_record(workdir, "idle")
 
 

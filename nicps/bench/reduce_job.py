@@ -33,12 +33,12 @@ def run(workdir: Path) -> None:
             round_ = phase.first_round + number
             barrier.wait(said)
             session.all_reduce(round_, vector, out)
-            barrier.say({"ended": time.monotonic()})
+            barrier.send({"ended": time.monotonic()})
             said = {"digest": workload.digest(out)}
             if session.number == 1:
                 session.decide(round_, "end" if number == rounds - 1 else "continue")
         error = workload.worst_error(out, session.members)
-        barrier.say({**said, "error": error})
+        barrier.send({**said, "error": error})
     leave_record(workdir, workload.digest(out))
 
 

@@ -31,14 +31,14 @@ def example(name: str) -> Path:
     return Path(found.origin).parent / "jobs" / name
 
 
-def until(look: Callable[[], T | None], what: str, timeout_s: float, poll_s: float = _POLL_S) -> T:
+def until(read: Callable[[], T | None], what: str, timeout_s: float, poll_s: float = _POLL_S) -> T:
     """The first value that is not None.
 
     Raises:
         NetworkProblem: there was none in time.
     """
     deadline = time.monotonic() + timeout_s
-    while (value := look()) is None:
+    while (value := read()) is None:
         if time.monotonic() > deadline:
             raise NetworkProblem(f"not within {timeout_s:g} s: {what}")
         time.sleep(poll_s)
@@ -86,10 +86,10 @@ class Metrics:
             NetworkProblem: there was none in time.
         """
 
-        def look() -> dict[str, Any] | None:
+        def read() -> dict[str, Any] | None:
             return next(filter(fits, self.fresh()), None)
 
-        return until(look, f"{what} ({self.host})", timeout_s)
+        return until(read, f"{what} ({self.host})", timeout_s)
 
 
 def _age(path: Path) -> float:

@@ -202,10 +202,12 @@ def _run(args: argparse.Namespace) -> int:
                         recorder = Recorder(switch, network, interface.mac, key)
                         recorder.ask(time.monotonic())
                         there = "" if anew else ", whom the switch serves already"
-                        _say(f"recording the members of {args.network}{there}")
+                        _print_line(f"recording the members of {args.network}{there}")
                     else:
                         recorder.again(time.monotonic(), switch)
-                        _say(f"the switch is there again{', and set up anew' if anew else ''}")
+                        _print_line(
+                            f"the switch is there again{', and set up anew' if anew else ''}"
+                        )
                     gone = False
                     while not ended:
                         _record(packets, recorder)
@@ -214,7 +216,7 @@ def _run(args: argparse.Namespace) -> int:
                 if recorder is None:
                     raise
                 if not gone:
-                    _say(f"{problem}; waiting for it")
+                    _print_line(f"{problem}; waiting for it")
                 gone = True
                 time.sleep(_RETRY_S)
     finally:
@@ -231,12 +233,12 @@ def _record(packets: PacketSocket, recorder: Recorder) -> None:
     question = recorder.question(now)
     if question is not None:
         packets.send(question)
-    news = recorder.news(now)
+    news = recorder.describe_change(now)
     if news is not None:
-        _say(news)
+        _print_line(news)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"nicps: {text}", file=sys.stderr, flush=True)
 
 

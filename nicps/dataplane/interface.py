@@ -35,7 +35,7 @@ class Interface:
     up: bool
 
 
-def look(name: str) -> Interface:
+def read_interface(name: str) -> Interface:
     """Look at an interface.
 
     Raises:
@@ -64,10 +64,11 @@ def usable(name: str) -> Interface:
     """An interface that can carry our frames now.
 
     Raises:
-        InterfaceMissing, InterfaceUnfit: as `look`; or the MTU is too small, or it is a port of a bridge or the like.
+        InterfaceMissing, InterfaceUnfit: as `read_interface`; or the MTU is too small, or it is a port of a bridge or
+            the like.
         InterfaceDown: it is down.
     """
-    found = look(name)
+    found = read_interface(name)
     if not found.up:
         raise InterfaceDown(f"interface {name} is down; run: ip link set {name} up")
     if found.mtu < LEAST_MTU:

@@ -11,7 +11,7 @@ import socket
 import struct
 
 from nicps.dataplane import bpf, egress, xdp
-from nicps.dataplane.interface import Interface, look
+from nicps.dataplane.interface import Interface, read_interface
 from nicps.dataplane.ports import find_port, find_ports
 from nicps.doctor.check import Check, fail, ok, warn
 from nicps.errors import EnvironmentProblem, InterfaceBusy, InterfaceMissing, InterfaceUnfit
@@ -40,7 +40,7 @@ def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
     if name is None:
         return [warn("interface", "none was named, so none was checked", choice)]
     try:
-        found = look(name)
+        found = read_interface(name)
     except InterfaceMissing:
         return [fail("interface", f"there is no interface {name}", choice)]
     except InterfaceUnfit as error:
@@ -57,12 +57,12 @@ def _usable() -> list[str]:
     """Names of the interfaces that could be given to `join`."""
     ports = find_ports()
     names = [name for index, name in socket.if_nameindex() if index not in ports]
-    return [name for name in names if _look(name) is not None]
+    return [name for name in names if _read_or_none(name) is not None]
 
 
-def _look(name: str) -> Interface | None:
+def _read_or_none(name: str) -> Interface | None:
     try:
-        return look(name)
+        return read_interface(name)
     except (InterfaceMissing, InterfaceUnfit):
         return None
 

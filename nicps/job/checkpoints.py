@@ -14,7 +14,7 @@ from nicps.session.shared_form import Keep
 
 STATE = "state.npz"  # between members (R20)
 CHECKPOINT = "checkpoint.npz"  # for after an alarm (R22)
-_PATIENCE_S = 60.0  # for the training program, which may be in the middle of a micro-batch
+_ANSWER_LIMIT_S = 60.0  # for the training program, which may be in the middle of a micro-batch
 
 
 class Checkpoints:
@@ -56,7 +56,7 @@ class Checkpoints:
 
         The phase goes on, in case they are heard again.
         """
-        self._cut, self._until = reason, now + _PATIENCE_S
+        self._cut, self._until = reason, now + _ANSWER_LIMIT_S
         if program is None or program.ended or not program.holds_state:
             return self._show_outcome("this host has no training program with the job's state")
         if self._node.number in self._node.learners:
@@ -75,7 +75,9 @@ class Checkpoints:
         """A program that does not answer must not keep the user from being told."""
         if not self._cut or now < self._until:
             return []
-        return self._show_outcome(f"the training program has not answered for {_PATIENCE_S:g} s")
+        return self._show_outcome(
+            f"the training program has not answered for {_ANSWER_LIMIT_S:g} s"
+        )
 
     def _show_outcome(self, error: str, rounds: int = 0) -> Orders:
         reason, self._cut = self._cut, ""

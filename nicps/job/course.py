@@ -68,6 +68,7 @@ class Course:
             None  # why the model is saved after the batch, and the job stopped
         )
         self._cancelled = False  # that is because a user wants it
+        self._saving = False  # for that reason
         self._stop: Phase | None = None
 
     # ---- what has happened
@@ -75,7 +76,7 @@ class Course:
     def view_installed(self, view: View) -> Orders:
         """Every member has installed a view that this host leads. What nobody has carried out is decided again."""
         node, phase = self._node, self._node.phase_in_force
-        self._opening = False
+        self._opening = self._saving = False
         self._waiting = {
             mac: answer
             for mac, answer in self._waiting.items()
@@ -117,11 +118,11 @@ class Course:
             return self._train()
         if phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
             return self._test()
-        if phase.exchange != self.exchange and self.exchange == Exchange.BROADCAST:
+        if phase.exchange.fallback == self.exchange:
             return self._train()
         if self._decided is not None and self._decided[0] == node.open_round - 1:
             return self.round_judged(*self._decided)
-        return [] if self._trained else [CommitNext()]
+        return []  # the training program is going to judge the last round
 
     def stream_opened(self, purpose: str, source: int, size: int, index_bytes: int) -> Orders:
         """What is handed out next is ready (R5, R6)."""
@@ -169,8 +170,9 @@ class Course:
             return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
-        if self._alarm is not None and not self._opening:  # otherwise a batch begins: after that
-            return [SaveState(Saving.ALARM)]
+        if self._alarm is not None and phase is not None and not self._opening:
+            self._saving = True
+            return [SaveState(Saving.ALARM)]  # otherwise a batch begins: after that
         if what == "test":
             return self._test()
         if what == "end":
@@ -225,12 +227,12 @@ class Course:
 
     def switch_silent(self) -> Orders:
         """The switch makes no sums: the hosts add from now on, and run the round again."""
-        if self.stopping or self._finishing:
+        if self.stopping or self._finishing or self._saving:
             return []
         text = "the switch does not add what it is sent: the hosts do it from now on"
         told: Orders = []
-        if self.exchange != Exchange.BROADCAST:
-            self.exchange = Exchange.BROADCAST
+        if self.exchange.fallback is not None:
+            self.exchange = self.exchange.fallback
             told = [PublishEvent("warning", {"message": text})]
         return [*told, *self._train()]
 

@@ -95,14 +95,17 @@ class Dispatcher:
                 orders = lead.view_installed(view, self.settings.keyed) if lead else []
             case protocol.Answered():
                 orders = lead.course.host_answered(action) if lead else []
+            case protocol.Called(job):
+                called = part is not None and part.id == job != roles.declined
+                orders = part.start_missing_program(now) if part and called else []
             case protocol.NoProgress():
                 orders = [ask.Warn(action.explain(self.node.view))]
             case protocol.NotAdmitted(job):
                 orders = roles.publisher.note_other_job(job)
             case protocol.Differs():
                 orders = self._differ(now, action)
-            case protocol.Struck():
-                orders = roles.strike_off(action)
+            case protocol.Evicted():
+                orders = roles.note_eviction(action)
             case protocol.Cut(missing):
                 orders = self._cut_off(now, self.node.view.names(missing))
             case protocol.Declined(reason):
@@ -175,7 +178,7 @@ class Dispatcher:
         """A view is in force: the kernel follows it, and the job goes on in it."""
         view, roles = action.view, self.roles
         roles.publisher.trouble = roles.publisher.other_job = ""
-        # The network that it was about to start is there; struck off, it comes back to it.
+        # The network that it was about to start is there; evicted, it comes back to it.
         self.node.busy = False
         orders: Orders = [
             DropFragments(),  # of the view before
@@ -221,7 +224,7 @@ class Dispatcher:
             orders.append(self.part.note_event("differs", members=members))
         rest = [k for k in view.order if k not in action.numbers]
         if rest and rest[0] == self.node.number:
-            orders.append(ask.StrikeOff(action.numbers))
+            orders.append(ask.Evict(action.numbers))
         return orders
 
     # ---- what the parts ask for
@@ -256,8 +259,8 @@ class Dispatcher:
                 return node.go_on(now)
             case ask.RebuildView(joiners):
                 return node.rebuild(now, joiners)
-            case ask.StrikeOff(numbers):
-                return node.strike(now, numbers)
+            case ask.Evict(numbers):
+                return node.evict(now, numbers)
             case ask.CallHosts(job, calls, closed):
                 node.call_hosts(job, calls=calls, closed=closed)
                 return ()

@@ -12,6 +12,7 @@ returns the actions to carry out, in order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from nicps.job.roles import LifeSettings, Roles
 from nicps.job.tasks import Tasks
 from nicps.protocol import Node, NodeState
 from nicps.session.shared_form import FromProgram
+
+_GOODBYE_S = 2.0  # that an agent which leaves waits for the others
 
 
 class Life:
@@ -49,8 +52,7 @@ class Life:
         self.roles = Roles(settings, self.node, self._tasks)
         self._dispatcher = Dispatcher(settings, self.node, self.roles)
         self._nonce = nonce
-        self._leaving = False
-        self._called = False  # for the job that is here
+        self._leaves_by = math.inf  # once a user wants this host to leave
         self._awaited = False  # all members wait for the rest of this host's gradient
 
     # ---- what others look at
@@ -77,11 +79,10 @@ class Life:
 
     def _stage(self, job_id: str) -> wire.Stage | None:
         """How much of a job is here, for the lead that calls (R20); None: it is not for this host."""
-        if self._leaving or job_id == self.roles.declined:
+        if self._leaves_by < math.inf or job_id == self.roles.declined:
             return None
         if self.part is None or self.part.id != job_id:
             return wire.Stage.NOTHING
-        self._called = True
         return self.part.stage
 
     # ---- events: frames, the kernel, time
@@ -94,10 +95,7 @@ class Life:
         """
         ring = self.node.ring
         turns = ring.turns if ring is not None else 0
-        self._called = False
-        actions = self.node.on_frame(now, source, data)
-        called = self.part.start_missing_program(now) if self.part and self._called else []
-        out = self._dispatcher.process(now, actions, called)
+        out = self._dispatcher.process(now, self.node.on_frame(now, source, data))
         ring = self.node.ring
         if ring is not None and ring.turns > turns:
             self._dispatcher.turns += 1
@@ -315,7 +313,7 @@ class Life:
 
     def leave(self, now: float) -> list[Action]:
         """This agent ends: the others go on without it, or the job stops for all where they cannot."""
-        self._leaving = True
+        self._leaves_by = now + _GOODBYE_S
         reason = f"{self.settings.name} has left the network"
         if self.node.state is not NodeState.MEMBER:
             return []
@@ -326,6 +324,10 @@ class Life:
         if lead is not None:
             return self._dispatcher.process(now, (), [*noted, *lead.fail(reason)])
         return self._dispatcher.process(now, self.node.fail(now, reason), noted)
+
+    def has_left(self, now: float) -> bool:
+        """Whether an agent that leaves may end: the others go on without it, or have said nothing for too long."""
+        return self.node.state is not NodeState.MEMBER or now >= self._leaves_by
 
     def end(self, now: float, reason: str) -> list[Action]:
         """This agent has left, or must go at once."""

@@ -80,8 +80,8 @@ class RebuildView:
 
 
 @dataclass(frozen=True, slots=True)
-class StrikeOff:
-    """These members hold other weights than the rest: they must go (`Node.strike`)."""
+class Evict:
+    """These members hold other weights than the rest: they must go (`Node.evict`)."""
 
     numbers: frozenset[int]
 
@@ -204,7 +204,7 @@ Order: TypeAlias = (
     | Decide
     | CommitNext
     | RebuildView
-    | StrikeOff
+    | Evict
     | CallHosts
     | OpenHandOut
     | SaveState

@@ -338,7 +338,7 @@ class Part:
         program = self.program
         if program is None or not program.ready:
             return []
-        program.close_round()
+        program.close_round(round_)
         return [ShowClosed(program.number, round_)]
 
     def note_sent(self, action: SendFragments, started: float, ended: float) -> Orders:
@@ -393,7 +393,7 @@ class Part:
             case says.Checkpoint(round_, error):
                 return self.checkpoints.write(round_, one_line(error))
             case says.Decide(round_, what) if program.ready:
-                program.note_judged(what)
+                program.note_judged(round_, what)
                 return [RoundJudged(round_, what)]
             case says.Report(values) if program.ready:
                 return [Reported(values)]
@@ -403,7 +403,7 @@ class Part:
                 return []
 
     def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
-        program.note_read(digest)
+        program.note_read(round_, digest)
         orders: Orders = []
         if round_ < self._node.open_round:
             orders.append(MarkRead(round_, shorten(digest)))

@@ -53,6 +53,7 @@ class Program:
         self._blocks_shown = 0
         self._saving = 0  # number of the phase in which it saves or loads
         self._own_phase = _OWN_PHASES
+        self._first_round = 0  # of the phase that it was told of last
         self._leads = False  # as it was told last
         self._released = False
 
@@ -73,8 +74,13 @@ class Program:
         if self.duty == "work":
             self.duty = "judge" if self._unjudged else ""
 
-    def close_round(self) -> None:
-        """The open round closes without it. The sum of the round before may still be its to read, and to judge."""
+    def close_round(self, round_: int) -> None:
+        """The open round closes without it. The sum of the round before may still be its to read, and to judge.
+
+        A round of the phase before, whose ring hears of it late, excuses nothing.
+        """
+        if round_ < self._first_round:
+            return
         self._closed = True
         if not self._unread:
             self.excuse()
@@ -89,9 +95,9 @@ class Program:
         Args:
             awaited: all members wait for the rest of its gradient.
         """
-        return self._moved + self.patience_s(awaited) if awaited or self.duty else None
+        return self._moved + self.silence_limit_s(awaited) if awaited or self.duty else None
 
-    def patience_s(self, awaited: bool) -> float:
+    def silence_limit_s(self, awaited: bool) -> float:
         """For how long it may be silent."""
         return self.stall_s * (_SHORTER if awaited else _LONGER.get(self.duty, 1))
 
@@ -110,6 +116,7 @@ class Program:
     ) -> Orders:
         """Leave whatever it does, and go into this phase; `blocks` are those of a bank of the accumulators."""
         self._trains = phase.kind is wire.PhaseKind.TRAIN
+        self._first_round = first_round
         self._closed = self._unread = self._unjudged = False
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
         new_blocks = blocks if blocks != self._blocks_shown else 0
@@ -145,7 +152,7 @@ class Program:
         """Hosts have come or gone; the phase goes on, or none does."""
         leads_now = node.leads and not self._leads
         between = phase is None or node.open_round <= phase.first_round
-        if leads_now and not between and self._trains:
+        if leads_now and not between:
             self._unjudged = True  # R14: it says again what comes next
             if not self.duty:
                 self.give_duty(now, "judge")
@@ -190,17 +197,19 @@ class Program:
         """It is in a phase that it was told of."""
         self._unanswered -= 1
 
-    def note_read(self, digest: str) -> None:
-        """It has read a sum, and holds the state after it."""
+    def note_read(self, round_: int, digest: str) -> None:
+        """It has read a round's sum, and holds the state after it. The next round's may wait for it already."""
         self.digest = digest or self.digest
-        self._unread = False
+        self._unread = round_ < self.trained
         if not self.lags:
             self.duty = "work"
-            if self._closed or not self._trains:
+            if not self._unread and (self._closed or not self._trains):
                 self.excuse()
 
-    def note_judged(self, what: str) -> None:
+    def note_judged(self, round_: int, what: str) -> None:
         """It has said what comes after a round."""
+        if round_ < self.trained:
+            return  # the round after that has been committed meanwhile: it owes that one's
         self._unjudged = False
         if self.duty == "judge":
             self.duty = ""

@@ -172,9 +172,9 @@ class Programs:
         silent_at = program.silent_at(awaited)
         if silent_at is None or now <= silent_at:
             return "", []
-        patience = f"it has not moved for {program.patience_s(awaited):g} s"
-        reason = f"{patience} (the job's stall_s is {program.stall_s:g})"
-        if program.duty in ("", "work") and len(self._node.view.live) == 1:  # nobody waits
+        silence = f"it has not moved for {program.silence_limit_s(awaited):g} s"
+        reason = f"{silence} (the job's stall_s is {program.stall_s:g})"
+        if program.duty in ("", "work", "judge") and len(self._node.view.live) == 1:  # nobody waits
             program.note_movement(now)
             return "", [Warn(f"the training program: {reason}")]
         return reason, program.end(reason)

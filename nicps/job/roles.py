@@ -31,7 +31,7 @@ from nicps.job.publisher import Publisher, exit_code, run_hook
 from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line
-from nicps.protocol import Node, Phase, Struck, Timings
+from nicps.protocol import Evicted, Node, Phase, Timings
 from nicps.session.messages import Warned
 
 
@@ -219,7 +219,7 @@ class Roles:
 
     # ---- the end of a job (R14, R22)
 
-    def strike_off(self, action: Struck) -> Orders:
+    def note_eviction(self, action: Evicted) -> Orders:
         """R19: the others have gone on without this host, or there is nothing to go on with."""
         self._drop_lead()
         part = self.part

@@ -119,17 +119,17 @@ def run_job(settings: RunSettings) -> Outcome:
         for agent in early:
             code = agent.process.returncode
             words = agent.last_words()
-            _say(f"the agent on {agent.host} ended early (exit code {code}): {words}")
+            _print_line(f"the agent on {agent.host} ended early (exit code {code}): {words}")
         if outcome.result is None and outcome.exit_code == 0:
             raise JobFailed("`nicps submit` ended without a result")
     except BaseException as error:
         if agents and isinstance(error, Exception):
-            _say(f"the agents' logs and files are in {work}")
+            _print_line(f"the agents' logs and files are in {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
         raise
     if outcome.exit_code:
-        _say(f"the agents' logs and files are in {work}")
+        _print_line(f"the agents' logs and files are in {work}")
     else:
         _keep_logs(work, outcome.result or {})
     return outcome
@@ -144,7 +144,7 @@ def choose_user(settings: RunSettings) -> str:
     problem = _barrier([str(path) for path in paths if path.exists()])
     if problem is None:
         return UNPRIVILEGED
-    _say(
+    _print_line(
         f"WARNING: training runs as root, because the user {UNPRIVILEGED} {problem}; "
         "--user names another"
     )
@@ -238,5 +238,5 @@ def _keep_logs(work: Path, result: Mapping[str, Any]) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"nicps: {text}", file=sys.stderr, flush=True)

@@ -36,12 +36,14 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
 from nicps.protocol.actions import (
     Action,
     Answered,
+    Called,
     Cancelled,
     Closed,
     Committed,
     Cut,
     Declined,
     Differs,
+    Evicted,
     Failed,
     Installed,
     Joiner,
@@ -54,7 +56,6 @@ from nicps.protocol.actions import (
     Ready,
     Send,
     SendFragments,
-    Struck,
 )
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
@@ -65,12 +66,14 @@ from nicps.protocol.view import View
 __all__ = [
     "Action",
     "Answered",
+    "Called",
     "Cancelled",
     "Closed",
     "Committed",
     "Cut",
     "Declined",
     "Differs",
+    "Evicted",
     "Failed",
     "Installed",
     "Joiner",
@@ -89,7 +92,6 @@ __all__ = [
     "Receiver",
     "Send",
     "SendFragments",
-    "Struck",
     "Timings",
     "View",
     "earliest",

@@ -78,7 +78,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class Evicted:
     """This host is not in the view that the others have agreed on: it stands by (R19).
 
     `ending`: or the job has ended, while it was not heard; `lead` is the name of who knows more.
@@ -103,6 +103,13 @@ class Answered:
     joiner: Joiner
     number: int  # in the list; 0 if it is new
     stage: wire.Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A lead calls this host back into a job that it may have a part of (R20)."""
+
+    job: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +237,10 @@ Action: TypeAlias = (
     | SendFragments
     | Installed
     | Ready
-    | Struck
+    | Evicted
     | Cut
     | Answered
+    | Called
     | NotAdmitted
     | Differs
     | NoProgress

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nicps import wire
-from nicps.protocol.actions import Answered, Joiner, Send
+from nicps.protocol.actions import Answered, Called, Joiner, Send
 from nicps.protocol.bystander import Bystander
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
@@ -63,22 +63,28 @@ class Admission:
                 return []
             if not self._formation.on_call(now, source):
                 return []
-            stage: wire.Stage | None = wire.Stage.NOTHING
+            stage = wire.Stage.NOTHING
         elif (host.state is NodeState.STANDBY and not membership.busy) or (
             call.view == host.view.number
             and host.number in membership.learners
             and not self._departure.leaving
         ):
-            stage = self._stage(frame.tail.decode(errors="replace"))
-            if stage in (wire.Stage.FILES, wire.Stage.WAITING):
-                self._asked = now  # it is the job that this host has a part of
-            if stage is not None:
-                self._departure.declined = ""  # it is another job
+            return self._on_call_back(now, call.nonce, frame.tail.decode(errors="replace"))
         elif host.is_member and membership.precedes(call.view, call.ballot, source):
             stage = self._stage_as_member  # it will tell us that we have been evicted (R19)
         else:
             return []
-        return [] if stage is None else [self._answer(call.nonce, stage)]
+        return [self._answer(call.nonce, stage)]
+
+    def _on_call_back(self, now: float, nonce: int, job: str) -> Steps:
+        stage = self._stage(job)
+        if stage is None:
+            return [Called(job)]
+        self._departure.declined = ""  # it is another job
+        if stage is wire.Stage.NOTHING:
+            return [self._answer(nonce, stage)]
+        self._asked = now  # it is the job that this host has a part of
+        return [Called(job), self._answer(nonce, stage)]
 
     def on_answer(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
         """A host takes part, comes back, or does not know yet that it is out."""
@@ -95,7 +101,7 @@ class Admission:
                 steps += membership.send_last_view(source, answer)
         leads = host.leads and membership.ready
         if answer.stage >= wire.Stage.ASKS:
-            return steps if number or not leads else [*steps, *self._readmission.tell(now)]
+            return steps if number or not leads else [*steps, *self._readmission.announce_job(now)]
         if not (leads and self._readmission.calls):
             return steps
         listed = number in host.view.live

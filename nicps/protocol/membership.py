@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nicps import wire
-from nicps.protocol.actions import Installed, Joiner, Send, Struck
+from nicps.protocol.actions import Evicted, Installed, Joiner, Send
 from nicps.protocol.control import Carried
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
@@ -402,11 +402,11 @@ class Membership:
         """The job has ended in that view, while this host was not heard."""
         self.stand_by(ending)
         lead = view.members[view.lead - 1].name
-        return [Struck("the job has ended", ending, lead)]
+        return [Evicted("the job has ended", ending, lead)]
 
     def _leave_view(self, reason: str) -> Steps:
         """R19: stand by; number, model and data stay."""
         declines = self._departure.close()
         self.stand_by()
-        steps: Steps = [Struck(reason)]
+        steps: Steps = [Evicted(reason)]
         return steps + self._departure.decline(declines) if declines else steps

@@ -281,7 +281,7 @@ class Node:
             self._departure.leave(now, reason)
         return self._take(now, [])
 
-    def strike(self, now: float, numbers: frozenset[int]) -> list[Action]:
+    def evict(self, now: float, numbers: frozenset[int]) -> list[Action]:
         """These must go: they differ from the others."""
         return self._take(now, self.membership.evict(now, numbers))
 

@@ -26,7 +26,7 @@ class Readmission:
         self._host = host
         self._timings = timings
         self._nonce = nonce
-        self._call_at = self._tell_at = 0.0
+        self._call_at = self._announce_at = 0.0
         self._called: tuple[int, ...] = ()  # the nonces of the last two calls
         self._backoff = RejoinBackoff(timings.call_back_s)
 
@@ -69,11 +69,11 @@ class Readmission:
         body = wire.Call(self._called[0], view.number, view.ballot)
         return Send(wire.Frame(wire.Header(), body, tail=self.job.encode()))
 
-    def tell(self, now: float) -> Steps:
+    def announce_job(self, now: float) -> Steps:
         """A stranger asks: the job admits nobody. Questions of several are answered at once."""
-        if not (self.job and self.closed) or now < self._tell_at:
+        if not (self.job and self.closed) or now < self._announce_at:
             return []
-        self._tell_at = now + self._timings.call_back_s / 2
+        self._announce_at = now + self._timings.call_back_s / 2
         view = self._host.view
         body = wire.Call(0, view.number, view.ballot)
         return [Send(wire.Frame(wire.Header(), body, tail=self.job.encode()))]

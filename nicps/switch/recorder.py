@@ -76,7 +76,7 @@ class Recorder:
         self._nonce_until = 0.0  # until then it may bring a list; later, only who is missing yet
         self._answers: dict[tuple[int, bytes], dict[int, int]] = {}  # list -> member -> port
         self._late_at: float | None = None  # who has not answered by then is named
-        self._news = False
+        self._changed = False
         self._unheard: str | None = None  # why no host will ever answer, to be said
         self._tagged = False
         self.view = 0
@@ -183,20 +183,20 @@ class Recorder:
     def _record(self, members: dict[int, Member]) -> None:
         self._members = dict(sorted(members.items()))
         self._switch.record(self._members)
-        self._news = True
+        self._changed = True
         if self._list is not None and not self.missing:
             self._asks_until = 0.0
 
-    def news(self, now: float) -> str | None:
+    def describe_change(self, now: float) -> str | None:
         """What is recorded, for the user, once all have answered or some have not in time."""
         if self._unheard is not None:
             hint, self._unheard = self._unheard, None
             return hint
         late = self._late_at is not None and now >= self._late_at
         missing = self.missing
-        if self._list is None or not ((self._news and not missing) or (missing and late)):
+        if self._list is None or not ((self._changed and not missing) or (missing and late)):
             return None
-        self._news, self._late_at = False, None
+        self._changed, self._late_at = False, None
         names = {m.number: m.name for m in self._list.successor.members}
         said = [f"{names[k]} at port {m.port}" for k, m in self._members.items()]
         said += [

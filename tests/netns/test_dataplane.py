@@ -115,7 +115,7 @@ def test_native_and_gone_again(caplog: pytest.LogCaptureFixture) -> None:
         descriptors = len(os.listdir("/proc/self/fd"))
         with DataPlane(left, NETWORK) as host:
             assert host.mode == "native"
-            assert host.mac == interface.look(left).mac
+            assert host.mac == interface.read_interface(left).mac
             assert host.maps.config["network"] == NETWORK
             assert host.maps.config["enabled"] == 0
             assert "nicps_xdp" in programs(left)
@@ -208,7 +208,7 @@ def test_what_an_older_run_left_is_cleared(
     others: loader.Loaded, mode: xdp.Mode, caplog: pytest.LogCaptureFixture
 ) -> None:
     with veth_pair() as (left, _):
-        found = interface.look(left)
+        found = interface.read_interface(left)
         set_by_netlink(found.index, others.programs["nicps_xdp"], mode)
         assert (there := xdp.attached(found.index)) is not None
         assert (there.name, there.mode) == ("nicps_xdp", mode)

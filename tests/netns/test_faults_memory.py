@@ -32,7 +32,7 @@ def test_damage(drill: Drill, who: str, what: str) -> None:
     """A weight, BatchNorm's statistics, or the optimizer's momentum changes behind the training program's back."""
     host = drill.lead() if who == "the lead" else who
     astray = drill.damage(host, what)
-    assert len(astray) <= 4  # it was struck off at once
+    assert len(astray) <= 4  # it was evicted at once
     drill.goes_on(*drill.stage.names, rounds=5)
     drill.exact()  # from here on all have the same again
 

@@ -246,7 +246,7 @@ time.sleep(60)
 def test_gone_with_its_process(checkout: Path) -> None:
     """After a kill -9 nobody signs any more, whatever mark a frame carries."""
     with veth_pair() as (left, right), DataPlane(right, NETWORK, keyed=True) as host:
-        mac = interface.look(left).mac
+        mac = interface.read_interface(left).mac
         host.enter_view(VIEW, 2, [mac, host.mac, THIRD], 3, KEY)
         host.maps.config["enabled"] = 1
         raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -314,7 +314,7 @@ def test_other_filters_stay() -> None:
         run(f"tc qdisc add dev {left} clsact")
         with IPRoute() as route:
             other = {"fd": loaded.programs[egress.PROGRAM], "name": "other", "direct_action": True}
-            index = interface.look(left).index
+            index = interface.read_interface(left).index
             route.tc("add-filter", "bpf", index, ":1", parent=0xFFFFFFF2, classid=1, **other)
         loaded.close()
         with DataPlane(left, NETWORK, keyed=True):
@@ -325,7 +325,7 @@ def test_other_filters_stay() -> None:
 
 def test_what_an_older_run_left_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
     with veth_pair() as (left, _):
-        found = interface.look(left)
+        found = interface.read_interface(left)
         loaded = loader.load("nicps.c", {egress.PROGRAM: "sched_cls"})
         egress.add_filter(loaded.programs[egress.PROGRAM], found)
         loaded.close()
@@ -350,7 +350,7 @@ def test_a_kernel_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "prog/xdp" not in run(f"ip -d link show {left}")
         program = loader.load("nicps.c", {"nicps_xdp": "xdp"})
         with pytest.raises(EnvironmentProblem, match=r"needs Linux 6\.6, or the modules") as caught:
-            egress.add_filter(program.programs["nicps_xdp"], interface.look(left))
+            egress.add_filter(program.programs["nicps_xdp"], interface.read_interface(left))
         program.close()
         assert "\n" not in str(caught.value)
         assert not isinstance(caught.value, BpfLoadError)
@@ -364,7 +364,7 @@ def test_doctor_tries_it_and_leaves_nothing(kernel: str, request: pytest.Fixture
     if kernel == "older":
         request.getfixturevalue("no_tcx")
     with veth_pair() as (left, _):
-        row = check_signing(interface.look(left))
+        row = check_signing(interface.read_interface(left))
         assert (row.name, row.state) == ("signing", "ok")
         assert row.found == "clsact" if kernel == "older" else row.found in ("tcx", "clsact")
         assert "clsact" not in egress_of(left)
@@ -374,7 +374,7 @@ def test_doctor_tries_it_and_leaves_nothing(kernel: str, request: pytest.Fixture
 @pytest.mark.usefixtures("no_tcx")
 def test_doctor_takes_nothing_from_an_agent() -> None:
     with veth_pair() as (left, _), DataPlane(left, NETWORK, keyed=True):
-        row = check_signing(interface.look(left))
+        row = check_signing(interface.read_interface(left))
         assert row.state == "warn" and row.mend
         assert "nicps_egress" in egress_of(left)
 
@@ -385,7 +385,7 @@ def test_doctor_says_what_a_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with veth_pair() as (left, _):
         monkeypatch.setattr(bpf, "tcx_link", refuse)
-        row = check_signing(interface.look(left))
+        row = check_signing(interface.read_interface(left))
         assert row.state == "fail" and "Linux 6.6" in row.mend
         names = [row.name for row in check_interface(left, keyed=True)]
         assert names == ["interface", "MTU", "XDP", "signing"]

@@ -245,7 +245,7 @@ def test_the_step_follows_the_gradients(made: Rig) -> None:
 def test_the_switch_is_killed_in_mid_round(rig: Rig) -> None:
     """Members, token and sums are gone; the controller sets it up anew, and the round is run again.
 
-    Whom the others have not heard of for too long is struck off meanwhile, and comes back.
+    Whom the others have not heard of for too long is evicted meanwhile, and comes back.
     """
     rig.said("h1")
     with rig.half_added("h2") as round_:

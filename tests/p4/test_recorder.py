@@ -100,12 +100,15 @@ def test_members_are_recorded_where_they_answer(asking: Controller, switch: Swit
     assert recorded(switch) == {}
     asking.answered(1, {2: 2, 1: 1})
     assert recorded(switch) == {1: 1, 2: 2} and asking.recorder.missing == ["h3"]
-    news = asking.recorder.news(asking.now + 1.0)
+    news = asking.recorder.describe_change(asking.now + 1.0)
     assert news is not None and news.startswith("view 1: h1 at port 1, h2 at port 2, no answer")
-    assert asking.recorder.news(asking.now + 2.0) is None
+    assert asking.recorder.describe_change(asking.now + 2.0) is None
     asking.answered(1, {3: 3})
     assert recorded(switch) == {1: 1, 2: 2, 3: 3}
-    assert asking.recorder.news(asking.now) == "view 1: h1 at port 1, h2 at port 2, h3 at port 3"
+    assert (
+        asking.recorder.describe_change(asking.now)
+        == "view 1: h1 at port 1, h2 at port 2, h3 at port 3"
+    )
     assert asking.asks() is None
     asking.hears(1, install(1, key=KEY))  # to the next addressee
     assert asking.asks() is None

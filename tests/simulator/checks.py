@@ -155,11 +155,12 @@ class Checks:
 
     def decided_before(self, host: Host, commit: Committed) -> None:
         """R14: the lead lets no round be committed before its program has judged the one before."""
-        node, round_ = host.node, commit.round
-        before, now = host.last_commit, (node.view.number, commit.phase.number, round_)
-        host.last_commit = now
-        trains = commit.phase.kind is wire.PhaseKind.TRAIN
-        if node.leads and trains and before == (*now[:2], round_ - 1) and host.judged < round_ - 1:
+        node, phase, round_ = host.node, commit.phase, commit.round
+        before, view = host.last_commit, node.view.number
+        host.last_commit = view, phase.number, round_, node.leads
+        led = {(v, phase.number, round_ - 1, True) for v in (view - 1, view)}  # all the time
+        trains = node.leads and phase.kind is wire.PhaseKind.TRAIN
+        if trains and before in led and host.judged < round_ - 1:
             self.fail(f"round {round_} is committed, {round_ - 1} not decided on")
 
     def saved(self, host: Host, program: Program) -> None:

@@ -19,7 +19,7 @@ def job(hosts: int = 5, late: int = 0, **settings: object) -> tuple[Lan, Faults]
     for name, value in settings.items():
         setattr(lan, name, value)
     lan.hosts[0].submit()
-    lan.at(0.5, lambda: schedules.look(lan, "", 0.0))
+    lan.at(0.5, lambda: schedules.watch(lan, "", 0.0))
     return lan, Faults(lan, lan.random)
 
 

@@ -74,7 +74,7 @@ def heard(lead: Host, host: Host) -> bool:
 def holds(host: Host, lead: Host) -> bool:
     """Whether the job can go on from what is there: all that was committed, or its files where nothing was.
 
-    Who has been struck off, the starter too, is not asked for what it has: it takes the others' (R19, R20). Who has got
+    Who has been evicted, the starter too, is not asked for what it has: it takes the others' (R19, R20). Who has got
     the state has it once it is counted. Whose training program has died leaves, before the first round too.
     """
     part, trained, view = host.part, host.lan.checks.trained, lead.node.view

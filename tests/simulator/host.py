@@ -19,7 +19,7 @@ from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
 from nicps.job.dispatcher import Dispatcher
 from nicps.job.part import Part
-from nicps.protocol import NodeState, Phase, View
+from nicps.protocol import Phase, View
 from nicps.session import shared_form as says
 from nicps.session.messages import Error, Progressed, Result, Warned
 from tests.simulator.disk import WINDOW, Disk, Incoming
@@ -30,8 +30,12 @@ from tests.simulator.program import Program
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
-GOODBYE_S = 2.0
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
+
+
+def _delays_token(item: act.Transmit | protocol.Send) -> bool:
+    """As the agent's sender has it."""
+    return isinstance(item, protocol.Send) or item.fragments.exchange.token_waits
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Host:
         self._restores = False  # it has come to the job in the middle of it
         self.losses = 0  # of training programs
         self.committed = 0  # the last training round, at this host
-        self.last_commit = 0, 0, 0  # view, phase and round
+        self.last_commit = 0, 0, 0, False  # view, phase and round; it led
         self.judged = 0  # the last round that its training program, the lead's, has judged
         self.keys: dict[int, bytes] = {}  # view -> its seed: this one's and the one's before
         self._blocks = 0  # in a bank of the accumulators
@@ -219,14 +223,13 @@ class Host:
     def leave(self) -> None:
         """`nicps leave`: the agent stays until the others go on without it, but not for long."""
         self.note("LEAVES")
-        until = self.lan.now + GOODBYE_S
 
         def gone() -> None:
-            if self.node.state is NodeState.MEMBER and self.lan.now < until:
-                self.later(0.01, gone)
-            else:
+            if self.machine.has_left(self.clock()):
                 self.do(self.machine.end(self.clock(), "it has left the network"))
                 self.kill()
+            else:
+                self.later(0.01, gone)
 
         self.do(self.machine.leave(self.clock()))
         gone()
@@ -418,7 +421,7 @@ class Host:
                 if lan.moments:
                     lan.moment(self, action.action)
             case protocol.Send(frame):
-                if self._line and isinstance(frame.body, wire.Token):
+                if isinstance(frame.body, wire.Token) and any(map(_delays_token, self._line)):
                     self._line.append(action)  # behind the fragments that were sent under it
                 else:
                     self._put(action)
@@ -557,7 +560,7 @@ class Host:
                     self._over(phase.settings["message"], ok=phase.settings["ok"])
             case protocol.Committed():
                 self._check_commit(action, about.prepared)
-            case protocol.Struck(reason, ending):
+            case protocol.Evicted(reason, ending):
                 self.note(f"STRUCK {reason}")
                 if ending:
                     self._over(reason, ok=ending is wire.Ending.DONE)

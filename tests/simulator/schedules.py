@@ -17,7 +17,7 @@ from tests.simulator.standing import stuck
 FORMED_S = 0.8  # about when the job has been handed out
 LIMIT_S = 60.0  # to end in, once no fault is left
 _CERTAIN_S = 3.0  # after which those who may not go on are taken at their word
-_LOOK_S = 0.5  # between two looks at that
+_WATCH_S = 0.5  # between two looks at that
 
 AT_A_TIME = (
     *("kill", "kill", "lead kill", "lead kill", "pause", "lead pause", "program", "lead program"),
@@ -124,7 +124,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         start = users.random() * (FORMED_S + lasts)
         faults.at_time(start, users.choice(("cancel", "lead cancel")), users.choice(there))
     lan.hosts[0].submit()
-    lan.at(_LOOK_S, lambda: look(lan, "", 0.0))
+    lan.at(_WATCH_S, lambda: watch(lan, "", 0.0))
     return lan
 
 
@@ -155,7 +155,7 @@ def finish(lan: Lan) -> Outcome:
 
 
 def _over(lan: Lan) -> bool:
-    """The job has ended, at all hosts that take part in it, and those that were struck off have heard of it."""
+    """The job has ended, at all hosts that take part in it, and those that were evicted have heard of it."""
     if not lan.ended or any(member(host) for host in lan.hosts):
         return False
     tells = [host.node for host in lan.hosts if host.node.ended and not host.dead]
@@ -178,7 +178,7 @@ def _ended_well(lan: Lan) -> None:
         lan.checks.fail(f"models differ in the end: {results}")
 
 
-def look(lan: Lan, before: str, since: float) -> None:
+def watch(lan: Lan, before: str, since: float) -> None:
     """Once nothing is planned any more and nobody may go on, there is nothing to wait for."""
     why = stuck(lan) if lan.now > lan.calm_at else ""
     if why != before or not why:
@@ -188,7 +188,7 @@ def look(lan: Lan, before: str, since: float) -> None:
         return
     if lan.now > lan.calm_at + LIMIT_S:
         lan.checks.fail(f"the job has not ended {LIMIT_S} s after the last fault: {places(lan)}")
-    lan.at(lan.now + _LOOK_S, lambda: look(lan, before, since))
+    lan.at(lan.now + _WATCH_S, lambda: watch(lan, before, since))
 
 
 def places(lan: Lan) -> str:

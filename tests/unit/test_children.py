@@ -173,7 +173,7 @@ def test_a_traced_program_is_ended_without_waiting(host: Host, tracer: Callable[
 def test_a_traced_program_that_ends_is_taken_for_killed(
     host: Host, tracer: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(children, "_END_LIMIT_S", 0.5)
     host.starts(TRACED)
     number = tracer()
     host.until(lambda: host.codes, "it is taken for killed")

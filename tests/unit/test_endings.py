@@ -28,7 +28,7 @@ from nicps.job.orders import Orders
 from nicps.job.plan import Plan, stop
 from nicps.job.roles import Roles
 from nicps.job.tasks import Tasks
-from nicps.protocol import Action, Node, Prepare, Struck, View
+from nicps.protocol import Action, Evicted, Node, Prepare, View
 from nicps.session.channel import Channel
 from nicps.session.fields import Message
 from nicps.session.messages import (
@@ -197,7 +197,7 @@ def test_after_an_alarm_all_are_told_where_the_model_is(saved: bool) -> None:
 )
 def test_who_was_not_heard_at_the_end_is_told_all_the_same(ending: wire.Ending, told: str) -> None:
     roles = roles_of(leads=False)
-    orders = roles.strike_off(Struck("the job has ended", ending, "h2"))
+    orders = roles.note_eviction(Evicted("the job has ended", ending, "h2"))
     assert ended(orders).op == told
     assert roles.submission is None and not roles._node.busy
     assert "h2" in str(roles.publisher.last_job), "who knows more"
@@ -209,7 +209,7 @@ def test_who_was_not_heard_after_a_crash_is_told_of_that() -> None:
     roles.begin_part(0.0, "1")
     assert roles.part is not None
     roles.part.programs.crash = "h1: the training program ended: SIGSEGV"
-    roles.strike_off(Struck("the job has ended", wire.Ending.ENDED, "h2"))
+    roles.note_eviction(Evicted("the job has ended", wire.Ending.ENDED, "h2"))
     said = "the job was stopped while this host was not heard; h2 led it"
     assert roles.publisher.last_job is not None
     assert roles.publisher.last_job.error == f"h1: the training program ended: SIGSEGV; {said}"

@@ -195,7 +195,7 @@ def test_a_lead_that_dies_leaves_the_decision_to_the_next(make: Callable[..., Se
     assert program.ask("decide", round=1, what="test") == {"op": "ok"}
     assert network.decisions == []
     with network.changed:
-        network.strike(1)
+        network.evict(1)
     assert network.decisions == [(1, "test")]
     answer = program.ask("next")
     assert (answer["kind"], answer["lead"], answer["live"]) == ("test", True, [2])
@@ -210,7 +210,7 @@ def test_state_is_saved_and_loaded(make: Callable[..., Setting], tmp_path: Path)
         (tmp_path / str(number)).mkdir()
         network.sessions[number].workdir = str(tmp_path / str(number))
     with network.changed:
-        network.strike(2)
+        network.evict(2)
         network.give_state(2)
     (tmp_path / "1" / "state.npz").write_bytes(b"state")
     phase = setting.other.next_phase()
@@ -221,7 +221,7 @@ def test_state_is_saved_and_loaded(make: Callable[..., Setting], tmp_path: Path)
     assert program.ask("loaded", number=answer["number"], digest="d7") == {"op": "ok"}
     assert program.ask("next")["live"] == [1, 2]
     with network.changed:
-        network.strike(1)
+        network.evict(1)
         network.give_state(1)
     answer = program.ask("next")
     assert answer["kind"] == "save"

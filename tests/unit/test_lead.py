@@ -10,12 +10,21 @@ import pytest
 
 from nicps import wire
 from nicps.job.actions import CloseStream, Folder, KeepCheckpoint, OpenStream, StreamSize
+from nicps.job.course import Course
 from nicps.job.lead import Lead
-from nicps.job.orders import Decide, OfferStream, Orders, PublishEvent, SaveState, Saving
+from nicps.job.orders import (
+    CommitNext,
+    Decide,
+    OfferStream,
+    Orders,
+    PublishEvent,
+    SaveState,
+    Saving,
+)
 from nicps.job.plan import Found, Plan
 from nicps.job.submission import Submission
 from nicps.protocol import Phase
-from tests.parts import MEMBERS, Host
+from tests.parts import MEMBERS, ROUND, Host, hand_out, training
 
 pytestmark = pytest.mark.unit
 
@@ -71,6 +80,7 @@ def for_a_learner(leader: Leader) -> Saving:
 
 
 def for_the_alarm(leader: Leader) -> Saving:
+    leader.host.spot.phase_in_force = training()
     leader.lead.course.raise_alarm("h2 left")
     leader.do(leader.lead.round_judged(0.0, 6, "continue"))
     assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)]
@@ -142,16 +152,51 @@ def test_no_alarm_saves_while_training_is_opened(leader: Leader) -> None:
     leader.do(leader.lead.round_judged(0.0, 6, "continue"))
     assert not leader.host.found(SaveState)
     leader.do(leader.lead.decision_agreed(leader.decided[0], {}))
-    leader.host.spot.open_round = 9
+    leader.host.spot.phase_in_force, leader.host.spot.open_round = training(), 9
     leader.do(leader.lead.round_judged(0.0, 8, "continue"))
     assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)]
+
+
+def test_no_alarm_saves_before_training_is_opened(leader: Leader) -> None:
+    """A judgement that comes before the view is everybody's: what is decided then opens training."""
+    course = leader.lead.course
+    course.raise_alarm("h2 left")
+    leader.host.spot.open_round = 7
+    leader.do(leader.lead.round_judged(0.0, 6, "continue"))
+    assert not leader.host.found(SaveState)
+
+
+def test_no_training_is_opened_while_an_alarm_saves(leader: Leader) -> None:
+    """A switch that is given up meanwhile opens no training: its rounds would not be in what is saved."""
+    course = leader.lead.course
+    leader.do(course.model_built(1))
+    for_the_alarm(leader)
+    leader.do(course.switch_silent())
+    assert not leader.decided
+    leader.do(course.view_installed(leader.host.spot.view))  # it may be saved in another view only
+    assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)] * 2
+
+
+def test_no_round_goes_on_unjudged_after_a_view_change(leader: Leader) -> None:
+    """The starter's program has judged nothing yet, and is going to: R14 holds in the first rounds too."""
+    spot = leader.host.spot
+    course = Course(Plan("job", 8, 16), spot)
+    leader.do(course.view_installed(spot.view))  # the hand-out of the job
+    spot.phase_in_force, spot.open_round = training(first_round=6), ROUND
+    leader.do(course.stream_opened("job", 1, 1440, 9))
+    leader.do(course.hand_out_ended(hand_out(purpose="job")))
+    leader.host.forget()
+    leader.do(course.view_installed(spot.view))
+    assert not leader.host.found(CommitNext)
+    leader.do(course.round_judged(ROUND - 1, "continue"))
+    assert leader.host.found(CommitNext)
 
 
 @pytest.mark.parametrize("saves", [for_a_learner, for_the_alarm])
 def test_what_is_saved_too_late_is_for_nothing(
     leader: Leader, saves: Callable[[Leader], Saving]
 ) -> None:
-    """It was struck off, or another leads: deciding is not its part any more."""
+    """It was evicted, or another leads: deciding is not its part any more."""
     leader.saves(saves(leader))
     leader.lead.over = True
     leader.finish_task(StreamSize(1440, 7))

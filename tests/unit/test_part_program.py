@@ -266,6 +266,41 @@ def test_a_round_closes_as_its_program_works(silence: Silence, leads: bool) -> N
     assert silence.lasts(2.0) == (60.0 if leads else None)
 
 
+def test_a_sum_excuses_no_later_one(silence: Silence) -> None:
+    """Two sums wait for a slow program. It reads the first, the round after both closes without it."""
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    for round_ in (ROUND, ROUND + 1):
+        silence.host.commits(training(9), at=1.0, round_=round_)
+    silence.reads(2.0)
+    silence.host.do(silence.part.show_closed(ROUND + 2))
+    assert silence.lasts(2.0) == 60.0
+
+
+def test_a_judgement_excuses_no_later_one(silence: Silence) -> None:
+    silence.host.spot.leads = True
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN)
+    for round_ in (ROUND, ROUND + 1):
+        silence.host.commits(training(9), at=1.0, round_=round_)
+    silence.reads(2.0)
+    silence.says(2.0, says.Read(ROUND + 1, ""))
+    silence.says(2.0, says.Decide(ROUND, "continue"))
+    silence.offers(2.0)
+    assert silence.lasts(2.0) == 60.0
+
+
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
+def test_a_round_of_the_phase_before_excuses_nothing(
+    silence: Silence, kind: wire.PhaseKind
+) -> None:
+    """Its ring hears that the round has closed once the program is told of another phase."""
+    silence.builds()
+    silence.told(0.0, kind)
+    silence.host.do(silence.part.show_closed(ROUND - 1))
+    assert silence.lasts(0.0) == 60.0
+
+
 @pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
 def test_after_a_round_comes_the_next_one(silence: Silence, kind: wire.PhaseKind) -> None:
     silence.builds()
@@ -304,9 +339,15 @@ def test_the_job_says_how_long() -> None:
     assert silence.ended == ["it has not moved for 35 s (the job's stall_s is 7)"]
 
 
-def test_a_host_that_trains_alone_holds_up_nobody(silence: Silence) -> None:
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
+def test_a_host_that_trains_alone_holds_up_nobody(silence: Silence, kind: wire.PhaseKind) -> None:
+    """Neither as it works, nor as its test is to be judged."""
+    silence.host.spot.leads = True
     silence.builds()
-    silence.told(0.0, wire.PhaseKind.TRAIN)
+    silence.told(0.0, kind)
+    if kind is wire.PhaseKind.TEST:
+        silence.host.commits(training(9), at=0.0)
+        silence.reads(0.0)
     silence.host.spot.view = replace(silence.host.spot.view, live=frozenset({1}))
     assert silence.lasts(0.0) is None
     text = silence.host.found(Warn)[0].text
@@ -323,13 +364,14 @@ def test_an_agent_that_stood_still_itself_listens_first(silence: Silence) -> Non
     assert silence.lasts(500.0) == 60.0
 
 
+@pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
 @pytest.mark.parametrize("judges", [True, False])
-def test_a_new_leads_program_owes_a_judgement(judges: bool) -> None:
+def test_a_new_leads_program_owes_a_judgement(judges: bool, kind: wire.PhaseKind) -> None:
     """It has offered, and could be silent: now the next round waits for its word about the last one."""
     silence = Silence()
     host = silence.host
     host.spot.open_round = ROUND
-    phase = host.trains(training(first_round=3))
+    phase = host.trains(training(first_round=3, kind=kind))
     silence.offers(1.0)
     host.spot.leads = True
     host.goes_on(phase, again=False)

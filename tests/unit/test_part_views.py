@@ -259,13 +259,13 @@ def test_gradients_come_from_the_program_again(host: Host) -> None:
     assert host.part.hand_out.stream_of(state) == 5, "each phase has its own source"
 
 
-@pytest.mark.parametrize("why", ["struck off", "handed out again"])
+@pytest.mark.parametrize("why", ["evicted", "handed out again"])
 def test_a_stream_that_is_not_handed_out_is_closed(host: Host, why: str) -> None:
     host.part.hand_out.outgoing = 5
-    orders = host.part.stand_by("h3 left") if why == "struck off" else host.part.hand_out.offer(6)
+    orders = host.part.stand_by("h3 left") if why == "evicted" else host.part.hand_out.offer(6)
     host.do(orders)
     assert host.found(CloseStream) == [CloseStream(5)]
-    assert host.part.hand_out.outgoing == (0 if why == "struck off" else 6)
+    assert host.part.hand_out.outgoing == (0 if why == "evicted" else 6)
 
 
 def test_the_end_of_a_hand_out_leaves_the_next_one_alone(host: Host) -> None:

@@ -36,7 +36,7 @@ def test_who_was_struck_off_before_the_end_learns_of_it(name: str, well: bool) -
 
 
 def test_who_leaves_as_all_save_learns_of_the_end() -> None:
-    """Its training program is killed then. It is struck off, and nobody calls it back any more."""
+    """Its training program is killed then. It is evicted, and nobody calls it back any more."""
     lan, _ = training()
     host = lan.hosts[2]
 

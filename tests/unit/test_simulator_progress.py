@@ -50,7 +50,7 @@ def trains(
     plan = Plan("job", batch=10 * hosts, width=16, alarm_below=0.0, exchange=exchange)
     lan = Lan(hosts, conditions, seed, plan, rounds, 8, fragments, 0.05, timings=timings)
     lan.hosts[0].submit()
-    lan.at(0.5, lambda: schedules.look(lan, "", 0.0))
+    lan.at(0.5, lambda: schedules.watch(lan, "", 0.0))
     return lan
 
 

@@ -143,8 +143,8 @@ def test_the_lead_dies_before_it_decides(tmp_path: Path) -> None:
 
     def script(network: FakeNetwork) -> None:
         network.on_commit = {
-            6: lambda: network.strike(1),
-            14: lambda: network.strike(2),  # the test after 12 training rounds
+            6: lambda: network.evict(1),
+            14: lambda: network.evict(2),  # the test after 12 training rounds
         }
 
     job = make(tmp_path / "job")
@@ -162,7 +162,7 @@ def test_a_test_that_is_left_comes_again(tmp_path: Path) -> None:
 
     def script(network: FakeNetwork) -> None:
         def again() -> None:
-            network.strike(3)
+            network.evict(3)
             network.tallies[7].clear()
             network.enter("test", 7)
 

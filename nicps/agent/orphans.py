@@ -24,7 +24,7 @@ _HURRY_S = 1.0  # after the last one was found
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Strays:
+class OrphanReaper:
     """Ends children of this process that it has not started itself: its programs' descendants, once orphaned.
 
     Only for a process that is an agent and nothing else. What it had for children before is left alone; so is what is
@@ -37,7 +37,7 @@ class Strays:
         self._ended: set[int] = set()
         self._next = 0.0
         self._hurry = 0.0
-        self.there = False  # those to be ended
+        self.ending = False  # those to be ended
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def close(self) -> None:
@@ -61,9 +61,9 @@ class Strays:
     def end(self, now: float, known: Collection[int]) -> None:
         """A program has ended: end those that are there, as many as can be in 5 ms. `tick` goes on with it.
 
-        `there` is true until all are gone.
+        `ending` is true until all are gone.
         """
-        self.there = True
+        self.ending = True
         self._end_orphans(now, known)
 
     def _end_orphans(self, now: float, known: Collection[int]) -> None:
@@ -73,7 +73,7 @@ class Strays:
             self._ended.intersection_update(found)
             more = False
             for pid in found:
-                if self.there and pid not in self._ended and self._is_a_jobs(pid):
+                if self.ending and pid not in self._ended and self._is_a_jobs(pid):
                     os.kill(pid, signal.SIGKILL)  # a child's number is its own until we reap it
                     self._ended.add(pid)
                     self._hurry = now + _HURRY_S
@@ -84,7 +84,7 @@ class Strays:
                 if time.monotonic() > until:
                     return
             if not more:
-                self.there = bool(self._ended)
+                self.ending = bool(self._ended)
                 return
 
     def _is_a_jobs(self, pid: int) -> bool:
