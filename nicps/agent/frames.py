@@ -61,12 +61,13 @@ class Frames:
 
     def _receive(self) -> None:
         driver, life = self._driver, self._life
-        self.sync_from_kernel()
         try:
             frames = self._dataplane.receive()
         except InterfaceDown:
             self._check_interface()
             return
+        # The kernel may have forwarded a token a moment ago, and passed up a repeat of it since.
+        self.sync_from_kernel()
         for source, frame in frames:
             if not self._keys.admits(source, frame, self._dataplane.mac):
                 continue

@@ -164,7 +164,6 @@ class Course:
         if self.stopping or self._finishing:
             return []
         self._decided = round_, what
-        self._trained = True
         phase = self._node.phase_in_force
         if round_ != self._node.open_round - 1:
             return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
@@ -187,6 +186,7 @@ class Course:
 
     def round_committed(self, unit: int, exchange: Exchange) -> None:
         """A training round counts, in a phase with that exchange; `unit` is the next round's."""
+        self._trained = True
         self.unit, self._unit_of = unit, exchange
 
     def model_saved(self, error: str = "") -> Orders:

@@ -203,7 +203,9 @@ class Ring:
         if token.key == self._key and header.sender == token.owner:
             self._detector.hear_beacon(now)
         last = self._retransmission
-        if header.flags & wire.Flag.REPEAT and last.is_newest(self._seen) and last.may_answer(now):
+        if not header.flags & wire.Flag.REPEAT or self._exchange.delays_token:
+            return []  # nobody lacks this, or the fragments before it are still on their way
+        if last.is_newest(self._seen) and last.may_answer(now):
             return [self._retransmit(now)]
         return []
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.job.actions import CloseStream, Folder, KeepCheckpoint, OpenStream, StreamSize
 from nicps.job.course import Course
 from nicps.job.lead import Lead
@@ -175,6 +176,17 @@ def test_no_training_is_opened_while_an_alarm_saves(leader: Leader) -> None:
     assert not leader.decided
     leader.do(course.view_installed(leader.host.spot.view))  # it may be saved in another view only
     assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)] * 2
+
+
+def test_a_job_is_cancelled_before_its_first_round_is_judged(leader: Leader) -> None:
+    """The round counts: it is saved (seed 11735 of the simulator)."""
+    spot = leader.host.spot
+    course = Course(Plan("job", 8, 16), spot)
+    spot.phase_in_force, spot.open_round = training(first_round=6), ROUND
+    course.round_committed(-20, Exchange.BROADCAST)
+    assert course.cancel("cancelled on h3") == []
+    leader.do(course.round_judged(ROUND - 1, "continue"))
+    assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)]
 
 
 def test_no_round_goes_on_unjudged_after_a_view_change(leader: Leader) -> None:
