@@ -234,7 +234,9 @@ class Course:
         if self.exchange.fallback is not None:
             self.exchange = self.exchange.fallback
             told = [PublishEvent("warning", {"message": text})]
-        return [*told, *self._train()]
+        return (
+            told if self._purpose else [*told, *self._train()]
+        )  # after a hand-out training is opened anyway
 
     def raise_alarm(self, reason: str) -> None:
         """R22: at the end of the batch the model is saved, and all stand by."""

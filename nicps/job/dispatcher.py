@@ -188,6 +188,10 @@ class Dispatcher:
         left = set(range(1, len(view.members) + 1)) - view.live
         if left:
             orders.append(Log(f"not in it: {view.names(left)}"))
+        if self.part is not None and self.part.digest and not self.node.open_round:
+            orders += roles.end_part(
+                "another job is being started"
+            )  # in a network without any round
         if self.part is not None:
             orders += self.part.enter_view(now, action)
         orders += roles.follow_lead(now, self.node.leaving)

@@ -230,7 +230,7 @@ class Life:
         """The gateway of a training program is gone."""
         part = self.part
         return self._dispatcher.process(
-            now, (), part.programs.gateway_ended(number, code, last) if part else []
+            now, (), part.note_gateway_ended(now, number, code, last) if part else []
         )
 
     # ---- events: commands

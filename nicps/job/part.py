@@ -147,6 +147,7 @@ class Part:
         Raises:
             JobFailed, LookupError, TypeError: this host cannot get ready for it, or nobody can mean it.
         """
+        self._waiting = None  # of a decision before, which does not come
         if phase.kind is wire.PhaseKind.TRAIN:
             self.exchange = phase.exchange
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
@@ -158,7 +159,7 @@ class Part:
             return [*orders, self._begin_settling(partial(self._make_room, phase, None))]
         if phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
-            self._waiting, self.phase = None, phase
+            self.phase = phase
             return self._prepare_finish(now, phase)
         if not self._has_share(phase):
             self.phase = phase  # it only passes on what others train
@@ -188,10 +189,10 @@ class Part:
         self.checkpoints.note_majority()
         phase, program = action.phase, self.program
         noted = self.note_view()
+        self.phase, self._waiting = phase, None
         if phase is None:
             shown = program.show_view(now, self._node, None) if program is not None else []
             return [noted, *shown]
-        self.phase, self._waiting = phase, None
         renewed = self.accumulators.renew(phase)  # it was getting ready for another phase
         if renewed and program is not None:
             program.forget_blocks()
@@ -459,6 +460,17 @@ class Part:
             return []
         program.ended = True
         return self._lose_program(now, code, last)
+
+    def note_gateway_ended(self, now: float, number: int, code: int, last: str) -> Orders:
+        """The process between the agent and a program that speaks JSON is gone; `last` as in `note_ended`."""
+        program = self.programs.find(number)
+        if program is None:
+            return []
+        program.gateway = False
+        if code >= 0:
+            return self.programs.fail(f"the gateway ended: {last}") if code else []
+        ended = program.end("its gateway is gone")  # without that it reaches nobody
+        return [*ended, *self._lose_program(now, code, f"its gateway: {last}")]
 
     def _lose_program(self, now: float, code: int, last: str) -> Orders:
         if self.finishing and not code:  # whatever phase a change of the view has gone back to

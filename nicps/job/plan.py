@@ -13,6 +13,8 @@ from nicps.exchange import Exchange
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
 
+_STOP_BYTES = 900  # of the reason, as JSON in a frame
+
 DEFAULT_UNIT = -40  # sums to 1.3e5 fit lanes of any width, with steps of 1e-12 at the fine end
 DEFAULT_QUORUM = 0.9  # R13
 DEFAULT_ALARM = 0.5  # R22
@@ -129,7 +131,8 @@ def stop(
     reason: str | None, *, alarm: bool = False, saved: bool = False, cancelled: bool = False
 ) -> Phase:
     """The job ends everywhere, well (`reason` is None) or not."""
-    settings = {"ok": reason is None, "message": reason or "", "alarm": alarm, "saved": saved}
+    message = (reason or "").encode()[:_STOP_BYTES].decode(errors="ignore")
+    settings = {"ok": reason is None, "message": message, "alarm": alarm, "saved": saved}
     if cancelled:
         settings["cancelled"] = True
     return Phase(0, 0, wire.PhaseKind.STOP, settings=settings)

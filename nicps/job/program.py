@@ -224,6 +224,8 @@ class Program:
         """It has saved its state, or loaded another's; whether it was told to do that last."""
         if number != self._saving:
             return False
-        self._saving, self.duty = 0, ""
+        self._saving = 0
+        if self.duty in ("save", "load"):  # otherwise it has been sent into a phase meanwhile
+            self.duty = ""
         self.digest = digest or self.digest
         return True

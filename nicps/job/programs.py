@@ -92,14 +92,6 @@ class Programs:
         again = "the training program cannot be started again: " if self._starts > 1 else ""
         return self.fail(f"{again}{reason}")
 
-    def gateway_ended(self, number: int, code: int, last: str) -> Orders:
-        """The process between the agent and a program that speaks JSON is gone."""
-        program = self.find(number)
-        if program is None:
-            return []
-        program.gateway = False
-        return self.fail(f"the gateway ended: {last}") if code else []
-
     def end(self, reason: str) -> Orders:
         """End the current one, whatever it is doing."""
         return self.current.end(reason) if self.current is not None else []

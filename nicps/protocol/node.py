@@ -236,9 +236,10 @@ class Node:
         """The lead only: open `phase`; its number and generation are filled in here.
 
         Raises:
-            WireError: its settings are too long for a frame; nothing has changed.
+            WireError: its settings are too long for a frame, or no member would take it; nothing has changed.
         """
         assert self.leads
+        phase.check(len(self.view.members))
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
         if not self._may_decide:

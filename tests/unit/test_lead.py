@@ -10,6 +10,7 @@ import pytest
 
 from nicps import wire
 from nicps.exchange import Exchange
+from nicps.job import plan as phases
 from nicps.job.actions import CloseStream, Folder, KeepCheckpoint, OpenStream, StreamSize
 from nicps.job.course import Course
 from nicps.job.lead import Lead
@@ -176,6 +177,22 @@ def test_no_training_is_opened_while_an_alarm_saves(leader: Leader) -> None:
     assert not leader.decided
     leader.do(course.view_installed(leader.host.spot.view))  # it may be saved in another view only
     assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)] * 2
+
+
+def test_a_switch_is_given_up_as_a_state_is_got_ready(leader: Leader) -> None:
+    """Training that was opened meanwhile could count rounds which the state lacks. After the hand-out hosts add."""
+    course = leader.lead.course
+    course.exchange = Exchange.SWITCH
+    leader.do(course.model_built(1))
+    for_a_learner(leader)
+    leader.lead.course._open_stream("state")
+    leader.do(course.switch_silent())
+    assert not leader.decided and course.exchange == Exchange.BROADCAST
+
+
+def test_a_long_reason_fits_the_last_decision() -> None:
+    message = phases.stop("\N{GRINNING FACE}" * 400)
+    assert len(message.pack()) < wire.MAX_FRAME_BYTES - 100
 
 
 def test_a_job_is_cancelled_before_its_first_round_is_judged(leader: Leader) -> None:

@@ -18,6 +18,7 @@ from nicps.job.actions import (
     RenewAccumulators,
     ReserveAccumulators,
     Settle,
+    StartProgram,
     StoreWindow,
     StreamSize,
     UseAccumulators,
@@ -374,3 +375,43 @@ def test_what_differs_before_the_first_round(settings: dict[str, str], said_: st
     host.settle()
     (failed,) = host.found(Fail)
     assert failed.reason.startswith(said_) and not host.answers
+
+
+# ---- a decision that does not come
+
+
+def test_a_phase_that_waits_for_the_disk_gives_way_to_a_hand_out(host: Host) -> None:
+    """Training was decided, and then a hand-out, before the disk was done with what training waits for."""
+    host.decides(training(3))
+    host.decides(hand_out(4))
+    host.settle()
+    assert host.answers == [4] and not host.found(EnterPhase)
+
+
+def test_a_view_without_a_phase_takes_back_what_was_decided(host: Host) -> None:
+    host.decides(training(3))
+    host.goes_on(None)
+    host.decides(hand_out(4))
+    host.settle()
+    assert host.answers == [4] and not host.found(EnterPhase)
+
+
+def test_a_state_that_is_saved_late_excuses_no_work(host: Host) -> None:
+    """The program has been sent into a phase since it was told to save: it owes that one's round."""
+    program = host.part.program
+    assert program is not None
+    host.do(program.change_state(0.0, "save", host.spot))
+    number = host.found(Post)[-1].message.number
+    host.do(program.enter(0.0, training(3), ROUND, 0, host.spot))
+    host.hears(says.Saved(number, 3, "d1", ""))
+    assert program.duty == "work"
+
+
+@pytest.mark.parametrize("code", [-9, 1])
+def test_a_gateway_that_is_killed_is_like_a_program_that_is(host: Host, code: int) -> None:
+    """The host departs, and comes back with another one. One that fails by itself ends the job."""
+    program = host.part.program
+    assert program is not None
+    host.do(host.part.note_gateway_ended(0.0, program.number, code, "SIGKILL has ended it"))
+    assert bool(host.found(Depart)) == bool(host.found(StartProgram)) == (code < 0)
+    assert bool(host.found(Fail)) == (code > 0)

@@ -10,6 +10,7 @@ import pytest
 from nicps import wire
 from nicps.job.actions import Post
 from nicps.job.plan import Plan
+from nicps.protocol import NodeState
 from nicps.session import shared_form as says
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, idle, job, next_job, training
@@ -47,6 +48,38 @@ def test_who_is_lost_in_the_one_is_a_member_of_the_next() -> None:
     lan.at(lan.now + TRAINING_S + 0.5, lan.hosts[0].restart)
     ends_well(lan)
     assert len(lan.hosts[1].node.view.members) == 4
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_part_of_the_last_job_has_nothing_to_do_with_the_next(dies: bool) -> None:
+    """A host is evicted as its user cancels, unheard; then it hears nothing until the others have all started again.
+
+    The next job is not cancelled by it; and if its starter dies, the host does not lead the job before.
+    """
+    lan, _ = training(hosts=4)
+    host, others = lan.hosts[3], lan.hosts[:3]
+    lan.lose[wire.FrameType.FAIL] = 99
+    lan.at(TRAINING_S, host.cancel)
+    lan.at(TRAINING_S, host.kill_program)
+    lan.run(lambda: host.node.state is NodeState.STANDBY and bool(host.node.view.number), 2.0)
+    lan.cut([frozenset({0, 1, 2}), frozenset({3})])
+    lan.run(lambda: all(other.part is None for other in others), lan.now + 30.0)
+    lan.lose.clear()
+    for other in others:
+        other.kill()
+        other.restart()
+    part = host.part
+    assert part is not None and part.cancelled
+    lan.cut([])
+    next_job(lan, 2)
+    if not dies:
+        ends_well(lan)
+        return
+    lan.run(lambda: host.node.state is NodeState.MEMBER, lan.now + 5.0)
+    lan.hosts[2].kill()
+    lan.trouble(lan.now)
+    assert schedules.finish(lan).what == "stopped"
+    assert "nobody is left who has the whole job" in lan.ended
 
 
 @pytest.mark.parametrize("seed", range(12))

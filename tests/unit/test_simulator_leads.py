@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nicps import wire
+from nicps.errors import WireError
 from nicps.job.course import Course
 from nicps.job.orders import Orders
 from nicps.job.plan import Plan
@@ -243,3 +245,14 @@ def test_a_new_lead_whose_program_stands_still_is_found() -> None:
 
     lan.moments.append(offered)
     ends_well(lan)
+
+
+@pytest.mark.parametrize("changes", [{"unit": -101}, {"quorum": -1}, {"quorum": 1 << 31}])
+def test_a_decision_that_nobody_would_take_is_not_made(changes: dict[str, Any]) -> None:
+    """The lead finds that out, and the job ends with it. Otherwise all would refuse it without end."""
+    lan, _ = training(hosts=3)
+    lan.run(lambda: False, TRAINING_S)
+    node = lan.hosts[0].node
+    assert node.leads and node.phase is not None
+    with pytest.raises(WireError, match="out of range"):
+        node.decide(lan.hosts[0].clock(), replace(node.phase, **changes))
