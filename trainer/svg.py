@@ -174,11 +174,11 @@ def thin(points: Sequence[Point], most: int = 600) -> list[Point]:
 
 def smooth(points: Sequence[Point], window: int) -> list[Point]:
     """A running mean of y over the last `window` points."""
+    values = [y for _, y in points]
     result = []
-    total = 0.0
-    for i, (x, y) in enumerate(points):
-        total += y
-        if i >= window:
-            total -= points[i - window][1]
-        result.append((x, total / min(i + 1, window)))
+    for i, (x, _) in enumerate(points):
+        last = values[
+            max(0, i + 1 - window) : i + 1
+        ]  # anew: a running sum of large ones keeps their errors
+        result.append((x, math.fsum(last) / len(last)))
     return result

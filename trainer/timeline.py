@@ -78,7 +78,7 @@ def detail(run: Run, first: int, count: int) -> str:
                 start, end = min(start, row["t_start"]), max(end, row["t_end"])
     events = [event for event in run.events if start <= event.time <= end]
     lane, token, gap, top = 24.0, 13.0, 12.0, 56.0 if events else 26.0
-    scale = (WIDTH - NAMES) / (end - start)
+    scale = (WIDTH - NAMES) / (end - start or 1.0)  # clocks may be coarse
     body: list[str] = []
 
     def bar(t0: float, t1: float, y: float, tall: float, kind: str, hint: str) -> None:

@@ -177,7 +177,7 @@ class Children:
             return
         done, known.done = known.done, None
         if done is not None:
-            done(-signal.SIGKILL if code is None else code)
+            self._loop.guard(partial(done, -signal.SIGKILL if code is None else code))
 
     def _go_on(self, now: float | None = None) -> None:
         now = self._clock() if now is None else now

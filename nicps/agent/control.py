@@ -7,6 +7,7 @@ import contextlib
 import grp
 import os
 import socket
+import stat
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _MOST_GROUPS = (
     256  # Python's getsockopt takes no more; of a user with more, only the first one counts
 )
 _MOST_PEERS = 64
-_MOST_STRANGERS = 8  # who may do nothing here must not take the others' places
+_MOST_OTHERS = 8  # peers that may give no commands must not take the others' places
 _MOST_MESSAGES = 32  # of one peer, before the loop looks at what else there is
 _CLOSING_S = 1.0
 
@@ -121,8 +122,8 @@ class ControlSocket:
             uid, groups = _credentials(connection)
             commands, trains = self.access.commands(uid, groups), self.access.trains(uid)
             peer = Peer(connection, uid, commands, trains)
-            alike = [p for p in self.peers if p.is_stranger == peer.is_stranger]
-            if len(alike) >= (_MOST_STRANGERS if peer.is_stranger else _MOST_PEERS):
+            alike = [p for p in self.peers if (p.commands, p.trains) == (commands, trains)]
+            if len(alike) >= (_MOST_PEERS if commands else _MOST_OTHERS):
                 self._closing.end(connection)
             else:
                 self._add(peer)
@@ -239,6 +240,7 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     except ConnectionRefusedError:
-        os.unlink(path)
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
     finally:
         probe.close()

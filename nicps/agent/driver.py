@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -56,5 +57,6 @@ class Driver:
 
 
 def log(text: str) -> None:
-    """One line for the operator."""
-    print(f"nicps: {text}", file=sys.stderr, flush=True)
+    """One line for the operator. Where nobody takes it (a full disk, a closed terminal) the agent goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"nicps: {text}", file=sys.stderr, flush=True)

@@ -79,6 +79,9 @@ class Executor:
         if job is not None:
             clear = partial(job.clear, streams, action.keep_records)
             self._children.once_gone(lambda: self._loop.background(clear, _nothing))
+            return
+        for stream in streams.values():  # of a job whose folder could not be made
+            stream.close()
 
     @property
     def _here(self) -> JobFiles:

@@ -88,10 +88,11 @@ class JobFiles:
                 stream.close()
         for accumulators in self.reserved.values():
             accumulators.close()
-        self.records.close()
-        if keep_records:
-            try:
+        try:
+            self.records.close()
+            if keep_records:
                 keep_life(self.base, self.kept)
-            except OSError as error:
-                log(explain("keep the job's records", error))
-        remove(self.base)
+        except OSError as error:
+            log(explain("keep the job's records", error))
+        finally:
+            remove(self.base)

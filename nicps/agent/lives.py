@@ -93,7 +93,8 @@ def _copy_programs(paths: list[Path], kept: Path, number: int) -> None:
 
 def _next(kept: Path) -> int:
     """The number of the life that follows those whose agents have ended."""
-    return max((_order(p.name)[0] for p in kept.glob(f"earlier-*.{TIMELINE}")), default=0) + 1
+    found = (_order(path.name) for path in kept.glob(f"earlier-*.{TIMELINE}"))
+    return max((numbers[0] for numbers in found if numbers), default=0) + 1
 
 
 def _order(name: str) -> tuple[int, ...]:

@@ -59,12 +59,17 @@ class Loop:
                 self._poll.unregister(fd)
 
     def on_signals(self, handler: Callable[[], None]) -> None:
-        """Call `handler` after SIGTERM, and after SIGINT unless the agent was started with that ignored."""
+        """Call `handler` after SIGTERM, and after SIGINT and SIGHUP unless the agent was started with them ignored."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write)
-        for number in ending_signals(signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
-        self.watch(read, handler)
+
+        def take() -> None:
+            os.read(read, 64)
+            handler()
+
+        self.watch(read, take)
 
     def background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Do something slow (files, hashes) in order in a thread, and `then` here."""
@@ -80,9 +85,14 @@ class Loop:
 
     def _done(self) -> None:
         for then, error in self._background.take_done():
-            try:
-                if error is not None:
-                    raise error
-                then()
-            except Exception as reason:
-                self._failed(reason)
+            if error is not None:
+                self._failed(error)
+            else:
+                self.guard(then)
+
+    def guard(self, then: Callable[[], None]) -> None:
+        """What follows from what a job's code has left behind: whatever that was, the loop goes on."""
+        try:
+            then()
+        except Exception as reason:
+            self._failed(reason)

@@ -22,7 +22,11 @@ def read_prepared(folder: Path) -> dict[str, Any]:
         JobFailed: it is not there, or not readable.
     """
     try:
-        return read_object(folder / NAME, _MOST_BYTES)
-    except (OSError, orjson.JSONDecodeError) as error:
+        prepared = read_object(folder / NAME, _MOST_BYTES)
+        orjson.dumps(
+            prepared
+        )  # which refuses what is nested too deeply: then no message could hold it
+        return prepared
+    except (OSError, orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise JobFailed(f"there is no readable {NAME}: {reason}") from None

@@ -177,6 +177,7 @@ class Prober:
         host = self._hosts.get(source)
         if host is None:
             host = _Host(safe_name(name.decode(errors="replace"), source))
+            host.trains += [None] * len(self._trains)  # it was not there yet
             self._hosts[source] = host
         if echo.busy:  # it says so now: the nonce is ours
             self._stop(

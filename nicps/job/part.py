@@ -176,7 +176,8 @@ class Part:
         if self.finish.kept:
             return self.finish.open_records()
         learns = self._node.number in self._node.learners
-        if program is None or not program.ready or learns:
+        blank = program is None or not program.ready or self._is_blank(program)
+        if program is None or blank or learns:
             ended = self.programs.end("the job is done")
             self.programs.current = None
             return [*ended, *self.finish.acknowledge_nothing(phase)]
@@ -198,8 +199,8 @@ class Part:
             program.forget_blocks()
         orders: Orders = [noted, *renewed]
         hands_out = phase.kind is wire.PhaseKind.HANDOUT
-        if hands_out or not self._has_share(phase) or program is None or not program.ready:
-            return orders  # a program that is not ready yet comes into a later phase
+        if hands_out or not self._has_share(phase) or program is None or not program.holds_state:
+            return orders  # a program that was in no phase yet comes into a later one
         # The samples that were enough in the view before are not those of this one.
         orders += [ShowNeed(program.number, 0, 0), *program.show_view(now, self._node, phase)]
         if action.again and not self.finishing:  # it was told of the phase that now does not come
@@ -216,6 +217,10 @@ class Part:
 
     def _has_share(self, phase: Phase) -> bool:
         return bool(phase.shares[self._node.number - 1])
+
+    def _is_blank(self, program: Program) -> bool:
+        """Whether it has taken the place of one that was lost, and has not got that one's state."""
+        return self.programs.restarted and not program.holds_state
 
     # ---- room for a phase
 
@@ -248,7 +253,6 @@ class Part:
             return [Acknowledge(phase.number)]
         if entering is not self.program or entering.ended:
             return []  # it has been lost meanwhile
-        entering.holds_state = True
         blocks = self.accumulators.blocks
         return entering.enter(now, phase, phase.first_round, blocks, self._node)
 
@@ -270,12 +274,15 @@ class Part:
             # What the hand-out brought (R20); once it is loaded the program comes here again.
             loads = program.duty == "load"
             return [] if loads else program.change_state(now, "load", node)
+        fresh = not (same_state or program.holds_state)
+        if fresh and not learns and self._is_blank(program):
+            return []  # this host departs, since it has lost the one before, and comes back with the state
         self._waiting = None
         if not same_files:
             return [Fail("what was handed out has arrived damaged")]
         if learns and not same_state and same_size:
             return [Depart("the state that was handed out is not that of the others: once more")]
-        if not same_size or not (same_state or program.trained):
+        if not same_size or fresh:
             reason = (
                 "the model built here differs from the lead's: the same job.py and the same "
                 "versions of Python and PyTorch are needed on every host"
@@ -297,7 +304,7 @@ class Part:
         orders: Orders = [NoteCommit(commit.round, test), CountFragments(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
-        if not self._has_share(phase) or program is None or not program.ready:
+        if not self._has_share(phase) or program is None or not program.holds_state:
             return [*orders, MarkRead(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN:
             self.train_rounds += 1

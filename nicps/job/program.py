@@ -116,6 +116,7 @@ class Program:
     ) -> Orders:
         """Leave whatever it does, and go into this phase; `blocks` are those of a bank of the accumulators."""
         self._trains = phase.kind is wire.PhaseKind.TRAIN
+        self.holds_state |= phase.kind is not wire.PhaseKind.FINISH
         self._first_round = first_round
         self._closed = self._unread = self._unjudged = False
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")

@@ -40,6 +40,11 @@ class Programs:
         return self.current is None or self.current.ended
 
     @property
+    def restarted(self) -> bool:
+        """The current one has taken the place of one that was lost, and has not trained since."""
+        return self._starts > 1
+
+    @property
     def can_start(self) -> bool:
         """Another one may be started: they have not been killed again and again."""
         return self._starts < _MOST_STARTS

@@ -63,7 +63,7 @@ class AskStatus(Message):
 
 @dataclass(frozen=True, slots=True)
 class Watch(Message):
-    """Send the events, and the result or the error, of every job that this host submits from now on."""
+    """Send the events that this host has from now on, and the result or the error of every job."""
 
     op: ClassVar[str] = "watch"
 
@@ -83,7 +83,11 @@ class Submit(Message):
         None
     )
     entry: Annotated[
-        str | None, Field(nullable(TEXT), "the Python module that prepares and trains")
+        str | None,
+        Field(
+            nullable(TEXT),
+            "the Python module that prepares; prepared.json names the one that trains",
+        ),
     ] = None
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from nicps.agent import closing, control, peer
 from nicps.agent.control import Access, ControlSocket
+from nicps.errors import EnvironmentProblem
 from nicps.protocol import View
 from nicps.session.channel import Channel
 from tests.parts import MEMBERS
@@ -417,3 +418,26 @@ def test_an_odd_submission(host: Host, tmp_path: Path, submission: bytes, said: 
     channel.send({"op": "x"})
     assert "knows no 'x'" in answers(host, channel, 1)[0]["message"]
     channel.close()
+
+
+def test_a_training_user_leaves_the_others_their_places(host: Host) -> None:
+    """However many connections it makes: `nicps status`, `cancel` and `leave` are answered."""
+    host.uid = STRANGER + 1
+    idle = []
+    for _ in range(70):
+        idle.append(host.connect())
+        host.step()
+    host.uid = os.geteuid()
+    channel = say(host, EMPTY)
+    assert answers(host, channel, 1)[0]["op"] == "error", "it is served"
+    for one in (*idle, channel):
+        one.close()
+
+
+def test_only_a_socket_is_taken_for_a_stale_one(tmp_path: Path) -> None:
+    """A slip in `--socket` costs nobody a file."""
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(EnvironmentProblem, match="cannot listen"):
+        ControlSocket(str(path), Access(trainer=STRANGER), lambda *_: None, lambda *_: None)
+    assert path.read_text() == "mine"

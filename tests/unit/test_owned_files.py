@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pwd
 import socket
 import subprocess
 import threading
@@ -16,8 +18,11 @@ import orjson
 import pytest
 
 from nicps.agent.folders import remove
+from nicps.agent.jobfiles import JobFiles
+from nicps.agent.lives import keep_life
 from nicps.agent.preparation import read_preparation
 from nicps.agent.prepared import read_prepared
+from nicps.agent.process import User
 from nicps.agent.records import copy_tree
 from nicps.errors import JobFailed
 from nicps.job.actions import CloseJob, OpenJob, Receive, StoreWindow
@@ -168,3 +173,45 @@ def test_what_lies_very_deep_is_not_kept(deep: Path) -> None:
     copy = deep.with_name("copy")
     copy_tree(deep, copy)
     assert (copy / "work" / "a" / "file").exists()
+
+
+def test_what_is_nested_too_deeply_for_a_message_is_no_preparation(tmp_path: Path) -> None:
+    """It can be read, but an event that holds it could not be sent."""
+    nested = b"[" * 600 + b"]" * 600
+    (tmp_path / "prepared.json").write_bytes(
+        b'{"files": [], "settings": {}, "data": ' + nested + b"}"
+    )
+    with pytest.raises(JobFailed, match="no readable"):
+        read_prepared(tmp_path)
+
+
+def test_a_disk_that_stays_full_keeps_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last lines of the time line cannot be written; all else is removed, which makes room."""
+    work = tmp_path / "work"
+    work.mkdir()
+    files = JobFiles(
+        "job",
+        "h1",
+        work,
+        tmp_path / "runs" / "job",
+        User.named(pwd.getpwuid(os.getuid()).pw_name),
+        0.0,
+    )
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.records, "close", full)
+    files.clear({}, keep_records=True)
+    assert not list(work.iterdir())
+
+
+@pytest.mark.parametrize("name", ["earlier-x.timeline.jsonl", "earlier-.timeline.jsonl"])
+def test_a_name_without_a_number_is_no_life(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    (tmp_path / "base" / "work" / "out").mkdir(parents=True)
+    (tmp_path / "base" / "timeline.jsonl").touch()
+    keep_life(tmp_path / "base", tmp_path)
+    assert (tmp_path / "earlier-1.timeline.jsonl").exists()

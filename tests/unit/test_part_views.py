@@ -26,7 +26,7 @@ from nicps.job.actions import (
 from nicps.job.orders import Acknowledge, Depart, Fail, HandOutEnded, MarkRead, Offer
 from nicps.protocol import Committed
 from nicps.session import shared_form as says
-from tests.parts import ROUND, Host, hand_out, training
+from tests.parts import LANES, ROUND, Host, hand_out, training
 
 pytestmark = pytest.mark.unit
 
@@ -375,6 +375,36 @@ def test_what_differs_before_the_first_round(settings: dict[str, str], said_: st
     host.settle()
     (failed,) = host.found(Fail)
     assert failed.reason.startswith(said_) and not host.answers
+
+
+# ---- a training program that was lost, at a host that the others have not heard departing yet
+
+
+def loses_its_program(host: Host) -> None:
+    """In a test; the next one has built the model, with the weights that the job began with."""
+    host.trains(training(3, kind=wire.PhaseKind.TEST))
+    program_ends(host, -9)
+    host.hears(says.Ready(LANES, "d9"))
+    host.forget()
+
+
+def test_a_new_program_takes_no_part_without_the_state(host: Host) -> None:
+    """Neither in the round that is open, nor in the phase that is decided on, nor in a view that goes on with it."""
+    loses_its_program(host)
+    assert host.part.phase is not None
+    host.commits(host.part.phase)
+    assert host.found(MarkRead) and not host.found(Post)
+    host.goes_on(host.part.phase)
+    host.decides(training(4))
+    host.settle()
+    assert not host.answers and not host.found(EnterPhase) and not host.found(Fail)
+
+
+def test_a_new_program_has_nothing_to_save_at_the_end(host: Host) -> None:
+    loses_its_program(host)
+    host.decides(FINISH)
+    assert not host.found(EnterPhase) and host.found(EndProgram)
+    assert host.answers == [4]
 
 
 # ---- a decision that does not come

@@ -12,6 +12,7 @@ from nicps.agent import probe
 from nicps.agent.probe import Prober
 from nicps.errors import NicpsError
 from nicps.job import Life, LifeSettings
+from nicps.session.messages import Train
 from tests.rooms import NoKernel
 
 NETWORK = wire.network_id("nicps")
@@ -176,3 +177,12 @@ def test_a_train_that_comes_in_is_counted_on(host: Host) -> None:
     host.now += 0.6  # from a measurement's first question to its first train's
     host.asked(THIRD, OLD)
     assert host.train["nonce"] == OLD, "the other's last train has ended"
+
+
+def test_a_host_that_joins_meanwhile_has_missed_the_trains_before(host: Host) -> None:
+    """The table has a place for each train of each host."""
+    question = host.measure()
+    host.prober._trains += [Train(1e6, 9, 1e6)] * 2
+    host.hears(THIRD, wire.Echo(question.nonce, 0, 0, 0, question.number, 0), b"h3")
+    (other,) = host.prober._hosts.values()
+    assert other.trains == [None, None]
