@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -80,7 +81,23 @@ class Driver:
         self.stand_in = folder / "stand_in.py"
         self.stand_in.write_text(STAND_IN)
 
-    def start(self, how: str, *options: str) -> subprocess.Popen[str]:
+    @contextlib.contextmanager
+    def running(self, how: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+        """It, which must have ended by the end of the block: of a test that fails nothing may stay either."""
+        child = self._start(how, *options)
+        try:
+            yield child
+        finally:
+            late = child.poll() is None
+            child.kill()
+            child.wait(10)
+            for pipe in (child.stdout, child.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if late:
+                nicps("lab", "down", "--lab", self.name)
+
+    def _start(self, how: str, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", DRIVER, str(self.stand_in), "lab", "run", str(self.job)]
         command += ["--lab", self.name, "--hosts", "3", "--runs", str(self.runs), *options]
         return subprocess.Popen(
@@ -98,7 +115,7 @@ class Driver:
         )
 
     def finish(self, how: str, *options: str) -> tuple[int, str, str]:
-        with self.start(how, *options) as child:
+        with self.running(how, *options) as child:
             out, err = child.communicate(timeout=60)
         return child.returncode, out, err
 
@@ -161,7 +178,7 @@ def test_a_submission_that_fails_passes_its_code_on(driver: Driver) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_takes_the_lab_down(driver: Driver, number: signal.Signals) -> None:
-    with driver.start("hang", "--user", "root") as child:
+    with driver.running("hang", "--user", "root") as child:
         assert child.stderr is not None
         assert child.stderr.readline() == "round 1\n"
         child.send_signal(number)
@@ -172,11 +189,30 @@ def test_a_signal_takes_the_lab_down(driver: Driver, number: signal.Signals) -> 
     assert list(driver.scratch.iterdir()) == []
 
 
+def test_a_test_that_fails_leaves_nothing(driver: Driver) -> None:
+    """Its command does not end by itself; neither do the agents that the command has started."""
+    children = []
+
+    def fails() -> None:
+        with driver.running("hang", "--user", "root") as child:
+            children.append(child)
+            assert child.stderr is not None
+            assert child.stderr.readline() == "round 1\n"
+            pytest.fail("as a test does")
+
+    with pytest.raises(pytest.fail.Exception):
+        fails()
+    (child,) = children
+    assert child.returncode == -signal.SIGKILL
+    assert leftovers(driver.name) == {}
+
+
 def test_down_after_run_was_killed(driver: Driver) -> None:
-    with driver.start("hang", "--user", "root") as child:
+    with driver.running("hang", "--user", "root") as child:
         assert child.stderr is not None
         assert child.stderr.readline() == "round 1\n"
         child.kill()
+        child.wait(10)
     until(lambda: "processes" in leftovers(driver.name), "the agents outlive it")
     assert list(driver.scratch.iterdir()) != []
     assert nicps("lab", "down", "--lab", driver.name).returncode == 0
