@@ -177,8 +177,7 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
     values = [y for _, y in points]
     result = []
     for i, (x, _) in enumerate(points):
-        last = values[
-            max(0, i + 1 - window) : i + 1
-        ]  # anew: a running sum of large ones keeps their errors
+        last = values[max(0, i + 1 - window) : i + 1]
+        # Added anew each time: a running sum keeps the rounding errors of large values.
         result.append((x, math.fsum(last) / len(last)))
     return result

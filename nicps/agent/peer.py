@@ -90,11 +90,6 @@ class Peer:
         self.submission = 0  # the number of the job that it has submitted, until that has ended
         self.watches_all = False
 
-    @property
-    def is_stranger(self) -> bool:
-        """Whether it may do nothing here."""
-        return not (self.commands or self.trains)
-
     def post(self, message: Message) -> None:
         """Send, if the peer is still there and reads."""
         with contextlib.suppress(ChannelClosed):

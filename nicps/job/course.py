@@ -169,9 +169,10 @@ class Course:
             return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
+        # Where training is being opened, the state is saved after the round that this begins with.
         if self._alarm is not None and phase is not None and not self._opening:
             self._saving = True
-            return [SaveState(Saving.ALARM)]  # otherwise a batch begins: after that
+            return [SaveState(Saving.ALARM)]
         if what == "test":
             return self._test()
         if what == "end":
@@ -234,9 +235,9 @@ class Course:
         if self.exchange.fallback is not None:
             self.exchange = self.exchange.fallback
             told = [PublishEvent("warning", {"message": text})]
-        return (
-            told if self._purpose else [*told, *self._train()]
-        )  # after a hand-out training is opened anyway
+        if self._purpose:
+            return told  # training is opened anyway, after the hand-out
+        return [*told, *self._train()]
 
     def raise_alarm(self, reason: str) -> None:
         """R22: at the end of the batch the model is saved, and all stand by."""

@@ -189,9 +189,8 @@ class Dispatcher:
         if left:
             orders.append(Log(f"not in it: {view.names(left)}"))
         if self.part is not None and self.part.digest and not self.node.open_round:
-            orders += roles.end_part(
-                "another job is being started"
-            )  # in a network without any round
+            # This network has run no round yet: the part is of the job before.
+            orders += roles.end_part("another job is being started")
         if self.part is not None:
             orders += self.part.enter_view(now, action)
         orders += roles.follow_lead(now, self.node.leaving)

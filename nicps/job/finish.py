@@ -85,9 +85,7 @@ class Finish:
     def _opened(self, stream: int, now: float, size: StreamSize) -> Orders:
         """Tell the lead, if it asks now, how much there is to collect."""
         if stream != self._opening:
-            return [
-                CloseStream(stream)
-            ]  # the decision was made again meanwhile, and has another one
+            return [CloseStream(stream)]  # FINISH was decided again, and has another stream
         sizes = {"bytes": size.size, "index_bytes": size.index_bytes}
         self._answer = json.dumps(sizes).encode()
         orders = self._hand_out.offer(stream)

@@ -47,9 +47,8 @@ class Program:
         self._unanswered = 0  # phases; until it is in the last one that it was told of, it speaks of an earlier one
         self._trains = False
         self._closed = False  # the open round, without it: nothing of it is to be computed any more
-        self._unread = self._unjudged = (
-            False  # the last sum that it was told of; unjudged: only where it leads
-        )
+        self._unread = False  # the last sum that it was told of
+        self._unjudged = False  # the same, where it leads
         self._blocks_shown = 0
         self._saving = 0  # number of the phase in which it saves or loads
         self._own_phase = _OWN_PHASES
