@@ -14,42 +14,15 @@ from nicps.agent.frames import Frames
 from nicps.agent.keyring import Keyring
 from nicps.agent.loop import Loop
 from nicps.agent.records import TimeLine
-from nicps.exchange import Exchange
 from nicps.job import Life, LifeSettings
-from nicps.protocol import Member, Phase, Send, SendFragments, Timings, View
-from nicps.protocol.phase import AdaptiveTimeout
+from nicps.protocol import Send, SendFragments
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Steps
 from nicps.protocol.token import TokenState
+from tests.ring_parts import START, VIEW, ring_of
 from tests.rooms import MAC, NoKernel
 
 pytestmark = pytest.mark.unit
-
-VIEW = View(
-    1,
-    tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3)),
-    frozenset({1, 2, 3}),
-    1,
-)
-PHASE = Phase(
-    1,
-    1,
-    wire.PhaseKind.TRAIN,
-    first_round=1,
-    fragments=8,
-    last_fragments=8,
-    width=16,
-    shares=(4, 4, 4),
-    quorum=12,
-    exchange=Exchange.BROADCAST,
-)
-TIMINGS = Timings()
-START = 100.0
-
-
-def ring_of(number: int) -> Ring:
-    """That member's."""
-    return Ring(PHASE, VIEW, number, NoKernel(), TIMINGS, AdaptiveTimeout(TIMINGS), None, START)
 
 
 def sent(steps: Steps, kind: type) -> list[Any]:
@@ -96,15 +69,8 @@ class Watched(Life):
         self.node.rings.current = ring
         self.done: Steps = []
 
-    def kernel_saw(
-        self,
-        now: float,
-        seen: tuple[int, int],
-        token_at: float,
-        frame_at: float,
-        bounced: bytes | None,
-    ) -> None:
-        self.ring.kernel_saw(seen, token_at, frame_at)
+    def kernel_saw(self, now: float, *saw: Any) -> None:
+        self.ring.kernel_saw(*saw[:3])
 
     def on_frame(self, now: float, source: bytes, data: bytes) -> list[Any]:
         self.done += self.ring.on_token(now, wire.unpack(data))

@@ -9,25 +9,18 @@ import pytest
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol import Member, Phase, Send, Timings, View
+from nicps.protocol import Send
 from nicps.protocol.lead import LeadWatch
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Silent
+from tests.ring_parts import START, TIMINGS, VIEW, ring_of
 
 pytestmark = pytest.mark.unit
 
 #: Its members send at any time: tokens overtake fragments.
 OVERTAKING = replace(Exchange.BROADCAST, name="overtaking", token_waits=False)
-VIEW = View(
-    1,
-    tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3)),
-    frozenset({1, 2, 3}),
-    1,
-)
-TIMINGS = Timings()
-START = 100.0
 
 
 class Kernel:
@@ -44,19 +37,7 @@ class Kernel:
 
 def ring(exchange: Exchange, timeout: AdaptiveTimeout | None = None) -> Ring:
     """The lead's, which has just handed the token to the next."""
-    phase = Phase(
-        1,
-        1,
-        wire.PhaseKind.TRAIN,
-        first_round=1,
-        fragments=8,
-        last_fragments=8,
-        width=16,
-        shares=(4, 4, 4),
-        quorum=12,
-        exchange=exchange,
-    )
-    made = Ring(phase, VIEW, 1, Kernel(), TIMINGS, timeout or AdaptiveTimeout(TIMINGS), None, START)
+    made = ring_of(1, exchange, timeout, Kernel())
     made.create(START)
     assert made.token is not None and made.token.owner == 2
     return made

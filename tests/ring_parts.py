@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One member's ring by itself: three members train, and nothing of theirs has arrived."""
+
+from __future__ import annotations
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol import Member, Phase, Receiver, Timings, View
+from nicps.protocol.phase import AdaptiveTimeout
+from nicps.protocol.ring import Ring
+from tests.rooms import NoKernel
+
+VIEW = View(
+    1,
+    tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3)),
+    frozenset({1, 2, 3}),
+    1,
+)
+TIMINGS = Timings()
+START = 100.0
+
+
+def ring_of(
+    number: int,
+    exchange: Exchange = Exchange.BROADCAST,
+    timeout: AdaptiveTimeout | None = None,
+    receiver: Receiver | None = None,
+) -> Ring:
+    """That member's, before the first token; `receiver` says what has arrived, by default nothing."""
+    phase = Phase(
+        1,
+        1,
+        wire.PhaseKind.TRAIN,
+        first_round=1,
+        fragments=8,
+        last_fragments=8,
+        width=16,
+        shares=(4, 4, 4),
+        quorum=12,
+        exchange=exchange,
+    )
+    timeout = timeout or AdaptiveTimeout(TIMINGS)
+    return Ring(phase, VIEW, number, receiver or NoKernel(), TIMINGS, timeout, None, START)
