@@ -195,6 +195,7 @@ class Agent:
         driver.now = now = time.monotonic()
         self._loop.handle(events)
         self._frames.sync_from_kernel()
+        self._frames.pump()  # others wait for it: what is due at this host comes after
         key_is_spent = self.dataplane.maps.sequence >= Sequences.NUMBERS
         driver.carry_out(life.renew_view(now, key_is_spent))
         driver.carry_out(life.tick(now, self._frames.sender.waits))
