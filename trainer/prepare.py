@@ -17,7 +17,7 @@ import numpy as np
 
 from trainer import records, weights
 from trainer.errors import JobError
-from trainer.job import load
+from trainer.job import Job, load
 from trainer.settings import State, flat
 
 if TYPE_CHECKING:
@@ -93,10 +93,7 @@ def _prepare(
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
     if counts["train"] == 0:
         raise JobError("job.py: data(): there are no training samples")
-    from trainer.flat import FlatModel  # after the cheap errors: PyTorch takes seconds
-    from trainer.training import Training
-
-    training = Training(job, FlatModel(job.model()), counts["train"])
+    training = training_of(job, counts["train"])  # after the cheap errors: PyTorch takes seconds
     if saved is not None and resume is not None:
         training.take(saved, resume)
         run = resume.parent.parent  # if it has ended in its last round, it has no result yet
@@ -142,6 +139,14 @@ def _prepare(
         prepared["resume"] = resumed
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
+
+
+def training_of(job: Job, records: int) -> Training:
+    """The job's model, as it is before the first round."""
+    from trainer.flat import FlatModel
+    from trainer.training import Training
+
+    return Training(job, FlatModel(job.model()), records)
 
 
 def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:

@@ -91,6 +91,9 @@ class Model:
     def restore(self) -> None:
         self.buffers[:] = self._common
 
+    def changed_buffers(self) -> frozenset[str]:
+        return weights.averaged(self.layout)
+
     def parts(self) -> Iterator[memoryview]:
         yield self._weights.data.cast("B")
         for name in self._fixed:

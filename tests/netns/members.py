@@ -36,6 +36,7 @@ from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, until
 DIGITS = ROOT / "trainer" / "jobs" / "digits"
 MNIST = ROOT / "trainer" / "jobs" / "mnist"
 LIGHT = ROOT / "tests" / "netns" / "light_trainer.py"
+LIGHT_ENTRY = "tests.netns.light_prepare"
 
 #: A job that needs no files and trains in no time; `tiny_job` puts more text behind it.
 TINY = """
@@ -308,7 +309,8 @@ class Network:
 
     def submit(self, host: str, job: Path, **settings: Any) -> Channel:
         """Submit on that host; events and the result come through the channel."""
-        return self.agents[host].submit(job, settings=settings)
+        entry = LIGHT_ENTRY if self.program == LIGHT else None
+        return self.agents[host].submit(job, settings=settings, entry=entry)
 
     def train(
         self, job: Path, *, host: str = "h1", timeout_s: float = 120.0, **settings: Any

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's preparation of a job for `light_trainer`, without PyTorch: an entry for `nicps submit`.
+
+The job's functions are loaded, but of PyTorch only the layers below are there, which know their tensors and compute
+nothing. What is tried on two samples is `light_trainer`'s model. All else is the trainer's own.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+
+import trainer.__main__
+from tests.netns.light_trainer import Job, LightTraining, Model
+from trainer import job, prepare, startup
+from trainer.state import Array
+
+
+class Module:
+    """A layer, with its tensors by name, parameters and buffers."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Array] = {}
+        self.buffers: dict[str, Array] = {}
+
+
+class ReLU(Module):
+    """Has none."""
+
+
+class Linear(Module):
+    """Weights of shape (outputs, inputs), and a bias, as PyTorch draws them."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        limit, draw = 1 / math.sqrt(inputs), np.random.default_rng(inputs * outputs).uniform
+        self.parameters["weight"] = draw(-limit, limit, (outputs, inputs)).astype(np.float32)
+        self.parameters["bias"] = draw(-limit, limit, outputs).astype(np.float32)
+
+
+class BatchNorm1d(Module):
+    """Weights and bias, running means and variances, and a counter."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.parameters["weight"] = np.ones(features, np.float32)
+        self.parameters["bias"] = np.zeros(features, np.float32)
+        self.buffers["running_mean"] = np.zeros(features, np.float32)
+        self.buffers["running_var"] = np.ones(features, np.float32)
+        self.buffers["num_batches_tracked"] = np.zeros((), np.int64)
+
+
+class Sequential(Module):
+    """Layers in a row, whose tensors are named by their place."""
+
+    def __init__(self, *layers: Module) -> None:
+        super().__init__()
+        for place, layer in enumerate(layers):
+            for ours, theirs in (
+                (self.parameters, layer.parameters),
+                (self.buffers, layer.buffers),
+            ):
+                ours.update({f"{place}.{name}": array for name, array in theirs.items()})
+
+
+def training_of(loaded: job.Job, records: int) -> LightTraining:
+    """What is tried, and whose tensors are handed out."""
+    module: Any = loaded.model()
+    groups = {
+        "parameter": module.parameters,
+        "buffer": {n: a for n, a in module.buffers.items() if a.dtype == np.float32},
+        "fixed": {n: a for n, a in module.buffers.items() if a.dtype != np.float32},
+    }
+    layout = [
+        {"name": name, "kind": kind, "shape": list(array.shape), "dtype": str(array.dtype)}
+        for kind, group in groups.items()
+        for name, array in group.items()
+    ]
+    model = Model(layout, {name: a for group in groups.values() for name, a in group.items()})
+    return LightTraining(Job(loaded.name, loaded.settings, {}, model), model, records)
+
+
+def without_torch() -> None:
+    """Whoever imports PyTorch from here on gets the layers above."""
+    torch = MagicMock(Tensor=type("Tensor", (), {}))
+    torch.nn.configure_mock(
+        Module=Module, Linear=Linear, ReLU=ReLU, BatchNorm1d=BatchNorm1d, Sequential=Sequential
+    )
+    sys.modules["torch"], sys.modules["torch.nn"] = torch, torch.nn
+    sys.modules["torch.nn.functional"] = torch.nn.functional
+
+
+if __name__ == "__main__":
+    without_torch()
+    prepare.training_of = training_of
+    startup.leave(trainer.__main__.main())
