@@ -98,9 +98,12 @@ def _prepare(
         training.take(saved, resume)
         run = resume.parent.parent  # if it has ended in its last round, it has no result yet
         if os.path.exists(run / "result.json") and job.done(training.state, counts["train"]):
+            plans = {"rounds": job.settings.rounds, "epochs": job.settings.epochs}
+            planned = [f"{name}={value:g}" for name, value in plans.items() if value is not None]
+            ends = f" ({', '.join(planned)}: what comes first ends it)" if planned else ""
             raise JobError(
-                f"the job of {run} is done, after {training.state.round} rounds of training: "
-                "--set rounds=N, or epochs, or another run's folder, to go on"
+                f"the job of {run} is done, after {training.state.round} rounds of training{ends}: "
+                "--set rounds=N or epochs=N, or another run's folder, to go on"
             )
     pack(folder, out / "job.tar")
     weights.save(out / "model.npz", training.model.arrays())

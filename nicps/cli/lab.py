@@ -214,23 +214,24 @@ def _exec(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     require_root()
-    whole, half = [], []
+    whole: list[Lab] = []
+    half: dict[str, str] = {}
     for name in standing() if args.lab is None else [args.lab]:
         try:
             whole.append(Lab.open(name))
-        except LabNotFound:
+        except LabNotFound as error:
             if args.lab is not None:
                 raise
-            half.append(name)
+            half[name] = str(error)
     if args.json:
-        print(json.dumps({"labs": [describe(lab) for lab in whole], "half_made": half}))
+        print(json.dumps({"labs": [describe(lab) for lab in whole], "half_made": [*half]}))
         return 0
     if not whole and not half:
         print("no lab stands; make one with `nicps lab up`")
     for lab in whole:
         _print_lab(lab)
-    for name in half:
-        print(f"lab {name} is half made: run `nicps lab down --lab {name}`")
+    for problem in half.values():
+        print(problem)
     return 0
 
 

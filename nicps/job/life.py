@@ -290,10 +290,12 @@ class Life:
         """The job that is here is to end on all hosts.
 
         Raises:
-            NetworkProblem: there is none, or this host is not in it now.
+            NetworkProblem: there is none, or this host is not in it now, or cannot end it as the others are not heard.
         """
         roles, node = self.roles, self.node
         if node.state is NodeState.MEMBER:
+            if roles.publisher.trouble:
+                raise NetworkProblem(f"the job cannot be cancelled here: {self.busy_with}")
             if self.part is not None:
                 self.part.cancelled = True
             return self._dispatcher.process(now, (), [Cancel()])

@@ -107,6 +107,11 @@ class Lab:
             raise LabNotFound(f"no lab {name} stands: run `nicps lab up --lab {name}`")
         lab = cls(found.settings)
         lab._owned = False
+        made = {lab.switch_netns, *(host.netns for host in lab.hosts)}
+        if gone := sorted(made - {*namespaces.find().get(name, ())}):
+            raise LabNotFound(
+                f"lab {name} has lost {', '.join(gone)}: run `nicps lab down --lab {name}`"
+            )
         return lab
 
     def __enter__(self) -> Lab:

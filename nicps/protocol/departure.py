@@ -47,6 +47,11 @@ class Departure:
         return self._farewell is not None and isinstance(self._farewell.body, wire.Leave)
 
     @property
+    def reason(self) -> str:
+        """Why this host departs; an empty text where it does not."""
+        return self._farewell.reason if self._farewell is not None and self.leaving else ""
+
+    @property
     def under_way(self) -> bool:
         """This host says that it departs, or that it cannot go on."""
         return self._farewell is not None

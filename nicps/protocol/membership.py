@@ -268,7 +268,8 @@ class Membership:
         """R19: the others have agreed on a view without this host."""
         if not self._host.is_member:
             return []
-        steps = self._leave_view("it was not heard, and the others have gone on without it")
+        unheard = "it was not heard, and the others have gone on without it"
+        steps = self._leave_view(self._departure.reason or unheard)
         # The sender may die before it has sent it to all.
         self.installation = Installation(view, base, successor, set(), {}, self._timings)
         return steps

@@ -14,7 +14,16 @@ from dataclasses import replace
 import pytest
 
 from nicps.cli import main
-from nicps.lab import Lab, LabNotFound, LabSettings, down, links, processes, state
+from nicps.lab import (
+    Lab,
+    LabNotFound,
+    LabSettings,
+    down,
+    links,
+    namespaces,
+    processes,
+    state,
+)
 from tests.netns.labs import (
     ROOT,
     fresh_name,
@@ -125,6 +134,23 @@ def test_down_without_a_state_file(name: str) -> None:
     state.path_of(name).unlink()
     down(name)
     assert child.wait(timeout=10) != 0
+
+
+def test_a_lab_whose_namespaces_somebody_has_removed(name: str) -> None:
+    """It is named, with what takes it away; whoever asks for all labs still sees the others."""
+    with Lab(LabSettings(name, hosts=2)), Lab(LabSettings(fresh_name(), hosts=1)) as other:
+        namespaces.remove([f"nicps-{name}-h2", f"nicps-{name}-switch"])
+        says = (
+            f"lab {name} has lost nicps-{name}-h2, nicps-{name}-switch: "
+            f"run `nicps lab down --lab {name}`"
+        )
+        every = nicps("lab", "status")
+        assert every.returncode == 0 and says in every.stdout.splitlines()
+        assert f"lab {other.name}: " in every.stdout
+        for command in (["status", "--lab", name], ["exec", "--lab", name, "h1", "--", "true"]):
+            one = nicps("lab", *command)
+            assert one.returncode == 2 and one.stderr == f"nicps: error: {says}\n"
+        assert nicps("lab", "down", "--lab", name).returncode == 0
 
 
 def test_down_with_a_damaged_state_file(name: str) -> None:

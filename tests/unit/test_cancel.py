@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -113,6 +114,28 @@ def test_a_job_that_fails_meanwhile_has_failed() -> None:
     lan.at(TRAINING_S + 0.01, host.break_program)
     assert schedules.finish(lan).what == "stopped"
     assert "error" in lan.ended
+
+
+def test_without_a_majority() -> None:
+    """The others cannot be asked. The user is told at once; what they cancel, once they are back, ends everywhere."""
+    lan, _ = training(hosts=3)
+    left, *others = lan.hosts
+    for other in others:
+        lan.at(TRAINING_S, other.pause)
+    assert lan.run(lambda: bool(left.machine.roles.publisher.trouble), TRAINING_S + 10.0)
+    with pytest.raises(NetworkProblem) as refusal:
+        left.machine.cancel(left.clock())
+    assert re.fullmatch(
+        r"the job cannot be cancelled here: h2, h3 cannot be heard, and there is no majority without: standing by"
+        r".*\. `nicps leave`, and `nicps join` again, give it up here",
+        str(refusal.value),
+    )
+    for other in others:
+        lan.at(lan.now + 0.1, other.resume)
+    assert lan.run(lambda: not left.machine.roles.publisher.trouble, lan.now + 10.0)
+    lan.at(lan.now + 0.1, left.cancel)
+    assert schedules.finish(lan).what == "stopped"
+    assert lan.ended.startswith("cancelled on h1")
 
 
 def life() -> Life:

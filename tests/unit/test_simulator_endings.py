@@ -51,6 +51,16 @@ def test_who_leaves_as_all_save_learns_of_the_end() -> None:
     assert host.node.ended and host.job_over == "the job has ended"
 
 
+def test_who_departs_says_so_itself_in_the_end() -> None:
+    """Not that it was not heard: it was, and the others have gone on as it asked."""
+    lan, _ = training()
+    host = lan.hosts[2]
+    lan.at(TRAINING_S, lambda: host.do(host.machine.leave(host.clock())))
+    publisher = host.machine.roles.publisher
+    assert lan.run(lambda: bool(publisher.trouble), TRAINING_S + 5.0)
+    assert publisher.trouble == "standing by: h3 has left the network"
+
+
 def test_a_member_that_cannot_go_on_comes_to_lead() -> None:
     """Its training program ends with an error just as the lead dies, which it would have told."""
     lan, _ = training(hosts=4)

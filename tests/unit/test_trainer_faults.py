@@ -371,6 +371,7 @@ def test_the_resume_command(tmp_path: Path, checkout: Path) -> None:
     over = command(checkpoint)
     assert over.returncode == 1
     assert over.stderr.startswith(f"trainer: error: the job of {run} is done, after 3 rounds of ")
+    assert "(rounds=3: what comes first ends it)" in over.stderr
     assert command(checkpoint, '{"rounds": 5}').returncode == 0
     wrong = command(tmp_path / "nothing.npz")
     assert wrong.returncode == 1
