@@ -12,6 +12,7 @@ import json
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
     Lab,
     LabNotFound,
+    LabProblem,
     LabSettings,
     down,
     parse_delay,
@@ -29,6 +31,7 @@ from nicps.lab import (
     parse_probability,
     parse_rate,
     standing,
+    state,
     the_only,
 )
 from nicps.lab.jobs import RunSettings, run_job
@@ -199,7 +202,8 @@ def _up(args: argparse.Namespace) -> int:
     if args.json:
         print(described)
         return 0
-    _print_lab(lab)
+    for line in _lines(lab):
+        print(line)
     option = "" if standing() == [lab.name] else f" --lab {lab.name}"
     print(f"run on a host: nicps lab exec{option} h1 -- ping -c1 {lab.hosts[-1].ip}")
     return 0
@@ -214,24 +218,24 @@ def _exec(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     require_root()
-    whole: list[Lab] = []
+    whole: list[Any] = []
     half: dict[str, str] = {}
-    for name in standing() if args.lab is None else [args.lab]:
-        try:
-            whole.append(Lab.open(name))
-        except LabNotFound as error:
-            if args.lab is not None:
-                raise
-            half[name] = str(error)
+    with state.lock():  # so none is made or taken down meanwhile
+        for name in standing() if args.lab is None else [args.lab]:
+            try:
+                lab = Lab.open(name)
+                whole.append(describe(lab) if args.json else _lines(lab))
+            except (LabNotFound, LabProblem) as error:
+                if args.lab is not None:
+                    raise
+                half[name] = str(error)
     if args.json:
-        print(json.dumps({"labs": [describe(lab) for lab in whole], "half_made": [*half]}))
+        print(json.dumps({"labs": whole, "half_made": [*half]}))
         return 0
     if not whole and not half:
         print("no lab stands; make one with `nicps lab up`")
-    for lab in whole:
-        _print_lab(lab)
-    for problem in half.values():
-        print(problem)
+    for line in chain(*whole, half.values()):
+        print(line)
     return 0
 
 
@@ -353,12 +357,13 @@ def _run(args: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def _print_lab(lab: Lab) -> None:
-    print(headline(lab))
-    for line in _aligned(rows(lab)):
-        print(line)
+def _lines(lab: Lab) -> list[str]:
+    found = [headline(lab), *_aligned(rows(lab))]
     if lab.line_lost():
-        print("the process in which delayed frames wait has ended: say `nicps lab fault` again")
+        found.append(
+            "the process in which delayed frames wait has ended: say `nicps lab fault` again"
+        )
+    return found
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

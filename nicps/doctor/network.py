@@ -90,14 +90,15 @@ def _throttled(
         return
     at = bad[0]
     share = max(share for share in lost if share is not None)
-    if at == 0:
+    if all(before is None for before in lost[:at]):
         yield Finding(
-            f"{name} loses {share:.1%}, at {_asked(trains[0])} already",
+            f"{name} loses {share:.1%}, at {_asked(trains[at])} already",
             "a bad cable or port, or a half-duplex link (`ethtool -S`): repairs will cost time",
         )
         return
     best = max((seen["rate_bps"] for seen in host["trains"] if seen is not None), default=0.0)
-    text = f"{name} loses {share:.1%} above {_asked(trains[at - 1])}, and gets {rate(best)} at most"
+    good = max(before for before in range(at) if lost[before] is not None)
+    text = f"{name} loses {share:.1%} above {_asked(trains[good])}, and gets {rate(best)} at most"
     if report["destination"] == mac_text(BROADCAST):
         mend = (
             "a switch throttles broadcasts (storm control): turn that off for these ports,"

@@ -216,12 +216,9 @@ class Lab:
 
     def counters(self) -> dict[str, PortCounters]:
         """Every switch port's counters, by host."""
-        found = links.read_links(self.switch_netns)
-        counted = faults.counted(self.name, self._ports())
-        return {
-            host.name: PortCounters(found[links.port_name(host.number)], *counted[host.name])
-            for host in self.hosts
-        }
+        found = self._port_links()
+        counted = faults.counted(self.name, {name: link.index for name, link in found.items()})
+        return {name: PortCounters(link, *counted[name]) for name, link in found.items()}
 
     def faults(self) -> dict[str, PortFaults]:
         """What every switch port does to frames, and on which side of a cut it is, by host."""
@@ -334,8 +331,18 @@ class Lab:
 
     def _ports(self) -> dict[str, int]:
         """The indices of the switch ports, by host."""
+        return {name: link.index for name, link in self._port_links().items()}
+
+    def _port_links(self) -> dict[str, LinkStatus]:
+        """The switch ports, by host."""
         found = links.read_links(self.switch_netns)
-        return {host.name: found[links.port_name(host.number)].index for host in self.hosts}
+        ports = {host.name: links.port_name(host.number) for host in self.hosts}
+        if lost := [port for port in ports.values() if port not in found]:
+            raise LabProblem(
+                f"lab {self.name} has lost its switch port{'s' * (len(lost) > 1)} {', '.join(lost)}: "
+                f"run `nicps lab down --lab {self.name}`"
+            )
+        return {host: found[port] for host, port in ports.items()}
 
     def _refuse_if_taken(self) -> None:
         if self.name in standing():

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -151,6 +153,39 @@ def test_a_lab_whose_namespaces_somebody_has_removed(name: str) -> None:
             one = nicps("lab", *command)
             assert one.returncode == 2 and one.stderr == f"nicps: error: {says}\n"
         assert nicps("lab", "down", "--lab", name).returncode == 0
+
+
+def test_status_while_a_lab_comes_and_goes(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is whole, or it is not there."""
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(10):
+                Lab(LabSettings(name, hosts=2)).up()
+                down(name)
+        finally:
+            ended.set()
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(come_and_go)
+        codes = []
+        while not ended.is_set():
+            codes.append(main(["lab", "status"]))
+        other.result()
+    told = capfd.readouterr()
+    assert not any(codes) and f"lab {name} " not in told.out, told
+    assert f"lab {name}: " in told.out, "it was seen at least once"
+
+
+def test_a_lab_that_has_lost_a_port(name: str) -> None:
+    with Lab(LabSettings(name, hosts=2)) as lab:
+        namespaces.inside(
+            lab.switch_netns, lambda: subprocess.check_call(["ip", "link", "del", "p2"])
+        )
+        asked = nicps("lab", "status", "--lab", name)
+        says = f"lab {name} has lost its switch port p2: run `nicps lab down --lab {name}`"
+        assert asked.returncode == 3 and asked.stderr == f"nicps: error: {says}\n"
 
 
 def test_down_with_a_damaged_state_file(name: str) -> None:

@@ -72,6 +72,15 @@ def test_what_is_wrong(
     assert "\n" not in finding.found + finding.mend
 
 
+def test_loss_from_the_first_train_that_is_known() -> None:
+    """Nothing is said of a rate of which nobody has told."""
+    told, lost = findings(report([None, 990, 1000, 1000]))
+    assert "did not tell of 1 trains" in told.found
+    assert lost.found == "h2 loses 1.0%, at 30 Mbit/s already"
+    _, lost = findings(report([1000, None, 90, 75]))
+    assert lost.found.startswith("h2 loses 92.5% above 3 Mbit/s, ")
+
+
 def test_multicast_is_throttled_too() -> None:
     made = report([1000, 1000, 90, 75]) | {"destination": "03:6e:69:63:70:73"}
     (finding,) = findings(made)
