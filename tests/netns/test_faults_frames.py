@@ -72,7 +72,7 @@ def test_a_farewell_is_lost(drill: Drill) -> None:
     stage = drill.stage
     stage.lab.lose_next("h3", wire.FrameType.LEAVE, 3)
     stage.lab.kill("h3", "trainer")
-    drill.goes_on("h1", "h2", "h4")
+    drill.goes_on("h1", "h2", "h4", rounds=1)  # its next program is ready by then: it is soon back
     assert lost_all(drill, "h3")
     drill.all_train(60.0)
     drill.exact()
