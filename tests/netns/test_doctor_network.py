@@ -94,7 +94,7 @@ def test_who_stands_in_the_way(network: Network, open_path: Path) -> None:
         return int(network.agents["h2"].status()["counters"]["probed"])
 
     before = probed()
-    first = network.start("h1", "doctor", "--network", "--json", "--seconds", "2")
+    first = network.start("h1", "doctor", "--network", "--json", "--seconds", "0.8")
     until(lambda: probed() > before, "it has begun")
     ended = network.command("h1", "doctor", "--network")
     assert "a measurement is under way here already" in ended.only_error(4)
