@@ -8,6 +8,8 @@
 #include "nicps_maps.h"
 #include "nicps_parse.h"
 
+#define NICPS_ROOM_STRIPES 0
+
 static __always_inline int nicps_drop(u32 reason)
 {
 	nicps_count(reason);
@@ -26,43 +28,8 @@ nicps_live(const struct nicps_config *config, u32 number)
 	return member;
 }
 
-#include "nicps_fragment.h"
-#include "nicps_token.h"
-
-/* Whether a switch adds the fragments of that round, and hosts take its sums. */
-static __always_inline bool nicps_sums(const struct nicps_config *config, u32 round)
-{
-	return round > config->round ? config->sums_next : config->sums;
-}
-
-/* A token or a fragment: only of a member, in the view that is in force; or the switch's sum. */
-static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
-					    struct nicps_cursor *cursor,
-					    struct ethhdr *ethernet,
-					    struct nicps_header *header,
-					    const struct nicps_config *config)
-{
-	struct nicps_sender sender = nicps_sender_of(header);
-	struct nicps_member *member;
-	bool sum;
-
-	if (!config->enabled)
-		return nicps_drop(NICPS_COUNT_DISABLED);
-	if (sender.view != config->view)
-		return nicps_drop(NICPS_COUNT_VIEW);
-	if (sender.number == config->number)
-		return nicps_drop(NICPS_COUNT_ECHO);
-	sum = header->type == NICPS_TYPE_FRAGMENT && sender.flags & NICPS_FLAG_ADD &&
-	      sender.number == 0;
-	member = sum ? nicps_member(0) : nicps_live(config, sender.number);
-	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
-		return nicps_drop(NICPS_COUNT_STRANGER);
-	if (header->type == NICPS_TYPE_TOKEN)
-		return nicps_pass_on(ctx, cursor, ethernet, header, &sender, config);
-	if (sum != nicps_sums(config, sender.round))
-		return nicps_drop(NICPS_COUNT_MODE);
-	return nicps_take_in(cursor, header, &sender, config);
-}
+/* The other rooms, once they are loaded: the verifier walks each alone. */
+BPF_PROG_ARRAY(nicps_rooms, 1);
 
 /*
  * At most `rate` a second, with bursts of up to a second's worth. Two
@@ -101,6 +68,46 @@ static __always_inline int nicps_control(const struct ethhdr *ethernet,
 	return XDP_PASS;
 }
 
+#include "nicps_fragment.h"
+#include "nicps_stripes.h"
+#include "nicps_token.h"
+
+/* Whether a switch adds the fragments of that round, and hosts take its sums. */
+static __always_inline bool nicps_sums(const struct nicps_config *config, u32 round)
+{
+	return round > config->round ? config->sums_next : config->sums;
+}
+
+/* A token or a fragment: only of a member, in the view that is in force; or the switch's sum. */
+static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
+					    struct nicps_cursor *cursor,
+					    struct ethhdr *ethernet,
+					    struct nicps_header *header,
+					    const struct nicps_config *config)
+{
+	struct nicps_sender sender = nicps_sender_of(header);
+	struct nicps_member *member;
+	bool sum;
+
+	if (!config->enabled)
+		return nicps_drop(NICPS_COUNT_DISABLED);
+	if (sender.view != config->view)
+		return nicps_drop(NICPS_COUNT_VIEW);
+	if (sender.number == config->number)
+		return nicps_drop(NICPS_COUNT_ECHO);
+	sum = header->type == NICPS_TYPE_FRAGMENT && sender.flags & NICPS_FLAG_ADD &&
+	      sender.number == 0;
+	member = sum ? nicps_member(0) : nicps_live(config, sender.number);
+	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
+		return nicps_drop(NICPS_COUNT_STRANGER);
+	if (header->type == NICPS_TYPE_TOKEN)
+		return nicps_pass_on(ctx, cursor, ethernet, header, &sender, config);
+	if (sum != nicps_sums(config, sender.round) ||
+	    nicps_aggregators(config, sender.round))
+		return nicps_drop(NICPS_COUNT_MODE);
+	return nicps_take_in(cursor, header, &sender, config);
+}
+
 /*
  * A question goes up. A train is many frames at the line's rate: counted here,
  * and of no use to anybody else. It has no tags: it can only spoil a figure.
@@ -127,28 +134,48 @@ static __always_inline int nicps_probe(struct nicps_cursor *cursor,
 	return nicps_drop(NICPS_COUNT_PROBED);
 }
 
+/* The header of a frame of this network that is all there; else NULL, and why. */
+static __always_inline struct nicps_header *
+nicps_open(struct nicps_cursor *cursor, const struct nicps_config *config, u32 *reason)
+{
+	struct nicps_header *header = nicps_take_header(cursor);
+	u32 length;
+
+	*reason = NICPS_COUNT_TRUNCATED;
+	if (!header)
+		return NULL;
+	length = nicps_bounded(header->length);
+	if (header->version != NICPS_VERSION)
+		*reason = NICPS_COUNT_VERSION;
+	else if (length < sizeof(*header) || (void *)header + length > cursor->end)
+		*reason = NICPS_COUNT_TRUNCATED;
+	else if (bpf_ntohl(header->network) != config->network)
+		*reason = NICPS_COUNT_NETWORK;
+	else
+		return header;
+	return NULL;
+}
+
 /* A frame of ours, after its Ethernet header. */
 static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *cursor,
 				      struct ethhdr *ethernet,
 				      const struct nicps_config *config)
 {
-	struct nicps_header *header = nicps_take_header(cursor);
-	u32 length;
+	u32 reason;
+	struct nicps_header *header = nicps_open(cursor, config, &reason);
 
 	if (!header)
-		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	if (header->version != NICPS_VERSION)
-		return nicps_drop(NICPS_COUNT_VERSION);
-	length = nicps_bounded(header->length);
-	if (length < sizeof(*header) || (void *)header + length > cursor->end)
-		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	if (bpf_ntohl(header->network) != config->network)
-		return nicps_drop(NICPS_COUNT_NETWORK);
-
+		return nicps_drop(reason);
 	switch (header->type) {
 	case NICPS_TYPE_TOKEN:
 	case NICPS_TYPE_FRAGMENT:
 		return nicps_ring_frame(ctx, cursor, ethernet, header, config);
+	case NICPS_TYPE_CONTRIBUTION:
+	case NICPS_TYPE_SUM:
+	case NICPS_TYPE_ASK:
+	case NICPS_TYPE_LACKING:
+		nicps_rooms.call(ctx, NICPS_ROOM_STRIPES);
+		return nicps_drop(NICPS_COUNT_MODE);
 	case NICPS_TYPE_CALL:
 	case NICPS_TYPE_ANSWER:
 	case NICPS_TYPE_VIEW:
@@ -167,29 +194,67 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
 	}
 }
 
+/* Reached by a tail call from nicps_xdp, which knows that the frame is of stripes. */
+static __always_inline int nicps_striped(struct nicps_cursor *cursor,
+					 struct ethhdr *ethernet,
+					 const struct nicps_config *config)
+{
+	u32 reason;
+	struct nicps_header *header = nicps_open(cursor, config, &reason);
+	struct nicps_member *member;
+	struct nicps_sender sender;
+
+	if (!header)
+		return nicps_drop(reason);
+	sender = nicps_sender_of(header);
+	if (!config->enabled)
+		return nicps_drop(NICPS_COUNT_DISABLED);
+	if (sender.view != config->view)
+		return nicps_drop(NICPS_COUNT_VIEW);
+	if (sender.number == config->number)
+		return nicps_drop(NICPS_COUNT_ECHO);
+	member = nicps_live(config, sender.number);
+	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
+		return nicps_drop(NICPS_COUNT_STRANGER);
+	return nicps_stripe_frame(cursor, ethernet, header, &sender, member, config);
+}
+
 /*
  * What goes up is sealed. Linux takes VLAN tags off after this program: a frame
  * behind one passes here as somebody else's, and must not be taken for ours by
  * the agent, which believes what has been checked here.
  */
+static __always_inline int nicps_sealed(int verdict, struct ethhdr *ethernet,
+					const struct nicps_config *config)
+{
+	if (verdict == XDP_PASS)
+		__builtin_memcpy(ethernet->h_dest, config->seal, ETH_ALEN);
+	return verdict;
+}
+
 int nicps_xdp(struct xdp_md *ctx)
 {
-	struct nicps_cursor cursor = {
-		.at = (void *)(long)ctx->data,
-		.end = (void *)(long)ctx->data_end,
-	};
+	struct nicps_cursor cursor = nicps_cursor_of(ctx);
 	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
 	const struct nicps_config *config = nicps_config();
-	int verdict;
 
 	if (!ethernet || ethernet->h_proto != bpf_htons(NICPS_ETHERTYPE))
 		return XDP_PASS;
 	if (!config)
 		return nicps_drop(NICPS_COUNT_NETWORK);
-	verdict = nicps_ours(ctx, &cursor, ethernet, config);
-	if (verdict == XDP_PASS)
-		__builtin_memcpy(ethernet->h_dest, config->seal, ETH_ALEN);
-	return verdict;
+	return nicps_sealed(nicps_ours(ctx, &cursor, ethernet, config), ethernet,
+			    config);
+}
+
+int nicps_stripes(struct xdp_md *ctx)
+{
+	struct nicps_cursor cursor = nicps_cursor_of(ctx);
+	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
+	const struct nicps_config *config = nicps_config();
+
+	if (!ethernet || !config)
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	return nicps_sealed(nicps_striped(&cursor, ethernet, config), ethernet, config);
 }
 
 int nicps_egress(struct __sk_buff *skb)

@@ -30,20 +30,20 @@ static __always_inline bool nicps_raise(u64 *highest, u64 sequence)
 /*
  * The reason why a frame is refused, or NICPS_BELIEVED. That of an old number
  * comes first as it costs least: only numbers with a good tag raise the window.
- * The type is a constant.
+ * `words` is how long all frames of the type are, a constant; 0: as they say.
  */
-static __always_inline int nicps_doubt(u8 type, const struct nicps_header *header,
-				       const struct nicps_sender *sender,
-				       struct nicps_window *window, const void *end)
+static __always_inline int nicps_doubt(u32 words, const struct nicps_header *header,
+				       const struct nicps_sender *sender, u64 highest,
+				       const void *end)
 {
 	const struct nicps_key *key = nicps_key();
 	__be64 tag;
 	bool whole;
 
-	if ((u64)sender->sequence + NICPS_REPLAY_WINDOW <= window->highest)
+	if ((u64)sender->sequence + NICPS_REPLAY_WINDOW <= highest)
 		return NICPS_COUNT_REPLAYED;
-	if (type == NICPS_TYPE_FRAGMENT)
-		whole = key && nicps_fragment_tag(key, header, end, &tag);
+	if (words)
+		whole = key && nicps_long_tag(key, header, end, words, &tag);
 	else
 		whole = key && nicps_frame_tag(key, header, end, sender->length, &tag);
 	return whole && tag == header->tag ? NICPS_BELIEVED : NICPS_COUNT_FORGED;

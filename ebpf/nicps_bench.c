@@ -42,7 +42,8 @@ static __always_inline bool nicps_next(struct xdp_md *ctx)
 	}
 	fragment->index = bpf_htonl(index);
 	header->sequence = bpf_htonl(bpf_ntohl(header->sequence) + 1);
-	if (config->keyed && nicps_fragment_tag(key, header, cursor.end, &tag))
+	if (config->keyed &&
+	    nicps_long_tag(key, header, cursor.end, NICPS_FRAGMENT_WORDS, &tag))
 		header->tag = tag;
 	return true;
 }

@@ -93,12 +93,12 @@ static __always_inline void nicps_put_fragment(struct nicps_block *block, u32 pa
 	/* The masks say nothing new: they are there for the verifier. */
 	if (width == 32)
 		nicps_put_32(at + (part & 3) * (NICPS_LANES_32 * 8), payload,
-			     shift & 31, first);
+			     (32 - shift) & 63, first);
 	else if (width == 16)
 		nicps_put_16(at + (part & 1) * (NICPS_LANES_16 * 8), payload,
-			     shift & 63, first);
+			     (48 - shift) & 63, first);
 	else if (width == 8)
-		nicps_put_8(at, payload, shift & 63, first);
+		nicps_put_8(at, payload, (56 - shift) & 63, first);
 	else
 		nicps_put_raw(at + (part & 7) * NICPS_PAYLOAD_BYTES, payload);
 }
@@ -170,8 +170,8 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	if (!block || !slot || !progress || !ring || !window)
 		return nicps_drop(NICPS_COUNT_RANGE);
 	if (config->keyed && !sum) {
-		reason = nicps_doubt(NICPS_TYPE_FRAGMENT, header, sender, window,
-				     cursor->end);
+		reason = nicps_doubt(NICPS_FRAGMENT_WORDS, header, sender,
+				     window->highest, cursor->end);
 		if (reason != NICPS_BELIEVED)
 			return nicps_drop(reason);
 		fresh = nicps_raise(&window->highest, sender->sequence);

@@ -5,8 +5,8 @@
  * `first` is a constant in every call: the slot's first fragment is stored, so
  * that nobody has to clear accumulators. A lane is brought to the top of 64
  * bits and shifted down again: that extends its sign and applies its scale at
- * once. The shift is under its limit (NICPS_MAX_SHIFT_*), so nothing is lost
- * at the top, not even when 64 members add up.
+ * once. That leaves room at the top (NICPS_MAX_SHIFT_*), so nothing is lost
+ * there, not even when 64 members add up.
  *
  * Loops are unrolled in part: the verifier walks every turn of them, and a
  * full unrolling would not fit the processor's instruction cache.
@@ -32,11 +32,10 @@ static __always_inline void nicps_put(s64 *lane, s64 value, bool first)
  * Several lanes a load, which saves loads and byte swaps: 350 ns became 280
  * for 720 lanes of 16 bits.
  */
-static __always_inline void nicps_put_32(s64 *lane, const void *payload, u32 shift,
+static __always_inline void nicps_put_32(s64 *lane, const void *payload, u32 down,
 					 bool first)
 {
 	const u64 *in = payload;
-	u32 down = 32 - shift;
 
 #pragma clang loop unroll_count(4)
 	for (int i = 0; i < NICPS_WORDS; i++) {
@@ -47,11 +46,10 @@ static __always_inline void nicps_put_32(s64 *lane, const void *payload, u32 shi
 	}
 }
 
-static __always_inline void nicps_put_16(s64 *lane, const void *payload, u32 shift,
+static __always_inline void nicps_put_16(s64 *lane, const void *payload, u32 down,
 					 bool first)
 {
 	const u64 *in = payload;
-	u32 down = 48 - shift;
 
 #pragma clang loop unroll_count(4)
 	for (int i = 0; i < NICPS_WORDS; i++) {
@@ -66,14 +64,14 @@ static __always_inline void nicps_put_16(s64 *lane, const void *payload, u32 shi
 	}
 }
 
-static __always_inline void nicps_put_8(s64 *lane, const void *payload, u32 shift,
+static __always_inline void nicps_put_8(s64 *lane, const void *payload, u32 down,
 					bool first)
 {
 	const u8 *in = payload;
 
 #pragma clang loop unroll_count(8)
 	for (int i = 0; i < NICPS_LANES_8; i++)
-		nicps_put(&lane[i], (s64)((u64)in[i] << 56) >> (56 - shift), first);
+		nicps_put(&lane[i], (s64)((u64)in[i] << 56) >> down, first);
 }
 
 static __always_inline void nicps_put_raw(u64 *word, const void *payload)

@@ -23,13 +23,23 @@ BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SE
 BPF_F_TABLE("array", u32, u64, counters, NICPS_COUNTERS, BPF_F_MMAPABLE);
 
 /*
- * Slots and accumulators are as large as a job needs: the agent makes them and
- * puts them in here. The two inner maps only show the verifier their shape.
+ * What a job needs is as large as its vectors: the agent makes it and puts it in
+ * here. The inner maps only show the verifier their shape.
  */
 BPF_F_TABLE("array", u32, struct nicps_slot, slots_shape, 1,
 	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
 BPF_F_TABLE("array", u32, struct nicps_block, blocks_shape, 1,
 	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+BPF_F_TABLE("array", u32, struct nicps_gather, gathers_shape, 1,
+	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+BPF_F_TABLE("array", u32, struct nicps_stored, sums_shape, 1,
+	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+BPF_F_TABLE("array", u32, struct nicps_own, own_shape, 1,
+	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+BPF_ARRAY_OF_MAPS(gathers, "gathers_shape", 1);
+BPF_ARRAY_OF_MAPS(gather_blocks, "blocks_shape", 1);
+BPF_ARRAY_OF_MAPS(sums, "sums_shape", 1);
+BPF_ARRAY_OF_MAPS(own, "own_shape", 1);
 BPF_ARRAY_OF_MAPS(slots, "slots_shape", 1);
 BPF_ARRAY_OF_MAPS(accumulators, "blocks_shape", 1);
 
@@ -109,6 +119,38 @@ static __always_inline struct nicps_block *nicps_block(u32 index)
 {
 	u32 key = 0;
 	void *inner = accumulators.lookup(&key);
+
+	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
+}
+
+static __always_inline struct nicps_gather *nicps_gather(u32 index)
+{
+	u32 key = 0;
+	void *inner = gathers.lookup(&key);
+
+	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
+}
+
+static __always_inline struct nicps_block *nicps_gather_block(u32 index)
+{
+	u32 key = 0;
+	void *inner = gather_blocks.lookup(&key);
+
+	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
+}
+
+static __always_inline struct nicps_stored *nicps_stored(u32 index)
+{
+	u32 key = 0;
+	void *inner = sums.lookup(&key);
+
+	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
+}
+
+static __always_inline struct nicps_own *nicps_own(u32 index)
+{
+	u32 key = 0;
+	void *inner = own.lookup(&key);
 
 	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
 }

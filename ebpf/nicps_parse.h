@@ -14,6 +14,16 @@ struct nicps_cursor {
 	void *end;
 };
 
+static __always_inline struct nicps_cursor nicps_cursor_of(const struct xdp_md *ctx)
+{
+	struct nicps_cursor cursor = {
+		.at = (void *)(long)ctx->data,
+		.end = (void *)(long)ctx->data_end,
+	};
+
+	return cursor;
+}
+
 /*
  * Sixteen bits of the wire. Up to Linux 6.1 the verifier takes a number whose
  * bytes were swapped for an unbounded one, and LLVM drops a mask in C.
@@ -58,6 +68,12 @@ static __always_inline struct nicps_fragment *
 nicps_take_fragment(struct nicps_cursor *cursor)
 {
 	return nicps_take(cursor, sizeof(struct nicps_fragment));
+}
+
+static __always_inline struct nicps_contribution *
+nicps_take_contribution(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct nicps_contribution));
 }
 
 static __always_inline struct nicps_token *nicps_take_token(struct nicps_cursor *cursor)

@@ -15,6 +15,7 @@
 #define NICPS_BLOCK_BYTES 11520 /* 1440 accumulators of 64 bits */
 #define NICPS_BLOCK_SLOTS 8 /* most fragments in a block: raw bytes */
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
+#define NICPS_LANE_BYTES 1440 /* lanes of a fragment, as on the wire */
 
 #define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
 #define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
@@ -31,6 +32,7 @@
 
 /* Written by the agent, through the mapped memory. */
 struct nicps_config {
+	__u64 live_members; /* bit number - 1 */
 	__u64 alive_until_ns; /* CLOCK_MONOTONIC: bounce no token after that */
 	__u64 position; /* of the newest token that the agent has sent: older ones are stale */
 	__u32 enabled; /* take tokens and fragments */
@@ -48,10 +50,17 @@ struct nicps_config {
 	__u32 own_sent; /* fragments that this host sent in the open round */
 	__u32 blocks; /* accumulator blocks in a bank */
 	__u32 keyed; /* tokens and fragments are signed, with the key of the view */
+	__u32 rank; /* mine among the aggregators of stripes, from 1, in the open round; 0: none */
+	__u32 rank_next; /* the same of the rounds after it */
+	__u32 aggregators; /* how many there are in the open round; 0: it is not striped */
+	__u32 aggregators_next; /* the same of the rounds after it */
+	__u32 room; /* fragments of a vector in a bank of sums, and of own lanes */
+	__u32 gather_blocks; /* accumulator blocks of my stripe in a bank */
+	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same of the rounds after it */
 	__u8 seal[6]; /* destination of what goes up: the agent takes nothing else */
-	__u8 reserved[6];
+	__u8 everybody[6]; /* destination of what all hosts are to hear */
 };
 
 /* SipHash's key, two words in the processor's byte order; for no eyes but the agent's. */
@@ -59,21 +68,32 @@ struct nicps_key {
 	__u64 word[2];
 };
 
-/* The last number that this host gave to a token or fragment in the view. */
+/*
+ * The last numbers that this host gave to tokens and fragments in the view: to
+ * what goes through the interface's queue and to bounced tokens, and to other
+ * answers of the XDP program, which overtake the queue.
+ */
 struct nicps_outgoing {
 	__u64 sequence;
+	__u64 answers;
 };
 
-/* Numbers of a sender's frames: the highest, and the highest of a repeated token. */
+/*
+ * Numbers of a sender's frames: the highest, the highest of a repeated token,
+ * and that of its program's answers; and its questions that were answered, the
+ * newest number and, below it, a bit for each of the 32 before.
+ */
 struct nicps_window {
 	__u64 highest;
 	__u64 repeat;
+	__u64 answers;
+	__u64 asked;
 };
 
 /* R4: the members' MAC addresses, by number; zero for who is not in the view (R19). 0 is a switch that adds. */
 struct nicps_member {
 	__u8 mac[6];
-	__u8 reserved[2];
+	__u8 rank[2]; /* among the aggregators, open round and later ones; 0: none */
 };
 
 /* When the next control frame would come at the full rate; a second ahead: too many. */
@@ -129,6 +149,42 @@ struct nicps_block {
 };
 
 /*
+ * A fragment's place in its aggregator's stripe: whose part is in it. What the
+ * first of them said of the round holds for all.
+ */
+struct nicps_gather {
+	__u64 claim;
+	__u64 tag;
+	__u64 seen; /* bit sender - 1 */
+	__u64 members; /* the list */
+	__u32 index;
+	__u32 fragments;
+	__u8 unit;
+	__u8 width;
+	__u8 not_finite;
+	__u8 own; /* exponent of the aggregator's lanes, as it was checked */
+	__u8 reserved[4];
+};
+
+/* A sum, as it came or was made. */
+struct nicps_stored {
+	__u64 claim;
+	__u64 tag;
+	__u64 rest; /* tag of the sum that was made here, whose remainders there are; 0: none */
+	__u8 exponent;
+	__u8 reserved[7];
+	__u8 lane[NICPS_LANE_BYTES];
+};
+
+/* This member's lanes of a fragment, written by its training program. */
+struct nicps_own {
+	__u32 conversion; /* written last */
+	__u8 exponent;
+	__u8 reserved[3];
+	__u8 lane[NICPS_LANE_BYTES];
+};
+
+/*
  * What became of frames of ours. Whatever is not used has a reason here.
  */
 enum nicps_count {
@@ -146,6 +202,7 @@ enum nicps_count {
 	NICPS_COUNT_DISABLED, /* token or fragment while this host is in no view */
 	NICPS_COUNT_VIEW, /* another view */
 	NICPS_COUNT_STRANGER, /* R4: the MAC is not that of the member named */
+	NICPS_COUNT_ASTRAY, /* for another member: a switch sends it to all */
 	NICPS_COUNT_ECHO, /* this host's own frame, come back */
 	NICPS_COUNT_FORGED, /* the tag is not made with this view's key */
 	NICPS_COUNT_REPLAYED, /* an old frame once more */
@@ -155,6 +212,11 @@ enum nicps_count {
 	NICPS_COUNT_SHIFT, /* shift over the limit: the sum could overflow */
 	NICPS_COUNT_RANGE, /* fragment outside the accumulators */
 	NICPS_COUNT_DUPLICATE, /* fragment that is in the sum already */
+	NICPS_COUNT_GATHERED, /* contribution added in my stripe; others are lacking */
+	NICPS_COUNT_SUMMED, /* contribution that was the last: the sum went out */
+	NICPS_COUNT_STORED, /* sum stored */
+	NICPS_COUNT_ANSWERED, /* question answered, by a sum or by who is lacking */
+	NICPS_COUNT_UNREADY, /* last contribution, but my own lanes are not there */
 	NICPS_COUNT_BUSY, /* another processor has the slot; repaired later */
 	NICPS_COUNT_STALE, /* token not newer than the last one seen */
 	NICPS_COUNT_SPENT, /* own frame, not sent: the view's numbers are used up */

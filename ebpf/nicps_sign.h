@@ -17,10 +17,9 @@
  * False when this view's numbers are used up. The counter has 64 bits, so it
  * never comes round to one that was used.
  */
-static __always_inline bool nicps_number(struct nicps_header *header,
-					 struct nicps_outgoing *outgoing)
+static __always_inline bool nicps_number(struct nicps_header *header, u64 *sequence)
 {
-	u64 number = __sync_fetch_and_add(&outgoing->sequence, 1) + 1;
+	u64 number = __sync_fetch_and_add(sequence, 1) + 1;
 
 	header->sequence = bpf_htonl((u32)number);
 	return number <= NICPS_LAST_SEQUENCE;
@@ -31,6 +30,12 @@ static __always_inline bool nicps_numbers_left(void)
 	struct nicps_outgoing *outgoing = nicps_outgoing();
 
 	return outgoing && outgoing->sequence < NICPS_LAST_SEQUENCE;
+}
+
+static __always_inline bool nicps_is_signed(u8 type)
+{
+	return type == NICPS_TYPE_TOKEN || type == NICPS_TYPE_FRAGMENT ||
+	       (type >= NICPS_TYPE_CONTRIBUTION && type <= NICPS_TYPE_LACKING);
 }
 
 /* Whatever is not to be signed, and other programs' frames, go on as they are. */
@@ -52,9 +57,9 @@ static __always_inline int nicps_sign(struct __sk_buff *skb)
 	ethernet = nicps_take_ethernet(&cursor);
 	header = nicps_take_header(&cursor);
 	if (!ethernet || !header || ethernet->h_proto != bpf_htons(NICPS_ETHERTYPE) ||
-	    (header->type != NICPS_TYPE_TOKEN && header->type != NICPS_TYPE_FRAGMENT))
+	    !nicps_is_signed(header->type))
 		return TC_ACT_UNSPEC;
-	if (!nicps_number(header, outgoing)) {
+	if (!nicps_number(header, &outgoing->sequence)) {
 		nicps_count(NICPS_COUNT_SPENT);
 		return TC_ACT_SHOT;
 	}

@@ -81,21 +81,21 @@ static __always_inline __be64 nicps_sip_end(struct nicps_sip *sip, u32 length, u
 	return __cpu_to_be64(sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
 }
 
-/* That of a fragment, whose length is known; false if the frame ends before it. */
-static __always_inline bool nicps_fragment_tag(const struct nicps_key *key,
-					       const void *frame, const void *end,
-					       __be64 *tag)
+/* That of a frame of so many words, a constant; false if the frame ends before them. */
+static __always_inline bool nicps_long_tag(const struct nicps_key *key,
+					   const void *frame, const void *end,
+					   u32 words, __be64 *tag)
 {
 	const __le64 *in = frame;
 	struct nicps_sip sip;
 
-	if ((void *)(in + NICPS_FRAGMENT_WORDS) > end)
+	if ((void *)(in + words) > end)
 		return false;
 	sip = nicps_sip_begin(key, in);
 #pragma clang loop unroll_count(6)
-	for (int i = NICPS_TAG_WORD + 1; i < NICPS_FRAGMENT_WORDS; i++)
+	for (u32 i = NICPS_TAG_WORD + 1; i < words; i++)
 		nicps_sip_word(&sip, __le64_to_cpu(in[i]));
-	*tag = nicps_sip_end(&sip, NICPS_FRAGMENT_WORDS * 8, 0);
+	*tag = nicps_sip_end(&sip, words * 8, 0);
 	return true;
 }
 

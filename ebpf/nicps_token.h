@@ -102,7 +102,7 @@ nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
 	token->owner = bpf_htons(config->next);
 	token->idle = bpf_htons(bpf_ntohs(token->idle) + 1);
 	if (config->keyed) {
-		nicps_number(header, outgoing);
+		nicps_number(header, &outgoing->sequence);
 		nicps_frame_tag(key, header, end, length, &header->tag);
 	}
 
@@ -148,8 +148,7 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 			    bpf_ntohs(token->ranges) * (u32)sizeof(struct nicps_range))
 		return nicps_drop(NICPS_COUNT_MALFORMED);
 	if (config->keyed) {
-		doubt = nicps_doubt(NICPS_TYPE_TOKEN, header, sender, window,
-				    cursor->end);
+		doubt = nicps_doubt(0, header, sender, window->highest, cursor->end);
 		if (doubt != NICPS_BELIEVED)
 			return nicps_drop(doubt);
 		nicps_raise(&window->highest, sender->sequence);

@@ -41,6 +41,9 @@ NAME_BYTES = 14
 QUANTUM = 256
 SWITCH = bytes.fromhex("026e69637073")  # its MAC address, of the sums that it sends
 
+#: Exponent of lanes of which some are not finite.
+NOT_FINITE = 127
+
 #: Largest shift by lane width: 64 members' `lane << shift` cannot overflow 64 bits. Width 0 is raw bytes.
 MAX_SHIFT = {0: 0, 8: 50, 16: 42, 32: 26}
 
@@ -109,6 +112,10 @@ class FrameType(IntEnum):
     LEAVE = 11  # R17: a member departs by itself
     PROBE = 12  # `nicps doctor --network` asks, or sends one frame of a train
     ECHO = 13  # what a host has counted of a train
+    CONTRIBUTION = 14  # in stripes: a member's part of a sum, to the aggregator
+    SUM = 15  # in stripes: the aggregator's, to all, or to who has asked
+    ASK = 16  # in stripes: a member lacks that sum
+    LACKING = 17  # in stripes: it cannot be made yet, and whose part is lacking
 
 
 # Combined, flags and marks are plain numbers: an `IntFlag` is slow to test, and every frame is tested.
@@ -121,6 +128,7 @@ class Flag(IntEnum):
     REPAIR = 8  # a fragment sent again on request
     TOKEN_WANTED = 16  # WANT: hand me the token
     ADD = 32  # a fragment that the switch is to add; of sender 0, the sum
+    ANSWER = 64  # made by the XDP program out of a frame that came: it has numbers of its own
 
 
 class TokenState(IntEnum):
@@ -207,6 +215,38 @@ class Fragment:
     width: Annotated[int, _u8("bits of a lane: 32, 16, 8; 0 is raw bytes")]
     shift: Annotated[int, _u8("left shift of every lane before it is added")]
     samples: Annotated[int, _u32("samples in the whole gradient")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One frame's worth of a gradient in stripes, to its aggregator; `PAYLOAD_BYTES` of lanes follow.
+
+    It explains itself: it may arrive before the aggregator's agent knows that the list is closed.
+    """
+
+    members: Annotated[int, _u64("the closed list; bit k - 1 is member k")]
+    index: Annotated[int, _u32("place in the vector, from 0")]
+    fragments: Annotated[int, _u32("fragments in the vector")]
+    number: Annotated[int, _u32("0")]
+    width: Annotated[int, _u8("bits of a lane: 32, 16, 8")]
+    exponent: Annotated[int, _i8("of the lanes: value = lane * 2**exponent; 127: not finite")]
+    unit: Annotated[int, _i8("log2 of what all sums of the round are multiples of")]
+    reserved: Annotated[int, _u8("0")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Contribution):
+    """The sum of the list's contributions, as wide as one of them. The lanes follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Contribution):
+    """A member asks for a sum; `number` is the question's. As long as the answer, which is written over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking(Contribution):
+    """The answer where a sum is not made yet; `members` have not contributed. `PAYLOAD_BYTES` of no meaning follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +482,10 @@ Body: TypeAlias = (
     | Leave
     | Probe
     | Echo
+    | Contribution
+    | Sum
+    | Ask
+    | Lacking
 )
 Item: TypeAlias = Entry | Range | Lack | ViewValue | ViewMember
 
@@ -460,6 +504,10 @@ FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] 
     FrameType.LEAVE: (Leave, ()),
     FrameType.PROBE: (Probe, ()),
     FrameType.ECHO: (Echo, ()),
+    FrameType.CONTRIBUTION: (Contribution, ()),
+    FrameType.SUM: (Sum, ()),
+    FrameType.ASK: (Ask, ()),
+    FrameType.LACKING: (Lacking, ()),
 }
 _TYPE_OF: dict[type[Any], FrameType] = {body: kind for kind, (body, _) in FORMATS.items()}
 
@@ -613,6 +661,7 @@ def mac_text(mac: bytes) -> str:
 
 HEADER_BYTES = Layout.of(Header).struct.size
 FRAGMENT_HEADER_BYTES = HEADER_BYTES + Layout.of(Fragment).struct.size
+CONTRIBUTION_HEADER_BYTES = HEADER_BYTES + Layout.of(Contribution).struct.size
 TOKEN_HEADER_BYTES = HEADER_BYTES + Layout.of(Token).struct.size
 
 

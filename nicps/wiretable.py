@@ -75,6 +75,10 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.Leave,
     wire.Probe,
     wire.Echo,
+    wire.Contribution,
+    wire.Sum,
+    wire.Ask,
+    wire.Lacking,
 )
 
 ENUMS: tuple[Values, ...] = (
@@ -111,6 +115,13 @@ def constants() -> tuple[Constant, ...]:
         Constant("ETHERNET_BYTES", wire.ETHERNET_BYTES, 16, "Ethernet header, before version"),
         Constant("HEADER_BYTES", wire.HEADER_BYTES, 16, "header"),
         Constant("FRAGMENT_HEADER_BYTES", wire.FRAGMENT_HEADER_BYTES, 16, "header and fragment"),
+        Constant(
+            "CONTRIBUTION_HEADER_BYTES",
+            wire.CONTRIBUTION_HEADER_BYTES,
+            16,
+            "header and contribution, or sum, ask, lacking",
+        ),
+        Constant("NOT_FINITE", wire.NOT_FINITE, 8, "exponent of lanes that are not finite"),
         Constant("TOKEN_HEADER_BYTES", wire.TOKEN_HEADER_BYTES, 16, "header and token"),
         Constant("ENTRY_BYTES", size_of(wire.Entry), 16, "a member's line in the token"),
         Constant("RANGE_BYTES", size_of(wire.Range), 16, "a missing range in the token"),

@@ -16,6 +16,7 @@ Pair = tuple[str, str, str]
 Row = tuple[tuple[str, ...], str, str, str]
 
 TOKEN, FRAGMENT, ADD, OTHER = "token", "fragment", "fragment to add", "another frame"
+STRIPE = "stripe"
 DATA = (FRAGMENT, ADD)
 ANY = (TOKEN, *DATA)
 #: What a host counts that has use for a frame.
@@ -27,7 +28,7 @@ PASSED = (*KEPT, "token", "control", "switched")
 #: The same under another name.
 SAME: set[Pair] = {
     (OTHER, "", "switched"),
-    *((kind, "network", "switched") for kind in (TOKEN, FRAGMENT, ADD, OTHER)),
+    *((kind, "network", "switched") for kind in (TOKEN, FRAGMENT, ADD, STRIPE, OTHER)),
     (OTHER, "probed", "control"),
     *((TOKEN, host, "token") for host in ("raised", "heard", "bounced")),
     (FRAGMENT, "added", "fragment"),
@@ -42,6 +43,8 @@ ROWS: tuple[Row, ...] = (
     ((OTHER,), "truncated", "control version", "no wire carries less than 60 bytes: zeros follow"),
     ((OTHER,), "truncated", "control", "the bodies of control frames are the hosts' matter"),
     ((TOKEN,), "truncated", "malformed", "a length below a token's is one that differs"),
+    # Stripes: the room is not loaded at a host, and a switch does not know them.
+    ((STRIPE,), "mode", "type", "neither takes them"),
     # Two faults at once: each names the one that it looks for first.
     (ANY, "view", "stranger truncated malformed", "a host looks at the view first"),
     (ANY, "disabled", "stranger", "a host that is in no view, at that first"),
@@ -92,6 +95,8 @@ def kind_of(frame: bytes) -> str:
         return OTHER
     if encode.TYPES[frame[15] : frame[15] + 1] == ("fragment",):
         return ADD if frame[17] & encode.ADD else FRAGMENT
+    if encode.TYPES[frame[15] : frame[15] + 1] and encode.TYPES[frame[15]] in encode.STRIPES:
+        return STRIPE
     return TOKEN if frame[15] == encode.TYPES.index("token") else OTHER
 
 

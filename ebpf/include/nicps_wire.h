@@ -14,40 +14,46 @@
 #define NICPS_ETHERTYPE 0x88b5 /* IEEE 802 local experimental; settable */
 #endif
 
-#define NICPS_VERSION 1                /* first byte of every frame of ours */
-#define NICPS_MAX_MEMBERS 64           /* members of a network */
-#define NICPS_PAYLOAD_BYTES 1440       /* payload of a fragment */
-#define NICPS_BLOCK_LANES 1440         /* accumulators in a block of the map */
-#define NICPS_MAX_FRAME_BYTES 1500     /* longest frame, from version on */
-#define NICPS_NAME_BYTES 14            /* host name in a member list */
-#define NICPS_QUANTUM 256              /* fragments that a holder sends at a time, where a switch adds */
-#define NICPS_SWITCH 2673237782643     /* MAC address of a switch that adds */
-#define NICPS_ETHERNET_BYTES 14        /* Ethernet header, before version */
-#define NICPS_HEADER_BYTES 32          /* header */
-#define NICPS_FRAGMENT_HEADER_BYTES 48 /* header and fragment */
-#define NICPS_TOKEN_HEADER_BYTES 72    /* header and token */
-#define NICPS_ENTRY_BYTES 20           /* a member's line in the token */
-#define NICPS_RANGE_BYTES 8            /* a missing range in the token */
-#define NICPS_MAX_SHIFT_0 0            /* shift of raw bytes */
-#define NICPS_MAX_SHIFT_8 50           /* largest shift, lanes of 8 bits */
-#define NICPS_MAX_SHIFT_16 42          /* largest shift, lanes of 16 bits */
-#define NICPS_MAX_SHIFT_32 26          /* largest shift, lanes of 32 bits */
+#define NICPS_VERSION 1                    /* first byte of every frame of ours */
+#define NICPS_MAX_MEMBERS 64               /* members of a network */
+#define NICPS_PAYLOAD_BYTES 1440           /* payload of a fragment */
+#define NICPS_BLOCK_LANES 1440             /* accumulators in a block of the map */
+#define NICPS_MAX_FRAME_BYTES 1500         /* longest frame, from version on */
+#define NICPS_NAME_BYTES 14                /* host name in a member list */
+#define NICPS_QUANTUM 256                  /* fragments that a holder sends at a time, where a switch adds */
+#define NICPS_SWITCH 2673237782643         /* MAC address of a switch that adds */
+#define NICPS_ETHERNET_BYTES 14            /* Ethernet header, before version */
+#define NICPS_HEADER_BYTES 32              /* header */
+#define NICPS_FRAGMENT_HEADER_BYTES 48     /* header and fragment */
+#define NICPS_CONTRIBUTION_HEADER_BYTES 56 /* header and contribution, or sum, ask, lacking */
+#define NICPS_NOT_FINITE 127               /* exponent of lanes that are not finite */
+#define NICPS_TOKEN_HEADER_BYTES 72        /* header and token */
+#define NICPS_ENTRY_BYTES 20               /* a member's line in the token */
+#define NICPS_RANGE_BYTES 8                /* a missing range in the token */
+#define NICPS_MAX_SHIFT_0 0                /* shift of raw bytes */
+#define NICPS_MAX_SHIFT_8 50               /* largest shift, lanes of 8 bits */
+#define NICPS_MAX_SHIFT_16 42              /* largest shift, lanes of 16 bits */
+#define NICPS_MAX_SHIFT_32 26              /* largest shift, lanes of 32 bits */
 
 /* The header's `type`. */
 enum nicps_type {
-	NICPS_TYPE_CALL = 1,     /* R1, R20: who takes part, who comes back? */
-	NICPS_TYPE_ANSWER = 2,   /* R2, R20: I do */
-	NICPS_TYPE_VIEW = 3,     /* R3, R17, R20: a member list is proposed, or in force */
-	NICPS_TYPE_DECISION = 4, /* R5 to R7, R14: node 1 decides, all acknowledge */
+	NICPS_TYPE_CALL = 1,          /* R1, R20: who takes part, who comes back? */
+	NICPS_TYPE_ANSWER = 2,        /* R2, R20: I do */
+	NICPS_TYPE_VIEW = 3,          /* R3, R17, R20: a member list is proposed, or in force */
+	NICPS_TYPE_DECISION = 4,      /* R5 to R7, R14: node 1 decides, all acknowledge */
 	NICPS_TYPE_ACK = 5,
-	NICPS_TYPE_TOKEN = 6,    /* R9, R10 */
-	NICPS_TYPE_FRAGMENT = 7, /* R10, R11 */
-	NICPS_TYPE_WANT = 8,     /* a member has become ready while the token is parked */
-	NICPS_TYPE_FAIL = 9,     /* a member cannot go on, nor can the job */
-	NICPS_TYPE_VOTE = 10,    /* R18: what a member says of a proposed list */
-	NICPS_TYPE_LEAVE = 11,   /* R17: a member departs by itself */
-	NICPS_TYPE_PROBE = 12,   /* `nicps doctor --network` asks, or sends one frame of a train */
-	NICPS_TYPE_ECHO = 13,    /* what a host has counted of a train */
+	NICPS_TYPE_TOKEN = 6,         /* R9, R10 */
+	NICPS_TYPE_FRAGMENT = 7,      /* R10, R11 */
+	NICPS_TYPE_WANT = 8,          /* a member has become ready while the token is parked */
+	NICPS_TYPE_FAIL = 9,          /* a member cannot go on, nor can the job */
+	NICPS_TYPE_VOTE = 10,         /* R18: what a member says of a proposed list */
+	NICPS_TYPE_LEAVE = 11,        /* R17: a member departs by itself */
+	NICPS_TYPE_PROBE = 12,        /* `nicps doctor --network` asks, or sends one frame of a train */
+	NICPS_TYPE_ECHO = 13,         /* what a host has counted of a train */
+	NICPS_TYPE_CONTRIBUTION = 14, /* in stripes: a member's part of a sum, to the aggregator */
+	NICPS_TYPE_SUM = 15,          /* in stripes: the aggregator's, to all, or to who has asked */
+	NICPS_TYPE_ASK = 16,          /* in stripes: a member lacks that sum */
+	NICPS_TYPE_LACKING = 17,      /* in stripes: it cannot be made yet, and whose part is lacking */
 };
 
 /* The header's `flags`. */
@@ -58,6 +64,7 @@ enum nicps_flag {
 	NICPS_FLAG_REPAIR = 8,        /* a fragment sent again on request */
 	NICPS_FLAG_TOKEN_WANTED = 16, /* WANT: hand me the token */
 	NICPS_FLAG_ADD = 32,          /* a fragment that the switch is to add; of sender 0, the sum */
+	NICPS_FLAG_ANSWER = 64,       /* made by the XDP program out of a frame that came: it has numbers of its own */
 };
 
 /* The token's `state`: gradients may still come, or the list is closed. */
@@ -318,5 +325,57 @@ struct nicps_echo {
 	__be32 reserved3; /* 0 */
 };
 _Static_assert(sizeof(struct nicps_echo) == 40, "struct nicps_echo has a hole");
+
+/* One frame's worth of a gradient in stripes, to its aggregator; `PAYLOAD_BYTES` of lanes follow. */
+struct nicps_contribution {
+	__be64 members;   /* the closed list; bit k - 1 is member k */
+	__be32 index;     /* place in the vector, from 0 */
+	__be32 fragments; /* fragments in the vector */
+	__be32 number;    /* 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
+	__s8 unit;        /* log2 of what all sums of the round are multiples of */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_contribution) == 24, "struct nicps_contribution has a hole");
+
+/* The sum of the list's contributions, as wide as one of them. The lanes follow. */
+struct nicps_sum {
+	__be64 members;   /* the closed list; bit k - 1 is member k */
+	__be32 index;     /* place in the vector, from 0 */
+	__be32 fragments; /* fragments in the vector */
+	__be32 number;    /* 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
+	__s8 unit;        /* log2 of what all sums of the round are multiples of */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_sum) == 24, "struct nicps_sum has a hole");
+
+/* A member asks for a sum; `number` is the question's. As long as the answer, which is written over it. */
+struct nicps_ask {
+	__be64 members;   /* the closed list; bit k - 1 is member k */
+	__be32 index;     /* place in the vector, from 0 */
+	__be32 fragments; /* fragments in the vector */
+	__be32 number;    /* 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
+	__s8 unit;        /* log2 of what all sums of the round are multiples of */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_ask) == 24, "struct nicps_ask has a hole");
+
+/* The answer where a sum is not made yet; `members` have not contributed. `PAYLOAD_BYTES` of no meaning follow. */
+struct nicps_lacking {
+	__be64 members;   /* the closed list; bit k - 1 is member k */
+	__be32 index;     /* place in the vector, from 0 */
+	__be32 fragments; /* fragments in the vector */
+	__be32 number;    /* 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
+	__s8 unit;        /* log2 of what all sums of the round are multiples of */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_lacking) == 24, "struct nicps_lacking has a hole");
 
 #endif /* NICPS_WIRE_H */

@@ -4,40 +4,46 @@
 #ifndef NICPS_WIRE_P4
 #define NICPS_WIRE_P4
 
-const bit<8> NICPS_VERSION = 1;                 /* first byte of every frame of ours */
-const bit<16> NICPS_ETHERTYPE = 0x88b5;         /* IEEE 802 local experimental; settable */
-const bit<16> NICPS_MAX_MEMBERS = 64;           /* members of a network */
-const bit<16> NICPS_PAYLOAD_BYTES = 1440;       /* payload of a fragment */
-const bit<16> NICPS_BLOCK_LANES = 1440;         /* accumulators in a block of the map */
-const bit<16> NICPS_MAX_FRAME_BYTES = 1500;     /* longest frame, from version on */
-const bit<16> NICPS_NAME_BYTES = 14;            /* host name in a member list */
-const bit<16> NICPS_QUANTUM = 256;              /* fragments that a holder sends at a time, where a switch adds */
-const bit<48> NICPS_SWITCH = 2673237782643;     /* MAC address of a switch that adds */
-const bit<16> NICPS_ETHERNET_BYTES = 14;        /* Ethernet header, before version */
-const bit<16> NICPS_HEADER_BYTES = 32;          /* header */
-const bit<16> NICPS_FRAGMENT_HEADER_BYTES = 48; /* header and fragment */
-const bit<16> NICPS_TOKEN_HEADER_BYTES = 72;    /* header and token */
-const bit<16> NICPS_ENTRY_BYTES = 20;           /* a member's line in the token */
-const bit<16> NICPS_RANGE_BYTES = 8;            /* a missing range in the token */
-const bit<8> NICPS_MAX_SHIFT_0 = 0;             /* shift of raw bytes */
-const bit<8> NICPS_MAX_SHIFT_8 = 50;            /* largest shift, lanes of 8 bits */
-const bit<8> NICPS_MAX_SHIFT_16 = 42;           /* largest shift, lanes of 16 bits */
-const bit<8> NICPS_MAX_SHIFT_32 = 26;           /* largest shift, lanes of 32 bits */
+const bit<8> NICPS_VERSION = 1;                     /* first byte of every frame of ours */
+const bit<16> NICPS_ETHERTYPE = 0x88b5;             /* IEEE 802 local experimental; settable */
+const bit<16> NICPS_MAX_MEMBERS = 64;               /* members of a network */
+const bit<16> NICPS_PAYLOAD_BYTES = 1440;           /* payload of a fragment */
+const bit<16> NICPS_BLOCK_LANES = 1440;             /* accumulators in a block of the map */
+const bit<16> NICPS_MAX_FRAME_BYTES = 1500;         /* longest frame, from version on */
+const bit<16> NICPS_NAME_BYTES = 14;                /* host name in a member list */
+const bit<16> NICPS_QUANTUM = 256;                  /* fragments that a holder sends at a time, where a switch adds */
+const bit<48> NICPS_SWITCH = 2673237782643;         /* MAC address of a switch that adds */
+const bit<16> NICPS_ETHERNET_BYTES = 14;            /* Ethernet header, before version */
+const bit<16> NICPS_HEADER_BYTES = 32;              /* header */
+const bit<16> NICPS_FRAGMENT_HEADER_BYTES = 48;     /* header and fragment */
+const bit<16> NICPS_CONTRIBUTION_HEADER_BYTES = 56; /* header and contribution, or sum, ask, lacking */
+const bit<8> NICPS_NOT_FINITE = 127;                /* exponent of lanes that are not finite */
+const bit<16> NICPS_TOKEN_HEADER_BYTES = 72;        /* header and token */
+const bit<16> NICPS_ENTRY_BYTES = 20;               /* a member's line in the token */
+const bit<16> NICPS_RANGE_BYTES = 8;                /* a missing range in the token */
+const bit<8> NICPS_MAX_SHIFT_0 = 0;                 /* shift of raw bytes */
+const bit<8> NICPS_MAX_SHIFT_8 = 50;                /* largest shift, lanes of 8 bits */
+const bit<8> NICPS_MAX_SHIFT_16 = 42;               /* largest shift, lanes of 16 bits */
+const bit<8> NICPS_MAX_SHIFT_32 = 26;               /* largest shift, lanes of 32 bits */
 
 // The header's `type`.
-const bit<8> NICPS_TYPE_CALL = 1;     /* R1, R20: who takes part, who comes back? */
-const bit<8> NICPS_TYPE_ANSWER = 2;   /* R2, R20: I do */
-const bit<8> NICPS_TYPE_VIEW = 3;     /* R3, R17, R20: a member list is proposed, or in force */
-const bit<8> NICPS_TYPE_DECISION = 4; /* R5 to R7, R14: node 1 decides, all acknowledge */
+const bit<8> NICPS_TYPE_CALL = 1;          /* R1, R20: who takes part, who comes back? */
+const bit<8> NICPS_TYPE_ANSWER = 2;        /* R2, R20: I do */
+const bit<8> NICPS_TYPE_VIEW = 3;          /* R3, R17, R20: a member list is proposed, or in force */
+const bit<8> NICPS_TYPE_DECISION = 4;      /* R5 to R7, R14: node 1 decides, all acknowledge */
 const bit<8> NICPS_TYPE_ACK = 5;
-const bit<8> NICPS_TYPE_TOKEN = 6;    /* R9, R10 */
-const bit<8> NICPS_TYPE_FRAGMENT = 7; /* R10, R11 */
-const bit<8> NICPS_TYPE_WANT = 8;     /* a member has become ready while the token is parked */
-const bit<8> NICPS_TYPE_FAIL = 9;     /* a member cannot go on, nor can the job */
-const bit<8> NICPS_TYPE_VOTE = 10;    /* R18: what a member says of a proposed list */
-const bit<8> NICPS_TYPE_LEAVE = 11;   /* R17: a member departs by itself */
-const bit<8> NICPS_TYPE_PROBE = 12;   /* `nicps doctor --network` asks, or sends one frame of a train */
-const bit<8> NICPS_TYPE_ECHO = 13;    /* what a host has counted of a train */
+const bit<8> NICPS_TYPE_TOKEN = 6;         /* R9, R10 */
+const bit<8> NICPS_TYPE_FRAGMENT = 7;      /* R10, R11 */
+const bit<8> NICPS_TYPE_WANT = 8;          /* a member has become ready while the token is parked */
+const bit<8> NICPS_TYPE_FAIL = 9;          /* a member cannot go on, nor can the job */
+const bit<8> NICPS_TYPE_VOTE = 10;         /* R18: what a member says of a proposed list */
+const bit<8> NICPS_TYPE_LEAVE = 11;        /* R17: a member departs by itself */
+const bit<8> NICPS_TYPE_PROBE = 12;        /* `nicps doctor --network` asks, or sends one frame of a train */
+const bit<8> NICPS_TYPE_ECHO = 13;         /* what a host has counted of a train */
+const bit<8> NICPS_TYPE_CONTRIBUTION = 14; /* in stripes: a member's part of a sum, to the aggregator */
+const bit<8> NICPS_TYPE_SUM = 15;          /* in stripes: the aggregator's, to all, or to who has asked */
+const bit<8> NICPS_TYPE_ASK = 16;          /* in stripes: a member lacks that sum */
+const bit<8> NICPS_TYPE_LACKING = 17;      /* in stripes: it cannot be made yet, and whose part is lacking */
 
 // The header's `flags`.
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
@@ -46,6 +52,7 @@ const bit<16> NICPS_FLAG_PARKED = 4;        /* the owner keeps the token: nothin
 const bit<16> NICPS_FLAG_REPAIR = 8;        /* a fragment sent again on request */
 const bit<16> NICPS_FLAG_TOKEN_WANTED = 16; /* WANT: hand me the token */
 const bit<16> NICPS_FLAG_ADD = 32;          /* a fragment that the switch is to add; of sender 0, the sum */
+const bit<16> NICPS_FLAG_ANSWER = 64;       /* made by the XDP program out of a frame that came: it has numbers of its own */
 
 // The token's `state`: gradients may still come, or the list is closed.
 const bit<8> NICPS_STATE_OPEN = 0;
@@ -273,6 +280,54 @@ header nicps_echo_t {
     bit<8> reserved;   /* 0 */
     bit<16> reserved2; /* 0 */
     bit<32> reserved3; /* 0 */
+}
+
+// One frame's worth of a gradient in stripes, to its aggregator; `PAYLOAD_BYTES` of lanes follow.
+header nicps_contribution_t {
+    bit<64> members;   /* the closed list; bit k - 1 is member k */
+    bit<32> index;     /* place in the vector, from 0 */
+    bit<32> fragments; /* fragments in the vector */
+    bit<32> number;    /* 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
+    int<8> unit;       /* log2 of what all sums of the round are multiples of */
+    bit<8> reserved;   /* 0 */
+}
+
+// The sum of the list's contributions, as wide as one of them. The lanes follow.
+header nicps_sum_t {
+    bit<64> members;   /* the closed list; bit k - 1 is member k */
+    bit<32> index;     /* place in the vector, from 0 */
+    bit<32> fragments; /* fragments in the vector */
+    bit<32> number;    /* 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
+    int<8> unit;       /* log2 of what all sums of the round are multiples of */
+    bit<8> reserved;   /* 0 */
+}
+
+// A member asks for a sum; `number` is the question's. As long as the answer, which is written over it.
+header nicps_ask_t {
+    bit<64> members;   /* the closed list; bit k - 1 is member k */
+    bit<32> index;     /* place in the vector, from 0 */
+    bit<32> fragments; /* fragments in the vector */
+    bit<32> number;    /* 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
+    int<8> unit;       /* log2 of what all sums of the round are multiples of */
+    bit<8> reserved;   /* 0 */
+}
+
+// The answer where a sum is not made yet; `members` have not contributed. `PAYLOAD_BYTES` of no meaning follow.
+header nicps_lacking_t {
+    bit<64> members;   /* the closed list; bit k - 1 is member k */
+    bit<32> index;     /* place in the vector, from 0 */
+    bit<32> fragments; /* fragments in the vector */
+    bit<32> number;    /* 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
+    int<8> unit;       /* log2 of what all sums of the round are multiples of */
+    bit<8> reserved;   /* 0 */
 }
 
 #endif  // NICPS_WIRE_P4

@@ -48,10 +48,13 @@ def test_parse() -> None:
 
 def test_the_headers_records_are_the_compilers() -> None:
     records, limits = layout().records, layout().limits
-    assert records["config"].itemsize == 96
+    assert records["config"].itemsize == 136
     assert (records["slot"].itemsize, records["progress"].itemsize) == (24, 16)
     assert records["block"].itemsize == limits["BLOCK_BYTES"] == wire.BLOCK_LANES * 8
     assert records["member"].itemsize == 8
+    assert records["gather"].itemsize == 48
+    assert (records["stored"].itemsize, records["own"].itemsize) == (32 + 1440, 8 + 1440)
+    assert limits["LANE_BYTES"] == wire.PAYLOAD_BYTES
     assert records["saved"].itemsize == 16 + limits["SAVED_BYTES"]
     assert limits["SENDERS"] == wire.MAX_MEMBERS + 1
     assert limits["SAVED_BYTES"] >= wire.MAX_FRAME_BYTES

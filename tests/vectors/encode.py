@@ -40,11 +40,15 @@ LAYOUTS = {
     "probe": "nonce:Q number:I step:B reserved:B reserved2:H",
     "echo": "nonce:Q first_ns:Q last_ns:Q count:I number:I busy:B reserved:B reserved2:H reserved3:I",
 }
+STRIPES = ("contribution", "sum", "ask", "lacking")
+LAYOUTS |= dict.fromkeys(
+    STRIPES, "members:Q index:I fragments:I number:I width:B exponent:b unit:b reserved:B"
+)
 TYPES = (
     *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
-    *("vote", "leave", "probe", "echo"),
+    *("vote", "leave", "probe", "echo", *STRIPES),
 )
-REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD = 1, 2, 4, 8, 16, 32
+REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD, ANSWER = 1, 2, 4, 8, 16, 32, 64
 OPEN, CLOSING = 0, 1
 ETHERTYPE = 0x88B5
 LANES = {32: ("i", 360), 16: ("h", 720), 8: ("b", 1440)}

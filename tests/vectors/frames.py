@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tests.vectors.encode import (
+    ANSWER,
     BOUNCED,
     CLOSING,
     PARKED,
@@ -46,6 +47,7 @@ def _vote(**fields: Any) -> dict[str, Any]:
     return usual | fields
 
 
+STRIPE = {"members": 0b1011, "index": 5, "fragments": 12, "width": 32, "exponent": 3, "unit": -23}
 ENTRIES = (
     {"samples_before": 32, "samples": 32, "ready": 0, "read": 6, "marks": 3, "unit": -128},
     {"samples_before": 24, "samples": 0, "ready": 17, "read": 6, "marks": 0, "unit": -40},
@@ -272,6 +274,31 @@ FRAMES = (
         b"h2",
     ),
     Vector("echo of a host with a job", HEADER, (("echo", {"nonce": 1, "busy": 1}),)),
+    Vector(
+        "contribution of 8-bit lanes, in a list of four",
+        HEADER,
+        (("contribution", STRIPE | {"width": 8, "exponent": -7, "unit": -57}),),
+        lanes(8, {0: -128, 1439: 127}),
+    ),
+    Vector(
+        "contribution that is not finite, the last of the largest vector",
+        HEADER,
+        (("contribution", STRIPE | {"index": U32 - 1, "fragments": U32, "exponent": 127}),),
+        lanes(32, {}),
+    ),
+    Vector(
+        "sum: an answer, of 16-bit lanes",
+        HEADER | {"flags": ANSWER},
+        (("sum", STRIPE | {"number": 9, "width": 16, "exponent": -120, "unit": -120}),),
+        lanes(16, {0: -32768, 719: 32767}),
+    ),
+    Vector("ask", HEADER, (("ask", STRIPE | {"number": U32}),), bytes(1440)),
+    Vector(
+        "lacking: members 2 and 64",
+        HEADER | {"flags": ANSWER},
+        (("lacking", STRIPE | {"members": 1 << 63 | 2, "number": 1}),),
+        bytes(1440),
+    ),
 )
 
 _ACK = struct_bytes("ack", {"number": 1})

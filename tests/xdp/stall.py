@@ -43,19 +43,22 @@ class Met(Generic[T]):
     counters: dict[str, int]
 
 
-class Stalling:
-    """The program, and a second processor that stalls in it."""
+class Meeting:
+    """A program, and a second processor that stalls in it.
 
-    def __init__(self, program: Kernel, pool: ThreadPoolExecutor) -> None:
-        self.kernel, self.maps = program, program.maps
-        self._words = words_of(program.fds)
-        self._pool = pool
+    Args:
+        run: gives the program a frame; `counters` are what became of frames.
+    """
 
-    def reset(self, blocks: int = 2) -> None:
-        """Nothing stalls; empty maps."""
-        for name in WORDS:
-            self._words[name] = 0
-        self.kernel.reset(blocks)
+    def __init__(
+        self,
+        fds: Mapping[str, int],
+        run: Callable[[bytes], bpf.Run],
+        counters: Callable[[], Mapping[str, int]],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._run, self._counters, self._pool = run, counters, pool
+        self._words = words_of(fds)
 
     def stall(self, place: int, frame: bytes) -> Future[bpf.Run]:
         """Run a frame on another processor; returns when that stalls, or is done as it does not come to the place.
@@ -65,7 +68,7 @@ class Stalling:
         for name in WORDS:
             self._words[name] = 0
         self._words["place"] = place
-        other = self._pool.submit(self.kernel.run, frame)
+        other = self._pool.submit(self._run, frame)
         deadline = time.monotonic() + LIMIT_S
         while not self._words["reached"] and not other.done():
             assert time.monotonic() < deadline
@@ -85,17 +88,31 @@ class Stalling:
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             prepare()
-            before = self.maps.counters()
+            before = self._counters()
             other = self.stall(place, frame)
             assert self._words["reached"], "the frame does not come to this place"
             result = meanwhile()
             self.go()
             run = other.result(LIMIT_S)
             if not self._words["late"]:
-                after = self.maps.counters()
+                after = self._counters()
                 risen = {name: after[name] - n for name, n in before.items() if after[name] != n}
                 return Met(run, result, risen)
         pytest.fail("the other processor never waited long enough")
+
+
+class Stalling(Meeting):
+    """The program of `tests.xdp.kernel`."""
+
+    def __init__(self, program: Kernel, pool: ThreadPoolExecutor) -> None:
+        super().__init__(program.fds, program.run, program.maps.counters, pool)
+        self.kernel, self.maps = program, program.maps
+
+    def reset(self, blocks: int = 2) -> None:
+        """Nothing stalls; empty maps."""
+        for name in WORDS:
+            self._words[name] = 0
+        self.kernel.reset(blocks)
 
 
 @contextmanager

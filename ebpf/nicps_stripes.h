@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * Stripes: every member sends each fragment to the fragment's aggregator, whose
+ * program adds, and sends the sum to all (docs/stripes.md). Read by the XDP
+ * program.
+ *
+ * What is said in nicps_fragment.h of claims and tags holds here. A sum is made
+ * once: with the last contribution, under the claims of its place in the stripe
+ * and of its place among the sums. Whatever could fail is tried before anything
+ * is added.
+ */
+#ifndef NICPS_STRIPES_H
+#define NICPS_STRIPES_H
+
+#include "nicps_fragment.h"
+#include "nicps_round.h"
+#include "nicps_sign.h"
+
+#define NICPS_CONTRIBUTION_WORDS \
+	((NICPS_CONTRIBUTION_HEADER_BYTES + NICPS_PAYLOAD_BYTES) / 8)
+
+#define NICPS_CLAIM_TRIES 30
+
+/* Aggregators in that round; 0: it is not striped. */
+static __always_inline u32 nicps_aggregators(const struct nicps_config *config,
+					     u32 round)
+{
+	return round > config->round ? config->aggregators_next : config->aggregators;
+}
+
+/* Where stripes begin: that of rank r + 1 at `rank` r, and the last one ends at rank n. */
+static __always_inline u32 nicps_bound(u32 fragments, u32 rank, u32 aggregators)
+{
+	return aggregators ? (u64)fragments * rank / aggregators : 0;
+}
+
+/* Whether a fragment is in the stripe of that rank, and where that begins. */
+static __always_inline bool nicps_in_stripe(const struct nicps_contribution *body,
+					    u32 rank, u32 aggregators, u32 *first)
+{
+	u32 index = bpf_ntohl(body->index), fragments = bpf_ntohl(body->fragments);
+
+	if (!rank || rank > aggregators)
+		return false;
+	*first = nicps_bound(fragments, rank - 1, aggregators);
+	return index >= *first && index < nicps_bound(fragments, rank, aggregators);
+}
+
+/* Another processor holds a claim for a few microseconds: what it is for is worth that. */
+static __always_inline bool nicps_claim_soon(u64 *claim)
+{
+#pragma clang loop unroll(disable)
+	for (u32 tries = 0; tries < NICPS_CLAIM_TRIES; tries++)
+		if (!*(volatile u64 *)claim && nicps_claim(claim))
+			return true;
+	return false;
+}
+
+/*
+ * Lanes of that exponent, in units: the shift to the right from the top of 64
+ * bits. What lies below the unit is rounded down.
+ */
+static __always_inline u32 nicps_down(u32 width, s32 exponent, s32 unit)
+{
+	s32 down = 64 - (s32)width - (exponent - unit);
+
+	if (down < 64 - (s32)width - (s32)nicps_max_shift(width))
+		down = 64 - (s32)width - (s32)nicps_max_shift(width); /* not finite */
+	return down > 63 ? 63 : down;
+}
+
+static __always_inline void nicps_gather_lanes(struct nicps_block *block, u32 part,
+					       u32 width, const void *lanes, u32 down,
+					       bool first)
+{
+	void *at = block;
+
+	if (width == 32)
+		nicps_put_32(at + (part & 3) * (NICPS_LANES_32 * 8), lanes, down & 63,
+			     first);
+	else if (width == 16)
+		nicps_put_16(at + (part & 1) * (NICPS_LANES_16 * 8), lanes, down & 63,
+			     first);
+	else
+		nicps_put_8(at, lanes, down & 63, first);
+}
+
+/*
+ * Round the fragment's sums into the payload; their exponent. What is not
+ * finite, or too large for an exponent, leaves nothing over.
+ */
+static __always_inline s32 nicps_make_sum(struct nicps_block *block, u32 part,
+					  u32 width, void *payload, s32 unit,
+					  u8 not_finite)
+{
+	struct nicps_rounding how;
+	s64 *sum = (s64 *)block;
+	u64 magnitudes;
+
+	if (width == 32) {
+		sum += (part & 3) * NICPS_LANES_32;
+		magnitudes = nicps_magnitudes(sum, NICPS_LANES_32);
+		how = nicps_rounding_of(magnitudes, 32, unit, not_finite);
+		nicps_round_32(sum, payload, &how);
+	} else if (width == 16) {
+		sum += (part & 1) * NICPS_LANES_16;
+		magnitudes = nicps_magnitudes(sum, NICPS_LANES_16);
+		how = nicps_rounding_of(magnitudes, 16, unit, not_finite);
+		nicps_round_16(sum, payload, &how);
+	} else {
+		magnitudes = nicps_magnitudes(sum, NICPS_LANES_8);
+		how = nicps_rounding_of(magnitudes, 8, unit, not_finite);
+		nicps_round_8(sum, payload, &how);
+	}
+	return how.exponent;
+}
+
+/* Whether my own lanes are those that I have offered. */
+static __always_inline bool nicps_is_offered(const struct nicps_config *config,
+					     const struct nicps_own *own, u32 bank)
+{
+	u32 conversion = own->conversion;
+
+	return conversion && conversion == config->offered[bank & 1];
+}
+
+/* And whether they can be added. */
+static __always_inline bool nicps_own_ready(const struct nicps_config *config,
+					    const struct nicps_own *own, u32 bank,
+					    u32 width, s32 exponent, s32 unit)
+{
+	return nicps_is_offered(config, own, bank) &&
+	       (exponent == NICPS_NOT_FINITE ||
+		exponent - unit <= (s32)nicps_max_shift(width));
+}
+
+static __always_inline void nicps_copy_lanes(void *to, const void *from)
+{
+	u64 *out = to;
+	const u64 *in = from;
+
+#pragma clang loop unroll_count(8)
+	for (int i = 0; i < NICPS_WORDS; i++)
+		out[i] = in[i];
+}
+
+/*
+ * Make the frame that came into one of this host's, and send it back out. The
+ * body and the lanes are written already.
+ */
+static __always_inline int nicps_answer(struct ethhdr *ethernet,
+					struct nicps_header *header, u8 type,
+					const u8 *destination, const void *end,
+					const struct nicps_config *config)
+{
+	struct nicps_outgoing *outgoing = nicps_outgoing();
+	struct nicps_member *me = nicps_member(config->number);
+	struct nicps_key *key = nicps_key();
+	__be64 tag = 0;
+
+	if (!me || !outgoing || !key)
+		return nicps_drop(NICPS_COUNT_MALFORMED);
+	__builtin_memcpy(ethernet->h_dest, destination, ETH_ALEN);
+	__builtin_memcpy(ethernet->h_source, me->mac, ETH_ALEN);
+	header->type = type;
+	header->flags = bpf_htons(NICPS_FLAG_ANSWER);
+	header->sender = bpf_htons(config->number);
+	header->sequence = 0;
+	if (config->keyed) {
+		if (!nicps_number(header, &outgoing->answers))
+			return nicps_drop(NICPS_COUNT_SPENT);
+		nicps_long_tag(key, header, end, NICPS_CONTRIBUTION_WORDS, &tag);
+	}
+	header->tag = tag;
+	return XDP_TX;
+}
+
+/*
+ * All others are in: add the aggregator's own lanes, and make the sum. What was
+ * checked is read again from the place: so the ways that led here are one for
+ * the verifier.
+ */
+static __always_inline void nicps_finish_sum(struct nicps_gather *gather,
+					     struct nicps_block *block, u32 part,
+					     struct nicps_contribution *body,
+					     void *payload, struct nicps_stored *sum,
+					     const struct nicps_own *own,
+					     const struct nicps_config *config)
+{
+	volatile struct nicps_gather *place = gather;
+	u64 mine = 1ULL << ((config->number - 1) & 63) & place->members;
+	u32 width = place->width;
+	s32 unit = (s8)place->unit, exponent = (s8)place->own;
+
+	if (mine) {
+		nicps_gather_lanes(block, part, width, own->lane,
+				   nicps_down(width, exponent, unit), false);
+		place->not_finite |= exponent == NICPS_NOT_FINITE;
+		place->seen |= mine;
+	}
+	exponent = nicps_make_sum(block, part, width, payload, unit,
+				  place->not_finite & 1);
+	body->exponent = exponent;
+	sum->exponent = exponent;
+	nicps_copy_lanes(sum->lane, payload);
+}
+
+/* A part of a sum, at its aggregator. */
+static __always_inline int
+nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
+		struct nicps_contribution *body, void *payload, const void *end,
+		const struct nicps_sender *sender, const struct nicps_config *config)
+{
+	u64 tag = (u64)sender->view << 32 | sender->round;
+	u64 members = __be64_to_cpu(body->members);
+	u64 bit = 1ULL << ((sender->number - 1) & 63);
+	u64 mine = 1ULL << ((config->number - 1) & 63) & members;
+	u32 index = bpf_ntohl(body->index), bank = sender->round & 1,
+	    width = body->width;
+	u32 aggregators = nicps_aggregators(config, sender->round);
+	u32 rank = sender->round > config->round ? config->rank_next : config->rank;
+	s32 unit = (s8)body->unit, exponent = (s8)body->exponent, mine_at = 0;
+	struct nicps_ring *ring = nicps_ring();
+	struct nicps_progress *progress = nicps_progress(bank, 0);
+	struct nicps_gather *gather;
+	struct nicps_block *block;
+	struct nicps_stored *sum;
+	struct nicps_own *own;
+	u32 first = 0, local, part, shift;
+	bool fresh, last;
+	int reason = NICPS_ENTERED;
+
+	if (!(members & bit) || members & ~config->live_members ||
+	    nicps_parts(width) < 0 || !width)
+		return nicps_drop(NICPS_COUNT_MALFORMED);
+	if (exponent != NICPS_NOT_FINITE &&
+	    exponent - unit > (s32)nicps_max_shift(width))
+		return nicps_drop(NICPS_COUNT_SHIFT);
+	if (!nicps_in_stripe(body, rank, aggregators, &first) || index >= config->room)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	local = index - first;
+	part = local & ((1 << nicps_parts(width)) - 1);
+	if (local >> nicps_parts(width) >= config->gather_blocks)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	block = nicps_gather_block(bank * config->gather_blocks +
+				   (local >> nicps_parts(width)));
+	gather = nicps_gather(bank * config->gather_blocks * NICPS_BLOCK_SLOTS + local);
+	sum = nicps_stored(bank * config->room + index);
+	own = nicps_own(bank * config->room + index);
+	if (!block || !gather || !sum || !own || !ring || !progress)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	NICPS_STALL(CHECKED);
+	if (!nicps_claim_soon(&gather->claim))
+		return nicps_drop(NICPS_COUNT_BUSY);
+	NICPS_STALL(CLAIMED);
+
+	if (mine)
+		mine_at = (s8)own->exponent;
+	fresh = gather->tag != tag;
+	last = ((fresh ? 0 : gather->seen) | bit | mine) == members;
+	if (gather->tag > tag)
+		reason = NICPS_COUNT_ROUND;
+	else if (!fresh &&
+		 (gather->members != members || gather->unit != (u8)body->unit ||
+		  gather->fragments != bpf_ntohl(body->fragments) ||
+		  gather->width != width || gather->index != index))
+		reason = NICPS_COUNT_MALFORMED;
+	else if (!fresh && gather->seen & bit)
+		reason = NICPS_COUNT_DUPLICATE;
+	else if (last && mine &&
+		 !nicps_own_ready(config, own, bank, width, mine_at, unit))
+		reason = NICPS_COUNT_UNREADY;
+	else if (last && !nicps_claim_soon(&sum->claim))
+		reason = NICPS_COUNT_BUSY;
+	else if (last) {
+		if (sum->tag >= tag)
+			reason = NICPS_COUNT_ROUND;
+		else
+			reason = nicps_enter(progress, tag);
+		if (reason != NICPS_ENTERED)
+			nicps_release(&sum->claim);
+	}
+	if (reason != NICPS_ENTERED) {
+		nicps_release(&gather->claim);
+		return nicps_drop(reason);
+	}
+
+	shift = nicps_down(width, exponent, unit);
+	if (fresh) {
+		nicps_gather_lanes(block, part, width, payload, shift, true);
+		gather->members = members;
+		gather->index = index;
+		gather->fragments = bpf_ntohl(body->fragments);
+		gather->unit = body->unit;
+		gather->width = width;
+		gather->not_finite = exponent == NICPS_NOT_FINITE;
+		gather->seen = bit;
+		nicps_publish(&gather->tag, tag);
+	} else {
+		nicps_gather_lanes(block, part, width, payload, shift, false);
+		gather->not_finite |= exponent == NICPS_NOT_FINITE;
+		gather->seen |= bit;
+	}
+	gather->own = mine_at;
+	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	if (!last) {
+		nicps_release(&gather->claim);
+		nicps_count(NICPS_COUNT_GATHERED);
+		return XDP_DROP;
+	}
+	nicps_finish_sum(gather, block, part, body, payload, sum, own, config);
+	sum->rest = tag;
+	nicps_publish(&sum->tag, tag);
+	nicps_release(&sum->claim);
+	nicps_release(&gather->claim);
+	NICPS_STALL(ADDED);
+	nicps_count(NICPS_COUNT_SUMMED);
+	nicps_leave(progress);
+	return nicps_answer(ethernet, header, NICPS_TYPE_SUM, config->everybody, end,
+			    config);
+}
+
+/* A sum, from its aggregator. */
+static __always_inline int nicps_store_sum(const struct nicps_contribution *body,
+					   const void *payload,
+					   const struct nicps_member *member,
+					   const struct nicps_sender *sender,
+					   const struct nicps_config *config)
+{
+	u64 tag = (u64)sender->view << 32 | sender->round;
+	u64 alone = 1ULL << ((sender->number - 1) & 63);
+	u32 index = bpf_ntohl(body->index), bank = sender->round & 1, first;
+	u32 aggregators = nicps_aggregators(config, sender->round);
+	u32 rank = member->rank[sender->round > config->round];
+	struct nicps_progress *progress = nicps_progress(bank, 0);
+	struct nicps_ring *ring = nicps_ring();
+	struct nicps_stored *sum;
+	int reason;
+	u32 count;
+
+	if (!nicps_in_stripe(body, rank, aggregators, &first) &&
+	    __be64_to_cpu(body->members) != alone)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	if (index >= bpf_ntohl(body->fragments) || index >= config->room)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	sum = nicps_stored(bank * config->room + index);
+	if (!sum || !ring || !progress)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	NICPS_STALL(CHECKED);
+	if (!nicps_claim_soon(&sum->claim))
+		return nicps_drop(NICPS_COUNT_BUSY);
+	NICPS_STALL(CLAIMED);
+	if (sum->tag == tag)
+		reason = NICPS_COUNT_DUPLICATE;
+	else if (sum->tag > tag)
+		reason = NICPS_COUNT_ROUND;
+	else
+		reason = nicps_enter(progress, tag);
+	if (reason != NICPS_ENTERED) {
+		nicps_release(&sum->claim);
+		return nicps_drop(reason);
+	}
+	nicps_copy_lanes(sum->lane, payload);
+	sum->exponent = body->exponent;
+	sum->rest = 0;
+	nicps_publish(&sum->tag, tag);
+	nicps_release(&sum->claim);
+	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_count(NICPS_COUNT_STORED);
+	count = nicps_leave(progress);
+	return count == bpf_ntohl(body->fragments) ? XDP_PASS : XDP_DROP;
+}
+
+/*
+ * Whether a question has not been answered yet; it counts as answered from now
+ * on. Of two processors that want to know one is told no: who asked asks again.
+ */
+static __always_inline bool nicps_unanswered(u64 *asked, u32 number)
+{
+	u64 before = *asked, after;
+	u32 newest = before >> 32, behind;
+
+	if (number > newest) {
+		behind = number - newest;
+		after = behind > 32 ? 0 : (u32)(before << (behind & 31));
+		if (behind <= 32)
+			after = (behind == 32 ? 0 : after) |
+				1ULL << ((behind - 1) & 31);
+		after |= (u64)number << 32;
+	} else {
+		behind = newest - number;
+		if (!behind || behind > 32 || before >> ((behind - 1) & 31) & 1)
+			return false;
+		after = before | 1ULL << ((behind - 1) & 31);
+	}
+	return __sync_val_compare_and_swap(asked, before, after) == before;
+}
+
+/* A question for a sum, at its aggregator, or at who alone has contributed. */
+static __always_inline int
+nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
+		 struct nicps_contribution *body, void *payload, const void *end,
+		 const struct nicps_sender *sender, struct nicps_window *window,
+		 const struct nicps_config *config)
+{
+	u64 tag = (u64)sender->view << 32 | sender->round;
+	u64 mine = 1ULL << ((config->number - 1) & 63);
+	u64 lacking = __be64_to_cpu(body->members);
+	bool alone = lacking == mine;
+	u32 index = bpf_ntohl(body->index), bank = sender->round & 1, first = 0;
+	u32 aggregators = nicps_aggregators(config, sender->round), local;
+	u32 rank = sender->round > config->round ? config->rank_next : config->rank;
+	struct nicps_member *asker = nicps_member(sender->number);
+	struct nicps_gather *gather;
+	struct nicps_stored *sum;
+	struct nicps_own *own;
+	bool ready;
+
+	if (!alone && !nicps_in_stripe(body, rank, aggregators, &first))
+		return nicps_drop(NICPS_COUNT_RANGE);
+	local = alone ? 0 : index - first;
+	if (index >= config->room || local >= config->gather_blocks * NICPS_BLOCK_SLOTS)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	gather = nicps_gather(bank * config->gather_blocks * NICPS_BLOCK_SLOTS + local);
+	sum = nicps_stored(bank * config->room + index);
+	own = nicps_own(bank * config->room + index);
+	if (!gather || !sum || !own || !asker)
+		return nicps_drop(NICPS_COUNT_RANGE);
+	if (!nicps_claim_soon(&sum->claim))
+		return nicps_drop(NICPS_COUNT_BUSY);
+	if (!nicps_unanswered(&window->asked, bpf_ntohl(body->number))) {
+		nicps_release(&sum->claim);
+		return nicps_drop(NICPS_COUNT_REPLAYED);
+	}
+	ready = nicps_is_offered(config, own, bank);
+	if (alone ? ready : sum->tag == tag) {
+		body->exponent = alone ? own->exponent : sum->exponent;
+		nicps_copy_lanes(payload, alone ? own->lane : sum->lane);
+		header->type = NICPS_TYPE_SUM;
+	} else {
+		if (!alone && gather->tag == tag && gather->index == index)
+			lacking &= ~gather->seen;
+		if (ready)
+			lacking &= ~mine;
+		body->members = __cpu_to_be64(lacking);
+		header->type = NICPS_TYPE_LACKING;
+	}
+	nicps_release(&sum->claim);
+	nicps_count(NICPS_COUNT_ANSWERED);
+	return nicps_answer(ethernet, header, header->type, asker->mac, end, config);
+}
+
+/* A frame of stripes, of a member in the view that is in force. */
+static __always_inline int
+nicps_stripe_frame(struct nicps_cursor *cursor, struct ethhdr *ethernet,
+		   struct nicps_header *header, const struct nicps_sender *sender,
+		   const struct nicps_member *member, const struct nicps_config *config)
+{
+	struct nicps_contribution *body = nicps_take_contribution(cursor);
+	void *payload = nicps_take(cursor, NICPS_PAYLOAD_BYTES);
+	struct nicps_window *window = nicps_window(sender->number);
+	struct nicps_member *me = nicps_member(config->number);
+	u64 *highest;
+	int reason;
+
+	if (!body || !payload || !window || !me ||
+	    sender->length != NICPS_CONTRIBUTION_HEADER_BYTES + NICPS_PAYLOAD_BYTES)
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	if (sender->round < config->round_low || sender->round > config->round_high)
+		return nicps_drop(NICPS_COUNT_ROUND);
+	if (!nicps_aggregators(config, sender->round))
+		return nicps_drop(NICPS_COUNT_MODE);
+	/* A switch that has forgotten where this member is sends it to all. */
+	if (header->type != NICPS_TYPE_SUM &&
+	    !nicps_same_mac(ethernet->h_dest, me->mac))
+		return nicps_drop(NICPS_COUNT_ASTRAY);
+	if (config->keyed) {
+		highest = sender->flags & NICPS_FLAG_ANSWER ? &window->answers
+							    : &window->highest;
+		reason = nicps_doubt(NICPS_CONTRIBUTION_WORDS, header, sender, *highest,
+				     cursor->end);
+		if (reason != NICPS_BELIEVED)
+			return nicps_drop(reason);
+		nicps_raise(highest, sender->sequence);
+	}
+	switch (header->type) {
+	case NICPS_TYPE_CONTRIBUTION:
+		return nicps_gather_in(ethernet, header, body, payload, cursor->end,
+				       sender, config);
+	case NICPS_TYPE_SUM:
+		return nicps_store_sum(body, payload, member, sender, config);
+	case NICPS_TYPE_ASK:
+		return nicps_answer_ask(ethernet, header, body, payload, cursor->end,
+					sender, window, config);
+	case NICPS_TYPE_LACKING:
+		return nicps_control(ethernet, header, config);
+	default:
+		return nicps_drop(NICPS_COUNT_TYPE);
+	}
+}
+
+#endif /* NICPS_STRIPES_H */

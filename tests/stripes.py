@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the XDP program does with stripes, in Python: written from docs/stripes.md, not from the C.
+
+And random sequences for it: contributions of several members, in and out of order, twice, damaged, of old rounds and
+of lists that differ, sums of other aggregators, and questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nicps import wire
+from nicps.wire import Flag, FrameType
+from tests.model import DROP, PASS, REPLAY_WINDOW, TX, Outcome, tag_of
+
+NETWORK = 0x0A0B0C0D
+GROUP = bytes.fromhex("036e69637073")
+MACS = [bytes((2, 0, 0, 0, 0, number)) for number in range(1, 65)]
+NATIVE = {8: ">i1", 16: ">i2", 32: ">i4"}
+LANES = {width: wire.lanes_per_fragment(width) for width in NATIVE}
+PER_BLOCK = {width: wire.fragments_per_block(width) for width in NATIVE}
+KINDS = (FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING)
+I64 = NDArray[np.int64]
+
+
+@dataclass
+class Gather:
+    """A fragment's place in the own stripe."""
+
+    tag: int
+    members: int
+    index: int
+    fragments: int
+    width: int
+    unit: int
+    total: I64
+    seen: int = 0
+    not_finite: bool = False
+
+
+@dataclass
+class Stored:
+    """A sum; `rest`: the tag, if it was made here."""
+
+    tag: int
+    exponent: int
+    lanes: bytes
+    rest: int = 0
+
+
+@dataclass
+class Own:
+    """This member's lanes of a fragment."""
+
+    conversion: int
+    exponent: int
+    lanes: bytes
+
+
+@dataclass
+class Window:
+    """A member's highest numbers by the two ways out, and which of its questions have been answered."""
+
+    highest: int = 0
+    answers: int = 0
+    newest: int = 0
+    asked: set[int] = field(default_factory=set)
+
+
+def bound(fragments: int, rank: int, aggregators: int) -> int:
+    """Where the stripe of rank + 1 begins."""
+    return fragments * rank // aggregators
+
+
+def shifted(lanes: I64, by: int) -> I64:
+    """Lanes in units."""
+    return lanes << by if by >= 0 else lanes >> min(-by, 63)
+
+
+def rounded(total: I64, width: int, unit: int, not_finite: bool) -> tuple[I64, int, I64]:
+    """Lanes, their exponent and what is left over."""
+    bits = int(np.bitwise_or.reduce(total ^ (total >> 63))).bit_length()
+    shift = max(0, bits - (width - 1))
+    half = 1 << (shift - 1) if shift else 0
+    lanes = np.minimum((total + half) >> shift, (1 << (width - 1)) - 1)
+    if not_finite or unit + shift > 126:
+        return lanes, wire.NOT_FINITE, np.zeros_like(total)
+    return lanes, unit + shift, total - (lanes << shift)
+
+
+@dataclass
+class StripesModel:
+    """One member's program: `ranks` by member number; 0 for who is no aggregator."""
+
+    number: int
+    live: frozenset[int]
+    ranks: dict[int, int]
+    room: int
+    blocks: int
+    view: int
+    rounds: tuple[int, int]
+    key: bytes = b""
+    offered: list[int] = field(default_factory=lambda: [0, 0])
+    own: dict[tuple[int, int], Own] = field(default_factory=dict)
+    gathers: dict[tuple[int, int], Gather] = field(default_factory=dict)
+    sums: dict[tuple[int, int], Stored] = field(default_factory=dict)
+    count: dict[int, tuple[int, int]] = field(default_factory=dict)  # bank -> tag, sums
+    windows: dict[int, Window] = field(default_factory=dict)
+    answers: int = 0  # the last number that was given to one
+
+    @property
+    def aggregators(self) -> int:
+        return sum(rank > 0 for rank in self.ranks.values())
+
+    def run(self, frame: bytes) -> Outcome:
+        """One frame from its Ethernet header on, of this network, whole, and of a type of stripes."""
+        ours = frame[wire.ETHERNET_BYTES :]
+        header = wire.Header(*wire.Layout.of(wire.Header).struct.unpack_from(ours))
+        sender = header.sender
+        if header.view != self.view:
+            return Outcome(DROP, ("view",))
+        if sender == self.number:
+            return Outcome(DROP, ("echo",))
+        if sender not in self.live or frame[6:12] != MACS[sender - 1]:
+            return Outcome(DROP, ("stranger",))
+        if header.length != wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLOAD_BYTES:
+            return Outcome(DROP, ("truncated",))
+        if not self.rounds[0] <= header.round <= self.rounds[1]:
+            return Outcome(DROP, ("round",))
+        if not self.aggregators:
+            return Outcome(DROP, ("mode",))
+        if header.type != FrameType.SUM and frame[:6] != MACS[self.number - 1]:
+            return Outcome(DROP, ("astray",))
+        if doubt := self._doubt(ours, header):
+            return Outcome(DROP, (doubt,))
+        values = wire.Layout.of(wire.Contribution).struct.unpack_from(ours, wire.HEADER_BYTES)
+        body = wire.Contribution(*values)
+        payload = ours[wire.CONTRIBUTION_HEADER_BYTES : header.length]
+        if header.type == FrameType.CONTRIBUTION:
+            return self._gather(header, body, payload)
+        if header.type == FrameType.SUM:
+            return self._store(header, body, payload)
+        if header.type == FrameType.ASK:
+            return self._answer(header, body, payload)
+        return Outcome(PASS, ("control",))
+
+    def _doubt(self, ours: bytes, header: wire.Header) -> str | None:
+        if not self.key:
+            return None
+        window = self.windows.setdefault(header.sender, Window())
+        way = "answers" if header.flags & Flag.ANSWER else "highest"
+        highest = getattr(window, way)
+        if header.sequence + REPLAY_WINDOW <= highest:
+            return "replayed"
+        if header.tag != tag_of(ours, header.length, self.key):
+            return "forged"
+        setattr(window, way, max(highest, header.sequence))
+        return None
+
+    def _holds(self, rank: int, body: wire.Contribution) -> bool:
+        if not rank:
+            return False
+        first, end = (bound(body.fragments, r, self.aggregators) for r in (rank - 1, rank))
+        return first <= body.index < end
+
+    def _gather(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
+        width, bit, mine = body.width, 1 << header.sender - 1, 1 << self.number - 1 & body.members
+        live = sum(1 << number - 1 for number in self.live)
+        if not body.members & bit or body.members & ~live or width not in NATIVE:
+            return Outcome(DROP, ("malformed",))
+        finite = body.exponent != wire.NOT_FINITE
+        if finite and body.exponent - body.unit > wire.MAX_SHIFT[width]:
+            return Outcome(DROP, ("shift",))
+        rank = self.ranks[self.number]
+        if not self._holds(rank, body) or body.index >= self.room:
+            return Outcome(DROP, ("range",))
+        local = body.index - bound(body.fragments, rank - 1, self.aggregators)
+        if local // PER_BLOCK[width] >= self.blocks:
+            return Outcome(DROP, ("range",))
+        bank, tag = header.round & 1, header.view << 32 | header.round
+        place = self.gathers.get((bank, local))
+        fresh = place is None or place.tag != tag
+        own = self.own.get((bank, body.index), Own(0, 0, b""))
+        if not fresh:
+            assert place is not None
+            told = (body.members, body.unit, body.fragments, width, body.index)
+            if told != (place.members, place.unit, place.fragments, place.width, place.index):
+                return Outcome(DROP, ("malformed",))
+            if place.seen & bit:
+                return Outcome(DROP, ("duplicate",))
+        elif place is not None and place.tag > tag:
+            return Outcome(DROP, ("round",))
+        last = (0 if fresh or place is None else place.seen) | bit | mine == body.members
+        if last:
+            good = own.exponent == wire.NOT_FINITE
+            good |= own.exponent - body.unit <= wire.MAX_SHIFT[width]
+            if mine and not (self._is_offered(bank, own) and good):
+                return Outcome(DROP, ("unready",))
+            stored = self.sums.get((bank, body.index))
+            if stored is not None and stored.tag >= tag:
+                return Outcome(DROP, ("round",))
+            if self.count.get(bank, (0, 0))[0] > tag:
+                return Outcome(DROP, ("round",))
+        lanes = np.frombuffer(payload, NATIVE[width]).astype(np.int64)
+        by = min(body.exponent - body.unit, wire.MAX_SHIFT[width])
+        if fresh or place is None:
+            unit, empty = body.unit, np.zeros(LANES[width], np.int64)
+            place = Gather(tag, body.members, body.index, body.fragments, width, unit, empty)
+            self.gathers[bank, local] = place
+        place.total = place.total + shifted(lanes, by)
+        place.seen |= bit
+        place.not_finite |= not finite
+        if not last:
+            return Outcome(DROP, ("gathered",), heard=True)
+        if mine:
+            lanes = np.frombuffer(own.lanes, NATIVE[width]).astype(np.int64)
+            by = min(own.exponent - body.unit, wire.MAX_SHIFT[width])
+            place.total = place.total + shifted(lanes, by)
+            place.seen |= mine
+            place.not_finite |= own.exponent == wire.NOT_FINITE
+        lanes, exponent, place.total = rounded(place.total, width, body.unit, place.not_finite)
+        made = lanes.astype(NATIVE[width]).tobytes()
+        self.sums[bank, body.index] = Stored(tag, exponent, made, rest=tag)
+        self._counted(bank, tag)
+        out = self._send(header, replace(body, exponent=exponent), FrameType.SUM, made, GROUP)
+        return Outcome(TX, ("summed",), out, heard=True)
+
+    def _is_offered(self, bank: int, own: Own) -> bool:
+        return own.conversion != 0 and own.conversion == self.offered[bank]
+
+    def _counted(self, bank: int, tag: int) -> int:
+        before = self.count.get(bank, (0, 0))
+        self.count[bank] = (tag, before[1] + 1 if before[0] == tag else 1)
+        return self.count[bank][1]
+
+    def _store(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
+        alone = body.members == 1 << header.sender - 1
+        if not alone and not self._holds(self.ranks[header.sender], body):
+            return Outcome(DROP, ("range",))
+        if body.index >= min(body.fragments, self.room):
+            return Outcome(DROP, ("range",))
+        bank, tag = header.round & 1, header.view << 32 | header.round
+        stored = self.sums.get((bank, body.index))
+        if stored is not None and stored.tag >= tag:
+            return Outcome(DROP, ("duplicate" if stored.tag == tag else "round",))
+        if self.count.get(bank, (0, 0))[0] > tag:
+            return Outcome(DROP, ("round",))
+        self.sums[bank, body.index] = Stored(tag, body.exponent, payload)
+        whole = self._counted(bank, tag) == body.fragments
+        return Outcome(PASS if whole else DROP, ("stored",), heard=True)
+
+    def _answer(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
+        mine = 1 << self.number - 1
+        alone, rank = body.members == mine, self.ranks[self.number]
+        if not alone and not self._holds(rank, body):
+            return Outcome(DROP, ("range",))
+        local = 0 if alone else body.index - bound(body.fragments, rank - 1, self.aggregators)
+        if body.index >= self.room or local >= self.blocks * 8:
+            return Outcome(DROP, ("range",))
+        window = self.windows.setdefault(header.sender, Window())
+        old = body.number <= window.newest
+        if old and (body.number in window.asked or body.number < window.newest - 32):
+            return Outcome(DROP, ("replayed",))
+        window.newest = max(window.newest, body.number)
+        window.asked.add(body.number)
+        bank, tag = header.round & 1, header.view << 32 | header.round
+        own = self.own.get((bank, body.index), Own(0, 0, bytes(wire.PAYLOAD_BYTES)))
+        stored = self.sums.get((bank, body.index))
+        ready = self._is_offered(bank, own)
+        if alone and ready:
+            body, payload = replace(body, exponent=own.exponent), own.lanes
+        elif not alone and stored is not None and stored.tag == tag:
+            body, payload = replace(body, exponent=stored.exponent), stored.lanes
+        else:
+            place = self.gathers.get((bank, local))
+            lacking = body.members & ~(mine if ready else 0)
+            if not alone and place and (place.tag, place.index) == (tag, body.index):
+                lacking &= ~place.seen
+            return self._answered(
+                header, replace(body, members=lacking), FrameType.LACKING, payload
+            )
+        return self._answered(header, body, FrameType.SUM, payload)
+
+    def _answered(
+        self, header: wire.Header, body: wire.Contribution, kind: FrameType, payload: bytes
+    ) -> Outcome:
+        out = self._send(header, body, kind, payload, MACS[header.sender - 1])
+        return Outcome(TX, ("answered",), out)
+
+    def _send(
+        self, header: wire.Header, body: Any, kind: FrameType, payload: bytes, to: bytes
+    ) -> bytes:
+        sequence = 0
+        if self.key:
+            self.answers += 1
+            sequence = self.answers
+        own = replace(header, flags=Flag.ANSWER, sender=self.number, sequence=sequence, tag=0)
+        return signed(self.number, kind, own, body, payload, to, self.key)
+
+
+def signed(
+    sender: int,
+    kind: FrameType,
+    header: wire.Header,
+    body: wire.Contribution,
+    payload: bytes,
+    to: bytes,
+    key: bytes,
+) -> bytes:
+    """A frame of stripes, with its tag where there is a key."""
+    values = [getattr(body, name) for name in wire.Layout.of(wire.Contribution).names]
+    frame = wire.pack(header, wire.FORMATS[kind][0](*values), tail=payload)
+    if key:
+        tag = tag_of(frame, len(frame), key)
+        frame = frame[:24] + tag.to_bytes(8, "big") + frame[32:]
+    return wire.ethernet(MACS[sender - 1], frame, to)
+
+
+class Scene:
+    """A member, and what it hears: random, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        count = int(rng.integers(2, 6))
+        self.live = frozenset(range(1, count + 1)) - (
+            {int(rng.integers(1, count + 1))} if count > 2 and rng.random() < 0.3 else set()
+        )
+        self.number = int(rng.choice(sorted(self.live)))
+        full = [k for k in sorted(self.live) if rng.random() < 0.9 or k == self.number]
+        if rng.random() < 0.1:
+            full.remove(self.number)
+        ranks = {k: full.index(k) + 1 if k in full else 0 for k in self.live}
+        self.width = int(rng.choice([8, 16, 32]))
+        self.fragments = int(rng.integers(1, 9))
+        self.view, self.round = int(rng.integers(1, 5)), int(rng.integers(1, 9))
+        self.key = rng.bytes(16) if rng.random() < 0.5 else b""
+        self.unit = int(rng.integers(-120, 78))
+        self.sequence = dict.fromkeys(self.live, 0)
+        self.model = StripesModel(
+            self.number,
+            self.live,
+            ranks,
+            room=self.fragments - (rng.random() < 0.05),
+            blocks=max(1, self.fragments - (rng.random() < 0.05)),
+            view=self.view,
+            rounds=(self.round, self.round + 1),
+            key=self.key,
+        )
+        self.list = self._list()
+
+    def _list(self) -> int:
+        chosen = [k for k in self.live if self.rng.random() < 0.8]
+        return sum(1 << k - 1 for k in chosen) or 1 << self.number - 1
+
+    def _lanes(self) -> bytes:
+        most = 1 << self.width - 1
+        kind = self.rng.random()
+        shape = LANES[self.width]
+        if kind < 0.1:
+            found = np.full(shape, self.rng.choice([-most, most - 1, 0]))
+        elif kind < 0.3:
+            found = self.rng.integers(-3, 4, shape)
+        else:
+            found = self.rng.integers(-most, most, shape)
+        return found.astype(NATIVE[self.width]).tobytes()
+
+    def _exponent(self) -> int:
+        kind = self.rng.random()
+        if kind < 0.05:
+            return wire.NOT_FINITE
+        low = self.unit - 70 if kind < 0.2 else self.unit
+        high = self.unit + wire.MAX_SHIFT[self.width]
+        return int(self.rng.integers(max(low, -120), min(high, 126) + 1))
+
+    def write_own(self) -> None:
+        """The training program converts, for an offer that counts or for none."""
+        bank = int(self.rng.integers(2))
+        conversion = int(self.rng.integers(1, 3))
+        for index in range(self.model.room):
+            if self.rng.random() < 0.9:
+                own = Own(conversion, self._exponent(), self._lanes())
+                self.model.own[bank, index] = own
+        self.model.offered[bank] = conversion if self.rng.random() < 0.9 else 3
+
+    def frames(self, count: int) -> Iterator[bytes]:
+        """Frames that fit more or less."""
+        rng, sent = self.rng, list[bytes]()
+        for _ in range(count):
+            if sent and rng.random() < 0.08:
+                yield sent[int(rng.integers(len(sent)))]
+                continue
+            if rng.random() < 0.02:
+                self.list = self._list()
+            sent.append(self._frame())
+            yield sent[-1]
+
+    def _frame(self) -> bytes:
+        rng = self.rng
+        sender = int(rng.choice(sorted(self.live)))
+        kind = FrameType(rng.choice(KINDS, p=[0.6, 0.15, 0.2, 0.05]))
+        self.sequence[sender] += 1
+        odd = rng.random() < 0.1
+        header = wire.Header(
+            network=NETWORK,
+            view=self.view + (odd and rng.random() < 0.2),
+            round=self.round + int(rng.integers(-1 if odd else 0, 3 if odd else 2)),
+            sender=sender,
+            flags=Flag.ANSWER if rng.random() < 0.3 else 0,
+            sequence=self.sequence[sender] if self.key else 0,
+        )
+        body = wire.Contribution(
+            members=self.list | (odd and 1 << int(rng.integers(6))),
+            index=int(rng.integers(self.fragments + odd)),
+            fragments=self.fragments,
+            number=self.sequence[sender] - (odd and int(rng.integers(40))) & 0xFFFFFFFF,
+            width=self.width if not odd or rng.random() < 0.8 else int(rng.choice([0, 8, 16, 32])),
+            exponent=self._exponent() if not odd else int(rng.integers(-120, 128)),
+            unit=self.unit + (odd and rng.random() < 0.2),
+        )
+        everybody = kind == FrameType.SUM or (odd and rng.random() < 0.3)
+        to = GROUP if everybody else MACS[self.number - 1]
+        frame = signed(sender, kind, header, body, self._lanes(), to, self.key)
+        if odd and rng.random() < 0.2:
+            frame = frame[:11] + bytes([frame[11] ^ 1]) + frame[12:]
+        if odd and self.key and rng.random() < 0.2:
+            frame = frame[:-1] + bytes([frame[-1] ^ 1])
+        return frame

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real XDP program with its room for stripes, run by BPF_PROG_TEST_RUN, beside the model of `tests.stripes`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nicps import wire
+from nicps.dataplane import bpf, loader
+from nicps.layout import layout
+from tests.model import BANKS, Outcome
+from tests.stripes import GROUP, LANES, MACS, NETWORK, PER_BLOCK, StripesModel
+from tests.xdp.target import SEAL, VERDICTS
+
+ROOM = 10
+
+
+class Target:
+    """The program and its room for stripes, with maps for a few fragments.
+
+    Attributes: `program`, and the maps' descriptors by name, `fds`.
+    """
+
+    def __init__(self, source: str = "nicps.c", room: int = ROOM) -> None:
+        self._loaded = loader.load(source, {"nicps_xdp": "xdp", "nicps_stripes": "xdp"})
+        maps, programs = self._loaded.maps, self._loaded.programs
+        self.fds = maps
+        bpf.map_update(
+            maps["nicps_rooms"], bytes(4), programs["nicps_stripes"].to_bytes(4, "little")
+        )
+        self.program = programs["nicps_xdp"]
+        records = layout().records
+        self.config = self._view(maps["config"], records["config"])
+        self.members = self._view(maps["members"], records["member"])
+        self.key = self._view(maps["view_key"], records["key"])
+        self.outgoing = self._view(maps["outgoing"], records["outgoing"])
+        self.windows = self._view(maps["windows"], records["window"])
+        self.progress = self._view(maps["progress"], records["progress"])
+        self.ring = self._view(maps["ring"], records["ring"])
+        self.limits = self._view(maps["limits"], records["limit"])
+        self._counters = self._view(maps["counters"], np.dtype("u8"))
+        self.own = self._inner("own", "own_shape", records["own"], BANKS * room)
+        self.sums = self._inner("sums", "sums_shape", records["stored"], BANKS * room)
+        places = BANKS * room * layout().limits["BLOCK_SLOTS"]
+        self.gathers = self._inner("gathers", "gathers_shape", records["gather"], places)
+        self.blocks = self._inner("gather_blocks", "blocks_shape", records["block"], BANKS * room)
+
+    def _view(self, fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return np.frombuffer(bpf.map_memory(fd), dtype, bpf.map_info(fd).entries)
+
+    def _inner(self, outer: str, shape: str, dtype: np.dtype[Any], entries: int) -> NDArray[Any]:
+        fd = bpf.map_like(self._loaded.maps[shape], entries, "test")
+        bpf.map_update(self._loaded.maps[outer], bytes(4), fd.to_bytes(4, "little"))
+        view = self._view(fd, dtype)
+        os.close(fd)
+        return view
+
+    def close(self) -> None:
+        """Unload."""
+        self._loaded.close()
+
+    def begin(self, model: StripesModel) -> None:
+        """Empty maps, and the model's configuration."""
+        for view in (self.config, self.members, self.key, self.outgoing, self.windows, self.limits):
+            view[...] = np.zeros((), view.dtype)
+        for view in (self.progress, self.ring, self.own, self.sums, self.gathers, self.blocks):
+            view[...] = np.zeros((), view.dtype)
+        config = {
+            "network": NETWORK,
+            "enabled": 1,
+            "view": model.view,
+            "number": model.number,
+            "members": max(model.live),
+            "live_members": sum(1 << number - 1 for number in model.live),
+            "round_low": model.rounds[0],
+            "round_high": model.rounds[1],
+            "round": model.rounds[0],
+            "rank": model.ranks[model.number],
+            "rank_next": model.ranks[model.number],
+            "aggregators": model.aggregators,
+            "aggregators_next": model.aggregators,
+            "room": model.room,
+            "gather_blocks": model.blocks,
+            "keyed": int(bool(model.key)),
+        }
+        for name, value in config.items():
+            self.config[name] = value
+        self.config["seal"], self.config["everybody"] = (
+            np.frombuffer(mac, np.uint8) for mac in (SEAL, GROUP)
+        )
+        for number in model.live:
+            self.members["mac"][number] = np.frombuffer(MACS[number - 1], np.uint8)
+            self.members["rank"][number] = model.ranks[number]
+        if model.key:
+            self.key["word"] = np.frombuffer(model.key, "<u8")
+
+    def write_own(self, model: StripesModel) -> None:
+        """What the training program has converted, and which of it was offered."""
+        for (bank, index), own in model.own.items():
+            record = self.own[bank * model.room + index]
+            record["exponent"], record["conversion"] = own.exponent & 0xFF, own.conversion
+            record["lane"] = np.frombuffer(own.lanes, np.uint8)
+        self.config["offered"] = model.offered
+
+    def give(self, frame: bytes) -> bpf.Run:
+        """One frame, from its Ethernet header on."""
+        return bpf.prog_test_run(self.program, frame)
+
+    def counters(self) -> dict[str, int]:
+        """What became of our frames, by reason."""
+        return dict(zip(layout().counters, self._counters.tolist(), strict=True))
+
+    def run(self, frame: bytes) -> Outcome:
+        """One frame, and all that came of it."""
+        before = self._counters.copy()
+        self.ring["heard_ns"] = 0
+        result = self.give(frame)
+        risen = self._counters - before
+        assert set(risen.tolist()) <= {0, 1}
+        names = tuple(layout().counters[at] for at in np.flatnonzero(risen))
+        verdict = VERDICTS[result.verdict]
+        if verdict == "pass":
+            assert result.frame == SEAL + frame[6:]
+        elif verdict == "drop":
+            assert result.frame == frame
+        out = result.frame if verdict == "tx" else None
+        return Outcome(verdict, names, out, bool(self.ring["heard_ns"][0]))
+
+    def same_state(self, model: StripesModel) -> None:
+        """All that the maps hold is what the model holds, and nothing else."""
+        assert not self.sums["claim"].any() and not self.gathers["claim"].any()
+        for bank in range(BANKS):
+            tag, count = model.count.get(bank, (0, 0))
+            progress = self.progress[bank * (wire.MAX_MEMBERS + 1)]
+            assert (int(progress["tag"]), int(progress["count"])) == (tag, count)
+        for at, record in enumerate(self.sums[: BANKS * model.room]):
+            stored = model.sums.get(divmod(at, model.room))
+            if stored is None:
+                assert not record["tag"]
+                continue
+            assert (int(record["tag"]), int(record["rest"])) == (stored.tag, stored.rest)
+            assert int(record["exponent"]) == stored.exponent & 0xFF
+            assert record["lane"].tobytes() == stored.lanes
+        each = layout().limits["BLOCK_SLOTS"]
+        for (bank, local), place in model.gathers.items():
+            record = self.gathers[bank * model.blocks * each + local]
+            assert (int(record["tag"]), int(record["seen"])) == (place.tag, place.seen)
+            block, part = divmod(local, PER_BLOCK[place.width])
+            lanes = self.blocks["lane"].view(np.int64)[bank * model.blocks + block]
+            n = LANES[place.width]
+            assert (lanes[part * n : (part + 1) * n] == place.total).all()
+        assert np.count_nonzero(self.gathers["tag"]) == len(model.gathers)
+        for number, window in model.windows.items():
+            record = self.windows[number]
+            assert int(record["highest"]) == window.highest
+            assert int(record["answers"]) == window.answers
+        assert int(self.outgoing["answers"][0]) == model.answers
