@@ -163,7 +163,8 @@ struct nicps_gather {
 	__u8 width;
 	__u8 not_finite;
 	__u8 own; /* exponent of the aggregator's lanes, as it was checked */
-	__u8 reserved[4];
+	__u8 last; /* with this part the list is whole */
+	__u8 reserved[3];
 };
 
 /* A sum, as it came or was made. */

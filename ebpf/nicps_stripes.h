@@ -56,33 +56,52 @@ static __always_inline bool nicps_claim_soon(u64 *claim)
 	return false;
 }
 
+/* All bits if `one` is less than `other`, else none. Of a branch LLVM would make two ways for the verifier. */
+static __always_inline s64 nicps_less(s64 one, s64 other)
+{
+	s64 less = (one - other) >> 63;
+
+	asm volatile("" : "+r"(less));
+	return less;
+}
+
 /*
  * Lanes of that exponent, in units: the shift to the right from the top of 64
- * bits. What lies below the unit is rounded down.
+ * bits. What lies below the unit is rounded down; what is not finite has no
+ * meaning, and must not overflow.
  */
 static __always_inline u32 nicps_down(u32 width, s32 exponent, s32 unit)
 {
-	s32 down = 64 - (s32)width - (exponent - unit);
+	s64 least = 64 - (s64)width - nicps_max_shift(width);
+	s64 down = 64 - (s64)width - (exponent - unit);
 
-	if (down < 64 - (s32)width - (s32)nicps_max_shift(width))
-		down = 64 - (s32)width - (s32)nicps_max_shift(width); /* not finite */
-	return down > 63 ? 63 : down;
+	down += (least - down) & nicps_less(down, least);
+	down += (63 - down) & nicps_less(63, down);
+	return down & 63;
 }
 
 static __always_inline void nicps_gather_lanes(struct nicps_block *block, u32 part,
 					       u32 width, const void *lanes, u32 down,
 					       bool first)
 {
-	void *at = block;
+	s64 *sum = (s64 *)block;
 
 	if (width == 32)
-		nicps_put_32(at + (part & 3) * (NICPS_LANES_32 * 8), lanes, down & 63,
-			     first);
+		sum += (part & 3) * NICPS_LANES_32;
 	else if (width == 16)
-		nicps_put_16(at + (part & 1) * (NICPS_LANES_16 * 8), lanes, down & 63,
-			     first);
+		sum += (part & 1) * NICPS_LANES_16;
+	if (width == 32 && first)
+		nicps_put_32(sum, lanes, down, true);
+	else if (width == 32)
+		nicps_put_32(sum, lanes, down, false);
+	else if (width == 16 && first)
+		nicps_put_16(sum, lanes, down, true);
+	else if (width == 16)
+		nicps_put_16(sum, lanes, down, false);
+	else if (first)
+		nicps_put_8(sum, lanes, down, true);
 	else
-		nicps_put_8(at, lanes, down & 63, first);
+		nicps_put_8(sum, lanes, down, false);
 }
 
 /*
@@ -226,7 +245,7 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	struct nicps_block *block;
 	struct nicps_stored *sum;
 	struct nicps_own *own;
-	u32 first = 0, local, part, shift;
+	u32 first = 0, local, part;
 	bool fresh, last;
 	int reason = NICPS_ENTERED;
 
@@ -285,25 +304,24 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 		return nicps_drop(reason);
 	}
 
-	shift = nicps_down(width, exponent, unit);
 	if (fresh) {
-		nicps_gather_lanes(block, part, width, payload, shift, true);
 		gather->members = members;
 		gather->index = index;
 		gather->fragments = bpf_ntohl(body->fragments);
 		gather->unit = body->unit;
 		gather->width = width;
-		gather->not_finite = exponent == NICPS_NOT_FINITE;
-		gather->seen = bit;
-		nicps_publish(&gather->tag, tag);
-	} else {
-		nicps_gather_lanes(block, part, width, payload, shift, false);
-		gather->not_finite |= exponent == NICPS_NOT_FINITE;
-		gather->seen |= bit;
+		gather->not_finite = 0;
+		gather->seen = 0;
 	}
+	gather->not_finite |= exponent == NICPS_NOT_FINITE;
+	gather->seen |= bit;
 	gather->own = mine_at;
+	gather->last = last;
+	nicps_publish(&gather->tag, tag);
+	nicps_gather_lanes(block, part, width, payload,
+			   nicps_down(width, exponent, unit), fresh);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
-	if (!last) {
+	if (!*(volatile u8 *)&gather->last) {
 		nicps_release(&gather->claim);
 		nicps_count(NICPS_COUNT_GATHERED);
 		return XDP_DROP;
