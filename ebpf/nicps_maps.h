@@ -22,6 +22,9 @@ BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SE
 	    BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, u64, counters, NICPS_COUNTERS, BPF_F_MMAPABLE);
 
+/* A page: what does not fit while the agent sleeps is told by what does. */
+BPF_RINGBUF_OUTPUT(doorbell, 1);
+
 /*
  * What a job needs is as large as its vectors: the agent makes it and puts it in
  * here. The inner maps only show the verifier their shape.
@@ -153,6 +156,11 @@ static __always_inline struct nicps_own *nicps_own(u32 index)
 	void *inner = own.lookup(&key);
 
 	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
+}
+
+static __always_inline void nicps_wake(struct nicps_bell *bell)
+{
+	doorbell.ringbuf_output(bell, sizeof(*bell), BPF_RB_FORCE_WAKEUP);
 }
 
 static __always_inline void nicps_count(u32 reason)

@@ -56,6 +56,7 @@ struct nicps_config {
 	__u32 aggregators_next; /* the same of the rounds after it */
 	__u32 room; /* fragments of a vector in a bank of sums, and of own lanes */
 	__u32 gather_blocks; /* accumulator blocks of my stripe in a bank */
+	__u32 clock; /* the agent is woken after so many sums; 0: by the last one only */
 	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same of the rounds after it */
@@ -116,6 +117,7 @@ struct nicps_ring {
 	__u64 token_ns; /* the same of the last token */
 	__u64 bounced; /* position that the kernel handed on last */
 	__u64 bounces;
+	__u64 announced[2]; /* by parity: tag of the round of stripes that began last */
 };
 
 /* R16: the last token that the kernel handed on, to be repeated by the agent. */
@@ -183,6 +185,19 @@ struct nicps_own {
 	__u8 exponent;
 	__u8 reserved[3];
 	__u8 lane[NICPS_LANE_BYTES];
+};
+
+/*
+ * What wakes the agent in a round of stripes: the list, as the first part that
+ * came here has it (`count` is 0), or how many sums there are.
+ */
+struct nicps_bell {
+	__u64 tag;
+	__u64 members;
+	__u32 count;
+	__u32 fragments;
+	__u8 unit;
+	__u8 reserved[7];
 };
 
 /*

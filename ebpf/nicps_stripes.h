@@ -224,6 +224,38 @@ static __always_inline void nicps_finish_sum(struct nicps_gather *gather,
 	nicps_copy_lanes(sum->lane, payload);
 }
 
+/* The list, to the agent, once a round: it may not have heard that it is closed. */
+static __always_inline void nicps_announce(struct nicps_ring *ring, u64 tag,
+					   const struct nicps_contribution *body)
+{
+	u64 *announced = &ring->announced[tag & 1];
+	u64 before = *announced;
+	struct nicps_bell bell = {
+		.tag = tag,
+		.members = __be64_to_cpu(body->members),
+		.fragments = bpf_ntohl(body->fragments),
+		.unit = body->unit,
+	};
+
+	if (before < tag &&
+	    __sync_val_compare_and_swap(announced, before, tag) == before)
+		nicps_wake(&bell);
+}
+
+/* A sum has been counted; the agent hears of some, and of the last. */
+static __always_inline void nicps_tell_count(const struct nicps_config *config, u64 tag,
+					     u32 count, u32 fragments)
+{
+	struct nicps_bell bell = {
+		.tag = tag,
+		.count = count,
+		.fragments = fragments,
+	};
+
+	if (count == fragments || (config->clock && count % config->clock == 0))
+		nicps_wake(&bell);
+}
+
 /* A part of a sum, at its aggregator. */
 static __always_inline int
 nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
@@ -321,6 +353,7 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	nicps_gather_lanes(block, part, width, payload,
 			   nicps_down(width, exponent, unit), fresh);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_announce(ring, tag, body);
 	if (!*(volatile u8 *)&gather->last) {
 		nicps_release(&gather->claim);
 		nicps_count(NICPS_COUNT_GATHERED);
@@ -333,7 +366,8 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	nicps_release(&gather->claim);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_SUMMED);
-	nicps_leave(progress);
+	nicps_tell_count(config, tag, nicps_leave(progress),
+			 bpf_ntohl(body->fragments));
 	return nicps_answer(ethernet, header, NICPS_TYPE_SUM, config->everybody, end,
 			    config);
 }
@@ -354,7 +388,6 @@ static __always_inline int nicps_store_sum(const struct nicps_contribution *body
 	struct nicps_ring *ring = nicps_ring();
 	struct nicps_stored *sum;
 	int reason;
-	u32 count;
 
 	if (!nicps_in_stripe(body, rank, aggregators, &first) &&
 	    __be64_to_cpu(body->members) != alone)
@@ -385,8 +418,9 @@ static __always_inline int nicps_store_sum(const struct nicps_contribution *body
 	nicps_release(&sum->claim);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
 	nicps_count(NICPS_COUNT_STORED);
-	count = nicps_leave(progress);
-	return count == bpf_ntohl(body->fragments) ? XDP_PASS : XDP_DROP;
+	nicps_tell_count(config, tag, nicps_leave(progress),
+			 bpf_ntohl(body->fragments));
+	return XDP_DROP;
 }
 
 /*

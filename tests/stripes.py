@@ -62,6 +62,17 @@ class Own:
     lanes: bytes
 
 
+@dataclass(frozen=True)
+class Bell:
+    """What wakes the agent: the list (`count` is 0), or how many sums there are."""
+
+    tag: int
+    members: int
+    count: int
+    fragments: int
+    unit: int
+
+
 @dataclass
 class Window:
     """A member's highest numbers by the two ways out, and which of its questions have been answered."""
@@ -69,7 +80,7 @@ class Window:
     highest: int = 0
     answers: int = 0
     newest: int = 0
-    asked: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=lambda: {0})  # numbers begin at 1
 
 
 def bound(fragments: int, rank: int, aggregators: int) -> int:
@@ -112,6 +123,9 @@ class StripesModel:
     count: dict[int, tuple[int, int]] = field(default_factory=dict)  # bank -> tag, sums
     windows: dict[int, Window] = field(default_factory=dict)
     answers: int = 0  # the last number that was given to one
+    clock: int = 0
+    announced: list[int] = field(default_factory=lambda: [0, 0])
+    bells: list[Bell] = field(default_factory=list)
 
     @property
     def aggregators(self) -> int:
@@ -215,6 +229,9 @@ class StripesModel:
         place.total = place.total + shifted(lanes, by)
         place.seen |= bit
         place.not_finite |= not finite
+        if tag > self.announced[bank]:
+            self.announced[bank] = tag
+            self.bells.append(Bell(tag, body.members, 0, body.fragments, body.unit & 0xFF))
         if not last:
             return Outcome(DROP, ("gathered",), heard=True)
         if mine:
@@ -226,17 +243,19 @@ class StripesModel:
         lanes, exponent, place.total = rounded(place.total, width, body.unit, place.not_finite)
         made = lanes.astype(NATIVE[width]).tobytes()
         self.sums[bank, body.index] = Stored(tag, exponent, made, rest=tag)
-        self._counted(bank, tag)
+        self._counted(bank, tag, body.fragments)
         out = self._send(header, replace(body, exponent=exponent), FrameType.SUM, made, GROUP)
         return Outcome(TX, ("summed",), out, heard=True)
 
     def _is_offered(self, bank: int, own: Own) -> bool:
         return own.conversion != 0 and own.conversion == self.offered[bank]
 
-    def _counted(self, bank: int, tag: int) -> int:
+    def _counted(self, bank: int, tag: int, fragments: int) -> None:
         before = self.count.get(bank, (0, 0))
-        self.count[bank] = (tag, before[1] + 1 if before[0] == tag else 1)
-        return self.count[bank][1]
+        count = before[1] + 1 if before[0] == tag else 1
+        self.count[bank] = (tag, count)
+        if count == fragments or (self.clock and count % self.clock == 0):
+            self.bells.append(Bell(tag, 0, count, fragments, 0))
 
     def _store(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
         alone = body.members == 1 << header.sender - 1
@@ -251,8 +270,8 @@ class StripesModel:
         if self.count.get(bank, (0, 0))[0] > tag:
             return Outcome(DROP, ("round",))
         self.sums[bank, body.index] = Stored(tag, body.exponent, payload)
-        whole = self._counted(bank, tag) == body.fragments
-        return Outcome(PASS if whole else DROP, ("stored",), heard=True)
+        self._counted(bank, tag, body.fragments)
+        return Outcome(DROP, ("stored",), heard=True)
 
     def _answer(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
         mine = 1 << self.number - 1
@@ -350,6 +369,7 @@ class Scene:
             view=self.view,
             rounds=(self.round, self.round + 1),
             key=self.key,
+            clock=int(rng.integers(4)),
         )
         self.list = self._list()
 

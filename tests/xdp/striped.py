@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from typing import Any
 
@@ -13,10 +14,38 @@ from nicps import wire
 from nicps.dataplane import bpf, loader
 from nicps.layout import layout
 from tests.model import BANKS, Outcome
-from tests.stripes import GROUP, LANES, MACS, NETWORK, PER_BLOCK, StripesModel
+from tests.stripes import GROUP, LANES, MACS, NETWORK, PER_BLOCK, Bell, StripesModel
 from tests.xdp.target import SEAL, VERDICTS
 
 ROOM = 10
+
+
+class Doorbell:
+    """A ring buffer of the kernel's (BPF_MAP_TYPE_RINGBUF): two pages of positions, then the records, twice."""
+
+    _BUSY, _DISCARDED = 1 << 31, 1 << 30
+
+    def __init__(self, fd: int) -> None:
+        page = mmap.PAGESIZE
+        size = bpf.map_info(fd).entries
+        self._consumer = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._rest = mmap.mmap(fd, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._size = size
+
+    def take(self) -> list[Bell]:
+        """What has been told since the last time."""
+        found, dtype = [], layout().records["bell"]
+        at = int.from_bytes(self._consumer[:8], "little")
+        while at < int.from_bytes(self._rest[:8], "little"):
+            here = mmap.PAGESIZE + at % self._size
+            length = int.from_bytes(self._rest[here : here + 4], "little")
+            assert not length & (self._BUSY | self._DISCARDED)
+            record = np.frombuffer(self._rest[here + 8 : here + 8 + length], dtype)[0]
+            names = ("tag", "members", "count", "fragments", "unit")
+            found.append(Bell(*(int(record[name]) for name in names)))
+            at += 8 + length
+        self._consumer[:8] = at.to_bytes(8, "little")
+        return found
 
 
 class Target:
@@ -41,6 +70,7 @@ class Target:
         self.windows = self._view(maps["windows"], records["window"])
         self.progress = self._view(maps["progress"], records["progress"])
         self.ring = self._view(maps["ring"], records["ring"])
+        self.doorbell = Doorbell(maps["doorbell"])
         self.limits = self._view(maps["limits"], records["limit"])
         self._counters = self._view(maps["counters"], np.dtype("u8"))
         self.own = self._inner("own", "own_shape", records["own"], BANKS * room)
@@ -65,6 +95,7 @@ class Target:
 
     def begin(self, model: StripesModel) -> None:
         """Empty maps, and the model's configuration."""
+        self.doorbell.take()
         for view in (self.config, self.members, self.key, self.outgoing, self.windows, self.limits):
             view[...] = np.zeros((), view.dtype)
         for view in (self.progress, self.ring, self.own, self.sums, self.gathers, self.blocks):
@@ -85,6 +116,7 @@ class Target:
             "aggregators_next": model.aggregators,
             "room": model.room,
             "gather_blocks": model.blocks,
+            "clock": model.clock,
             "keyed": int(bool(model.key)),
         }
         for name, value in config.items():
@@ -131,7 +163,9 @@ class Target:
         return Outcome(verdict, names, out, bool(self.ring["heard_ns"][0]))
 
     def same_state(self, model: StripesModel) -> None:
-        """All that the maps hold is what the model holds, and nothing else."""
+        """All that the maps hold is what the model holds, and nothing else; so is what was told to the agent."""
+        assert self.doorbell.take() == model.bells
+        model.bells.clear()
         assert not self.sums["claim"].any() and not self.gathers["claim"].any()
         for bank in range(BANKS):
             tag, count = model.count.get(bank, (0, 0))
