@@ -22,7 +22,7 @@ BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SE
 	    BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, u64, counters, NICPS_COUNTERS, BPF_F_MMAPABLE);
 
-/* A page: what does not fit while the agent sleeps is told by what does. */
+/* A page, a hundred records. */
 BPF_RINGBUF_OUTPUT(doorbell, 1);
 
 /*
@@ -158,9 +158,10 @@ static __always_inline struct nicps_own *nicps_own(u32 index)
 	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
 }
 
-static __always_inline void nicps_wake(struct nicps_bell *bell)
+/* 0, or why there is no room. */
+static __always_inline long nicps_wake(struct nicps_bell *bell)
 {
-	doorbell.ringbuf_output(bell, sizeof(*bell), BPF_RB_FORCE_WAKEUP);
+	return doorbell.ringbuf_output(bell, sizeof(*bell), BPF_RB_FORCE_WAKEUP);
 }
 
 static __always_inline void nicps_count(u32 reason)

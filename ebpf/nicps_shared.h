@@ -54,6 +54,8 @@ struct nicps_config {
 	__u32 rank_next; /* the same of the rounds after it */
 	__u32 aggregators; /* how many there are in the open round; 0: it is not striped */
 	__u32 aggregators_next; /* the same of the rounds after it */
+	__u32 width; /* bits of a lane in the open round, if it is striped */
+	__u32 width_next; /* the same of the rounds after it */
 	__u32 room; /* fragments of a vector in a bank of sums, and of own lanes */
 	__u32 gather_blocks; /* accumulator blocks of my stripe in a bank */
 	__u32 clock; /* the agent is woken after so many sums; 0: by the last one only */
@@ -189,7 +191,8 @@ struct nicps_own {
 
 /*
  * What wakes the agent in a round of stripes: the list, as the first part that
- * came here has it (`count` is 0), or how many sums there are.
+ * came here has it (`count` is 0), or how many sums there are. Some are lost
+ * where the agent sleeps for long: it looks at what there is.
  */
 struct nicps_bell {
 	__u64 tag;

@@ -19,7 +19,7 @@
 #define NICPS_CONTRIBUTION_WORDS \
 	((NICPS_CONTRIBUTION_HEADER_BYTES + NICPS_PAYLOAD_BYTES) / 8)
 
-#define NICPS_CLAIM_TRIES 30
+#define NICPS_CLAIM_TRIES 64
 
 /* Aggregators in that round; 0: it is not striped. */
 static __always_inline u32 nicps_aggregators(const struct nicps_config *config,
@@ -46,13 +46,15 @@ static __always_inline bool nicps_in_stripe(const struct nicps_contribution *bod
 	return index >= *first && index < nicps_bound(fragments, rank, aggregators);
 }
 
-/* Another processor holds a claim for a few microseconds: what it is for is worth that. */
+/* Another processor holds a claim for a microsecond or three: what it is for is worth that. */
 static __always_inline bool nicps_claim_soon(u64 *claim)
 {
 #pragma clang loop unroll(disable)
-	for (u32 tries = 0; tries < NICPS_CLAIM_TRIES; tries++)
+	for (u32 tries = 0; tries < NICPS_CLAIM_TRIES; tries++) {
 		if (!*(volatile u64 *)claim && nicps_claim(claim))
 			return true;
+		bpf_ktime_get_ns(); /* takes a while */
+	}
 	return false;
 }
 
@@ -143,14 +145,17 @@ static __always_inline bool nicps_is_offered(const struct nicps_config *config,
 	return conversion && conversion == config->offered[bank & 1];
 }
 
-/* And whether they can be added. */
-static __always_inline bool nicps_own_ready(const struct nicps_config *config,
-					    const struct nicps_own *own, u32 bank,
-					    u32 width, s32 exponent, s32 unit)
+/* Whether lanes of that exponent can be added. */
+static __always_inline bool nicps_fits(u32 width, s32 exponent, s32 unit)
 {
-	return nicps_is_offered(config, own, bank) &&
-	       (exponent == NICPS_NOT_FINITE ||
-		exponent - unit <= (s32)nicps_max_shift(width));
+	return exponent == NICPS_NOT_FINITE ||
+	       exponent - unit <= (s32)nicps_max_shift(width);
+}
+
+/* Width of the lanes in that round. */
+static __always_inline u32 nicps_width(const struct nicps_config *config, u32 round)
+{
+	return round > config->round ? config->width_next : config->width;
 }
 
 static __always_inline void nicps_copy_lanes(void *to, const void *from)
@@ -237,9 +242,11 @@ static __always_inline void nicps_announce(struct nicps_ring *ring, u64 tag,
 		.unit = body->unit,
 	};
 
-	if (before < tag &&
-	    __sync_val_compare_and_swap(announced, before, tag) == before)
-		nicps_wake(&bell);
+	if (before >= tag ||
+	    __sync_val_compare_and_swap(announced, before, tag) != before)
+		return;
+	if (nicps_wake(&bell)) /* no room: the next one tells it */
+		__sync_val_compare_and_swap(announced, tag, before);
 }
 
 /* A sum has been counted; the agent hears of some, and of the last. */
@@ -282,10 +289,10 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	int reason = NICPS_ENTERED;
 
 	if (!(members & bit) || members & ~config->live_members ||
-	    nicps_parts(width) < 0 || !width)
+	    width != nicps_width(config, sender->round) || nicps_parts(width) < 0 ||
+	    !width)
 		return nicps_drop(NICPS_COUNT_MALFORMED);
-	if (exponent != NICPS_NOT_FINITE &&
-	    exponent - unit > (s32)nicps_max_shift(width))
+	if (!nicps_fits(width, exponent, unit))
 		return nicps_drop(NICPS_COUNT_SHIFT);
 	if (!nicps_in_stripe(body, rank, aggregators, &first) || index >= config->room)
 		return nicps_drop(NICPS_COUNT_RANGE);
@@ -305,8 +312,6 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 		return nicps_drop(NICPS_COUNT_BUSY);
 	NICPS_STALL(CLAIMED);
 
-	if (mine)
-		mine_at = (s8)own->exponent;
 	fresh = gather->tag != tag;
 	last = ((fresh ? 0 : gather->seen) | bit | mine) == members;
 	if (gather->tag > tag)
@@ -318,13 +323,16 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 		reason = NICPS_COUNT_MALFORMED;
 	else if (!fresh && gather->seen & bit)
 		reason = NICPS_COUNT_DUPLICATE;
-	else if (last && mine &&
-		 !nicps_own_ready(config, own, bank, width, mine_at, unit))
+	else if (last && mine && !nicps_is_offered(config, own, bank))
 		reason = NICPS_COUNT_UNREADY;
 	else if (last && !nicps_claim_soon(&sum->claim))
 		reason = NICPS_COUNT_BUSY;
 	else if (last) {
-		if (sum->tag >= tag)
+		/* Behind the claim, a full barrier: what was offered is there. */
+		mine_at = (s8) * (volatile u8 *)&own->exponent;
+		if (mine && !nicps_fits(width, mine_at, unit))
+			reason = NICPS_COUNT_UNREADY;
+		else if (sum->tag >= tag)
 			reason = NICPS_COUNT_ROUND;
 		else
 			reason = nicps_enter(progress, tag);
@@ -466,12 +474,13 @@ nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
 	struct nicps_gather *gather;
 	struct nicps_stored *sum;
 	struct nicps_own *own;
-	bool ready;
+	bool ready, here;
 
 	if (!alone && !nicps_in_stripe(body, rank, aggregators, &first))
 		return nicps_drop(NICPS_COUNT_RANGE);
 	local = alone ? 0 : index - first;
-	if (index >= config->room || local >= config->gather_blocks * NICPS_BLOCK_SLOTS)
+	if (index >= bpf_ntohl(body->fragments) || index >= config->room ||
+	    local >= config->gather_blocks * NICPS_BLOCK_SLOTS)
 		return nicps_drop(NICPS_COUNT_RANGE);
 	gather = nicps_gather(bank * config->gather_blocks * NICPS_BLOCK_SLOTS + local);
 	sum = nicps_stored(bank * config->room + index);
@@ -480,19 +489,21 @@ nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
 		return nicps_drop(NICPS_COUNT_RANGE);
 	if (!nicps_claim_soon(&sum->claim))
 		return nicps_drop(NICPS_COUNT_BUSY);
+	ready = nicps_is_offered(config, own, bank);
+	here = gather->tag == tag && !alone;
+	/* A full barrier between what says that something is there, and that. */
 	if (!nicps_unanswered(&window->asked, bpf_ntohl(body->number))) {
 		nicps_release(&sum->claim);
 		return nicps_drop(NICPS_COUNT_REPLAYED);
 	}
-	ready = nicps_is_offered(config, own, bank);
 	if (alone ? ready : sum->tag == tag) {
 		body->exponent = alone ? own->exponent : sum->exponent;
 		nicps_copy_lanes(payload, alone ? own->lane : sum->lane);
 		header->type = NICPS_TYPE_SUM;
 	} else {
-		if (!alone && gather->tag == tag && gather->index == index)
+		if (here && gather->index == index)
 			lacking &= ~gather->seen;
-		if (ready)
+		if (ready && nicps_fits(body->width, (s8)own->exponent, (s8)body->unit))
 			lacking &= ~mine;
 		body->members = __cpu_to_be64(lacking);
 		header->type = NICPS_TYPE_LACKING;

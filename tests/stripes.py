@@ -106,11 +106,16 @@ def rounded(total: I64, width: int, unit: int, not_finite: bool) -> tuple[I64, i
 
 @dataclass
 class StripesModel:
-    """One member's program: `ranks` by member number; 0 for who is no aggregator."""
+    """One member's program.
+
+    `ranks` by member number, 0 for who is no aggregator; `width` of a lane; of the open round, the first of `rounds`,
+    and of later ones.
+    """
 
     number: int
     live: frozenset[int]
-    ranks: dict[int, int]
+    ranks: tuple[dict[int, int], dict[int, int]]
+    width: tuple[int, int]
     room: int
     blocks: int
     view: int
@@ -127,9 +132,13 @@ class StripesModel:
     announced: list[int] = field(default_factory=lambda: [0, 0])
     bells: list[Bell] = field(default_factory=list)
 
-    @property
-    def aggregators(self) -> int:
-        return sum(rank > 0 for rank in self.ranks.values())
+    def ranks_in(self, round_: int) -> dict[int, int]:
+        """Of the aggregators in that round."""
+        return self.ranks[round_ > self.rounds[0]]
+
+    def aggregators(self, round_: int) -> int:
+        """How many there are; 0: it is not striped."""
+        return sum(rank > 0 for rank in self.ranks_in(round_).values())
 
     def run(self, frame: bytes) -> Outcome:
         """One frame from its Ethernet header on, of this network, whole, and of a type of stripes."""
@@ -146,7 +155,7 @@ class StripesModel:
             return Outcome(DROP, ("truncated",))
         if not self.rounds[0] <= header.round <= self.rounds[1]:
             return Outcome(DROP, ("round",))
-        if not self.aggregators:
+        if not self.aggregators(header.round):
             return Outcome(DROP, ("mode",))
         if header.type != FrameType.SUM and frame[:6] != MACS[self.number - 1]:
             return Outcome(DROP, ("astray",))
@@ -176,24 +185,26 @@ class StripesModel:
         setattr(window, way, max(highest, header.sequence))
         return None
 
-    def _holds(self, rank: int, body: wire.Contribution) -> bool:
+    def stripe(self, number: int, header: wire.Header, body: wire.Contribution) -> range:
+        """That member's, in the round."""
+        rank, n = self.ranks_in(header.round)[number], self.aggregators(header.round)
         if not rank:
-            return False
-        first, end = (bound(body.fragments, r, self.aggregators) for r in (rank - 1, rank))
-        return first <= body.index < end
+            return range(0)
+        return range(bound(body.fragments, rank - 1, n), bound(body.fragments, rank, n))
 
     def _gather(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
         width, bit, mine = body.width, 1 << header.sender - 1, 1 << self.number - 1 & body.members
         live = sum(1 << number - 1 for number in self.live)
-        if not body.members & bit or body.members & ~live or width not in NATIVE:
+        wrong = width != self.width[header.round > self.rounds[0]] or width not in NATIVE
+        if not body.members & bit or body.members & ~live or wrong:
             return Outcome(DROP, ("malformed",))
         finite = body.exponent != wire.NOT_FINITE
         if finite and body.exponent - body.unit > wire.MAX_SHIFT[width]:
             return Outcome(DROP, ("shift",))
-        rank = self.ranks[self.number]
-        if not self._holds(rank, body) or body.index >= self.room:
+        stripe = self.stripe(self.number, header, body)
+        if body.index not in stripe or body.index >= self.room:
             return Outcome(DROP, ("range",))
-        local = body.index - bound(body.fragments, rank - 1, self.aggregators)
+        local = body.index - stripe.start
         if local // PER_BLOCK[width] >= self.blocks:
             return Outcome(DROP, ("range",))
         bank, tag = header.round & 1, header.view << 32 | header.round
@@ -259,7 +270,7 @@ class StripesModel:
 
     def _store(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
         alone = body.members == 1 << header.sender - 1
-        if not alone and not self._holds(self.ranks[header.sender], body):
+        if not alone and body.index not in self.stripe(header.sender, header, body):
             return Outcome(DROP, ("range",))
         if body.index >= min(body.fragments, self.room):
             return Outcome(DROP, ("range",))
@@ -275,11 +286,12 @@ class StripesModel:
 
     def _answer(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
         mine = 1 << self.number - 1
-        alone, rank = body.members == mine, self.ranks[self.number]
-        if not alone and not self._holds(rank, body):
+        alone, stripe = body.members == mine, self.stripe(self.number, header, body)
+        if not alone and body.index not in stripe:
             return Outcome(DROP, ("range",))
-        local = 0 if alone else body.index - bound(body.fragments, rank - 1, self.aggregators)
-        if body.index >= self.room or local >= self.blocks * 8:
+        local = 0 if alone else body.index - stripe.start
+        out = body.index >= min(body.fragments, self.room) or local >= self.blocks * 8
+        if out:
             return Outcome(DROP, ("range",))
         window = self.windows.setdefault(header.sender, Window())
         old = body.number <= window.newest
@@ -297,7 +309,9 @@ class StripesModel:
             body, payload = replace(body, exponent=stored.exponent), stored.lanes
         else:
             place = self.gathers.get((bank, local))
-            lacking = body.members & ~(mine if ready else 0)
+            most = wire.MAX_SHIFT.get(body.width, 0)
+            fits = own.exponent == wire.NOT_FINITE or own.exponent - body.unit <= most
+            lacking = body.members & ~(mine if ready and fits else 0)
             if not alone and place and (place.tag, place.index) == (tag, body.index):
                 lacking &= ~place.seen
             return self._answered(
@@ -341,7 +355,7 @@ def signed(
 
 
 class Scene:
-    """A member, and what it hears: random, from a seed."""
+    """A member, and what it hears: random, from a seed. `go_on` leads to later rounds and views."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = np.random.default_rng(seed)
@@ -350,80 +364,102 @@ class Scene:
             {int(rng.integers(1, count + 1))} if count > 2 and rng.random() < 0.3 else set()
         )
         self.number = int(rng.choice(sorted(self.live)))
-        full = [k for k in sorted(self.live) if rng.random() < 0.9 or k == self.number]
-        if rng.random() < 0.1:
-            full.remove(self.number)
-        ranks = {k: full.index(k) + 1 if k in full else 0 for k in self.live}
-        self.width = int(rng.choice([8, 16, 32]))
-        self.fragments = int(rng.integers(1, 9))
+        self.others = sorted(self.live - {self.number})
         self.view, self.round = int(rng.integers(1, 5)), int(rng.integers(1, 9))
         self.key = rng.bytes(16) if rng.random() < 0.5 else b""
-        self.unit = int(rng.integers(-120, 78))
         self.sequence = dict.fromkeys(self.live, 0)
+        self.sent: list[bytes] = []
+        width = int(rng.choice([8, 16, 32]))
         self.model = StripesModel(
             self.number,
             self.live,
-            ranks,
-            room=self.fragments - (rng.random() < 0.05),
-            blocks=max(1, self.fragments - (rng.random() < 0.05)),
+            (self._ranks(), self._ranks()),
+            (width, width if rng.random() < 0.9 else int(rng.choice([8, 16, 32]))),
+            room=int(rng.integers(1, 9)),
+            blocks=int(rng.integers(4, 9)),
             view=self.view,
             rounds=(self.round, self.round + 1),
             key=self.key,
             clock=int(rng.integers(4)),
         )
+        self._choose()
+
+    def _ranks(self) -> dict[int, int]:
+        if self.rng.random() < 0.05:
+            return dict.fromkeys(self.live, 0)
+        full = [k for k in sorted(self.live) if self.rng.random() < 0.7 or k == self.number]
+        if self.rng.random() < 0.1:
+            full.remove(self.number)
+        return {k: full.index(k) + 1 if k in full else 0 for k in self.live}
+
+    def _choose(self) -> None:
+        """Another list, unit and size."""
         self.list = self._list()
+        self.fragments = int(self.rng.integers(1, 10))
+        self.unit = int(self.rng.integers(-120, 78)) if self.rng.random() < 0.8 else 76
+
+    def go_on(self) -> None:
+        """Two rounds later, in the same bank, or in another view."""
+        model, rng = self.model, self.rng
+        if rng.random() < 0.7:
+            self.round += int(rng.integers(1, 3))
+            model.ranks = (model.ranks[1], self._ranks())
+            model.width = (model.width[1], model.width[0])
+        else:
+            self.view += 1
+            model.ranks = (self._ranks(), self._ranks())
+        model.view, model.rounds = self.view, (self.round, self.round + 1)
+        self._choose()
 
     def _list(self) -> int:
-        chosen = [k for k in self.live if self.rng.random() < 0.8]
+        chosen = [k for k in self.live if self.rng.random() < 0.7]
         return sum(1 << k - 1 for k in chosen) or 1 << self.number - 1
 
-    def _lanes(self) -> bytes:
-        most = 1 << self.width - 1
-        kind = self.rng.random()
-        shape = LANES[self.width]
-        if kind < 0.1:
+    def _lanes(self, width: int) -> bytes:
+        most = 1 << width - 1
+        kind, shape = self.rng.random(), LANES[width]
+        if kind < 0.2:
             found = np.full(shape, self.rng.choice([-most, most - 1, 0]))
         elif kind < 0.3:
             found = self.rng.integers(-3, 4, shape)
         else:
             found = self.rng.integers(-most, most, shape)
-        return found.astype(NATIVE[self.width]).tobytes()
+        return found.astype(NATIVE[width]).tobytes()
 
-    def _exponent(self) -> int:
+    def _exponent(self, width: int) -> int:
         kind = self.rng.random()
         if kind < 0.05:
             return wire.NOT_FINITE
         low = self.unit - 70 if kind < 0.2 else self.unit
-        high = self.unit + wire.MAX_SHIFT[self.width]
-        return int(self.rng.integers(max(low, -120), min(high, 126) + 1))
+        high = min(self.unit + wire.MAX_SHIFT[width], 126)
+        return high if kind > 0.8 else int(self.rng.integers(max(low, -120), high + 1))
 
     def write_own(self) -> None:
         """The training program converts, for an offer that counts or for none."""
-        bank = int(self.rng.integers(2))
-        conversion = int(self.rng.integers(1, 3))
-        for index in range(self.model.room):
-            if self.rng.random() < 0.9:
-                own = Own(conversion, self._exponent(), self._lanes())
-                self.model.own[bank, index] = own
-        self.model.offered[bank] = conversion if self.rng.random() < 0.9 else 3
+        model = self.model
+        for bank in range(2):
+            conversion = int(self.rng.integers(1, 3))
+            width = model.width[(self.round & 1) != bank]
+            for index in range(model.room):
+                if self.rng.random() < 0.9:
+                    own = Own(conversion, self._exponent(width), self._lanes(width))
+                    model.own[bank, index] = own
+            model.offered[bank] = conversion if self.rng.random() < 0.9 else 3
 
     def frames(self, count: int) -> Iterator[bytes]:
-        """Frames that fit more or less."""
-        rng, sent = self.rng, list[bytes]()
+        """Frames that fit more or less, and old ones again."""
         for _ in range(count):
-            if sent and rng.random() < 0.08:
-                yield sent[int(rng.integers(len(sent)))]
+            if self.sent and self.rng.random() < 0.1:
+                yield self.sent[int(self.rng.integers(len(self.sent)))]
                 continue
-            if rng.random() < 0.02:
-                self.list = self._list()
-            sent.append(self._frame())
-            yield sent[-1]
+            self.sent.append(self._frame())
+            yield self.sent[-1]
 
     def _frame(self) -> bytes:
-        rng = self.rng
-        sender = int(rng.choice(sorted(self.live)))
-        kind = FrameType(rng.choice(KINDS, p=[0.6, 0.15, 0.2, 0.05]))
-        self.sequence[sender] += 1
+        rng, model = self.rng, self.model
+        sender = int(rng.choice(self.others if rng.random() < 0.98 else sorted(self.live)))
+        kind = FrameType(rng.choice(KINDS, p=[0.65, 0.15, 0.17, 0.03]))
+        self.sequence[sender] += 1 if rng.random() < 0.98 else int(rng.integers(1, 1500))
         odd = rng.random() < 0.1
         header = wire.Header(
             network=NETWORK,
@@ -433,18 +469,30 @@ class Scene:
             flags=Flag.ANSWER if rng.random() < 0.3 else 0,
             sequence=self.sequence[sender] if self.key else 0,
         )
+        width = model.width[header.round > self.round]
+        alone = kind in (FrameType.SUM, FrameType.ASK) and rng.random() < 0.1
         body = wire.Contribution(
             members=self.list | (odd and 1 << int(rng.integers(6))),
-            index=int(rng.integers(self.fragments + odd)),
-            fragments=self.fragments,
-            number=self.sequence[sender] - (odd and int(rng.integers(40))) & 0xFFFFFFFF,
-            width=self.width if not odd or rng.random() < 0.8 else int(rng.choice([0, 8, 16, 32])),
-            exponent=self._exponent() if not odd else int(rng.integers(-120, 128)),
+            index=0,
+            fragments=self.fragments + (odd and rng.random() < 0.2),
+            number=max(0, self.sequence[sender] - (odd and int(rng.integers(40)))),
+            width=width if not odd or rng.random() < 0.8 else int(rng.choice([0, 8, 16, 32])),
+            exponent=self._exponent(width) if not odd else int(rng.integers(-120, 128)),
             unit=self.unit + (odd and rng.random() < 0.2),
         )
+        if alone:
+            body = replace(
+                body, members=1 << (sender if kind == FrameType.SUM else self.number) - 1
+            )
+        holder = sender if kind == FrameType.SUM else self.number
+        stripe = model.stripe(holder, header, body) if model.aggregators(header.round) else range(0)
+        anywhere = odd or not len(stripe)
+        places = range(self.fragments + 1) if anywhere else stripe
+        body = replace(body, index=int(rng.choice(places)))
         everybody = kind == FrameType.SUM or (odd and rng.random() < 0.3)
         to = GROUP if everybody else MACS[self.number - 1]
-        frame = signed(sender, kind, header, body, self._lanes(), to, self.key)
+        payload = self._lanes(body.width or 8)
+        frame = signed(sender, kind, header, body, payload, to, self.key)
         if odd and rng.random() < 0.2:
             frame = frame[:11] + bytes([frame[11] ^ 1]) + frame[12:]
         if odd and self.key and rng.random() < 0.2:

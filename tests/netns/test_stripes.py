@@ -79,7 +79,15 @@ class Network:
         for number, member in self.members.items():
             live = frozenset(self.members)
             member.model = StripesModel(
-                number, live, ranks, FRAGMENTS, FRAGMENTS, VIEW, (1, 2), offered=[5, 5]
+                number,
+                live,
+                (ranks, ranks),
+                (width, width),
+                FRAGMENTS,
+                FRAGMENTS,
+                VIEW,
+                (1, 2),
+                offered=[5, 5],
             )
             for index in range(FRAGMENTS):
                 most = 1 << width - 1

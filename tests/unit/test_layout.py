@@ -48,7 +48,7 @@ def test_parse() -> None:
 
 def test_the_headers_records_are_the_compilers() -> None:
     records, limits = layout().records, layout().limits
-    assert records["config"].itemsize == 144
+    assert records["config"].itemsize == 152
     assert records["bell"].itemsize == 32
     assert (records["slot"].itemsize, records["progress"].itemsize) == (24, 16)
     assert records["block"].itemsize == limits["BLOCK_BYTES"] == wire.BLOCK_LANES * 8

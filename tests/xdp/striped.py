@@ -100,35 +100,31 @@ class Target:
             view[...] = np.zeros((), view.dtype)
         for view in (self.progress, self.ring, self.own, self.sums, self.gathers, self.blocks):
             view[...] = np.zeros((), view.dtype)
-        config = {
-            "network": NETWORK,
-            "enabled": 1,
-            "view": model.view,
-            "number": model.number,
-            "members": max(model.live),
-            "live_members": sum(1 << number - 1 for number in model.live),
-            "round_low": model.rounds[0],
-            "round_high": model.rounds[1],
-            "round": model.rounds[0],
-            "rank": model.ranks[model.number],
-            "rank_next": model.ranks[model.number],
-            "aggregators": model.aggregators,
-            "aggregators_next": model.aggregators,
-            "room": model.room,
-            "gather_blocks": model.blocks,
-            "clock": model.clock,
-            "keyed": int(bool(model.key)),
-        }
-        for name, value in config.items():
-            self.config[name] = value
+        self.config["network"], self.config["enabled"] = NETWORK, 1
+        self.config["number"], self.config["members"] = model.number, max(model.live)
+        self.config["live_members"] = sum(1 << number - 1 for number in model.live)
+        self.config["room"], self.config["gather_blocks"] = model.room, model.blocks
+        self.config["clock"], self.config["keyed"] = model.clock, int(bool(model.key))
         self.config["seal"], self.config["everybody"] = (
             np.frombuffer(mac, np.uint8) for mac in (SEAL, GROUP)
         )
         for number in model.live:
             self.members["mac"][number] = np.frombuffer(MACS[number - 1], np.uint8)
-            self.members["rank"][number] = model.ranks[number]
         if model.key:
             self.key["word"] = np.frombuffer(model.key, "<u8")
+        self.enter(model)
+
+    def enter(self, model: StripesModel) -> None:
+        """The model's view and rounds, and what belongs to them."""
+        first, last = model.rounds
+        self.config["view"], self.config["round"] = model.view, first
+        self.config["round_low"], self.config["round_high"] = first, last
+        for name, at in (("", first), ("_next", first + 1)):
+            self.config[f"rank{name}"] = model.ranks_in(at)[model.number]
+            self.config[f"aggregators{name}"] = model.aggregators(at)
+        self.config["width"], self.config["width_next"] = model.width
+        for number in model.live:
+            self.members["rank"][number] = [ranks[number] for ranks in model.ranks]
 
     def write_own(self, model: StripesModel) -> None:
         """What the training program has converted, and which of it was offered."""
@@ -180,9 +176,15 @@ class Target:
             assert int(record["exponent"]) == stored.exponent & 0xFF
             assert record["lane"].tobytes() == stored.lanes
         each = layout().limits["BLOCK_SLOTS"]
+        newest = {
+            bank: max(p.tag for (b, _), p in model.gathers.items() if b == bank)
+            for bank, _ in model.gathers
+        }
         for (bank, local), place in model.gathers.items():
             record = self.gathers[bank * model.blocks * each + local]
             assert (int(record["tag"]), int(record["seen"])) == (place.tag, place.seen)
+            if place.tag != newest[bank]:
+                continue  # lanes of another width may lie over it
             block, part = divmod(local, PER_BLOCK[place.width])
             lanes = self.blocks["lane"].view(np.int64)[bank * model.blocks + block]
             n = LANES[place.width]

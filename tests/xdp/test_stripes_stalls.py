@@ -18,6 +18,7 @@ from tests.xdp.stall import Meeting
 from tests.xdp.striped import Target
 
 VIEW, LIST = 3, 0b111
+RANKS = {1: 1, 2: 0, 3: 0}
 #: What a later frame may belong to, as (view, round); the older one is of round 1. Both are in one bank.
 LATER = {"round": (VIEW, 3), "view": (VIEW + 1, 1)}
 
@@ -32,7 +33,7 @@ class Striped:
     def reset(self) -> None:
         """Empty maps; own lanes are offered in both banks."""
         self.model = StripesModel(
-            1, frozenset({1, 2, 3}), {1: 1, 2: 0, 3: 0}, 1, 1, VIEW, (1, 3), offered=[7, 7]
+            1, frozenset({1, 2, 3}), (RANKS, RANKS), (32, 32), 1, 1, VIEW, (1, 3), offered=[7, 7]
         )
         self.model.own = {(bank, 0): Own(7, -3, lanes(bank)) for bank in range(2)}
         self.target.begin(self.model)
