@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's preparation of a job for `light_trainer`, without PyTorch: an entry for `nicps submit`.
+"""The trainer's preparation of a job for `light_trainer`, without PyTorch.
 
 The job's functions are loaded, but of PyTorch only the layers below are there, which know their tensors and compute
 nothing. What is tried on two samples is `light_trainer`'s model. All else is the trainer's own.
@@ -7,8 +7,10 @@ nothing. What is tried on two samples is `light_trainer`'s model. All else is th
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -16,7 +18,7 @@ import numpy as np
 
 import trainer.__main__
 from tests.netns.light_trainer import Job, LightTraining, Model
-from trainer import job, prepare, startup
+from trainer import job, prepare
 from trainer.state import Array
 
 
@@ -94,7 +96,13 @@ def without_torch() -> None:
     sys.modules["torch.nn.functional"] = torch.nn.functional
 
 
-if __name__ == "__main__":
+def main(entry: str) -> int:
+    """As the trainer's; the job then names `entry` as the module that trains it and draws its report."""
     without_torch()
     prepare.training_of = training_of
-    startup.leave(trainer.__main__.main())
+    code = trainer.__main__.main()
+    if code == 0:
+        path = Path("prepared.json")  # the agent has begun this where the files are to be
+        prepared = json.loads(path.read_text()) | {"entry": entry}
+        path.write_text(json.dumps(prepared, indent=1) + "\n")
+    return code

@@ -31,12 +31,14 @@ from nicps.lab.jobs import RunSettings, choose_user
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import await_result
 from nicps.session.messages import Event
+from tests.netns import light_nicps
 from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, until
 
 DIGITS = ROOT / "trainer" / "jobs" / "digits"
 MNIST = ROOT / "trainer" / "jobs" / "mnist"
 LIGHT = ROOT / "tests" / "netns" / "light_trainer.py"
-LIGHT_ENTRY = "tests.netns.light_prepare"
+RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
+LIGHT_NICPS = [sys.executable, "-m", light_nicps.__name__]
 
 #: A job that needs no files and trains in no time; `tiny_job` puts more text behind it.
 TINY = """
@@ -154,7 +156,8 @@ class Ended:
 class Network:
     """A lab with an agent on every host; all of them are given `arguments`.
 
-    `program` is the training program: None is the trainer of PyTorch, LIGHT where a test is about something else.
+    `program` is the training program: None is the trainer of PyTorch, LIGHT where a test is about something else. What
+    it trains is then prepared without PyTorch too. A job that is submitted as `light` does without on any network.
     """
 
     hosts: int
@@ -307,9 +310,14 @@ class Network:
 
     # ---- jobs and commands
 
-    def submit(self, host: str, job: Path, **settings: Any) -> Channel:
+    @property
+    def light(self) -> bool:
+        """Whether all jobs do without PyTorch."""
+        return self.program not in (None, RECORDING)
+
+    def submit(self, host: str, job: Path, *, light: bool = False, **settings: Any) -> Channel:
         """Submit on that host; events and the result come through the channel."""
-        entry = LIGHT_ENTRY if self.program == LIGHT else None
+        entry = light_nicps.ENTRY if light or self.light else None
         return self.agents[host].submit(job, settings=settings, entry=entry)
 
     def train(
@@ -341,10 +349,18 @@ class Network:
 
         until(trains, f"{host} trains", timeout_s)
 
-    def start(self, host: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def nicps(self, *arguments: str, light: bool = False) -> list[str]:
+        """The command line of `nicps ...`; of one that submits a `light` job."""
+        submits = arguments[0] in ("submit", "resume")
+        return [*(LIGHT_NICPS if submits and (light or self.light) else NICPS), *arguments]
+
+    def start(
+        self, host: str, *arguments: str, light: bool = False, **options: Any
+    ) -> subprocess.Popen[str]:
         """Start `nicps ...` on a host, with pipes."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return self.run(host, [*NICPS, *arguments], text=True, **{**pipes, **options})
+        argv = self.nicps(*arguments, light=light)
+        return self.run(host, argv, text=True, **{**pipes, **options})
 
     def command(
         self, host: str, *arguments: str, timeout_s: float = 120.0, **options: Any

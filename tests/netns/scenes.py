@@ -24,7 +24,6 @@ from tests import reference
 from tests.netns.labs import ROOT, nicps, until
 from tests.netns.members import LIGHT, Network, Run, tiny_job
 
-RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
 SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
 
 #: For LIGHT: it trains until there is a file.

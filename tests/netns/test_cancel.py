@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.netns import light_nicps
 from tests.netns.labs import until
 from tests.netns.members import Network
 from tests.netns.test_leaving import processes, programs, under_way
 from tests.netns.test_saved import goes_on_from
 
 
-@pytest.mark.parametrize("host", ["h1", "h3"])
-def test_a_job_is_cancelled(three: Network, open_path: Path, host: str) -> None:
+@pytest.mark.parametrize(("host", "light"), [("h1", False), ("h3", True)])
+def test_a_job_is_cancelled(three: Network, open_path: Path, host: str, light: bool) -> None:
     """It is saved on the host that leads it, whoever cancels it; from there `nicps resume` goes on."""
-    child = under_way(three, open_path, rounds=100_000)
+    child = under_way(three, open_path, rounds=100_000, light=light)
     status = three.status("h1")
     assert status is not None
     job = status["job"]
@@ -41,7 +42,7 @@ def test_a_job_is_cancelled(three: Network, open_path: Path, host: str) -> None:
         three.work_is_clear(name)
         assert three.agents[name].process.pid == agents[name]
         assert three.agents[name].process.poll() is None
-    goes_on_from(three, "h1", kept)
+    goes_on_from(three, "h1", kept, light)
 
 
 def test_there_is_no_job(three: Network) -> None:
@@ -54,10 +55,13 @@ def test_a_job_that_is_being_prepared(three: Network, open_path: Path) -> None:
     job = open_path / "slow"
     job.mkdir()
     (job / "job.py").write_text("import time\ntime.sleep(60)\n")
-    child = three.start("h2", "submit", str(job), "--wait")
-    until(lambda: processes(three, "h2", "trainer prepare"), "the job is prepared")
+    child = three.start("h2", "submit", str(job), "--wait", light=True)
+    until(lambda: processes(three, "h2", f"{light_nicps.ENTRY} prepare"), "the job is prepared")
     done = three.command("h2", "cancel")
     assert done.code == 0 and done.out == "job -: cancelled on h2\n", done.err
     assert three.finish(child).error(7) == "cancelled on h2"
-    until(lambda: not processes(three, "h2", "trainer prepare"), "its preparation has ended")
+    until(
+        lambda: not processes(three, "h2", f"{light_nicps.ENTRY} prepare"),
+        "its preparation has ended",
+    )
     three.work_is_clear("h2")

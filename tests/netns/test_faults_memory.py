@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.netns.scenes import RECORDING, Drill, Stage
+from tests.netns.members import RECORDING
+from tests.netns.scenes import Drill, Stage
 
 #: A round takes 0.2 s: programs of PyTorch's leave something of the processors to the agents.
 SLOWLY = {"microbatch_seconds": 0.02}

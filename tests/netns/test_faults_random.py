@@ -11,7 +11,8 @@ import time
 import pytest
 
 from nicps import wire
-from tests.netns.scenes import RECORDING, Drill, Stage
+from tests.netns.members import RECORDING
+from tests.netns.scenes import Drill, Stage
 
 SECONDS = 300.0
 

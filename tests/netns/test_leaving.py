@@ -16,6 +16,7 @@ import pytest
 
 from nicps.bench import sums
 from nicps.lab.processes import Running
+from tests.netns import light_nicps
 from tests.netns.labs import until
 from tests.netns.members import LIGHT, Ended, Network, tiny_job
 
@@ -35,12 +36,13 @@ def three(made: Network) -> Network:
 
 
 def under_way(
-    network: Network, folder: Path, rounds: int = 80, *more: str
+    network: Network, folder: Path, rounds: int = 80, *more: str, light: bool = False
 ) -> subprocess.Popen[str]:
     """`nicps submit --wait` of a job on h1, once it trains; a round takes 50 ms at least."""
     settings = [f"rounds={rounds}", "microbatch_seconds=0.005", *more]
     arguments = [word for setting in settings for word in ("--set", setting)]
-    child = network.start("h1", "submit", str(tiny_job(folder)), "--wait", "--json", *arguments)
+    command = ["submit", str(tiny_job(folder)), "--wait", "--json", *arguments]
+    child = network.start("h1", *command, light=light)
     network.in_training("h1")
     return child
 
@@ -72,7 +74,7 @@ def processes(network: Network, host: str, word: str) -> list[Running]:
 
 def programs(network: Network, host: str) -> list[Running]:
     """The host's training programs, and what prepares a job or draws its report."""
-    found = processes(network, host, "trainer")
+    found = [*processes(network, host, "trainer"), *processes(network, host, light_nicps.ENTRY)]
     return [process for process in found if " -m nicps join " not in process.command]
 
 
@@ -161,8 +163,9 @@ def test_leave(three: Network) -> None:
 def test_the_starter_while_it_prepares(
     three: Network, open_path: Path, number: signal.Signals
 ) -> None:
-    child = three.start("h1", "submit", str(tiny_job(open_path)), "--wait")
-    until(lambda: processes(three, "h1", "trainer prepare"), "the job is prepared")
+    job = tiny_job(open_path, "import time\ntime.sleep(60)\n")
+    child = three.start("h1", "submit", str(job), "--wait")
+    until(lambda: processes(three, "h1", f"{light_nicps.ENTRY} prepare"), "the job is prepared")
     three.end("h1", number)
     done = three.finish(child)
     if number == signal.SIGINT:

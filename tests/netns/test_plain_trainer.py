@@ -23,13 +23,12 @@ class Plain(Network):
 
     def more_arguments(self, host: str) -> list[str]:
         lacks = self.lacks if host == "h2" else ""
-        trainer = ["--trainer", f"{sys.executable} -S {PROGRAM} {lacks}"]
-        return [*super().more_arguments(host), *trainer]
+        return [*self.arguments, "--trainer", f"{sys.executable} -S {PROGRAM} {lacks}"]
 
 
 @pytest.fixture
 def network() -> Iterator[Plain]:
-    with Plain(2) as made:
+    with Plain(2, program=PROGRAM) as made:
         yield made
 
 

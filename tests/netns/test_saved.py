@@ -7,14 +7,24 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
+import numpy.typing as npt
+import pytest
 
 from tests.netns.labs import until
-from tests.netns.members import Network, Run
+from tests.netns.members import LIGHT, Network, Run
 from tests.netns.test_leaving import ends_well, under_way
+
+
+@pytest.fixture(scope="module")
+def module_network() -> Iterator[Network]:
+    """In the place of the one with PyTorch."""
+    with Network(3, program=LIGHT) as made:
+        made.up()
+        yield made
 
 
 def test_too_few_are_left(three: Network, open_path: Path) -> None:
@@ -97,27 +107,53 @@ def hooked(network: Network, folder: Path, host: str) -> Path:
     return told
 
 
-def goes_on_from(network: Network, starter: str, checkpoint: Path) -> None:
-    """`nicps resume` of the newest run on a host trains three rounds more, from the weights that were saved."""
+def goes_on_from(network: Network, starter: str, checkpoint: Path, light: bool = True) -> None:
+    """`nicps resume` of the newest run on a host trains three rounds more, from the weights that were saved.
+
+    `light`: the job needs no PyTorch; its optimizer's momentum was saved too.
+    """
     with np.load(checkpoint) as saved:
         trained = json.loads(saved["state.json"])["progress"]["round"]
-        weights = [saved[name] for name in saved.files if name.startswith("model/")]
+        velocity = saved["optimizer/state/0/momentum_buffer"] if light else np.float32(0)
+    weights = saved_weights(checkpoint)
     runs = str(network.place(starter, "runs"))
     settings = [f"rounds={trained + 3}", "quorum=1.0", "save_gradients=true"]
     arguments = [word for setting in settings for word in ("--set", setting)]
-    done = network.command(starter, "resume", "--runs", runs, "--wait", "--json", *arguments)
+    command = ["resume", "--runs", runs, "--wait", "--json", *arguments]
+    done = network.command(starter, *command, light=light)
     result = ends_well(done, set(network.names), rounds=3)
     run = Run(result, [], {host: network.place(host, "runs") for host in network.names})
     for host in network.names:
         rounds = [row["trained_rounds"] for row in run.training(host)]
         assert rounds == [trained + 1, trained + 2, trained + 3]
-    vector = np.concatenate([array.ravel() for array in weights])
+    rate, momentum = (0.05, 0.9) if light else (0.1, 0.0)
+    vector = weights
     for _, members in sorted(run.gradients().items()):
-        vector = vector - np.float32(0.1) * members[1]["total"] / members[1]["n"]
-    model = torch.load(run.of(starter).parent / "model.pt", weights_only=True)
-    final = torch.cat([tensor.ravel() for tensor in model.values()]).numpy()
+        velocity = np.float32(momentum) * velocity + members[1]["total"] / members[1]["n"]
+        vector = vector - np.float32(rate) * velocity
+    folder = run.of(starter).parent
+    final = (
+        saved_weights(folder / "checkpoint" / "checkpoint.npz")
+        if light
+        else trained_weights(folder)
+    )
     assert np.allclose(vector, final, rtol=0, atol=1e-5)
-    assert not np.allclose(np.concatenate([array.ravel() for array in weights]), final, atol=1e-4)
+    assert not np.allclose(weights, final, atol=1e-4)
+
+
+def saved_weights(checkpoint: Path) -> npt.NDArray[np.float32]:
+    """Those in a checkpoint, as a vector."""
+    with np.load(checkpoint) as saved:
+        names = [name for name in saved.files if name.startswith("model/")]
+        return np.concatenate([saved[name].ravel() for name in names])
+
+
+def trained_weights(folder: Path) -> npt.NDArray[np.float32]:
+    """Those of PyTorch's model in a run's folder, as a vector."""
+    import torch
+
+    model = torch.load(folder / "model.pt", weights_only=True)
+    return np.asarray(torch.cat([tensor.ravel() for tensor in model.values()]).numpy())
 
 
 def left(network: Network, host: str) -> set[str]:

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer without PyTorch, a module for jobs to name: `python -m tests.netns.light prepare|run|report`."""
+
+from __future__ import annotations
+
+import sys
+
+import trainer.__main__
+from trainer import startup
+
+
+def main(command: str) -> int:
+    """What each needs is imported where it is used: a report needs no NumPy."""
+    if command == "prepare":
+        from tests.netns import light_prepare
+
+        return light_prepare.main(__spec__.name)
+    if command == "run":
+        from tests.netns import light_trainer
+
+        return light_trainer.main()
+    return trainer.__main__.main()
+
+
+if __name__ == "__main__":
+    startup.leave(main(sys.argv[1]))
