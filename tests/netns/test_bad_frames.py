@@ -163,7 +163,7 @@ def disturbed(session_network: Network, tmp_path_factory: pytest.TempPathFactory
     job = tiny_job(network.folder, name="disturbed")
     said = len(network.log("h1"))
     settings = {"rounds": ROUNDS, "microbatch_seconds": 0.02, "save_gradients": True}
-    channel = network.submit("h1", job, **settings)
+    channel = network.submit("h1", job, light=True, **settings)
     try:
         network.in_training()
         before, program = counters(network), program_id(network)

@@ -18,7 +18,7 @@ import pytest
 
 from nicps.session.messages import Warned
 from tests.netns.labs import until
-from tests.netns.members import DIGITS, MNIST, Network, tiny_job
+from tests.netns.members import DIGITS, LIGHT, MNIST, Network, tiny_job
 
 JOIN = ["join", "--iface", "eth1"]
 
@@ -35,7 +35,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Network]:
     """Two hosts without agents."""
-    with Network(2) as made:
+    with Network(2, program=LIGHT) as made:
         made.lab.up()
         yield made
 
@@ -116,9 +116,12 @@ DATA = {
 }
 
 
-def refused(network: Network, job: Path, *arguments: str, code: int = 5) -> str:
+def refused(
+    network: Network, job: Path, *arguments: str, code: int = 5, light: bool = False
+) -> str:
     """The error of a job that does not get as far as training; nothing of it may be left."""
-    text = network.command("h1", "submit", str(job), "--wait", *arguments).error(code)
+    command = ["submit", str(job), "--wait", *arguments]
+    text = network.command("h1", *command, light=light).error(code)
     network.all_stand_by()
     network.work_is_clear("h1")
     return text
@@ -154,7 +157,8 @@ def test_data_that_is_cut_off(network: Network, open_path: Path, what: str) -> N
 def test_a_setting_that_makes_no_sense(
     network: Network, open_path: Path, setting: str, said: str
 ) -> None:
-    assert said in refused(network, tiny_job(open_path), "--set", setting, code=2)
+    job = tiny_job(open_path)
+    assert said in refused(network, job, "--set", setting, code=2, light=True)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ import pytest
 from nicps.agent.process import Child, User, python
 from nicps.errors import EnvironmentProblem, NicpsError
 from tests.netns.labs import ROOT, until
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import LIGHT, Network, tiny_job
+from tests.netns.test_leaving import programs
 
 UNIT = ROOT / "packaging" / "nicps@.service"
 
@@ -113,12 +114,20 @@ def loss(model, batch):
         raise ValueError(json.dumps(facts()))
     return cross_entropy(model(batch["x"]), batch["y"].long())
 """
+HOOKS = """
+from trainer.errors import JobError
+
+def before_batch():
+    raise JobError(json.dumps(facts()))
+"""
 
 
-def told(network: Network, folder: Path, function: str, *arguments: str) -> dict[str, Any]:
-    """What a function of job.py finds where it runs; it ends the job."""
-    job = str(tiny_job(folder, TELL + function))
-    text = network.command("h1", "submit", job, "--wait", *arguments).error(5)
+def told(
+    network: Network, folder: Path, function: str, *arguments: str, light: bool = False
+) -> dict[str, Any]:
+    """What a function of job.py, or a hook of a `light` job, finds where it runs; it ends the job."""
+    job = str(tiny_job(folder, TELL + function, hooks=TELL + HOOKS))
+    text = network.command("h1", "submit", job, "--wait", *arguments, light=light).error(5)
     found = json.loads(re.findall(r"\{.*\}", text)[0])
     assert isinstance(found, dict)
     return found
@@ -131,12 +140,12 @@ def test_a_job_reaches_nothing_while_it_trains(network: Network, open_path: Path
 
 
 def test_a_job_that_asks_may_reach_the_network(network: Network, open_path: Path) -> None:
-    found = told(network, open_path, WHEN_TRAINING, "--set", "network_access=true")
+    found = told(network, open_path, "", "--set", "network_access=true", light=True)
     assert "eth1" in found["links"] and found["reached"] == 0
 
 
 def test_data_may_be_fetched_when_a_job_is_prepared(network: Network, open_path: Path) -> None:
-    assert "eth1" in told(network, open_path, WHEN_PREPARING)["links"]
+    assert "eth1" in told(network, open_path, WHEN_PREPARING, light=True)["links"]
 
 
 # ---- the service
@@ -180,8 +189,7 @@ def works_as_a_whole(
     endless = "settings = Settings(batch=64, rounds=100000, quorum=1.0, test_every=1000000)\n"
     channel = network.submit(host, tiny_job(folder, endless, "endless"))
     network.in_training(host)
-    trainers = [p for p in network.lab.processes()[host] if "trainer run" in p.command]
-    assert len(trainers) == 1
+    assert len(programs(network, host)) == 1
     assert network.leave(host) == 0, network.log(host)
     channel.close()
     network.nothing_left(host)
@@ -189,7 +197,7 @@ def works_as_a_whole(
 
 @pytest.fixture
 def alone() -> Iterator[Network]:
-    with Network(1) as network:
+    with Network(1, program=LIGHT) as network:
         network.lab.up()
         yield network
 
@@ -208,6 +216,7 @@ def test_the_services_capabilities_are_enough(open_path: Path) -> None:
             network.work_is_clear(host)
             assert network.leave(host) == 0
             network.nothing_left(host)
+        network.program = LIGHT  # as below, where it fails for want of a capability
         works_as_a_whole(network, "h1", open_path, CAPABILITIES)
 
 

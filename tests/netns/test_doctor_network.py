@@ -101,7 +101,8 @@ def test_who_stands_in_the_way(network: Network, open_path: Path) -> None:
     ended = network.command("h2", "doctor", "--network")
     assert "h1 measures at the same moment, or has a job under way" in ended.only_error(4)
     assert said(json.loads(network.finish(first).out)) == [], "the first one goes on"
-    channel = network.submit("h1", tiny_job(open_path), rounds=100_000, microbatch_seconds=0.02)
+    settings = {"rounds": 100_000, "microbatch_seconds": 0.02}
+    channel = network.submit("h1", tiny_job(open_path), light=True, **settings)
     try:
         network.in_training()
         for host in ("h1", "h3"):

@@ -10,7 +10,7 @@ import pytest
 
 from nicps.wire import LEAST_MTU
 from tests.netns.labs import until
-from tests.netns.members import DIGITS, Network, tiny_job
+from tests.netns.members import DIGITS, LIGHT, Network, tiny_job
 from tests.netns.scenes import Drill, Stage
 
 
@@ -75,7 +75,7 @@ def test_the_interface_becomes_a_port_of_a_bridge(drill: Drill) -> None:
 
 def test_hosts_join_on_a_bridge_in_place_of_its_port(open_path: Path) -> None:
     """One interface is a port of a bridge: `join` refuses it, and trains on the bridge."""
-    with Network(2) as network:
+    with Network(2, program=LIGHT) as network:
         network.lab.up()
         ip(network, "h1", "link add br0 type bridge")
         ip(network, "h1", "link set eth1 master br0")

@@ -34,20 +34,20 @@ if sys.argv[1] == "prepare":
 startup.leave(code)
 """
 FIFO = """
-def loss(model, batch):
-    if "NICPS_SOCKET" in os.environ and not os.path.exists("moved.json"):
+def before_batch():
+    if not os.path.exists("moved.json"):
         os.rename("prepared.json", "moved.json")
         os.mkfifo("prepared.json")
-    return cross_entropy(model(batch["x"]), batch["y"].long())
 """
 #: Another process of the training user traces the program, and is there when the job has ended.
 TRACED = """
-import ctypes, time
+import ctypes
+from trainer.errors import JobError
 traced = False
 
-def loss(model, batch):
+def before_batch():
     global traced
-    if "NICPS_SOCKET" in os.environ and host() == "h2" and not traced:
+    if host() == "h2" and not traced:
         traced = True
         libc, me = ctypes.CDLL(None), os.getpid()
         libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
@@ -62,20 +62,18 @@ def loss(model, batch):
         with open(FLAG + ".new", "w") as file:
             file.write(str(tracer))
         os.rename(FLAG + ".new", FLAG)
-    while "NICPS_SOCKET" in os.environ and host() == "h1":
+    while host() == "h1":
         if os.path.exists(FLAG):
-            raise ValueError("that is enough")
+            raise JobError("that is enough")
         time.sleep(0.01)
-    return cross_entropy(model(batch["x"]), batch["y"].long())
 """
 #: A process of the job's that has a session of its own, and whose parent has ended. It writes down its number.
 DETACHED = """
-import time
 detached = False
 
-def loss(model, batch):
+def before_batch():
     global detached
-    if "NICPS_SOCKET" in os.environ and host() == "h2" and not detached:
+    if host() == "h2" and not detached:
         detached = True
         if os.fork() == 0:
             os.setsid()
@@ -87,7 +85,6 @@ def loss(model, batch):
             os._exit(0)
         while not os.path.exists(FLAG):
             time.sleep(0.01)
-    return cross_entropy(model(batch["x"]), batch["y"].long())
 """
 
 
@@ -106,7 +103,7 @@ def pair() -> Iterator[Network]:
 
 
 def test_a_fifo_in_the_place_of_what_was_handed_out(pair: Network, open_path: Path) -> None:
-    run = pair.train(tiny_job(open_path, FIFO))
+    run = pair.train(tiny_job(open_path, hooks=FIFO), light=True)
     assert run.members == ["h1", "h2"]
     assert Path(run.result["report"]).exists()
     pair.all_stand_by()
@@ -133,9 +130,9 @@ def test_a_training_program_that_is_traced(pair: Network, open_path: Path) -> No
     """The job has ended at its host too, and its agent answers, long before the tracer would end."""
     open_path.chmod(0o777)
     flag = open_path / "traced"
-    job = tiny_job(open_path, f"FLAG = {str(flag)!r}\n{TRACED}")
+    job = tiny_job(open_path, hooks=f"FLAG = {str(flag)!r}\n{TRACED}")
     try:
-        text = pair.command("h1", "submit", str(job), "--wait").error(5)
+        text = pair.command("h1", "submit", str(job), "--wait", light=True).error(5)
         assert "that is enough" in text
         pair.all_stand_by(timeout_s=10.0)
         for host in pair.names:
@@ -148,15 +145,15 @@ def test_a_process_that_has_detached_itself(pair: Network, open_path: Path) -> N
     """It ends with the job, or with the agent. Beside it the job goes on."""
     open_path.chmod(0o777)
     flag = open_path / "detached"
-    job = tiny_job(open_path, f"FLAG = {str(flag)!r}\n{DETACHED}")
+    job = tiny_job(open_path, hooks=f"FLAG = {str(flag)!r}\n{DETACHED}")
     try:
-        assert pair.train(job).members == ["h1", "h2"]
+        assert pair.train(job, light=True).members == ["h1", "h2"]
         place = Path("/proc", flag.read_text())
         until(lambda: not place.exists(), "the job's process has ended")
         flag.unlink()
         endless = "settings = Settings(batch=64, rounds=100000, quorum=1.0, test_every=1000000)\n"
         (job / "job.py").write_text((job / "job.py").read_text() + endless)
-        channel = pair.submit("h1", job)
+        channel = pair.submit("h1", job, light=True)
         pair.in_training()
         place = Path("/proc", flag.read_text())
         assert place.exists()

@@ -12,7 +12,7 @@ import pytest
 
 from nicps.lab import Lab, LabProblem, LabSettings
 from tests.netns.labs import fresh_name, leftovers, nicps, until
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import LIGHT, Network, tiny_job
 
 # In the place of `nicps`: an agent, with a training program that has started something itself.
 STAND_IN = """
@@ -115,7 +115,7 @@ def test_commands(lab: Lab) -> None:
 
 @pytest.mark.xdp
 def test_real_ones(open_path: Path) -> None:
-    with Network(2) as network:
+    with Network(2, program=LIGHT) as network:
         network.up()
         channel = network.submit("h1", tiny_job(open_path), rounds=100_000, microbatch_seconds=0.02)
         network.in_training("h1")
