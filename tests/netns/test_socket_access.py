@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import json
 import os
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.labs import NICPS, ROOT, until
-from tests.netns.members import Ended, Network, tiny_job
+from nicps.lab import namespaces
+from nicps.session.channel import Channel
+from tests.netns.labs import ROOT, until
+from tests.netns.members import LIGHT, Ended, Network, tiny_job
 
 GROUP, USER, TRAINER = "games", "daemon", "nobody"
 
@@ -46,7 +49,7 @@ print(json.dumps(channel.recv(30.0)[0]))
 @pytest.fixture(scope="module")
 def made() -> Iterator[Network]:
     """One host, whose agents the tests start themselves."""
-    with Network(1) as network:
+    with Network(1, program=LIGHT) as network:
         network.user = TRAINER
         network.lab.up()
         yield network
@@ -71,19 +74,23 @@ def start(
 
 def act(host: Network, user: str, *arguments: str, group: str = "") -> Ended:
     """A `nicps` command of another user."""
-    return host.finish(start(host, user, [*NICPS, *arguments], group))
+    return host.finish(start(host, user, host.nicps(*arguments), group))
 
 
 def joined(host: Network, *arguments: str, socket: str = "@nicps") -> None:
     """An agent that answers root there."""
     host.join("h1", "--socket", socket, *arguments)
-    agent = host.agents["h1"].process
+    agent, netns = host.agents["h1"].process, host.agents["h1"].netns
 
-    def answers() -> bool:
+    def listens() -> bool:
         assert agent.poll() is None, host.log("h1")
-        return act(host, "root", "status", "--socket", socket).code == 0
+        with contextlib.suppress(OSError):
+            namespaces.inside(netns, lambda: Channel.connect(socket)).close()
+            return True
+        return False
 
-    until(answers, "an answer from h1", 60.0)
+    until(listens, "h1 listens", 60.0)
+    assert act(host, "root", "status", "--socket", socket).code == 0
 
 
 def test_without_a_group_only_root_commands(host: Network, open_path: Path) -> None:
