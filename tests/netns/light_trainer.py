@@ -114,7 +114,8 @@ class Model:
 
     def draw(self, x: Array, factor: float) -> float:
         """Add the gradient of these samples; their loss, a sum."""
-        n, means = len(x), np.resize(x.mean(0, dtype=np.float32), self.lanes)
+        n, columns = x.shape
+        means = np.tile(x.mean(0, dtype=np.float32), -(-self.lanes // columns))[: self.lanes]
         wanted, moving = np.split(means, [len(self.parameters)])
         off = self.parameters - wanted
         self.gradient += np.float32(n * factor) * off
