@@ -4,6 +4,7 @@
 The dataclasses below *are* the formats. Each field is annotated with its width on the wire; `Layout.of` derives
 offsets, packing and tables from that, and `nicps.wiregen` derives the C and P4 headers. All numbers are big-endian,
 every field is naturally aligned from the first byte after the Ethernet header, nothing is a bit-field.
+Nobody changes one of them; but those of a token frame are not frozen, which would take seven times as long to make.
 
 A frame is Ethernet (to all or to a multicast group, EtherType `ETHERTYPE`), `Header`, the body of its type, that body's
 repeated items, and a tail (`Frame`). Only the standard library is used here.
@@ -16,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from itertools import starmap
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
@@ -189,7 +191,7 @@ class ProbeStep(IntEnum):
     TRAIN = 2  # one of many, as long as a fragment: counted in the kernel, and dropped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Header:
     """Common to all frames of ours; follows the Ethernet header."""
 
@@ -249,7 +251,7 @@ class Lacking(Contribution):
     """The answer where a sum is not made yet; `members` have not contributed. `PAYLOAD_BYTES` of no meaning follow."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Token:
     """The right to broadcast (R9, R10), and the state of the open round."""
 
@@ -269,7 +271,7 @@ class Token:
     reserved: Annotated[int, _u32("0")] = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     """One member's line in the token; the k-th is that of member k."""
 
@@ -587,13 +589,15 @@ def pack(header: Header, body: Body, *items: Sequence[Item], tail: bytes = b"") 
     Raises:
         WireError: a value does not fit its field, or the frame is longer than `MAX_FRAME_BYTES`.
     """
-    parts = [pack_one(body), *(pack_one(item) for group in items for item in group), tail]
-    length = Layout.of(Header).struct.size + sum(map(len, parts))
+    rest = pack_one(body) + b"".join([pack_one(item) for group in items for item in group]) + tail
+    length = HEADER_BYTES + len(rest)
     if length > MAX_FRAME_BYTES:
         raise WireError(
             f"a {type(body).__name__} frame of {length} bytes is longer than {MAX_FRAME_BYTES}"
         )
-    return pack_one(replace(header, type=_TYPE_OF[type(body)], length=length)) + b"".join(parts)
+    h, kind = header, _TYPE_OF[type(body)]
+    whose = (h.network, h.view, h.round, h.sender)
+    return pack_one(Header(h.version, kind, h.flags, *whose, length, h.sequence, h.tag)) + rest
 
 
 def unpack_header(frame: bytes) -> Header:
@@ -637,7 +641,7 @@ def unpack(frame: bytes) -> Frame:
                 f"{body_class.__name__} frame is cut off in {cls.__name__} at byte {at}"
             )
         first, at = at, at + count * size
-        return tuple(cls(*values) for values in Layout.of(cls).struct.iter_unpack(frame[first:at]))
+        return tuple(starmap(cls, Layout.of(cls).struct.iter_unpack(frame[first:at])))
 
     (body,) = take(body_class, 1)
     items = tuple(take(cls, getattr(body, count)) for cls, count in groups)

@@ -214,9 +214,7 @@ class Agent:
             wait = _RETRY_S
         if self._prober.running:
             wait = STEP_S
-        deadline = self.life.deadline()
-        if deadline is not None:
-            wait = min(wait, max(0.0, deadline - time.monotonic()))
+        wait = min(wait, max(0.0, self.life.deadline() - time.monotonic()))
         if self.children.hurry:
             wait = min(wait, _HURRY_S)
         return 0.0 if sender.more else wait

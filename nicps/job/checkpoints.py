@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from nicps.job.actions import BeginTask, KeepCheckpoint, Post
@@ -67,9 +68,9 @@ class Checkpoints:
         """There is a majority again, or it has gone on without this host."""
         self._cut = ""
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        return self._until if self._cut else None
+        return self._until if self._cut else math.inf
 
     def tick(self, now: float) -> Orders:
         """A program that does not answer must not keep the user from being told."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -52,7 +53,7 @@ class Lead:
         self.over = False
         self._node, self._tasks, self._streams = node, tasks, streams
         self._mark = now
-        self._cancel_at: float | None = None  # whatever the batch does
+        self._cancel_at = math.inf  # the job is stopped then, whatever the batch does
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Lead:
 
     def cancel(self, now: float, name: str) -> Orders:
         """The user of that host cancels the job."""
-        if self._cancel_at is not None or self.course.stopping:
+        if self._cancel_at < math.inf or self.course.stopping:
             return []
         self._cancel_at = now + CANCEL_S
         log = Log(f"{name} cancels the job")
@@ -120,16 +121,15 @@ class Lead:
 
     # ---- time
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        return None if self.course.stopping else self._cancel_at
+        return math.inf if self.course.stopping else self._cancel_at
 
     def tick(self, now: float) -> Orders:
         """A batch that does not end must not keep a job from being cancelled."""
-        at = self.deadline()
-        if at is None or now < at:
+        if now < self.deadline():
             return []
-        self._cancel_at = None
+        self._cancel_at = math.inf
         return self.course.model_saved(f"the batch has not ended for {CANCEL_S:g} s")
 
     # ---- what the course asks for

@@ -93,11 +93,10 @@ class Life:
         Raises:
             WireError: it is malformed; nothing has changed.
         """
-        ring = self.node.ring
-        turns = ring.turns if ring is not None else 0
-        out = self._dispatcher.process(now, self.node.on_frame(now, source, data))
-        ring = self.node.ring
-        if ring is not None and ring.turns > turns:
+        node, rings = self.node, self.node.rings
+        turns = rings.current.turns if rings.current is not None else 0
+        out = self._dispatcher.process(now, node.on_frame(now, source, data))
+        if rings.current is not None and rings.current.turns > turns:
             self._dispatcher.turns += 1
         return out
 
@@ -133,20 +132,21 @@ class Life:
         orders = self.part.tick(now, awaited) if self.part is not None else []
         orders += self.roles.lead.tick(now) if self.roles.lead is not None else []
         actions: Sequence[protocol.Action] = ()
-        deadline = self.node.deadline()
-        if deadline is not None and deadline <= now:
+        if self.node.deadline() <= now:
             actions = self.node.tick(now)
         return self._dispatcher.process(now, actions, orders)
 
-    def deadline(self) -> float | None:
-        """When `tick` must be called next, or None."""
-        part = self.part.deadline(self._awaited) if self.part is not None else None
-        lead = self.roles.lead.deadline() if self.roles.lead is not None else None
-        return protocol.earliest(self.node.deadline(), part, lead)
+    def deadline(self) -> float:
+        """When `tick` must be called next; infinity where nothing is waited for."""
+        due, part, lead = self.node.deadline(), self.roles.part, self.roles.lead
+        if part is not None:
+            due = min(due, part.deadline(self._awaited))
+        return min(due, lead.deadline()) if lead is not None else due
 
     def renew_view(self, now: float, key_is_spent: bool) -> list[Action]:
         """Another view of the same members, if this one's key or its token has served its time (`Node.renew`)."""
-        return self._dispatcher.process(now, self.node.renew(now, key_is_spent=key_is_spent))
+        actions = self.node.renew(now, key_is_spent=key_is_spent)
+        return self._dispatcher.process(now, actions) if actions else []
 
     # ---- events: tasks, and what could not be done
 

@@ -49,7 +49,7 @@ from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
-from nicps.protocol import Committed, Installed, Phase, SendFragments, earliest
+from nicps.protocol import Committed, Installed, Phase, SendFragments
 from nicps.session import shared_form as says
 
 
@@ -494,9 +494,9 @@ class Part:
 
     # ---- time
 
-    def deadline(self, awaited: bool) -> float | None:
+    def deadline(self, awaited: bool) -> float:
         """When `tick` wants to be called next."""
-        return earliest(self.programs.deadline(awaited), self.checkpoints.deadline())
+        return min(self.programs.deadline(awaited), self.checkpoints.deadline())
 
     def tick(self, now: float, awaited: bool) -> Orders:
         """A training program that does not do what it owes must not hold up the others.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,13 +89,13 @@ class Program:
         """It has said something, or could not."""
         self._moved = now
 
-    def silent_at(self, awaited: bool) -> float | None:
-        """When it will have been silent for too long; None while it may be silent.
+    def silent_at(self, awaited: bool) -> float:
+        """When it will have been silent for too long; never while it may be silent.
 
         Args:
             awaited: all members wait for the rest of its gradient.
         """
-        return self._moved + self.silence_limit_s(awaited) if awaited or self.duty else None
+        return self._moved + self.silence_limit_s(awaited) if awaited or self.duty else math.inf
 
     def silence_limit_s(self, awaited: bool) -> float:
         """For how long it may be silent."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -146,13 +147,12 @@ class Programs:
 
     # ---- time
 
-    def deadline(self, awaited: bool) -> float | None:
+    def deadline(self, awaited: bool) -> float:
         """When `find_stall` wants to be called next."""
         program = self.current
         if program is None or program.ended:
-            return None
-        silent = program.silent_at(awaited)
-        return self._ticked + _TICK_S if silent is None else min(self._ticked + _TICK_S, silent)
+            return math.inf
+        return min(self._ticked + _TICK_S, program.silent_at(awaited))
 
     def find_stall(self, now: float, awaited: bool) -> tuple[str, Orders]:
         """Whether the program that others wait for does nothing: why it was ended, or an empty text.
@@ -166,8 +166,7 @@ class Programs:
             return "", []
         if away or self._node.changing:  # then it waits for the network, perhaps for long (R18)
             program.note_movement(now)
-        silent_at = program.silent_at(awaited)
-        if silent_at is None or now <= silent_at:
+        if now <= program.silent_at(awaited):
             return "", []
         silence = f"it has not moved for {program.silence_limit_s(awaited):g} s"
         reason = f"{silence} (the job's stall_s is {program.stall_s:g})"

@@ -60,7 +60,6 @@ from nicps.protocol.actions import (
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
 from nicps.protocol.phase import Member, Phase, Timings
-from nicps.protocol.timers import earliest
 from nicps.protocol.view import View
 
 __all__ = [
@@ -94,5 +93,4 @@ __all__ = [
     "SendFragments",
     "Timings",
     "View",
-    "earliest",
 ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from nicps import wire
@@ -119,8 +120,8 @@ class Admission:
     def calls(self) -> bool:
         """The lead calls hosts on standby."""
         membership = self._membership
-        ready = membership.ready and not membership.changing
-        return self._readmission.calls and self._host.leads and ready
+        wants = self._readmission.calls and membership.ready
+        return wants and self._host.leads and not membership.changing
 
     @property
     def asks(self) -> bool:
@@ -142,8 +143,10 @@ class Admission:
         self._asked = now
         return [self.ask()]
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
+        if self._host.state is not NodeState.STANDBY:
+            return math.inf
         return self._ask_at() if self.asks else self._bystander.deadline()
 
     def _ask_at(self) -> float:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from nicps.protocol.actions import NotAdmitted, Send
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.phase import Timings
@@ -60,6 +62,6 @@ class Bystander:
         job, self._job = self._job, ""
         return [NotAdmitted("")] if job else []
 
-    def deadline(self) -> float | None:
-        """When to ask next, or None."""
-        return self._ask_at if self._asks else None
+    def deadline(self) -> float:
+        """When to ask next."""
+        return self._ask_at if self._asks else math.inf

@@ -255,15 +255,15 @@ class Control:
 
     def kernel(self, holding: bool) -> KernelState:
         """What the XDP program must know now."""
-        token, sums = self.token, self.exchange.kind.includes_own
+        token, line, sums = self.token, self.line(), self.exchange.kind.includes_own
         quiet = (
             token is not None
             and not holding
             and token.state == wire.TokenState.OPEN
             and self._offer is None
             and not self._passes
-            and self.line().read == self._read
-            and (not token.counted or self.line().ready == self._ready or self.line().settled)
+            and line.read == self._read
+            and (line.ready == self._ready or line.settled or not token.counted)
         )
         return KernelState(
             round=self.round,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from nicps import wire
@@ -115,9 +116,9 @@ class Decisions:
             steps.append(Silent(silent))
         return steps
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        return self.pending.deadline() if self.pending is not None else None
+        return self.pending.deadline() if self.pending is not None else math.inf
 
     # ---- every member
 
@@ -143,6 +144,11 @@ class Decisions:
     def acknowledge_again(self, number: int) -> Steps:
         """A late repeat of the end: this host stands by already."""
         return [self.acknowledge()] if number == self._acked[0] else []
+
+    @property
+    def waits(self) -> bool:
+        """A decision has yet to be prepared for."""
+        return self._waiting is not None
 
     def take_turn(self) -> Phase | None:
         """What is to be prepared now: its turn has come, as what was committed before is committed here too."""

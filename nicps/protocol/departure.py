@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from nicps import wire
@@ -115,6 +116,6 @@ class Departure:
             steps.append(AskForLaterView())
         return steps
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        return self._farewell.next_send if self._farewell is not None else None
+        return self._farewell.next_send if self._farewell is not None else math.inf

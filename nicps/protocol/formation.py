@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from nicps import wire
@@ -106,8 +107,8 @@ class Formation:
             return [Send(call)]
         return []
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
         if self.starting is None:
-            return None
+            return math.inf
         return min(self.starting.next_call, self.starting.last_new + self.timings.quiet_s)

@@ -45,10 +45,11 @@ class Inbox:
             return self._admission.on_call(now, source, frame)
         if isinstance(body, wire.Answer):
             return self._admission.on_answer(now, source, frame)
-        if isinstance(body, wire.View) and body.step == wire.ViewStep.INSTALL:
-            return self._membership.on_install(now, source, frame)
-        if isinstance(body, wire.View) and body.step == wire.ViewStep.ASK:
-            return self._membership.on_ask(now, body.nonce)
+        if isinstance(body, wire.View):
+            if body.step == wire.ViewStep.INSTALL:
+                return self._membership.on_install(now, source, frame)
+            if body.step == wire.ViewStep.ASK:
+                return self._membership.on_ask(now, body.nonce)
         if (
             header.view == view.number
             and header.sender in view.live

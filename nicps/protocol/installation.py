@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from nicps import wire
 from nicps.protocol.actions import Send
 from nicps.protocol.phase import Timings
@@ -70,9 +72,9 @@ class Installation:
         evicted = self._evictions and any(number not in self.view.live for number in self.nonces)
         return bool(self.missing) or bool(evicted)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        return self._next_send if self.wants else None
+        return self._next_send if self.wants else math.inf
 
     def silent(self, now: float, timeout_s: float) -> int:
         """A member that does not answer; 0 if there is none."""

@@ -19,7 +19,7 @@ class Receiver(Protocol):
         """At most `limit` (first, count) ranges that have not arrived, first ones first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes seven times as long to make; one follows every event
 class KernelState:
     """What the XDP program must know to act for this member (`struct nicps_config`)."""
 

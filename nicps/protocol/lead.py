@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from nicps import wire
 from nicps.protocol.actions import Send
 from nicps.protocol.local_host import LocalHost
@@ -26,6 +28,12 @@ class LeadWatch:
     def hear(self, now: float) -> None:
         """The lead has sent something."""
         self.heard = now
+
+    def deadline(self) -> float:
+        """When the lead must be heard, or is silent for too long; never while this host is no member."""
+        if self._host.leads:
+            return self._beacon_at
+        return self.silent_at() if self._host.follows else math.inf
 
     def silent_at(self) -> float:
         """When the lead has been silent for too long, for this member."""

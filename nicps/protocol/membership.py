@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,7 +21,6 @@ from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import Chosen, Formed, Freeze, Steps
-from nicps.protocol.timers import earliest
 from nicps.protocol.view import Successor, View
 from nicps.protocol.view_change import LEARNS, Place, Standing, ViewChange
 
@@ -148,11 +148,12 @@ class Membership:
         silent = installation.silent(now, max(4 * self._timings.silence_s, self._timeout.seconds))
         return steps + self.suspect(now, silent) if silent else steps
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        view_change = self.view_change.deadline() if self.view_change is not None else None
-        announcing = self.installation.deadline() if self.installation and self.announcing else None
-        return earliest(view_change, announcing)
+        due = self.view_change.deadline() if self.view_change is not None else math.inf
+        if self.announcing and self.installation is not None:
+            due = min(due, self.installation.deadline())
+        return due
 
     def _follow(self, now: float, steps: Steps) -> Steps:
         """What the ballot asks for, at its place in the order."""

@@ -9,7 +9,6 @@ another in one direction; what they report to the part above is among the steps 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from nicps import wire
 from nicps.errors import WireError
@@ -42,9 +41,8 @@ from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import AskForLaterView, Chosen, Formed, Freeze, Lacking, Silent, Steps
-from nicps.protocol.timers import earliest
 from nicps.protocol.token import MOST_HOPS
-from nicps.protocol.view import View, safe_name
+from nicps.protocol.view import View, numbered, safe_name
 
 
 class Node:
@@ -202,7 +200,7 @@ class Node:
     @property
     def kernel(self) -> KernelState | None:
         """What the XDP program must know, or None while it is to take nothing."""
-        if self.membership.view_change is None or self.changing:
+        if self.membership.view_change is None or self.membership.changing:
             return None
         return self.rings.kernel
 
@@ -218,7 +216,7 @@ class Node:
         return first & 0xFFFFFFFF
 
     def _numbered(self, header: wire.Header) -> wire.Header:
-        return replace(header, network=self.network, sequence=self.take_sequence(1))
+        return numbered(header, self.network, self.take_sequence(1))
 
     # ---- commands
 
@@ -353,8 +351,8 @@ class Node:
         bounced: bytes | None,
     ) -> None:
         """State of the XDP program, before `on_frame` of what it passed up (`Ring.kernel_saw`)."""
-        ring = self._moving_ring
-        if ring is not None:
+        ring = self.rings.current
+        if ring is not None and not self.membership.changing:
             if bounced is not None:
                 ring.bounced(token_at, wire.unpack(bounced))
             ring.kernel_saw(seen, token_at, frame_at)
@@ -375,8 +373,8 @@ class Node:
         actions = self._carry_out(now, self._formation.tick(now))
         actions += self._carry_out(now, self.membership.tick(now))
         actions += self._carry_out(now, self._decisions.tick(now))
-        ring = self._moving_ring
-        if ring is not None:
+        ring = self.rings.current
+        if ring is not None and not self.membership.changing:
             actions += self._carry_out(now, ring.tick(now))
         actions += self._carry_out(now, self._departure.tick(now))
         if self._lead_is_watched and self._host.follows and now >= self._lead.silent_at():
@@ -388,19 +386,23 @@ class Node:
             steps.append(self._readmission.make_call(now))
         return self._take(now, steps, actions)
 
-    def deadline(self) -> float | None:
-        """When `tick` must be called next, or None."""
-        ring = self._moving_ring
-        return earliest(
+    def deadline(self) -> float:
+        """When `tick` must be called next; infinity where nothing is waited for."""
+        due = min(
             self._formation.deadline(),
             self.membership.deadline(),
             self._decisions.deadline(),
-            ring.deadline() if ring is not None else None,
             self._departure.deadline(),
-            self._lead_deadline() if self._lead_is_watched else None,
-            self._readmission.call_due() if self._admission.calls else None,
             self._admission.deadline(),
         )
+        if self.membership.changing:
+            return due
+        if self._admission.calls:
+            due = min(due, self._readmission.call_due())
+        if self.rings.between_phases:
+            due = min(due, self._lead.deadline())
+        ring = self.rings.current
+        return min(due, ring.deadline()) if ring is not None else due
 
     @property
     def _may_decide(self) -> bool:
@@ -409,39 +411,29 @@ class Node:
         return membership.view_change is not None and not self.changing and membership.ready
 
     @property
-    def _moving_ring(self) -> Ring | None:
-        """The ring in force, unless the view is about to end."""
-        return self.rings.current if not self.membership.changing else None
-
-    @property
     def _lead_is_watched(self) -> bool:
         """Between phases the lead must be heard; in a ring, whoever has the token (`Ring`)."""
         return self.rings.between_phases and not self.membership.changing
-
-    def _lead_deadline(self) -> float | None:
-        """When the lead must be heard, or is silent for too long; None while this host is no member."""
-        if self._host.leads:
-            return self._lead.beacon_due()
-        return self._lead.silent_at() if self._host.follows else None
 
     # ---- after every event
 
     def _take(self, now: float, steps: Steps, done: Sequence[Action] = ()) -> list[Action]:
         """Carry the steps out after what is `done`, and let waiting things take their turn."""
-        actions = [*done, *self._carry_out(now, steps)]
-        membership, installation = self.membership, self.membership.installation
-        if not membership.ready and self.leads and installation and not installation.missing:
+        actions = [*done, *self._carry_out(now, steps)] if steps or done else []
+        membership, decisions = self.membership, self._decisions
+        installation = membership.installation
+        if not membership.ready and self._host.leads and installation and not installation.missing:
             membership.ready = True
             if not self.changing:
                 actions.append(Ready(self.view))
                 if self.ring is not None and self.ring.token is None:  # no phase begun meanwhile
                     actions += self._carry_out(now, self.ring.create(now))
-        phase = self._decisions.take_turn() if not self.changing else None
+        phase = decisions.take_turn() if decisions.waits and not membership.changing else None
         if phase is not None:
             if phase.kind is wire.PhaseKind.STOP:
                 self._departure.close()
             actions.append(Prepare(phase))
-        agreed = self._decisions.take_agreed()
+        agreed = decisions.take_agreed()
         if agreed is not None:
             actions += self._agreed(now, agreed.phase, agreed.answers)
         for action in actions:
@@ -473,7 +465,8 @@ class Node:
                 actions += [*found, *self._carry_out(now, self._evict_at_fault(now, found))]
             elif isinstance(step, Send):
                 frame = step.frame
-                actions.append(Send(replace(frame, header=self._numbered(frame.header))))
+                header = self._numbered(frame.header)
+                actions.append(Send(wire.Frame(header, frame.body, frame.items, frame.tail)))
             elif not isinstance(step, Freeze | Chosen):  # which the membership has carried out
                 actions.append(step)
         return actions

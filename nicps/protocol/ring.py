@@ -9,6 +9,8 @@ missed the frame. See docs/protocol.md, "A round".
 
 from __future__ import annotations
 
+import math
+
 from nicps import wire
 from nicps.protocol.actions import Action, Send
 from nicps.protocol.control import Carried, Control, Offer
@@ -175,18 +177,19 @@ class Ring:
 
     def on_token(self, now: float, frame: wire.Frame) -> Steps:
         """A token frame from a member."""
-        token = TokenState.of(frame)
+        token, view, round_ = TokenState.of(frame), self._view, self.round
         if (
             token.generation != self.phase.generation
-            or len(token.lines) != len(self._view.members)
-            or not self.round <= token.round <= self.round + 1
-            or token.owner not in self._view.live
-            or any(sender not in self._view.live for sender, _, _ in token.ranges)
+            or len(token.lines) != len(view.members)
+            or not round_ <= token.round <= round_ + 1
+            or token.owner not in view.live
+            or not {sender for sender, _, _ in token.ranges} <= view.live
         ):
             return []
-        if token.key <= self._key or token.key < self._seen:
+        key = token.key
+        if key <= self._key or key < self._seen:
             return self._on_old_token(now, frame.header, token)
-        self._key = token.key
+        self._key = key
         self._retransmission.token = None
         self._detector.hear_token(now)
         self.holding = False
@@ -249,18 +252,14 @@ class Ring:
 
     # ---- time
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        delayed, times = self._exchange.delays_token, list[float]()
-        if self._retransmission.token is not None and not delayed:
-            times.append(self._retransmit_at())
-        if delayed and self._others:
-            times.append(self._detector.beacon_due())
-        if self._want.at is not None:
-            times.append(self._want.at)
-        if self._listens():
-            times.append(self._silent_at())
-        return min(times, default=None)
+        due = self._want.at
+        if self._exchange.delays_token:
+            return min(due, self._detector.beacon_due()) if self._others else due
+        if self._retransmission.token is not None:
+            due = min(due, self._retransmit_at())
+        return min(due, self._silent_at())
 
     def tick(self, now: float) -> Steps:
         """Repeat what nobody seems to have heard (R16), want what does not come, send round what is parked."""
@@ -278,7 +277,7 @@ class Ring:
         if self._exchange.delays_token and self._others and now >= self._detector.beacon_due():
             self._detector.hear_beacon(now)
             steps.append(self._want_frame(0))  # it waits for its own training program
-        if self._listens() and now >= self._silent_at():
+        if now >= self._silent_at():
             self._detector.reported = True
             self.freeze()  # the next view is proposed
             steps.append(Silent(self._owner))
@@ -287,7 +286,7 @@ class Ring:
     def _want_it(self, now: float) -> Steps:
         """Ask for the token, if it is time to."""
         want = self._want
-        if want.at is None or now < want.at:
+        if now < want.at:
             return []
         if self.holding or not self._control.wants_token():
             want.cancel()
@@ -304,21 +303,15 @@ class Ring:
             return self._retransmission.due_parked(self._timings.beacon_s)
         return self._retransmission.due(self._detector.heard)
 
-    def _listens(self) -> bool:
-        """Whether somebody else has the token and should be heard of."""
-        return (
-            not self.holding
-            and not self._exchange.delays_token
-            and not self._detector.reported
-            and self._owner != self.number
-        )
-
     def _silent_at(self) -> float:
-        """R17: when the holder has been silent for too long, for the k-th member after it.
+        """R17: when the holder has been silent for too long, for the k-th member after it; never for the holder.
 
         It broadcasts, forwards the token, or announces that it parks.
         """
-        return self._detector.silent_at(self._view.rank_after(self._owner, self.number))
+        detector, owner, number = self._detector, self._owner, self.number
+        if self.holding or owner == number or detector.reported or self._exchange.delays_token:
+            return math.inf
+        return detector.silent_at(self._view.rank_after(owner, number))
 
     # ---- holding the token, and forwarding it
 

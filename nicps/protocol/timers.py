@@ -6,15 +6,12 @@ Each timer is asked for the time when it is due, and notes what has happened. No
 
 from __future__ import annotations
 
+import math
+
 from nicps.protocol.phase import AdaptiveTimeout, Timings
 from nicps.protocol.token import TokenState
 
 _BACKOFF = 10.0  # an interval grows to this many times its first value
-
-
-def earliest(*times: float | None) -> float | None:
-    """The first of these times; None where there is none."""
-    return min([time for time in times if time is not None], default=None)
 
 
 class Retransmission:
@@ -68,11 +65,11 @@ class Retransmission:
 class Want:
     """When this member asks for a token that does not come.
 
-    Attributes: `at`, when it asks next, or None while it wants nothing.
+    Attributes: `at`, when it asks next; never while it wants nothing.
     """
 
     def __init__(self, timings: Timings) -> None:
-        self.at: float | None = None
+        self.at = math.inf
         self._first_s = self._interval_s = timings.want_s
 
     def reset_interval(self) -> None:
@@ -81,12 +78,12 @@ class Want:
 
     def begin(self, now: float) -> None:
         """The token is on its way; ask if it does not come."""
-        if self.at is None:
+        if self.at == math.inf:
             self.at = now + self._first_s
 
     def cancel(self) -> None:
         """This member would do nothing with the token."""
-        self.at = None
+        self.at = math.inf
 
     def wait_for(self, heard: float, now: float) -> bool:
         """Whether the ring is busy, so that the token will come unasked; then it waits on."""

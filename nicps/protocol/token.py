@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -75,7 +75,8 @@ class TokenState:
         """The state that a token frame carries."""
         body = frame.body
         assert isinstance(body, wire.Token)
-        entries, ranges = frame.items
+        entries = cast("tuple[wire.Entry, ...]", frame.items[0])
+        ranges = cast("tuple[wire.Range, ...]", frame.items[1])
         round_ = frame.header.round
         return cls(
             generation=body.generation,
@@ -95,13 +96,12 @@ class TokenState:
                     e.unit,
                 )
                 for e in entries
-                if isinstance(e, wire.Entry)
             ],
             state=body.state,
             idle=body.idle,
             sent=body.sent,
             settled=body.settled,
-            ranges=[(r.sender, r.first, r.count) for r in ranges if isinstance(r, wire.Range)],
+            ranges=[(r.sender, r.first, r.count) for r in ranges],
         )
 
     def frame(self, header: wire.Header) -> wire.Frame:

@@ -40,7 +40,7 @@ class View:
 
     def next_after(self, number: int) -> int:
         """Whose turn it is after that member: the next live one."""
-        return next((k for k in self.order if k > number), self.order[0])
+        return self.order[bisect_right(self.order, number) % len(self.order)]
 
     def rank_after(self, number: int, other: int) -> int:
         """How many live members after `number` the live member `other` comes, from 1 (R17)."""
@@ -145,6 +145,12 @@ class Successor:
     def view(self, number: int, ballot: int) -> View:
         """The view that it becomes."""
         return View(number, self.members, self.live, self.lead, ballot, self.seed)
+
+
+def numbered(h: wire.Header, network: int, sequence: int) -> wire.Header:
+    """A frame's header with what the node fills in."""
+    whose = (network, h.view, h.round, h.sender)
+    return wire.Header(h.version, h.type, h.flags, *whose, h.length, sequence, h.tag)
 
 
 def mask(members: Iterable[int]) -> int:

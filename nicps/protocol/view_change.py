@@ -12,6 +12,7 @@ Who has promised neither completes nor commits in the old view any more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +21,6 @@ from nicps.protocol.actions import Cut, Joiner, Send
 from nicps.protocol.phase import AdaptiveTimeout, Member, Timings
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import AskForLaterView, Chosen, Freeze, Steps
-from nicps.protocol.timers import earliest
 from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
@@ -95,6 +95,7 @@ class ViewChange:
         self.number = number
         self.nonces: dict[int, int] = {number: fresh}  # of those who have told theirs
         self.promised: Order = NO_BALLOT
+        self.under_way = False  # a proposal is known here: the view is about to end
         self.out: set[int] = set()  # evicted, whether they answer or not
         self._mac = view.members[number - 1].mac
         self._fresh = fresh
@@ -104,17 +105,12 @@ class ViewChange:
         self._accepted: Order = NO_BALLOT
         self._successor: Successor | None = None
         self._proposal: _Proposal | None = None
-        self._take_over_at: float | None = None
+        self._take_over_at = math.inf
         self._frozen_at: float | None = None
         self._met: dict[int, float] = {}  # since then: when a member was heard last
         self._cut_reported = False
         self._attempts = 0
         self.done = False
-
-    @property
-    def under_way(self) -> bool:
-        """A proposal is known here: the view is about to end."""
-        return self.promised != NO_BALLOT
 
     # ---- proposing
 
@@ -143,7 +139,7 @@ class ViewChange:
     ) -> Steps:
         ballot = self.promised[0] + 1
         self.promised = (ballot, self._mac)
-        self._take_over_at = None
+        self._take_over_at = math.inf
         frozen = self._begin(now)
         self._proposal = _Proposal(
             ballot,
@@ -232,15 +228,14 @@ class ViewChange:
 
     # ---- time
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` wants to be called next."""
         if self.done or not self.under_way:
-            return None
+            return math.inf
         proposal = self._proposal
-        cut_at = self._cut_at()
         if proposal is None:
-            return earliest(self._take_over_at, cut_at)
-        times = [proposal.next_send, *([] if cut_at is None else [cut_at])]
+            return min(self._take_over_at, self._cut_at())
+        times = [proposal.next_send, self._cut_at()]
         if proposal.successor is None:
             waits = (proposal.grace_at, proposal.vote_at)
             times += [time for time in waits if time > proposal.looked_at]
@@ -251,12 +246,11 @@ class ViewChange:
         if self.done:
             return []
         steps: Steps = []
-        cut_at = self._cut_at()
-        if cut_at is not None and now >= cut_at:
+        if now >= self._cut_at():
             steps += self._report_cut(now)
         proposal = self._proposal
         if proposal is None:
-            if self._take_over_at is not None and now >= self._take_over_at:
+            if now >= self._take_over_at:
                 self._attempts += 1
                 steps += self._propose(now, place, frozenset(), ())
             return steps
@@ -272,14 +266,15 @@ class ViewChange:
 
     def _begin(self, now: float) -> Steps:
         """A proposal is known: nothing is completed or committed from here on."""
+        self.under_way = True
         if self._frozen_at is None:
             self._frozen_at = now
         return [Freeze()]
 
-    def _cut_at(self) -> float | None:
+    def _cut_at(self) -> float:
         """When to look whether there is a majority, for the user."""
         if self._cut_reported or self._frozen_at is None:
-            return None
+            return math.inf
         return self._frozen_at + self._timings.cut_s
 
     def _report_cut(self, now: float) -> Steps:

@@ -115,7 +115,7 @@ class Checks:
 
     def told(self, host: Host, data: bytes) -> None:
         """A list in force has come to a host: it counts for whom it is for, by its nonce."""
-        if kind_of(data) == INSTALL:
+        if data[1] == wire.FrameType.VIEW and kind_of(data) == INSTALL:
             frame = wire.unpack(data)
             assert isinstance(frame.body, wire.View)
             if frame.body.nonce == host.node.membership.fresh:
@@ -285,7 +285,7 @@ class Checks:
 
     def held(self, host: Host) -> tuple[Branch, int, int, int] | None:
         """The token that a host holds: view, generation and hop."""
-        node, ring = host.node, host.node.ring
+        node, ring = host.node, host.node.rings.current
         if ring is None or not ring.holding or ring.token is None:
             return None
         if host.dead or node.state is not NodeState.MEMBER or node.changing:

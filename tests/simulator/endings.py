@@ -68,7 +68,7 @@ def _cancelled(lead: Host, name: str, unsaved: str) -> str:
 def heard(lead: Host, host: Host) -> bool:
     """Whether the lead can hear that host now; itself too. Who is leaving has nothing more to say."""
     there = not host.dead and not host.paused and not host.leaves
-    return there and lead.lan.connected(lead.index, host.index)
+    return there and host.index in lead.lan.near(lead.index)
 
 
 def holds(host: Host, lead: Host) -> bool:

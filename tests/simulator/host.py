@@ -7,6 +7,7 @@ The kernel, the disk, the training program and the wire are models.
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -277,7 +278,7 @@ class Host:
 
     def later(self, delay_s: float, event: Callable[[], None]) -> None:
         """In this life."""
-        self.lan.at_host(self, self.lan.now + delay_s, functools.partial(self.wake, event))
+        self.lan.at_host(self, self.lan.now + delay_s, self.wake, event)
 
     # ---- Receiver
 
@@ -329,16 +330,16 @@ class Host:
         self.wake(self.frame_up, source, data)
 
     def frame_up(self, source: bytes, data: bytes) -> None:
-        self._sync()
+        now = self._sync()
         self.lan.checks.told(self, data)
-        self.do(self.machine.on_frame(self.clock(), source, data))
+        self.do(self.machine.on_frame(now, source, data))
 
     def _arm(self) -> None:
         deadline = self.machine.deadline()
-        if deadline is not None and deadline != self._timer:
+        if deadline != self._timer and deadline < math.inf:
             self._timer = deadline
             time = max((deadline - self.index * 1000.0) / self.rate, self.lan.now + 1e-5)
-            self.lan.at_host(self, time, functools.partial(self._due, deadline))
+            self.lan.at_host(self, time, self._due, deadline)
 
     def _due(self, deadline: float) -> None:
         if self._timer == deadline and not self.paused:
@@ -346,17 +347,18 @@ class Host:
 
     def _tick(self) -> None:
         self._timer = None
-        self._sync()
-        self.do(self.machine.tick(self.clock(), self._awaited))
+        now = self._sync()
+        self.do(self.machine.tick(now, bool(self._line)))
 
-    def _sync(self) -> None:
+    def _sync(self) -> float:
         kernel, now = self.kernel, self.clock()
-        times = kernel.token_at, kernel.heard
-        self.machine.kernel_saw(now, kernel.seen, *times, kernel.bounced)
+        machine, bounced = self.machine, kernel.bounced
+        machine.kernel_saw(now, kernel.seen, kernel.token_at, kernel.heard, bounced)
         kernel.bounced = None
         kernel.alive = now
-        if renewal := self.machine.renew_view(now, key_is_spent=False):
+        if renewal := machine.renew_view(now, key_is_spent=False):
             self.do(renewal)
+        return now
 
     # ---- the training program
 
@@ -383,10 +385,6 @@ class Host:
             return True
         return self.memory is None or self.memory.converted(action.fragments.round)
 
-    @property
-    def _awaited(self) -> bool:
-        return bool(self._line)
-
     # ---- the agent: what the life of the job asks for
 
     def task_done(self, ticket: int, outcome: Any) -> None:
@@ -398,7 +396,7 @@ class Host:
             return
         self.stepped = True
         self.lan.checks.moved.append(self)
-        awaited = self._awaited
+        awaited = bool(self._line)
         for at, action in enumerate(actions, 1):
             self._do(action)
             if self.dead:
@@ -408,7 +406,7 @@ class Host:
                 return
         self.kernel.alive = self.clock()
         self.lan.checks.has_room(self, self._blocks)
-        if self._awaited and not awaited:
+        if self._line and not awaited:
             self.later(1e-5, self._tick)
         self._arm()
 

@@ -93,12 +93,12 @@ class Kernel:
         host, state = self.host, self.state
         header, token = frame.header, frame.body
         assert isinstance(token, wire.Token)
-        view = host.node.view
+        view, position = host.node.view, (token.generation, token.hop)
         if state is None or header.view != view.number or header.sender not in view.live:
             return False
-        if (token.generation, token.hop) <= self.seen:
+        if position <= self.seen:
             return bool(header.flags & wire.Flag.REPEAT)
-        self.seen = (token.generation, token.hop)
+        self.seen = position
         self.heard = self.token_at = host.clock()
         if token.owner != host.node.number:
             return bool(

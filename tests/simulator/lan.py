@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import heapq
 import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,17 @@ def frames_read_once() -> Iterator[None]:
         yield
     finally:
         wire.unpack = unpack
+
+
+@contextlib.contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Next to nothing of a run is garbage that counting references does not find."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @contextlib.contextmanager
@@ -135,8 +147,10 @@ class Lan:
         self.starved: set[tuple[int, int]] = set()  # sender's index (-1: the switch), receiver's
         self.checks = Checks(self)
         self.digest = Digest()
-        #: Time, order, the host that the event is for (None: the LAN) in which of its lives, event.
-        self._queue: list[tuple[float, int, Host | None, int, Callable[[], None]]] = []
+        #: Time, order, the host that the event is for (None: the LAN) in which of its lives, event, what it is told.
+        self._queue: list[
+            tuple[float, int, Host | None, int, Callable[..., None], tuple[Any, ...]]
+        ] = []
         self._order = itertools.count()
         self._arrival: dict[tuple[int, int], float] = {}
         self.hosts = [
@@ -173,26 +187,26 @@ class Lan:
 
     def at(self, time: float, event: Callable[[], None]) -> None:
         """Do something at that time."""
-        heapq.heappush(self._queue, (max(time, self.now), next(self._order), None, 0, event))
+        heapq.heappush(self._queue, (max(time, self.now), next(self._order), None, 0, event, ()))
 
-    def at_host(self, host: Host, time: float, event: Callable[[], None]) -> None:
+    def at_host(self, host: Host, time: float, event: Callable[..., None], *told: Any) -> None:
         """Do something at a host, if it has not been killed by then."""
-        entry = (max(time, self.now), next(self._order), host, host.life, event)
+        entry = (max(time, self.now), next(self._order), host, host.life, event, told)
         heapq.heappush(self._queue, entry)
 
     def run(self, until: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Run until the condition holds; False if it does not within `limit_s` of virtual time, or nothing happens."""
         queue, pop, checks = self._queue, heapq.heappop, self.checks
-        with frames_read_once(), short_turns():
+        with frames_read_once(), short_turns(), seldom_collected():
             while not until():
                 if not queue:
                     return False
                 if queue[0][0] > limit_s:
                     self.now = limit_s
                     return False
-                self.now, _, host, life, event = pop(queue)
+                self.now, _, host, life, event, told = pop(queue)
                 if host is None or (host.life == life and not host.dead):
-                    event()
+                    event(*told)
                     if checks.moved:
                         checks.step()
         return True
@@ -260,7 +274,7 @@ class Lan:
     def _to_switch(self, sender: Host, when: float, take: Callable[[], None]) -> None:
         """On the same wire in the same order; the switch is where the first host is when the LAN is cut."""
         lost = self.conditions.loss and self.random.random() < self.conditions.loss
-        if not lost and self.connected(sender.index, 0):
+        if not lost and 0 in self.near(sender.index):
             self.at(when + HOP_S / 2, take)
 
     def fragment(self, sender: Host, fragment: Fragment, when: float) -> None:
@@ -274,9 +288,11 @@ class Lan:
 
         self._deliver(sender, when, take)
 
-    def connected(self, one: int, other: int) -> bool:
-        """Whether two hosts hear each other."""
-        return not self.groups or any(one in g and other in g for g in self.groups)
+    def near(self, index: int) -> Collection[int]:
+        """The hosts that hear that one, and it."""
+        if not self.groups:
+            return range(len(self.hosts))
+        return frozenset().union(*(group for group in self.groups if index in group))
 
     def cut(self, groups: Sequence[frozenset[int]]) -> None:
         """Only hosts of one group hear each other."""
@@ -291,26 +307,27 @@ class Lan:
         only: Host | None = None,
     ) -> None:
         """`sender` None: the switch, from where the first host is; `only`: to that host."""
-        conditions, rng = self.conditions, self.random
-        at = sender.index if sender is not None else 0
-        if conditions.loss and rng.random() < conditions.loss:
+        conditions, chance, last = self.conditions, self.random.random, self._arrival
+        loss, duplicate, late = conditions.loss, conditions.duplicate, conditions.late
+        port, at = (sender.index, sender.index) if sender is not None else (-1, 0)
+        if loss and chance() < loss:
             return
-        for host in self.hosts:
-            if host is sender or host.dead or not self.connected(at, host.index):
+        near = self.near(at)
+        for host in self.hosts if only is None else (only,):
+            if host is sender or host.dead or host.index not in near:
                 continue
-            if (only is not None and host is not only) or (sender is None and host is self.deaf):
+            if sender is None and host is self.deaf:
                 continue
-            if conditions.loss and rng.random() < conditions.loss:
+            if loss and chance() < loss:
                 continue
-            copies = 2 if conditions.duplicate and rng.random() < conditions.duplicate else 1
+            copies = 2 if duplicate and chance() < duplicate else 1
             for _ in range(copies):
                 arrival = when + HOP_S
                 if conditions.jitter_s:
-                    arrival += rng.random() * conditions.jitter_s
-                elif conditions.late and rng.random() < conditions.late:
-                    arrival += rng.random() * conditions.late_s
+                    arrival += chance() * conditions.jitter_s
+                elif late and chance() < late:
+                    arrival += chance() * conditions.late_s
                 else:  # a LAN keeps the order between two hosts
-                    pair = (sender.index if sender is not None else -1, host.index)
-                    arrival = max(arrival, self._arrival.get(pair, 0.0) + 1e-9)
-                    self._arrival[pair] = arrival
-                self.at_host(host, arrival, functools.partial(take, host))
+                    pair = port, host.index
+                    arrival = last[pair] = max(arrival, last.get(pair, 0.0) + 1e-9)
+                self.at_host(host, arrival, take, host)

@@ -143,7 +143,7 @@ def finish(lan: Lan) -> Outcome:
     Raises:
         Violation: as for `run`.
     """
-    lan.run(lambda: bool(lan.given_up) or _over(lan))
+    lan.run(lambda: bool(lan.given_up or (lan.ended and _over(lan))))
     if lan.given_up:
         return Outcome("standing by", lan.given_up, lan)
     if not _over(lan):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -205,7 +206,7 @@ def live_on(node: Node, now: float) -> None:
     """Whatever it has taken in, its clock does not stop it, and all that it says can be read."""
     for _ in range(4):
         deadline = node.deadline()
-        if deadline is None:
+        if deadline == math.inf:
             return
         now = max(now, deadline)
         for action in node.tick(now):

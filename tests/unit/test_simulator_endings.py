@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from nicps import wire
@@ -32,7 +34,7 @@ def test_who_was_struck_off_before_the_end_learns_of_it(name: str, well: bool) -
     assert outcome.what == ("done" if well else "stopped")
     assert host.node.ended and host.job_over == "the job has ended"
     assert host.node._host.ending is (wire.Ending.DONE if well else wire.Ending.ENDED)
-    assert host.node.deadline() is None, "it asks no more"
+    assert host.node.deadline() == math.inf, "it asks no more"
 
 
 def test_who_leaves_as_all_save_learns_of_the_end() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_who_learns_of_the_end_from_another_is_at_rest() -> None:
     lan.cut([])
     node = lan.hosts[2].node
     assert lan.run(lambda: node.ended, lan.now + 5.0)
-    assert node.deadline() is None and not node.changing
+    assert node.deadline() == math.inf and not node.changing
 
 
 def test_a_lead_that_takes_over_in_a_test_keeps_the_unit() -> None:

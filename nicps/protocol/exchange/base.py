@@ -82,7 +82,7 @@ class Exchanger(ABC):
     @property
     def delays_token(self) -> bool:
         """Whether a token that was forwarded still waits here, behind fragments that were queued before it."""
-        return self.kind.token_waits and self._sending > 0
+        return self._sending > 0 and self.kind.token_waits
 
     # ---- for the parts of this room
 
