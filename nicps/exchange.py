@@ -4,6 +4,7 @@
 | exchange | who sends what to whom | the sum is made |
 | --- | --- | --- |
 | `Exchange.BROADCAST` | the holder broadcasts its contribution (R10, R11) | by every member's kernel |
+| `Exchange.STRIPES` | all send their parts to the aggregators (docs/stripes.md) | by the aggregators' kernels |
 | `Exchange.SWITCH` | the holder sends its contribution to the switch | by the switch |
 
 A phase has one of them (`nicps.protocol.phase.Phase.exchange`). This file says in what they differ for whoever converts
@@ -30,6 +31,8 @@ class Exchange:
             the number of members. So the unit follows the gradients up and down. Otherwise every fragment has a shift
             of its own, and the unit only grows.
         needs_trust: a host takes part only if its user has told it to believe the sums of others.
+        absolute: lanes and sums have exponents of their own, whatever the unit is. No number is too large for a round.
+        works_alone: a lone member keeps it.
         token_waits: a token leaves a host after the fragments that were queued before it. So a fragment that has not
             come when the token comes is lost.
         flag: of every fragment.
@@ -38,6 +41,7 @@ class Exchange:
     """
 
     BROADCAST: ClassVar[Exchange]
+    STRIPES: ClassVar[Exchange]
     SWITCH: ClassVar[Exchange]
 
     name: str
@@ -45,13 +49,15 @@ class Exchange:
     shared_step: bool
     needs_trust: bool
     token_waits: bool
+    absolute: bool = False
+    works_alone: bool = True
     flag: int = 0
     lost: str = ""
     fallback: Exchange | None = None
 
     def among(self, live: int) -> Exchange:
-        """The exchange in a view of so many live members: a lone member adds for itself."""
-        return self if live > 1 else Exchange.BROADCAST
+        """The exchange in a view of so many live members: a lone one adds for itself where this one needs others."""
+        return self if live > 1 or self.works_alone else Exchange.BROADCAST
 
     def streams(self, counted: Collection[int], number: int) -> int:
         """How many members' worth of fragments the kernel of that member takes in a round.
@@ -62,6 +68,18 @@ class Exchange:
         if self.includes_own:
             return int(bool(counted))
         return len(set(counted) - {number})
+
+    @classmethod
+    def named(cls, name: str) -> Exchange:
+        """The exchange of that name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        for exchange in (cls.BROADCAST, cls.STRIPES, cls.SWITCH):
+            if exchange.name == name:
+                return exchange
+        raise ValueError(f"{name!r} is not an exchange: broadcast, stripes or switch")
 
     def to_json(self) -> bool:
         """The value of the keys `adding` (of a decision and a phase) and `added` (of a commit)."""
@@ -80,12 +98,22 @@ Exchange.BROADCAST = Exchange(
     needs_trust=False,
     token_waits=True,
 )
+Exchange.STRIPES = Exchange(
+    "stripes",
+    includes_own=True,
+    shared_step=False,
+    needs_trust=False,
+    token_waits=False,
+    absolute=True,
+    fallback=Exchange.BROADCAST,
+)
 Exchange.SWITCH = Exchange(
     "switch",
     includes_own=True,
     shared_step=True,
     needs_trust=True,
     token_waits=True,
+    works_alone=False,
     flag=wire.Flag.ADD,
     lost="sums of the switch",
     fallback=Exchange.BROADCAST,

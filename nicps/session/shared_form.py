@@ -40,11 +40,11 @@ LEAST_UNIT, MOST_UNIT = -100, 100
 
 PHASE = whole(0, (1 << 32) - 1)
 UNIT = whole(LEAST_UNIT, MOST_UNIT)
+CONVERSION = whole(0, (1 << 32) - 1)
 UNIT_IN_FORCE = whole(-128, 127)  # as the token carries it
+_NAME = choice("broadcast", "stripes", "switch")
 EXCHANGE = Kind(
-    FLAG.text,
-    lambda value: Exchange.from_json(FLAG.read(value)),
-    lambda exchange: exchange.to_json(),
+    _NAME.text, lambda value: Exchange.named(_NAME.read(value)), lambda exchange: exchange.name
 )
 DECISIONS = ("continue", "test", "end")
 
@@ -89,6 +89,9 @@ class Offer(Message):
         int | None, Field(nullable(UNIT), "log2 of the unit asked for in the next round")
     ]
     skip: Annotated[bool, Field(FLAG, "the gradient is too large for the unit of its round")]
+    conversion: Annotated[
+        int, Field(CONVERSION, "in stripes, of the records that are offered; otherwise 0")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,9 @@ class Arena(Message):
 
 @dataclass(frozen=True, slots=True)
 class Phase(Message):
-    """What comes next. With `blocks` come the descriptors of the accumulators and of the slots."""
+    """What comes next. Descriptors come in this order: with `blocks` the accumulators' and the slots', with `room` the
+    own records' and the sums', with `places` the remainders'.
+    """
 
     op: ClassVar[str] = "phase"
     kind: Annotated[str, Field(choice("train", "test", "save", "load", "end"), "what to do")]
@@ -231,26 +236,33 @@ class Phase(Message):
     shares: Annotated[
         tuple[int, ...], Field(listed(SAMPLES, "whole numbers"), "samples of a round, by member")
     ]
-    exchange: Annotated[
-        Exchange, Field(EXCHANGE, "whether the network's switch makes the sums", key="adding")
-    ]
+    exchange: Annotated[Exchange, Field(EXCHANGE, "how the sums are made")]
     view: Annotated[int, Field(VIEW, "the view in force")]
     live: Annotated[tuple[int, ...], Field(listed(MEMBER, "members"), "who is in the view")]
     lead: Annotated[int, Field(NO_MEMBER, "the member that acts as node 1 (R22)")]
     blocks: Annotated[
         int, Field(COUNT, "blocks in a bank of new accumulators; 0: the old ones")
     ] = 0
+    room: Annotated[
+        int, Field(COUNT, "fragments in a bank of new own records and sums; 0: the old ones")
+    ] = 0
+    places: Annotated[
+        int, Field(COUNT, "blocks in a bank of the own stripe's new places; 0: the old ones")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class View(Message):
-    """Hosts have come or gone; the phase goes on."""
+    """Hosts have come or gone; the phase goes on. With `places` comes the remainders' descriptor."""
 
     op: ClassVar[str] = "view"
     view: Annotated[int, Field(VIEW, "the view in force")]
     live: Annotated[tuple[int, ...], Field(listed(MEMBER, "members"), "who is in the view")]
     lead: Annotated[int, Field(NO_MEMBER, "the member that acts as node 1 (R22)")]
     round: Annotated[int, Field(ROUND, "the open round")]
+    places: Annotated[
+        int, Field(COUNT, "blocks in a bank of the own stripe's new places; 0: the old ones")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +276,14 @@ class Committed(Message):
     ]
     unit: Annotated[int, Field(UNIT_IN_FORCE, "log2 of what its numbers are multiples of")]
     next_unit: Annotated[int, Field(UNIT_IN_FORCE, "the same, of the next round")]
-    exchange: Annotated[
-        Exchange, Field(EXCHANGE, "whether the network's switch has made the sum", key="added")
-    ]
+    exchange: Annotated[Exchange, Field(EXCHANGE, "how the sum was made")]
     seconds_waited: Annotated[
         float, Field(number(), "from this member's offer to the commit, without its own sending")
     ]
+    view: Annotated[int, Field(VIEW, "the view under which the sum was made")] = 0
+    aggregators: Annotated[
+        tuple[int, ...], Field(listed(MEMBER, "members"), "in stripes, in the order of their ranks")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

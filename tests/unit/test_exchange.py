@@ -79,6 +79,19 @@ def sent(actions: object) -> list[tuple[tuple[tuple[int, int], ...], bool]]:
 # ---- what is so for everybody
 
 
+@pytest.mark.parametrize("kind", [Exchange.BROADCAST, Exchange.STRIPES, Exchange.SWITCH])
+def test_an_exchange_is_found_by_its_name(kind: Exchange) -> None:
+    assert Exchange.named(kind.name) is kind
+    with pytest.raises(ValueError, match="broadcast, stripes or switch"):
+        Exchange.named(kind.name.upper())
+
+
+def test_a_lone_member_keeps_its_exchange_unless_it_needs_others() -> None:
+    assert Exchange.STRIPES.among(1) is Exchange.STRIPES
+    assert Exchange.SWITCH.among(1) is Exchange.BROADCAST
+    assert Exchange.SWITCH.among(2) is Exchange.SWITCH
+
+
 def test_a_lone_member_adds_for_itself() -> None:
     alone = View(4, VIEW.members, frozenset({2}), 2)
     for kind in (Exchange.BROADCAST, Exchange.SWITCH):

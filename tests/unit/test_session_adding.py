@@ -24,7 +24,7 @@ F32 = reference.F32
 @pytest.fixture
 def agent() -> Iterator[Agent]:
     agent = Agent(2)
-    agent.enter("train", 7, adding=True, unit=UNIT)
+    agent.enter("train", 7, exchange="switch", unit=UNIT)
     yield agent
     agent.close()
 
@@ -101,7 +101,7 @@ def test_ready_made_sums_are_the_gradients_sum(agent: Agent) -> None:
             if number == 2:
                 assert (lanes(agent, round_) == whole).all()
         arrive(agent, round_, total)
-        agent.commit(round_, {1: 4, 2: 4, 3: 4}, UNIT, added=True)
+        agent.commit(round_, {1: 4, 2: 4, 3: 4}, UNIT, exchange="switch")
         out = np.full(LANES, np.nan, np.float32)
         commit = agent.session.wait_commit(round_, out)
         assert (
@@ -121,7 +121,7 @@ def test_a_sum_of_others_is_ready_made_too(agent: Agent) -> None:
     """This member was left out: none of its lanes is in the sum, and none is put there."""
     offered(agent, 7, gradient(1))
     arrive(agent, 7, 5)
-    agent.commit(7, {1: 4, 3: 4}, UNIT, added=True)
+    agent.commit(7, {1: 4, 3: 4}, UNIT, exchange="switch")
     commit = agent.session.wait_commit(7)
     assert commit is not None
     assert (agent.session.sum(commit) == np.float32(5 * 2.0**UNIT)).all()
@@ -134,7 +134,7 @@ def test_who_is_left_alone_adds_for_itself(agent: Agent) -> None:
     offered(agent, 7, vector)
     arrive(agent, 7, 99)
     agent.view(2, (2,))
-    agent.commit(7, {2: 4}, UNIT, added=False)
+    agent.commit(7, {2: 4}, UNIT, exchange="broadcast")
     commit = agent.session.wait_commit(7)
     assert commit is not None and commit.members == 3
     whole, _ = reference.Member(16).quantise(vector, UNIT, 3)
@@ -146,7 +146,7 @@ def test_a_round_that_the_switch_had_added_before(agent: Agent) -> None:
     offered(agent, 7, gradient(1))
     arrive(agent, 7, 5)
     agent.view(2, (2,))
-    agent.commit(7, {1: 4, 2: 4, 3: 4}, UNIT, added=True)
+    agent.commit(7, {1: 4, 2: 4, 3: 4}, UNIT, exchange="switch")
     commit = agent.session.wait_commit(7)
     assert commit is not None
     assert (agent.session.sum(commit) == np.float32(5 * 2.0**UNIT)).all()
@@ -156,7 +156,7 @@ def test_ready_made_sums_are_read_early(agent: Agent, monkeypatch: pytest.Monkey
     offered(agent, 7, gradient(1))
     arrive(agent, 7, 5)
     out = np.empty(LANES, np.float32)
-    commit_it = partial(agent.commit, 7, {1: 4, 2: 4, 3: 4}, UNIT, added=True)
+    commit_it = partial(agent.commit, 7, {1: 4, 2: 4, 3: 4}, UNIT, exchange="switch")
     interrupt(agent, monkeypatch, out, commit_it)
     commit = agent.session.wait_commit(7, out)
     assert commit is not None
@@ -171,13 +171,15 @@ def test_ready_made_sums_are_read_early(agent: Agent, monkeypatch: pytest.Monkey
 def test_left_out_is_left_out_everywhere(agent: Agent, counted: dict[int, int]) -> None:
     """A member's numbers were too large: also who was counted offers again, and no residual changes."""
     vector = gradient(1, 0.3 * LIMIT * 2.0**UNIT)
-    agent.commit(7, counted, UNIT, next_unit=UNIT + 6, added=bool(counted))
+    agent.commit(
+        7, counted, UNIT, next_unit=UNIT + 6, exchange="switch" if counted else "broadcast"
+    )
     with pytest.raises(LeftOut, match="offer it again in round 8") as left:
         agent.session.all_reduce(7, vector)
     assert left.value.next_round == 8
     assert agent.take()["op"] == "offer" and agent.take()["op"] == "read"
     arrive(agent, 8, 3)
-    agent.commit(8, {1: 1, 2: 1, 3: 1}, UNIT + 6, added=True)
+    agent.commit(8, {1: 1, 2: 1, 3: 1}, UNIT + 6, exchange="switch")
     assert (agent.session.all_reduce(8, vector) == np.float32(3 * 2.0 ** (UNIT + 6))).all()
     whole, _ = reference.Member(16).quantise(vector, UNIT + 6, 3)
     assert (lanes(agent, 8) == whole).all(), "nothing is left over of round 7"
@@ -185,7 +187,7 @@ def test_left_out_is_left_out_everywhere(agent: Agent, counted: dict[int, int]) 
 
 def test_a_coarser_step_leaves_nobody_out(agent: Agent) -> None:
     arrive(agent, 7, 3)
-    agent.commit(7, {1: 1, 2: 1, 3: 1}, UNIT, next_unit=UNIT + 5, added=True)
+    agent.commit(7, {1: 1, 2: 1, 3: 1}, UNIT, next_unit=UNIT + 5, exchange="switch")
     assert (agent.session.all_reduce(7, gradient(1)) == np.float32(3 * 2.0**UNIT)).all()
 
 
@@ -200,7 +202,7 @@ def test_left_out_where_the_hosts_add() -> None:
 
 
 def test_too_late_for_the_quorum(agent: Agent) -> None:
-    agent.commit(7, {1: 1, 3: 1}, UNIT, added=True)
+    agent.commit(7, {1: 1, 3: 1}, UNIT, exchange="switch")
     with pytest.raises(LeftOut, match="round 7 closed without us"):
         agent.session.all_reduce(7, gradient(1))
 
@@ -218,9 +220,9 @@ def test_the_switch_is_given_up(agent: Agent) -> None:
 
 
 def test_the_same_round_is_run_again(agent: Agent) -> None:
-    agent.phase("train", 7, adding=True, unit=UNIT)
+    agent.phase("train", 7, exchange="switch", unit=UNIT)
     arrive(agent, 7, 3)
-    agent.commit(7, {1: 1, 2: 1, 3: 1}, UNIT, added=True)
+    agent.commit(7, {1: 1, 2: 1, 3: 1}, UNIT, exchange="switch")
     assert (agent.session.all_reduce(7, gradient(1)) == np.float32(3 * 2.0**UNIT)).all()
 
 

@@ -65,7 +65,7 @@ class Agent:
         message = {"op": "phase", "kind": kind, "first_round": first, "number": self._numbers}
         message |= {
             "unit": -30,
-            "adding": False,
+            "exchange": "broadcast",
             "view": VIEW,
             "live": [1, 2, 3],
             "lead": 1,
@@ -87,7 +87,7 @@ class Agent:
         unit: int = -30,
         *,
         next_unit: int | None = None,
-        added: bool = False,
+        exchange: str = "broadcast",
     ) -> None:
         message = {
             "op": "committed",
@@ -95,7 +95,7 @@ class Agent:
             "counted": counted,
             "unit": unit,
             "next_unit": unit if next_unit is None else next_unit,
-            "added": added,
+            "exchange": exchange,
         }
         self.channel.send(message | {"seconds_waited": 0.0})
 
