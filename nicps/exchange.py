@@ -65,6 +65,8 @@ class Exchange:
         Args:
             counted: the members whose contributions are in the sum.
         """
+        if self.absolute and set(counted) == {number}:
+            return 0
         if self.includes_own:
             return int(bool(counted))
         return len(set(counted) - {number})

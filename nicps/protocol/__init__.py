@@ -56,6 +56,7 @@ from nicps.protocol.actions import (
     Ready,
     Send,
     SendFragments,
+    Striped,
 )
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
@@ -91,6 +92,7 @@ __all__ = [
     "Receiver",
     "Send",
     "SendFragments",
+    "Striped",
     "Timings",
     "View",
 ]

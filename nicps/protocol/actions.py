@@ -21,8 +21,22 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Striped:
+    """What frames of stripes say of their round: the closed list (a bit a member), its unit, and what they are.
+
+    A CONTRIBUTION and an ASK go to the fragment's aggregator, of which `aggregators` has the numbers in order of rank,
+    or to who alone has contributed; a SUM, of lanes that only this member has contributed, to all.
+    """
+
+    type: wire.FrameType
+    members: int
+    unit: int
+    aggregators: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SendFragments:
-    """Broadcast fragments of this member's contribution, before anything asked for later.
+    """Send fragments of this member's contribution, before anything asked for later.
 
     `ranges` are (first, count). Without samples there is no contribution: the frames are empty, and only ask for sums.
     The agent answers with `Node.sent` once the kernel has them all.
@@ -35,6 +49,7 @@ class SendFragments:
     ranges: tuple[tuple[int, int], ...]
     repair: bool
     exchange: Exchange = Exchange.BROADCAST
+    striped: Striped | None = None
 
     @property
     def only_asks(self) -> bool:
@@ -194,6 +209,7 @@ class Committed:
 
     `phase` is the round's. `counted` maps member numbers to samples; members whose gradient is not in the sum are
     missing from it. `exchange` is the one that made the sum: where a lone member adds for itself it is not the phase's.
+    `view` is the one in which it was made, and `aggregators` are those of its stripes, in order of rank.
     """
 
     phase: Phase
@@ -202,6 +218,8 @@ class Committed:
     unit: int
     next_unit: int
     exchange: Exchange = Exchange.BROADCAST
+    view: int = 0
+    aggregators: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol.actions import Action, Closed, Committed, Need
 from nicps.protocol.digests import Digests
 from nicps.protocol.exchange import Exchanger
@@ -24,12 +25,14 @@ _NO_LINE = Line()
 class Offer:
     """A gradient that waits for the token.
 
-    `unit` is what it asks for in the next round, if it does. `skip`: it does not fit the open round's, and is left out.
+    `unit` is what it asks for in the next round, if it does; with absolute exponents, the largest of them.
+    `skip`: it does not fit the open round's, and is left out. `conversion`: of its lanes, in stripes.
     """
 
     samples: int
     unit: int | None = None
     skip: bool = False
+    conversion: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class Control:
         self._closed = 0  # round whose closing without this member has been reported
         self._undecided = carried.undecided
         self._need = 0
+        exchange.open(carried.round)
+        exchange.conversion = carried.offer.conversion if carried.offer is not None else 0
 
     def line(self) -> Line:
         """This member's entry in the token."""
@@ -137,6 +142,7 @@ class Control:
         if round_ != self.round or self.line().settled or not self.phase.shares[self.number - 1]:
             return False
         self._offer = self._held = offer
+        self.exchange.conversion = offer.conversion
         self._passes = False
         self._ready = offer.samples
         return True
@@ -173,7 +179,7 @@ class Control:
         self.token = TokenState.create(generation, self.number, self.round, self.unit, lines)
         return self.token
 
-    def learn(self, token: TokenState) -> list[Action]:
+    def learn(self, now: float, token: TokenState) -> list[Action]:
         """Take over what a newer token says."""
         actions: list[Action] = []
         if token.round == self.round + 1:
@@ -182,6 +188,7 @@ class Control:
         actions += self._digests.compare(token, self.round)
         if token.state == wire.TokenState.CLOSING and not self.line().settled:
             actions += self._close_without_us()
+        actions += self.exchange.on_token(now, token)
         return actions + self._publish_need()
 
     def hear_ready(self, sender: int, want: wire.Want) -> list[Action]:
@@ -215,10 +222,10 @@ class Control:
             changed |= contributed
             if token.quorum_reached(self.phase):
                 token.state = wire.TokenState.CLOSING
-                self.exchange.on_closed(now, token)
                 changed = True
                 if not line.settled:
                     actions += self._close_without_us()
+                actions += self.exchange.on_closed(now, token)
         if not self.exchange.owns_ready(token):
             self._enter_ready(token)
         if line.read != self._read:
@@ -250,12 +257,15 @@ class Control:
         if token.state == wire.TokenState.OPEN:
             if line.settled or self.frozen:
                 return False
-            return self._passes or (self._offer is not None and self._bank_free(token))
-        return not line.complete and not self._held_back()
+            offers = self._offer is not None and self.exchange.may_enter()
+            return self._passes or (offers and self._bank_free(token))
+        return not line.complete and not self._held_back() and self.exchange.wants_token(token)
 
     def kernel(self, holding: bool) -> KernelState:
         """What the XDP program must know now."""
-        token, line, sums = self.token, self.line(), self.exchange.kind.includes_own
+        token, line, exchange = self.token, self.line(), self.exchange
+        sums = exchange.kind == Exchange.SWITCH
+        width = self.phase.width if exchange.aggregators else 0
         quiet = (
             token is not None
             and not holding
@@ -270,10 +280,16 @@ class Control:
             round_low=self.round,
             round_high=self.round + (1 if self.complete else 0),
             sent_seen=token.sent if token is not None else 0,
-            own_sent=self.exchange.own_sent,
+            own_sent=exchange.own_sent,
             bounce=quiet and not self.frozen,
             sums=sums,
             sums_next=sums,
+            aggregators=exchange.aggregators,
+            aggregators_next=exchange.aggregators,
+            width=width,
+            width_next=width,
+            offered=(0, exchange.conversion) if self.round & 1 else (exchange.conversion, 0),
+            clock=exchange.clock,
         )
 
     # ---- the list, and what closes it
@@ -286,6 +302,8 @@ class Control:
             line.ready = 0
             return True, []
         if offer is None or line.settled or not self._bank_free(token):
+            return False, []
+        if not self.exchange.may_enter():
             return False, []
         self._offer = None
         line.ready = 0
@@ -323,13 +341,21 @@ class Control:
 
     def _commit(self, token: TokenState) -> list[Action]:
         counted = {k: e.samples_before for k, e in enumerate(token.lines, 1) if e.samples_before}
-        units = token.unit_before, token.unit
-        committed = Committed(self.phase, self.round, counted, *units, self.exchange.kind)
+        committed = Committed(
+            self.phase,
+            self.round,
+            counted,
+            token.unit_before,
+            token.unit,
+            self.exchange.kind,
+            self._view.number,
+            self.exchange.aggregators,
+        )
         self.round = token.round
         self.unit = token.unit
         self._offer = self._held = None
         self._passes = False
-        self.exchange.open()
+        self.exchange.open(self.round)
         self._ready = 0
         self._ready_of = {}
         self.complete = False

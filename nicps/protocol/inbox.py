@@ -88,6 +88,9 @@ class Inbox:
         elif isinstance(body, wire.Fragment):
             if ring is not None and header.round == ring.round:
                 return ring.on_completion(now)
+        elif isinstance(body, wire.Lacking):
+            if ring is not None and header.round == ring.round:
+                return ring.on_lacking(now, body)
         elif isinstance(body, wire.Want):
             return ring.on_want(now, frame) if ring is not None else []
         elif isinstance(body, wire.Fail) and self._host.leads:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class Receiver(Protocol):
-    """What has arrived: the kernel's maps in production, a model in tests."""
+    """What has arrived: the kernel's maps in production, a model in tests.
+
+    `count` and `missing` are of fragments as their senders broadcast them, `reached` and what follows of stripes.
+    """
 
     def count(self, round_: int, view: int, sender: int) -> int:
         """Distinct fragments taken from that member in that round."""
@@ -18,10 +22,30 @@ class Receiver(Protocol):
     ) -> list[tuple[int, int]]:
         """At most `limit` (first, count) ranges that have not arrived, first ones first."""
 
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        """Of the sums `first` to `end`: the first that is not here, and one past the last that is."""
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """At most `limit` (first, count) ranges of the sums `first` to `end` that are not here, first ones first."""
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        """How many of this host's own fragments in a row, from `first` on, have lanes of that conversion."""
+
+    def absent(
+        self, round_: int, view: int, first: int, count: int, members: int
+    ) -> Mapping[int, int]:
+        """In this host's own stripe: how many contributions of the listed others are lacking, by number."""
+
 
 @dataclass(slots=True)  # a frozen one takes seven times as long to make; one follows every event
 class KernelState:
-    """What the XDP program must know to act for this member (`struct nicps_config`)."""
+    """What the XDP program must know to act for this member (`struct nicps_config`).
+
+    `aggregators`, `width`: of stripes, in the open round; `_next`: in later ones. `offered`, by parity: the conversion
+    of this host's lanes that counts. `clock`: the agent is woken after so many sums.
+    """
 
     round: int
     round_low: int
@@ -31,3 +55,9 @@ class KernelState:
     bounce: bool
     sums: bool = False
     sums_next: bool = False
+    aggregators: tuple[int, ...] = ()
+    aggregators_next: tuple[int, ...] = ()
+    width: int = 0
+    width_next: int = 0
+    offered: tuple[int, int] = (0, 0)
+    clock: int = 0

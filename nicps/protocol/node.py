@@ -309,12 +309,19 @@ class Node:
     # ---- the trainer's (or the hand-out's) side of the ring
 
     def offer(
-        self, now: float, round_: int, samples: int, unit: int | None = None, skip: bool = False
+        self,
+        now: float,
+        round_: int,
+        samples: int,
+        unit: int | None = None,
+        skip: bool = False,
+        conversion: int = 0,
     ) -> list[Action]:
         """A contribution is ready (`Ring.offer`)."""
         ring = self.rings.of_round(round_)
-        offered = ring.offer(now, round_, samples, unit, skip) if ring is not None else []
-        return self._take(now, offered)
+        if ring is None:
+            return self._take(now, [])
+        return self._take(now, ring.offer(now, round_, samples, unit, skip, conversion))
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""
@@ -340,7 +347,26 @@ class Node:
         decided = self.ring is not None and self._may_decide
         return self._take(now, self.ring.go_on(now) if self.ring and decided else [])
 
+    def advance(self, now: float) -> list[Action]:
+        """Sums of stripes came, or lanes were converted (`Ring.advance`)."""
+        ring = self.rings.current
+        if ring is None or self.changing:
+            return []
+        return self._take(now, ring.advance(now))
+
+    @property
+    def awaits_lanes(self) -> bool:
+        """Others wait for lanes that this host's training program has not converted yet."""
+        return self.ring is not None and not self.changing and self.ring.awaits_lanes
+
     # ---- what comes from the kernel and the clock
+
+    def on_list(self, now: float, view: int, round_: int, members: int, unit: int) -> list[Action]:
+        """The first contribution to a round of stripes came to this host's kernel (`Ring.on_list`)."""
+        ring = self.rings.current
+        if ring is None or self.changing or (view, round_) != (self.view.number, ring.round):
+            return []
+        return self._take(now, ring.on_list(now, members, unit))
 
     def kernel_saw(
         self,

@@ -156,6 +156,12 @@ class Phase:
         """Number of the last round; only where `rounds` is not 0."""
         return self.first_round + self.rounds - 1
 
+    def aggregators(self, live: Collection[int]) -> tuple[int, ...]:
+        """Where the exchange has stripes: whose they are among the live members, in order of rank."""
+        if not self.exchange.absolute:
+            return ()
+        return tuple(k for k, share in enumerate(self.shares, 1) if share and k in live)
+
     @property
     def per_block(self) -> int:
         """Fragments that share one block of accumulators."""
@@ -180,6 +186,7 @@ class Phase:
                 "quorum": self.quorum,
                 "unit": self.unit,
                 "adding": self.exchange.to_json(),
+                "exchange": self.exchange.name,
                 "settings": dict(self.settings),
             },
             separators=(",", ":"),
@@ -196,11 +203,11 @@ class Phase:
         try:
             values = json.loads(tail)
             settings, shares = values.pop("settings"), tuple(values.pop("shares"))
-            adding = values.pop("adding")
+            adding, exchange = values.pop("adding"), Exchange.named(values.pop("exchange"))
             kind = wire.PhaseKind(decision.phase)
             numbers = [*values.values(), *shares]
             whole = all(type(number) is int for number in numbers)
-            if not whole or not isinstance(settings, dict) or not isinstance(adding, bool):
+            if not whole or not isinstance(settings, dict) or adding is not exchange.to_json():
                 raise ValueError("a value of the wrong type")
             phase = cls(
                 decision.number,
@@ -208,7 +215,7 @@ class Phase:
                 kind,
                 shares=shares,
                 settings=settings,
-                exchange=Exchange.from_json(adding),
+                exchange=exchange,
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -234,8 +241,8 @@ class Phase:
         fits = all(0 <= n < 1 << 31 for n in numbers) and all(0 <= n < limit for n in sizes)
         if not fits or not -100 <= self.unit <= 100:
             raise WireError(f"decision {self.number}: a number is out of range")
-        if self.exchange.shared_step and not self.width:
-            raise WireError(f"decision {self.number}: no switch adds raw bytes")
+        if self.exchange.includes_own and not self.width:
+            raise WireError(f"decision {self.number}: nobody makes sums of raw bytes")
         if not self.fragments or not self.last_fragments or not self.first_round:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")
 

@@ -90,6 +90,11 @@ class Ring:
         return self._control.frozen
 
     @property
+    def awaits_lanes(self) -> bool:
+        """Others wait for lanes that this host's training program has not converted yet."""
+        return self._exchange.awaits_lanes
+
+    @property
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
         return self._control.kernel(self.holding)
@@ -131,10 +136,16 @@ class Ring:
         return steps + self._hold(now)
 
     def offer(
-        self, now: float, round_: int, samples: int, unit: int | None = None, skip: bool = False
+        self,
+        now: float,
+        round_: int,
+        samples: int,
+        unit: int | None = None,
+        skip: bool = False,
+        conversion: int = 0,
     ) -> Steps:
         """A gradient of `round_` is ready (`Offer`)."""
-        listed = self._control.offer(round_, Offer(samples, unit, skip))
+        listed = self._control.offer(round_, Offer(samples, unit, skip, conversion))
         return self._act_or_want(now) if listed else []
 
     def progress(self, now: float, round_: int, samples: int) -> Steps:
@@ -195,7 +206,7 @@ class Ring:
         self.holding = False
         self.parked = bool(frame.header.flags & wire.Flag.PARKED)
         self._want.reset_interval()
-        steps: Steps = [*self._control.learn(token)]
+        steps: Steps = [*self._control.learn(now, token)]
         if token.owner == self.number and not self.parked:
             self.turns += 1
             return steps + self._hold(now)
@@ -215,6 +226,18 @@ class Ring:
     def on_completion(self, now: float) -> Steps:
         """The kernel has taken the last fragment of a member's contribution."""
         return self._act_or_want(now)
+
+    def on_list(self, now: float, members: int, unit: int) -> Steps:
+        """The first contribution to the open round came to this host's kernel: what it says of the round."""
+        return [*self._exchange.on_list(now, members, unit)]
+
+    def on_lacking(self, now: float, lacking: wire.Lacking) -> Steps:
+        """An aggregator answers what this member has asked: these have not contributed yet."""
+        return [*self._exchange.on_lacking(now, lacking)]
+
+    def advance(self, now: float) -> Steps:
+        """Sums came to this host's kernel, or lanes of its contribution were converted."""
+        return [*self._exchange.advance(now), *self._act_or_want(now)]
 
     def on_want(self, now: float, frame: wire.Frame) -> Steps:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""
@@ -254,7 +277,7 @@ class Ring:
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        due = self._want.at
+        due = min(self._want.at, self._exchange.deadline())
         if self._exchange.delays_token:
             return min(due, self._detector.beacon_due()) if self._others else due
         if self._retransmission.token is not None:
@@ -264,6 +287,8 @@ class Ring:
     def tick(self, now: float) -> Steps:
         """Repeat what nobody seems to have heard (R16), want what does not come, send round what is parked."""
         steps: Steps = []
+        if now >= self._exchange.deadline():
+            steps += self.advance(now)
         last, delayed = self._retransmission, self._exchange.delays_token
         if last.token is not None and not delayed:
             if not last.is_newest(self._seen):

@@ -45,8 +45,20 @@ class Rings:
         state = ring.kernel
         if coming is None:
             return state
-        sums = coming.kernel.sums
-        return replace(state, round_high=coming.round, bounce=False, sums_next=sums)
+        later = coming.kernel
+        return replace(
+            state,
+            round_high=coming.round,
+            bounce=False,
+            sums_next=later.sums,
+            aggregators_next=later.aggregators,
+            width_next=later.width,
+            offered=(
+                state.offered[0] or later.offered[0],
+                state.offered[1] or later.offered[1],
+            ),
+            clock=max(state.clock, later.clock),
+        )
 
     def prepare(self, now: float, phase: Phase) -> None:
         """This host is prepared for the phase: its ring takes contributions."""

@@ -166,7 +166,7 @@ class TokenState:
         Where all lanes are multiples of it (`Exchange.shared_step`) it follows the gradients down too.
         """
         wanted = max(line.unit for line in self.lines)
-        if wanted == _NO_UNIT:
+        if wanted == _NO_UNIT or exchange.absolute:
             return self.unit
         return wanted if exchange.shared_step else max(self.unit, wanted)
 

@@ -142,7 +142,7 @@ def test_broadcast_sends_a_contribution_as_it_is_listed() -> None:
     listed.sent = FRAGMENTS
     assert sent(part.send_listed(listed)) == [(((0, FRAGMENTS),), False)]
     assert listed.sent == 2 * FRAGMENTS and part.own_sent == FRAGMENTS
-    part.open()
+    part.open(ROUND)
     assert part.own_sent == 0
 
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
+from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol.actions import Action, SendFragments
+from nicps.protocol.actions import Action, SendFragments, Striped
 from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import Phase
 from nicps.protocol.signals import Lacks
@@ -19,18 +21,25 @@ class Exchanger(ABC):
 
     The control keeps the list of contributors, and knows no fragment. It calls `open`, then `send_listed` and
     `on_closed` as the list grows and is closed, and whenever this member has the token `serve`, `is_complete` and
-    `ask`. Of a token the exchange writes `sent`, `settled` and `ranges`, and the entries' `ready` while `owns_ready`.
+    `ask`. Of a token the exchange writes `sent`, `settled` and `ranges`, the entries' `ready` while `owns_ready`, and
+    as it closes the list, `unit`. The ring tells it of what else happens.
 
     Attributes:
         kind: what is so of this exchange for everybody.
         own_sent: fragments of its own that this member has announced in the token's `sent`.
+        conversion: of this member's lanes for the open round; 0: it has offered none.
+        aggregators: whose stripes there are, in order of rank.
+        clock: the kernel tells of so many sums at a time.
     """
+
+    aggregators: tuple[int, ...] = ()
+    clock = 0
 
     def __init__(
         self, kind: Exchange, phase: Phase, view: View, number: int, receiver: Receiver
     ) -> None:
         self.kind = kind
-        self.own_sent = 0
+        self.own_sent = self.conversion = 0
         self._phase = phase
         self._view = view
         self._number = number
@@ -39,16 +48,37 @@ class Exchanger(ABC):
 
     # ---- what the control tells
 
-    def open(self) -> None:
-        """Another round is open: nothing of it has been sent or has come."""
-        self.own_sent = 0
+    def open(self, round_: int) -> None:
+        """That round is open: nothing of it has been sent or has come."""
+        self.own_sent = self.conversion = 0
 
     @abstractmethod
     def send_listed(self, token: TokenState) -> list[Action]:
         """This member's contribution has entered the list: what it sends at once."""
 
-    def on_closed(self, now: float, token: TokenState) -> None:  # noqa: B027
-        """This member has closed the list."""
+    def on_closed(self, now: float, token: TokenState) -> list[Action]:
+        """This member has closed the list: what it sends at once."""
+        return []
+
+    def on_token(self, now: float, token: TokenState) -> list[Action]:
+        """A token came, which may be another's, and perhaps says that the list is closed."""
+        return []
+
+    def on_list(self, now: float, members: int, unit: int) -> list[Action]:
+        """A contribution came, which says what list was closed, and with which unit."""
+        return []
+
+    def on_lacking(self, now: float, lacking: wire.Lacking) -> list[Action]:
+        """The aggregator has not got these members' contributions."""
+        return []
+
+    def advance(self, now: float) -> list[Action]:
+        """Sums came, or lanes of this member's were converted, or time has passed."""
+        return []
+
+    def deadline(self) -> float:
+        """When `advance` must be called next; infinity where nothing is waited for."""
+        return math.inf
 
     def on_dropped(self) -> None:  # noqa: B027
         """The open round will not be committed in this ring: another phase or view is coming."""
@@ -56,6 +86,21 @@ class Exchanger(ABC):
     def on_sent(self) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._sending -= 1
+
+    # ---- what the control asks
+
+    def may_enter(self) -> bool:
+        """Whether what this member has offered can enter the list now."""
+        return True
+
+    def wants_token(self, token: TokenState) -> bool:
+        """Whether this member would do something with the token while the list is closed, and it is not marked yet."""
+        return True
+
+    @property
+    def awaits_lanes(self) -> bool:
+        """Whether others wait for lanes that this host's training program has not converted yet."""
+        return False
 
     # ---- what the control asks, having the token
 
@@ -87,11 +132,17 @@ class Exchanger(ABC):
     # ---- for the parts of this room
 
     def _send(
-        self, token: TokenState, samples: int, ranges: tuple[tuple[int, int], ...], *, repair: bool
+        self,
+        round_: int,
+        samples: int,
+        ranges: tuple[tuple[int, int], ...],
+        *,
+        repair: bool,
+        striped: Striped | None = None,
     ) -> list[Action]:
-        """Fragments of the token's round, if there is anybody to send them to."""
+        """Fragments of that round, if there is anybody to send them to."""
         if len(self._view.live) == 1:
             return []
         self._sending += 1
-        view, generation = self._view.number, self._phase.generation
-        return [SendFragments(view, generation, token.round, samples, ranges, repair, self.kind)]
+        whose = self._view.number, self._phase.generation, round_
+        return [SendFragments(*whose, samples, ranges, repair, self.kind, striped)]

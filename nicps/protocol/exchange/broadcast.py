@@ -33,9 +33,9 @@ class BroadcastExchanger(Exchanger):
         super().__init__(kind, phase, view, number, receiver)
         self._progress = Progress(timings)
 
-    def open(self) -> None:
+    def open(self, round_: int) -> None:
         """Nothing is lacking yet."""
-        super().open()
+        super().open(round_)
         self._progress.open()
 
     def send_listed(self, token: TokenState) -> list[Action]:
@@ -44,7 +44,7 @@ class BroadcastExchanger(Exchanger):
         token.sent += fragments
         self.own_sent = fragments
         samples = token.lines[self._number - 1].samples
-        return self._send(token, samples, ((0, fragments),), repair=False)
+        return self._send(token.round, samples, ((0, fragments),), repair=False)
 
     def serve(self, now: float, token: TokenState) -> tuple[bool, list[Action]]:
         """Send this member's fragments again that others lack, before anything new."""
@@ -56,7 +56,7 @@ class BroadcastExchanger(Exchanger):
             return False, []
         token.ranges = [r for r in token.ranges if r[0] != self._number]
         samples = token.lines[self._number - 1].samples
-        return True, self._send(token, samples, mine, repair=True)
+        return True, self._send(token.round, samples, mine, repair=True)
 
     def is_complete(self, token: TokenState) -> bool:
         """Every fragment of every listed member has come."""

@@ -42,20 +42,21 @@ class SwitchExchanger(Exchanger):
         self._moved_at = now  # when there was one
         self._dropped = False
 
-    def open(self) -> None:
+    def open(self, round_: int) -> None:
         """Nothing has been sent to the switch yet."""
-        super().open()
+        super().open(round_)
         self._sent_to = self._settled = self._still = 0
 
     def send_listed(self, token: TokenState) -> list[Action]:
         """Nothing: the switch must know the whole list first."""
         return []
 
-    def on_closed(self, now: float, token: TokenState) -> None:
+    def on_closed(self, now: float, token: TokenState) -> list[Action]:
         """From now on `ready` counts sums."""
         self._moved_at = now
         for line in token.lines:
             line.ready = 0
+        return []
 
     def on_dropped(self) -> None:
         """The switch is fed no more."""
@@ -84,10 +85,10 @@ class SwitchExchanger(Exchanger):
             lacks += [(max(f, settled), min(f + c, before) - max(f, settled)) for _, f, c in others]
         again, actions = _joined(lacks), list[Action]()
         if again:
-            actions += self._send(token, line.samples, again, repair=True)
+            actions += self._send(token.round, line.samples, again, repair=True)
         if line.contributed and self._sent_to > before:
             window = ((before, self._sent_to - before),)
-            actions += self._send(token, line.samples, window, repair=False)
+            actions += self._send(token.round, line.samples, window, repair=False)
         changed = bool(again) or self._sent_to > before or line.ready != here
         line.ready = here
         token.settled = min(token.lines[k - 1].ready for k in self._view.order)

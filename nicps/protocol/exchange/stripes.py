@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everybody sends at once, each fragment to the member that adds it up, whose kernel sends the sum to all.
+
+The stripe of rank r of n aggregators is the fragments F r // n to F (r + 1) // n (docs/stripes.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol.actions import Action, Striped
+from nicps.protocol.exchange.base import Exchanger
+from nicps.protocol.kernel import Receiver
+from nicps.protocol.phase import Phase, Timings
+from nicps.protocol.progress import Progress
+from nicps.protocol.signals import Lacks
+from nicps.protocol.token import TokenState
+from nicps.protocol.view import View, numbers
+
+#: Frames that a switch port's queue is sure to hold: 256 KB.
+_QUEUE = 170
+_LEAST_WINDOW = 8
+#: So many sums may overtake one before that counts as lost; the kernel's ways of sending overtake each other.
+_OVERTAKE = 16
+#: Sums that are asked for where none of a stripe comes, and ranges in one go where some are lost.
+_PROBES = 4
+_RANGES = 64
+#: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
+_GLANCE = 4096
+#: Least and most waiting times until what does not come is asked for, as parts of `Timings.repeat_s`.
+_FIRST, _MOST = 1, 25
+
+LEAST_UNIT = -120
+
+
+@dataclass(slots=True)
+class _Stripe:
+    """Fragments `first` to `end`, and how far they have come: the sums before `here` have, those at `sent` are next.
+
+    `owner` adds them, or is the only one that has contributed. `beyond`: one past the last sum that has come; the holes
+    before `asked` have been asked for. `asks` is how often, since a sum came.
+    """
+
+    owner: int
+    first: int
+    end: int
+    here: int
+    sent: int
+    beyond: int
+    asked: int
+    due: float = 0.0
+    asks: int = 0
+    timed: int = -1  # the fragment whose way there and back is measured, and since when
+    timed_at: float = 0.0
+
+
+class RoundTrip:
+    """How long a sum takes to come back, as TCP measures it (RFC 6298), and when it has not come for too long."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._mean = self._deviation = 0.0
+
+    def add(self, seconds: float) -> None:
+        """A sum came so long after its contribution was sent."""
+        if not self._mean:
+            self._mean, self._deviation = seconds, seconds / 2
+        self._deviation += (abs(seconds - self._mean) - self._deviation) / 4
+        self._mean += (seconds - self._mean) / 8
+
+    def timeout_s(self, asks: int) -> float:
+        """Until a sum is asked for (again): longer each time."""
+        first = max(self._least_s * _FIRST, self._mean + 4 * self._deviation)
+        return min(first * (1 << min(asks, 8)), max(first, self._least_s * _MOST))
+
+
+class StripesExchanger(Exchanger):
+    """Contributions go out as soon as the list is known, at most a window of them to an aggregator ahead of its sums.
+
+    Whoever lacks a sum asks its aggregator; who has not contributed to it sends that again, if it is the one that asks.
+    """
+
+    def __init__(
+        self,
+        kind: Exchange,
+        phase: Phase,
+        view: View,
+        number: int,
+        receiver: Receiver,
+        timings: Timings,
+    ) -> None:
+        super().__init__(kind, phase, view, number, receiver)
+        self.aggregators = phase.aggregators(view.live)
+        others = max(1, len(self.aggregators) - 1)
+        self._window = max(_LEAST_WINDOW, _QUEUE // (2 * others))
+        self.clock = max(1, self._window * others // 4)
+        self._round_trip = RoundTrip(timings.repeat_s)
+        self._progress = Progress(timings)
+        self._dropped = False
+        self.open(0)
+
+    # ---- what the control tells
+
+    def open(self, round_: int) -> None:
+        """Nothing of it has been sent or has come, and its list is not known."""
+        super().open(round_)
+        self._round = round_
+        self._striped: Striped | None = None
+        self._stripes: list[_Stripe] = []
+        self._awaits_lanes = False
+        self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
+        self._progress.open()
+
+    def send_listed(self, token: TokenState) -> list[Action]:
+        """Nothing: aggregators must know the whole list first."""
+        return []
+
+    def on_closed(self, now: float, token: TokenState) -> list[Action]:
+        """The list has come to its unit."""
+        largest = max((line.unit for line in token.lines if line.contributed), default=LEAST_UNIT)
+        token.unit = max(LEAST_UNIT, largest - wire.MAX_SHIFT[self._phase.width])
+        return self.on_token(now, token)
+
+    def on_token(self, now: float, token: TokenState) -> list[Action]:
+        """Begin, if it says that the list is closed."""
+        if token.state != wire.TokenState.CLOSING or token.round != self._round:
+            return []
+        return self.on_list(now, token.listed, token.unit)
+
+    def on_list(self, now: float, members: int, unit: int) -> list[Action]:
+        """Begin, unless it was known."""
+        if self._striped is not None or self._dropped or not members:
+            return []
+        alone = members.bit_count() == 1
+        kind = wire.FrameType.SUM if alone else wire.FrameType.CONTRIBUTION
+        self._striped = Striped(kind, members, unit, self.aggregators)
+        total = self._phase.fragments_in(self._round)
+        if alone:
+            self._stripes = [_begun(members.bit_length(), 0, total)]
+            if members == 1 << (self._number - 1):
+                self._stripes[0].here = total
+        else:
+            owners = self._owners_in_turn()
+            self._stripes = [_begun(owner, *self._bounds(owner)) for owner in owners]
+        for stripe in self._stripes:
+            stripe.due = now + self._round_trip.timeout_s(1)
+        return self.advance(now)
+
+    def on_lacking(self, now: float, lacking: wire.Lacking) -> list[Action]:
+        """Send again what it is this member's to send; remember whose the rest is."""
+        striped, index = self._striped, lacking.index
+        if striped is None or self._dropped or lacking.members & ~striped.members:
+            return []
+        self._absent[index] = lacking.members
+        mine = lacking.members >> (self._number - 1) & 1
+        stripe = next((s for s in self._stripes if s.first <= index < s.end), None)
+        if not mine or stripe is None or not stripe.here <= index < stripe.sent:
+            return []
+        return self._frames(striped, [(index, 1)], repair=True)
+
+    def on_dropped(self) -> None:
+        """Nothing is sent any more."""
+        self._dropped = True
+
+    def advance(self, now: float) -> list[Action]:
+        """Send what there is room for, and ask for what has not come."""
+        striped = self._striped
+        if striped is None or self._dropped:
+            return []
+        fresh: list[tuple[int, int]] = []
+        asks: list[tuple[int, int]] = []
+        listed = bool(striped.members >> (self._number - 1) & 1)
+        self._awaits_lanes = False
+        for stripe in self._stripes:
+            if stripe.owner == self._number:
+                self._watch(now, stripe)
+            else:
+                self._look(now, stripe, listed)
+                asks += self._ask_for(now, stripe)
+            if listed:
+                fresh += self._next_of(now, stripe)
+        actions = self._frames(striped, fresh, repair=False) if fresh else []
+        if not asks:
+            return actions
+        self._note_vain(now, sum(count for _, count in asks))
+        asked = replace(striped, type=wire.FrameType.ASK)
+        return actions + self._send(self._round, 0, tuple(asks), repair=True, striped=asked)
+
+    def deadline(self) -> float:
+        """When the next sum has not come for too long."""
+        if self._dropped:
+            return math.inf
+        return min((s.due for s in self._stripes if s.here < s.end), default=math.inf)
+
+    # ---- what the control asks
+
+    def may_enter(self) -> bool:
+        """The own stripe of this view is converted: the kernel adds it with the last contribution."""
+        if self._number not in self.aggregators:
+            return True
+        first, end = self._bounds(self._number)
+        return self._converted(first, end) == end - first
+
+    def wants_token(self, token: TokenState) -> bool:
+        """To mark itself, or to commit."""
+        return self.is_complete(token)
+
+    @property
+    def awaits_lanes(self) -> bool:
+        """There is room to send what is not converted yet."""
+        return self._awaits_lanes
+
+    def serve(self, now: float, token: TokenState) -> tuple[bool, list[Action]]:
+        """Nothing waits for the token."""
+        return False, []
+
+    def is_complete(self, token: TokenState) -> bool:
+        """This member has all sums. The lead waits until all others have: until then it may decide otherwise."""
+        lines = token.lines
+        others = (k for k in self._view.order if k != self._number)
+        if self._number == self._view.lead and not all(lines[k - 1].complete for k in others):
+            return False
+        listed = [k for k, line in enumerate(lines, 1) if line.contributed]
+        if not listed or listed == [self._number]:
+            return True
+        total = self._phase.fragments_in(token.round)
+        return self._receiver.count(token.round, self._view.number, 0) >= total
+
+    def ask(self, now: float, token: TokenState) -> bool:
+        """Sums are asked for without the token."""
+        return False
+
+    def take_report(self, now: float, token: TokenState) -> Lacks:
+        """By who has not contributed, or by who does not answer, the sums that are asked for and do not come."""
+        if not self._progress.take_report(now):
+            return {}
+        lacks = Counter[int]()
+        for stripe in self._stripes:
+            if stripe.here < stripe.end:
+                own = stripe.owner == self._number
+                lacks.update(self._absent_here(stripe) if own else self._absent_there(stripe))
+        return dict(lacks)
+
+    def owns_ready(self, token: TokenState) -> bool:
+        """`ready` counts samples throughout."""
+        return False
+
+    # ---- the stripes
+
+    def _owners_in_turn(self) -> tuple[int, ...]:
+        """This member's own stripe first, and those after it in order: so not all begin with the same one."""
+        at = next((r for r, k in enumerate(self.aggregators) if k >= self._number), 0)
+        return self.aggregators[at:] + self.aggregators[:at]
+
+    def _bounds(self, owner: int) -> tuple[int, int]:
+        """First fragment of its stripe in the open round, and one past the last."""
+        total, n = self._phase.fragments_in(self._round), len(self.aggregators)
+        rank = self.aggregators.index(owner)
+        return total * rank // n, total * (rank + 1) // n
+
+    def _converted(self, first: int, end: int) -> int:
+        if not self.conversion:
+            return 0
+        return self._receiver.converted(self._round, self.conversion, first, end)
+
+    def _missing(self, first: int, end: int, limit: int) -> list[tuple[int, int]]:
+        view = self._view.number
+        return self._receiver.missing_sums(self._round, view, first, end, limit)
+
+    def _look(self, now: float, stripe: _Stripe, listed: bool) -> None:
+        """How far its sums have come."""
+        if stripe.here == stripe.end:
+            return
+        end = min(stripe.end, stripe.sent if listed else stripe.here + _GLANCE)
+        here, beyond = self._receiver.reached(self._round, self._view.number, stripe.here, end)
+        if stripe.timed >= 0 and here > stripe.timed:
+            self._round_trip.add(now - stripe.timed_at)
+            stripe.timed = -1
+        if here > stripe.here:
+            stripe.here, stripe.asks = here, 0
+            stripe.due = now + self._round_trip.timeout_s(0)
+        stripe.beyond = max(stripe.beyond, beyond, here)
+
+    def _next_of(self, now: float, stripe: _Stripe) -> list[tuple[int, int]]:
+        """The contributions that there is room for, and lanes."""
+        assert self._striped is not None
+        sums = self._striped.type is wire.FrameType.SUM
+        if stripe.owner == self._number and not sums:
+            return []
+        room = stripe.end if sums else min(stripe.end, stripe.here + self._window)
+        if room <= stripe.sent:
+            return []
+        count = self._converted(stripe.sent, room)
+        self._awaits_lanes |= count < room - stripe.sent
+        if not count:
+            return []
+        first, stripe.sent = stripe.sent, stripe.sent + count
+        if stripe.timed < 0 and not stripe.asks:
+            stripe.timed, stripe.timed_at = stripe.sent - 1, now
+        return [(first, count)]
+
+    def _ask_for(self, now: float, stripe: _Stripe) -> list[tuple[int, int]]:
+        """The sums to ask for: where later ones have come, or where none comes."""
+        if stripe.here == stripe.end:
+            return []
+        if now >= stripe.due:
+            stripe.asks += 1
+            stripe.timed = -1
+            stripe.due = now + self._round_trip.timeout_s(stripe.asks)
+            stripe.asked = stripe.beyond
+            holes = self._missing(stripe.here, stripe.beyond, _RANGES)
+            if holes:
+                return holes
+            return [(stripe.here, min(_PROBES, stripe.end - stripe.here))]
+        lost = stripe.beyond - _OVERTAKE
+        if lost <= max(stripe.asked, stripe.here):
+            return []
+        first, stripe.asked = max(stripe.asked, stripe.here), lost
+        return self._missing(first, lost, _RANGES)
+
+    def _watch(self, now: float, stripe: _Stripe) -> None:
+        """The own stripe: whoever has not contributed asks for its sums, and hears so."""
+        if now < stripe.due or stripe.here == stripe.end:
+            return
+        self._look(now, stripe, listed=False)
+        if stripe.here < stripe.end:
+            stripe.asks += 1
+            stripe.due = now + self._round_trip.timeout_s(stripe.asks)
+            self._note_vain(now, _PROBES)
+
+    def _note_vain(self, now: float, asks: int) -> None:
+        have = self._receiver.count(self._round, self._view.number, 0)
+        self._progress.note(now, have, asks)
+
+    def _absent_here(self, stripe: _Stripe) -> Mapping[int, int]:
+        """In the own stripe: how many contributions are lacking, by whose they are."""
+        assert self._striped is not None
+        first, count = stripe.first, stripe.end - stripe.first
+        view, members = self._view.number, self._striped.members
+        return self._receiver.absent(self._round, view, first, count, members)
+
+    def _absent_there(self, stripe: _Stripe) -> Mapping[int, int]:
+        """In another's: the same, as far as it has answered; otherwise it is that one's."""
+        lacks = Counter[int]()
+        for first, count in self._missing(stripe.here, stripe.end, _RANGES):
+            for index in range(first, first + count):
+                absent = numbers(self._absent.get(index, 0)) or {stripe.owner}
+                lacks.update(absent - {self._number})
+        return lacks
+
+    def _frames(
+        self, striped: Striped, ranges: list[tuple[int, int]], *, repair: bool
+    ) -> list[Action]:
+        return self._send(self._round, 1, tuple(ranges), repair=repair, striped=striped)
+
+
+def _begun(owner: int, first: int, end: int) -> _Stripe:
+    return _Stripe(owner, first, end, first, first, first, first)
