@@ -14,6 +14,7 @@ from typing import Any
 from trainer.errors import JobError
 
 LANES = ("i32", "i16", "i8")
+EXCHANGES = ("auto", "broadcast", "stripes", "switch")
 MIN_MICRO_BATCHES = 10  # R13
 
 
@@ -24,6 +25,8 @@ class Settings:
     batch: samples of a round, over all members; one for each at least.
     epochs, rounds: the job ends after so many, whichever comes first, or when its `done` says so.
     lane: integers on the wire: "i32", "i16" or "i8".
+    exchange: how the gradients of a round become one sum: "broadcast", every host adds what the others broadcast;
+        "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto" chooses.
     quorum: part of the batch after which a round closes (R13).
     micro_batches: parts in which a member works its share of the batch; at least 10 (R13).
     seed: of the initial weights, the order of the data and dropout.
@@ -50,6 +53,7 @@ class Settings:
     epochs: float | None = None
     rounds: int | None = None
     lane: str = "i16"
+    exchange: str = "auto"
     quorum: float = 0.9
     micro_batches: int = MIN_MICRO_BATCHES
     seed: int = 1
@@ -148,6 +152,7 @@ def check(settings: Settings) -> None:
         value = getattr(settings, key)
         _demand(settings, key, value is None or value > 0, "more than 0")
     _demand(settings, "lane", settings.lane in LANES, " or ".join(LANES))
+    _demand(settings, "exchange", settings.exchange in EXCHANGES, " or ".join(EXCHANGES))
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
     _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
     enough = settings.micro_batches >= MIN_MICRO_BATCHES

@@ -64,9 +64,13 @@ class CountFragments:
 
 @dataclass(frozen=True, slots=True)
 class UseAccumulators:
-    """The outcome of a `ReserveAccumulators` comes into use; the former ones go once nobody reads them."""
+    """The outcome of a `ReserveAccumulators` comes into use; the former ones go once nobody reads them.
+
+    `places`: so many blocks a bank for the own stripe are made as well; 0: those that there are do.
+    """
 
     accumulators: int
+    places: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,14 @@ class DropAccumulators:
 
 @dataclass(frozen=True, slots=True)
 class RenewAccumulators:
-    """New accumulators of so many blocks a bank come into use at once."""
+    """New accumulators of so many blocks a bank come into use at once, and what stripes need; 0: what there is does.
+
+    `room`: fragments in a bank of own lanes and sums. `places`: blocks in a bank of the own stripe.
+    """
 
     blocks: int
+    room: int = 0
+    places: int = 0
 
 
 # ---- the training program
@@ -271,9 +280,13 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class ReserveAccumulators:
-    """Make accumulators of so many blocks a bank; the outcome is a number for them."""
+    """Make accumulators of so many blocks a bank, if any; the outcome is a number for them.
+
+    `room`: fragments in a bank of own lanes and sums, which stripes need; 0: none are.
+    """
 
     blocks: int
+    room: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,8 @@ class Course:
     def round_committed(self, unit: int, exchange: Exchange) -> None:
         """A training round counts, in a phase with that exchange; `unit` is the next round's."""
         self._trained = True
-        self.unit, self._unit_of = unit, exchange
+        if not exchange.absolute:  # in which every round has its own
+            self.unit, self._unit_of = unit, exchange
 
     def model_saved(self, error: str = "") -> Orders:
         """The model is safe, or `error` says why it is not: stop (R22)."""

@@ -248,8 +248,8 @@ class Dispatcher:
         match order:
             case ask.Acknowledge(number, answer):
                 return node.prepared(now, number, answer)
-            case ask.Offer(round_, samples, unit, skip):
-                return node.offer(now, round_, samples, unit, skip)
+            case ask.Offer(round_, samples, unit, skip, conversion):
+                return node.offer(now, round_, samples, unit, skip, conversion)
             case ask.MarkReady(round_, samples):
                 return node.progress(now, round_, samples)
             case ask.MarkRead(round_, digest):

@@ -111,6 +111,16 @@ class Life:
         """State of the XDP program, before `on_frame` of what it passed up (`Node.kernel_saw`)."""
         self.node.kernel_saw(now, seen, token_at, frame_at, bounced)
 
+    def sums_came(self, now: float) -> list[Action]:
+        """The kernel has some of the sums of a round of stripes."""
+        return self._dispatcher.process(now, self.node.advance(now))
+
+    def list_came(
+        self, now: float, view: int, round_: int, members: int, unit: int
+    ) -> list[Action]:
+        """The kernel has the first contribution to a round of stripes (`Node.on_list`)."""
+        return self._dispatcher.process(now, self.node.on_list(now, view, round_, members, unit))
+
     def fragments_sent(
         self, now: float, fragments: protocol.SendFragments, started: float | None = None
     ) -> list[Action]:
@@ -128,7 +138,7 @@ class Life:
         Args:
             awaited: all members wait for the rest of the gradient of this host's training program.
         """
-        self._awaited = awaited
+        self._awaited = awaited = awaited or self.node.awaits_lanes
         orders = self.part.tick(now, awaited) if self.part is not None else []
         orders += self.roles.lead.tick(now) if self.roles.lead is not None else []
         actions: Sequence[protocol.Action] = ()
@@ -207,10 +217,11 @@ class Life:
             orders = [Fail(str(error))]
         return self._dispatcher.process(now, (), orders)
 
-    def note_converted(self, now: float) -> None:
+    def note_converted(self, now: float) -> list[Action]:
         """The training program has converted more of its gradient."""
         if self.part is not None and self.part.program is not None:
             self.part.program.note_movement(now)
+        return self._dispatcher.process(now, self.node.advance(now))
 
     def program_unstarted(self, now: float, number: int, reason: str) -> list[Action]:
         """A training program could not be started."""

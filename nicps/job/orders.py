@@ -30,6 +30,7 @@ class Offer:
     samples: int
     unit: int | None = None
     skip: bool = False
+    conversion: int = 0
 
 
 @dataclass(frozen=True, slots=True)

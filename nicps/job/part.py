@@ -10,7 +10,7 @@ from typing import Any
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.job.accumulators import Accumulators
+from nicps.job.accumulators import Accumulators, Memory
 from nicps.job.actions import (
     CountFragments,
     DropFragments,
@@ -86,7 +86,7 @@ class Part:
         self.hand_out = HandOut(node, window)
         self.checkpoints = Checkpoints(node, tasks, self, checkpoints)
         self.finish = Finish(node, tasks, self, self.hand_out, streams)
-        self.accumulators = Accumulators(tasks, self)
+        self.accumulators = Accumulators(node, tasks, self)
         self.contribution = Contribution()
         self.phase: Phase | None = None
         self.train_rounds = 0
@@ -183,7 +183,7 @@ class Part:
             return [*ended, *self.finish.acknowledge_nothing(phase)]
         if program.ended:
             return self.finish.keep(self.train_rounds)
-        return program.enter(now, phase, 0, 0, self._node)
+        return program.enter(now, phase, 0, Memory(), self._node)
 
     def enter_view(self, now: float, action: Installed) -> Orders:
         """Another view is in force, and the phase goes on in it, or none does."""
@@ -192,20 +192,20 @@ class Part:
         noted = self.note_view()
         self.phase, self._waiting = phase, None
         if phase is None:
-            shown = program.show_view(now, self._node, None) if program is not None else []
+            memory = self.accumulators.memory
+            shown = program.show_view(now, self._node, None, memory) if program is not None else []
             return [noted, *shown]
-        renewed = self.accumulators.renew(phase)  # it was getting ready for another phase
-        if renewed and program is not None:
-            program.forget_blocks()
-        orders: Orders = [noted, *renewed]
+        # It was getting ready for another phase, or stripes are longer now.
+        orders: Orders = [noted, *self.accumulators.renew(phase)]
         hands_out = phase.kind is wire.PhaseKind.HANDOUT
         if hands_out or not self._has_share(phase) or program is None or not program.holds_state:
             return orders  # a program that was in no phase yet comes into a later one
         # The samples that were enough in the view before are not those of this one.
-        orders += [ShowNeed(program.number, 0, 0), *program.show_view(now, self._node, phase)]
+        memory = self.accumulators.memory
+        shown = program.show_view(now, self._node, phase, memory)
+        orders += [ShowNeed(program.number, 0, 0), *shown]
         if action.again and not self.finishing:  # it was told of the phase that now does not come
-            blocks = self.accumulators.blocks
-            orders += program.enter(now, phase, self._node.open_round, blocks, self._node)
+            orders += program.enter(now, phase, self._node.open_round, memory, self._node)
         return orders
 
     def stand_by(self, reason: str) -> Orders:
@@ -239,10 +239,8 @@ class Part:
     def _reserved(self, phase: Phase, entering: Program | None, now: float, number: int) -> Orders:
         if phase is not self.phase:
             return self.accumulators.drop(number)
-        orders = self.accumulators.use(phase, number)
-        if self.program is not None:
-            self.program.forget_blocks()
-        return [*orders, *self._use_room(phase, entering, now)]
+        used = self.accumulators.use(phase, number)
+        return [*used, *self._use_room(phase, entering, now)]
 
     def _use_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
         if phase.kind is wire.PhaseKind.HANDOUT:
@@ -253,8 +251,8 @@ class Part:
             return [Acknowledge(phase.number)]
         if entering is not self.program or entering.ended:
             return []  # it has been lost meanwhile
-        blocks = self.accumulators.blocks
-        return entering.enter(now, phase, phase.first_round, blocks, self._node)
+        memory = self.accumulators.memory
+        return entering.enter(now, phase, phase.first_round, memory, self._node)
 
     def _enter_training(self, now: float) -> Orders:
         """Bring the training program into the phase that waits for it, if both are there."""
@@ -302,7 +300,7 @@ class Part:
         self.finish.note_commit(commit)
         test = phase.kind is wire.PhaseKind.TEST
         orders: Orders = [NoteCommit(commit.round, test), CountFragments(commit.round)]
-        if phase.kind is wire.PhaseKind.TRAIN:
+        if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
         if not self._has_share(phase) or program is None or not program.holds_state:
             return [*orders, MarkRead(commit.round)]
@@ -375,12 +373,12 @@ class Part:
         match message:
             case says.Progress(round_, samples):
                 return [] if program.lags else [MarkReady(round_, samples)]
-            case says.Offer(round_, samples, unit, skip):
+            case says.Offer(round_, samples, unit, skip, conversion):
                 if program.lags:
                     return []  # it will offer the round again
                 program.excuse()
                 self.contribution.begin(now)
-                return [Offer(round_, samples, unit, skip)]
+                return [Offer(round_, samples, unit, skip, conversion)]
             case says.Read(round_, digest):
                 return self._read(now, program, round_, digest)
             case says.Prepared(number):

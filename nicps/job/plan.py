@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nicps import wire
+from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
@@ -57,6 +58,27 @@ class Plan:
             bool(settings.get("redeal", True)),
             exchange,
         )
+
+    @staticmethod
+    def choose(settings: Mapping[str, Any], own: Exchange) -> Exchange:
+        """The exchange of a job with these settings, at a host whose own is that: the switch's, where one adds.
+
+        Raises:
+            JobFailed: the setting is no exchange, or one that this host has not been told to believe.
+        """
+        name = str(settings.get("exchange", "auto"))
+        if name == "auto":
+            return own
+        try:
+            exchange = Exchange.named(name)
+        except ValueError as error:
+            raise JobFailed(f"the job's exchange: {error}, or auto") from None
+        if exchange.needs_trust and not own.needs_trust:
+            raise JobFailed(
+                f"the job's exchange is {name}, and this host has not been told to believe one: run `nicps join` with"
+                " --mode switch"
+            )
+        return exchange
 
     def hand_out(
         self, view: View, first_round: int, purpose: str, source: int, size: int, index_bytes: int

@@ -9,6 +9,7 @@ from typing import Any
 
 from nicps import wire
 from nicps.exchange import Exchange
+from nicps.job.accumulators import Memory
 from nicps.job.actions import EndProgram, EnterPhase, Post, Welcome
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders
@@ -50,7 +51,7 @@ class Program:
         self._closed = False  # the open round, without it: nothing of it is to be computed any more
         self._unread = False  # the last sum that it was told of
         self._unjudged = False  # the same, where it leads
-        self._blocks_shown = 0
+        self._shown = (0, 0, 0)  # which memory of the kernel's it has mapped
         self._saving = 0  # number of the phase in which it saves or loads
         self._own_phase = _OWN_PHASES
         self._first_round = 0  # of the phase that it was told of last
@@ -112,16 +113,15 @@ class Program:
         return [Welcome(self.number, message)]
 
     def enter(
-        self, now: float, phase: Phase, first_round: int, blocks: int, node: NodeInfo
+        self, now: float, phase: Phase, first_round: int, memory: Memory, node: NodeInfo
     ) -> Orders:
-        """Leave whatever it does, and go into this phase; `blocks` are those of a bank of the accumulators."""
+        """Leave whatever it does, and go into this phase, with that memory of the kernel's."""
         self._trains = phase.kind is wire.PhaseKind.TRAIN
         self.holds_state |= phase.kind is not wire.PhaseKind.FINISH
         self._first_round = first_round
         self._closed = self._unread = self._unjudged = False
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
-        new_blocks = blocks if blocks != self._blocks_shown else 0
-        self._blocks_shown = blocks or self._blocks_shown
+        new = self._show(memory)
         self._unanswered += 1
         view, self._leads = node.view, node.leads
         message = shared_form.Phase(
@@ -134,7 +134,9 @@ class Program:
             view.number,
             view.order,
             view.lead,
-            new_blocks,
+            new.blocks,
+            new.room,
+            new.places,
         )
         return [EnterPhase(self.number, message)]
 
@@ -149,8 +151,8 @@ class Program:
         message = shared_form.Phase(*own, view.number, view.order, view.lead)
         return [Post(self.number, message)]
 
-    def show_view(self, now: float, node: NodeInfo, phase: Phase | None) -> Orders:
-        """Hosts have come or gone; the phase goes on, or none does."""
+    def show_view(self, now: float, node: NodeInfo, phase: Phase | None, memory: Memory) -> Orders:
+        """Hosts have come or gone; the phase goes on, or none does. Its stripe may be another one."""
         leads_now = node.leads and not self._leads
         between = phase is None or node.open_round <= phase.first_round
         if leads_now and not between:
@@ -158,7 +160,8 @@ class Program:
             if not self.duty:
                 self.give_duty(now, "judge")
         view, self._leads = node.view, node.leads
-        message = shared_form.View(view.number, view.order, view.lead, node.open_round)
+        places, self._shown = memory.since(self._shown).places, (*self._shown[:2], memory.made[2])
+        message = shared_form.View(view.number, view.order, view.lead, node.open_round, places)
         return [Post(self.number, message)]
 
     def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:
@@ -173,12 +176,17 @@ class Program:
             commit.next_unit,
             commit.exchange,
             seconds_waited,
+            commit.view,
+            commit.aggregators,
         )
         return [Post(self.number, message)]
 
-    def forget_blocks(self) -> None:
-        """The accumulators are new: it must map them again."""
-        self._blocks_shown = 0
+    def _show(self, memory: Memory) -> Memory:
+        """What of the kernel's memory it has not mapped yet."""
+        if memory.made == (0, 0, 0):
+            return memory
+        new, self._shown = memory.since(self._shown), memory.made
+        return new
 
     def end(self, reason: str) -> Orders:
         """End it, whatever it is doing, and let go of what was shared with it."""

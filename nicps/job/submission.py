@@ -30,7 +30,8 @@ class Submission:
             JobFailed: the preparation left nothing that can be used.
         """
         try:
-            plan = Plan.of(job_id, prepared["settings"], exchange)
+            settings = prepared["settings"]
+            plan = Plan.of(job_id, settings, Plan.choose(settings, exchange))
             self.job_id, self.prepared = job_id, prepared
             assert self.files is not None
         except (ValueError, KeyError, TypeError) as error:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nicps import wire
+from nicps.job.accumulators import Memory
 from nicps.job.actions import (
     EndProgram,
     EnterPhase,
@@ -43,7 +44,7 @@ class Silence:
         program, host = self.part.program, self.host
         assert program is not None
         host.now = at
-        host.do(program.enter(at, training(9, ROUND, kind=kind), ROUND, 0, host.spot))
+        host.do(program.enter(at, training(9, ROUND, kind=kind), ROUND, Memory(), host.spot))
         if heard:
             self.says(at, says.Prepared(9))
 

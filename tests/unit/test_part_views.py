@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from nicps import wire
+from nicps.job.accumulators import Memory
 from nicps.job.actions import (
     CloseStream,
     DropAccumulators,
@@ -47,7 +48,7 @@ def learns(host: Host) -> None:
 
 def blocks(host: Host) -> int:
     """Of a bank of the accumulators in use."""
-    return host.part.accumulators.blocks
+    return host.part.accumulators.memory.blocks
 
 
 def used(host: Host) -> int:
@@ -432,7 +433,7 @@ def test_a_state_that_is_saved_late_excuses_no_work(host: Host) -> None:
     assert program is not None
     host.do(program.change_state(0.0, "save", host.spot))
     number = host.found(Post)[-1].message.number
-    host.do(program.enter(0.0, training(3), ROUND, 0, host.spot))
+    host.do(program.enter(0.0, training(3), ROUND, Memory(), host.spot))
     host.hears(says.Saved(number, 3, "d1", ""))
     assert program.duty == "work"
 
