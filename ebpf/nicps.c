@@ -8,8 +8,6 @@
 #include "nicps_maps.h"
 #include "nicps_parse.h"
 
-#define NICPS_ROOM_STRIPES 0
-
 static __always_inline int nicps_drop(u32 reason)
 {
 	nicps_count(reason);

@@ -17,6 +17,8 @@
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
 #define NICPS_LANE_BYTES 1440 /* lanes of a fragment, as on the wire */
 
+#define NICPS_ROOM_STRIPES 0 /* place in nicps_rooms */
+
 #define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
 #define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
 

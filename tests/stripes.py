@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nicps import wire
+from nicps.dataplane.doorbell import Bell
 from nicps.wire import Flag, FrameType
 from tests.model import DROP, PASS, REPLAY_WINDOW, TX, Outcome, tag_of
 
@@ -60,17 +61,6 @@ class Own:
     conversion: int
     exponent: int
     lanes: bytes
-
-
-@dataclass(frozen=True)
-class Bell:
-    """What wakes the agent: the list (`count` is 0), or how many sums there are."""
-
-    tag: int
-    members: int
-    count: int
-    fragments: int
-    unit: int
 
 
 @dataclass
@@ -242,7 +232,7 @@ class StripesModel:
         place.not_finite |= not finite
         if tag > self.announced[bank]:
             self.announced[bank] = tag
-            self.bells.append(Bell(tag, body.members, 0, body.fragments, body.unit & 0xFF))
+            self.bells.append(Bell(tag, body.members, 0, body.fragments, body.unit))
         if not last:
             return Outcome(DROP, ("gathered",), heard=True)
         if mine:

@@ -25,6 +25,7 @@ PROG_GET_FD_BY_ID = 13
 MAP_GET_FD_BY_ID = 14
 OBJ_GET_INFO_BY_FD = 15
 BTF_GET_FD_BY_ID = 19
+MAP_FREEZE = 22
 LINK_CREATE = 28
 
 PROGRAM_TYPES = {"sched_cls": 3, "xdp": 6}  # enum bpf_prog_type
@@ -110,6 +111,11 @@ def map_update(map_fd: int, key: bytes, value: bytes) -> None:
     )
 
 
+def map_freeze(map_fd: int) -> None:
+    """From now on only programs write: no system call, and no new mapping. There may be no writable mapping yet."""
+    _bpf(MAP_FREEZE, "map freeze", _attr("I", map_fd))
+
+
 @dataclass(frozen=True, slots=True)
 class MapInfo:
     """What the kernel says of a map; sizes in bytes."""
@@ -147,23 +153,39 @@ def map_info(map_fd: int) -> MapInfo:
     return MapInfo(kind, ident, key, value, entries, flags, name.split(b"\0")[0].decode())
 
 
-def map_memory(map_fd: int) -> mmap.mmap:
-    """Map all of a BPF_F_MMAPABLE array, for reading and writing.
+def map_memory(map_fd: int, writable: bool = True) -> mmap.mmap:
+    """Map all of a BPF_F_MMAPABLE array, for reading and writing or, as a frozen one must be, for reading only.
 
     A descriptor that may only read refuses even a shared mapping for reading.
+
+    Raises:
+        OSError: it is frozen, and should be writable.
     """
     page = mmap.PAGESIZE
     size = (map_info(map_fd).bytes + page - 1) // page * page
-    return mmap.mmap(map_fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    return mmap.mmap(map_fd, size, mmap.MAP_SHARED, protection)
 
 
-def program_load(kind: int, instructions: bytes, flags: int, name: str) -> int:
-    """Load a program as it is, without a compiler, as one of `PROGRAM_TYPES`; the caller owns it."""
+def program_load(
+    kind: int,
+    instructions: bytes,
+    flags: int,
+    name: str,
+    log: ctypes.Array[ctypes.c_char] | None = None,
+) -> int:
+    """Load a program as it is, without a compiler, as one of `PROGRAM_TYPES`; the caller owns it.
+
+    Args:
+        log: takes what the verifier says, which makes it slower.
+    """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"Dual BSD/GPL")
     addresses = ctypes.addressof(code), ctypes.addressof(licence)
     label = name.encode()[:15]
-    attr = _attr("IIQQIIQII16s", kind, len(instructions) // 8, *addresses, 0, 0, 0, 0, flags, label)
+    said = (1, len(log), ctypes.addressof(log)) if log is not None else (0, 0, 0)
+    count = len(instructions) // 8
+    attr = _attr("IIQQIIQII16s", kind, count, *addresses, *said, 0, flags, label)
     return _bpf(PROG_LOAD, f"program {name}", attr)
 
 

@@ -2,18 +2,17 @@
 """The child process in which BCC compiles and loads a BPF source; see `nicps.dataplane.loader`.
 
 Reads one JSON request from stdin, answers with one JSON line on the socket whose descriptor is the only argument,
-and hands the descriptors of programs and maps over with it (SCM_RIGHTS). What the compiler and the verifier
-write goes to stderr, which the parent keeps.
+and hands the descriptors of programs and maps over with it (SCM_RIGHTS), and that of the image in memory. What the
+compiler and the verifier write goes to stderr, which the parent keeps.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
+import os
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 from nicps.dataplane import images
@@ -33,16 +32,18 @@ def _load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         return {"error": "compile", "detail": str(error)}, []
     programs: dict[str, int] = {}
     codes: dict[str, bytes] = {}
-    for name, kind in request["programs"].items():
+    for name, kind in {**request["programs"], **request["later"]}.items():
         try:
-            programs[name] = program.load_func(name.encode(), kinds[kind]).fd
+            if name in request["programs"]:
+                programs[name] = program.load_func(name.encode(), kinds[kind]).fd
             codes[name] = program.dump_func(name.encode())
         except Exception as error:
             return {"error": "load", "program": name, "detail": str(error)}, []
     maps = _maps(program)
-    with contextlib.suppress(OSError):  # the next time it is compiled again
-        images.keep(Path(request["image"]), request["text"], codes, maps)
-    fds = [*programs.values(), *maps.values()]
+    image = os.memfd_create("image")
+    with open(image, "wb", closefd=False) as file:
+        file.write(images.make(request["text"], codes, maps))
+    fds = [*programs.values(), *maps.values(), image]
     return {"programs": list(programs), "maps": list(maps)}, fds
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,13 @@ def place(request: Mapping[str, Any], kernel_source: Path | None) -> Path:
     return FOLDER / hashlib.sha256(words).hexdigest()[:32]
 
 
-def keep(path: Path, text: str, programs: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
-    """Write an image.
+def make(text: str, programs: Mapping[str, bytes], maps: Mapping[str, int]) -> bytes:
+    """An image, as it is kept.
 
     Args:
         text: the source. It says which maps hold maps; the kernel does not.
-        programs: by name, the instructions as they were loaded.
-        maps: by name, the descriptors in these instructions.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of it.
+        programs: by name, the instructions that name the maps by their descriptors.
+        maps: by name, these descriptors.
     """
     nested = dict(_NESTED.findall(text))
     names = sorted(maps, key=lambda name: name in nested)  # what others are made of comes first
@@ -63,11 +60,21 @@ def keep(path: Path, text: str, programs: Mapping[str, bytes], maps: Mapping[str
         name: base64.b64encode(_exchanged(code, {maps[n]: at for at, n in enumerate(names)}))
         for name, code in programs.items()
     }
-    image = {"maps": shapes, "programs": {name: code.decode() for name, code in codes.items()}}
+    return orjson.dumps(
+        {"maps": shapes, "programs": {name: code.decode() for name, code in codes.items()}}
+    )
+
+
+def keep(path: Path, image: bytes) -> None:
+    """Write an image.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as aside:
         try:
-            aside.write(orjson.dumps(image))
+            aside.write(image)
             aside.flush()
             os.rename(aside.name, path)  # another process never sees half of it
         except BaseException:
@@ -75,17 +82,20 @@ def keep(path: Path, text: str, programs: Mapping[str, bytes], maps: Mapping[str
             raise
 
 
-def load(path: Path, kinds: Mapping[str, str]) -> tuple[dict[str, int], dict[str, int]]:
+def load(
+    data: bytes, kinds: Mapping[str, str], later: Iterable[str] = ()
+) -> tuple[dict[str, int], dict[str, int], dict[str, bytes]]:
     """Load an image: descriptors of its programs and of its maps, by name; the caller owns them.
 
     Args:
         kinds: what is to be loaded, and as what (`bpf.PROGRAM_TYPES`).
+        later: programs whose instructions are wanted, for these maps; by name, they come third.
 
     Raises:
-        OSError: there is no image, or the kernel refuses it.
+        OSError: the kernel refuses it.
         LookupError, ValueError: it is damaged.
     """
-    image = orjson.loads(path.read_bytes())
+    image = orjson.loads(data)
     programs: dict[str, int] = {}
     maps: dict[str, int] = {}
     with contextlib.ExitStack() as made:
@@ -93,13 +103,27 @@ def load(path: Path, kinds: Mapping[str, str]) -> tuple[dict[str, int], dict[str
             like = maps[inner] if inner else 0
             maps[name] = bpf.map_create(name, kind, key, value, entries, flags, like)
             made.callback(os.close, maps[name])
-        descriptors = dict(enumerate(maps.values()))
+        codes = _codes(image, [*kinds, *later], maps)
         for name, kind_of in kinds.items():
-            code = _exchanged(base64.b64decode(image["programs"][name]), descriptors)
-            programs[name] = bpf.program_load(bpf.PROGRAM_TYPES[kind_of], code, 0, name)
+            programs[name] = bpf.program_load(bpf.PROGRAM_TYPES[kind_of], codes.pop(name), 0, name)
             made.callback(os.close, programs[name])
         made.pop_all()
-    return programs, maps
+    return programs, maps, codes
+
+
+def codes(data: bytes, names: Iterable[str], maps: Mapping[str, int]) -> dict[str, bytes]:
+    """Of an image, the instructions of these programs, by name, for the descriptors of those maps.
+
+    Raises:
+        LookupError, ValueError: it is damaged.
+    """
+    return _codes(orjson.loads(data), names, maps)
+
+
+def _codes(image: Any, names: Iterable[str], maps: Mapping[str, int]) -> dict[str, bytes]:
+    descriptors = {at: maps[name] for at, name in enumerate(image["maps"])}
+    stored = image["programs"]
+    return {name: _exchanged(base64.b64decode(stored[name]), descriptors) for name in names}
 
 
 def _exchanged(code: bytes, values: Mapping[int, int]) -> bytes:

@@ -2,13 +2,15 @@
 """Compile and load BPF programs through BCC, in a child process.
 
 BCC's compiler takes 150 MB and writes to stderr from C++; both stay in the child, which ends before `load`
-returns. Only descriptors come back, and an image for the next time (`nicps.dataplane.images`).
+returns. Only descriptors come back, and an image (`nicps.dataplane.images`): for the next time, and for programs
+that are loaded later.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -17,12 +19,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from nicps import bpf_sources
-from nicps.dataplane import headers, images
+from nicps.dataplane import bpf, headers, images
 from nicps.errors import BpfLoadError, NotRoot
 
 ProgramKind = Literal["xdp", "sched_cls"]
@@ -33,22 +35,54 @@ TIMEOUT_S = 300.0
 #: gives up; -O1 is as fast in `nicps bench kernel`.
 _LEVEL = "-O1"
 _MESSAGE_BYTES = 1 << 16
+_LOG_BYTES = 1 << 24  # of the verifier, whose last line is what matters
 _MOST_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """A program that is not loaded yet: its instructions name the maps that were loaded."""
+
+    source: str
+    kind: ProgramKind
+    code: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
-    """Descriptors of what was loaded, by name; the caller owns them."""
+    """Descriptors of what was loaded, by name, which the caller owns; and what can be loaded, by name."""
 
     programs: dict[str, int]
     maps: dict[str, int]
+    later: dict[str, Later] = field(default_factory=dict)
+
+    def open(self, name: str) -> int:
+        """Load a program of `later`; the caller owns it. The interpreter goes on meanwhile in other threads.
+
+        Raises:
+            BpfLoadError: the verifier refuses it.
+        """
+        program = self.later[name]
+        number = bpf.PROGRAM_TYPES[program.kind]
+        try:
+            return bpf.program_load(number, program.code, 0, name)
+        except OSError as refused:
+            said = ctypes.create_string_buffer(_LOG_BYTES)
+            with contextlib.suppress(OSError):
+                os.close(bpf.program_load(number, program.code, 0, name, said))
+            log = said.value.decode(errors="replace")
+            reason = _verifier_reason(log) or os.strerror(refused.errno or 0)
+            raise BpfLoadError(
+                f"the kernel refuses {name} of {program.source}: {reason}", log
+            ) from None
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all of them; nothing more can be loaded."""
         for fd in (*self.programs.values(), *self.maps.values()):
             os.close(fd)
         self.programs.clear()
         self.maps.clear()
+        self.later.clear()
 
 
 def need_root() -> None:
@@ -58,9 +92,15 @@ def need_root() -> None:
 
 
 def load(
-    source: str, programs: Mapping[str, ProgramKind], defines: Mapping[str, int] | None = None
+    source: str,
+    programs: Mapping[str, ProgramKind],
+    defines: Mapping[str, int] | None = None,
+    later: Mapping[str, ProgramKind] | None = None,
 ) -> Loaded:
     """Compile `source` (a name in `ebpf/`), unless that was done, and load the programs named, by their kind.
+
+    Args:
+        later: programs that are compiled, and loaded by `Loaded.open` only.
 
     Raises:
         NotRoot: without the privileges to load BPF programs.
@@ -68,27 +108,42 @@ def load(
         BpfLoadError: BCC is missing, or the compiler or the verifier refuses; `.log` holds all that they said.
     """
     need_root()
+    later = later or {}
     kernel_source = headers.find().folder()
     request = {
         "source": source,
         "text": bpf_sources.flatten(bpf_sources.path(source)),
         "programs": dict(programs),
         "defines": dict(defines or {}),
+        "later": dict(later),
         "level": _LEVEL,
     }
-    image = images.place(request, kernel_source)
+    place = images.place(request, kernel_source)
     with contextlib.suppress(OSError, LookupError, ValueError):  # then it is compiled
-        return Loaded(*images.load(image, programs))
-    answer, fds, log = _compile({**request, "image": str(image)}, kernel_source)
+        loaded, maps, codes = images.load(place.read_bytes(), programs, later)
+        return Loaded(loaded, maps, _later(source, later, codes))
+    answer, fds, log = _compile(request, kernel_source)
     if "error" in answer:
         raise _error(source, answer, log)
+    with open(fds.pop(), "rb") as file:
+        file.seek(0)
+        image = file.read()
+    with contextlib.suppress(OSError):  # the next time it is compiled again
+        images.keep(place, image)
     names = [*answer["programs"], *answer["maps"]]
     assert len(names) == len(fds)
     split = len(answer["programs"])
+    maps = dict(zip(names[split:], fds[split:], strict=True))
+    codes = images.codes(image, later, maps)
     return Loaded(
-        dict(zip(names[:split], fds[:split], strict=True)),
-        dict(zip(names[split:], fds[split:], strict=True)),
+        dict(zip(names[:split], fds[:split], strict=True)), maps, _later(source, later, codes)
     )
+
+
+def _later(
+    source: str, kinds: Mapping[str, ProgramKind], codes: Mapping[str, bytes]
+) -> dict[str, Later]:
+    return {name: Later(source, kind, codes[name]) for name, kind in kinds.items()}
 
 
 def _compile(

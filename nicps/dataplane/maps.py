@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.barrier import barrier
-from nicps.dataplane import bpf
-from nicps.errors import EnvironmentProblem
+from nicps.dataplane import bpf, inner
+from nicps.dataplane.inner import Records, Wanted
+from nicps.dataplane.stripes import Stripes
 from nicps.layout import layout
 from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 
@@ -26,7 +26,6 @@ _DISTINCT = np.uint64(0xFFFFFFFF)
 _READS = 100
 
 I64 = npt.NDArray[np.int64]
-Records = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,8 @@ class Maps:
 
     Args:
         fds: the maps' descriptors by name; the caller keeps them open as long as this lives.
+
+    Attributes: `stripes`, what there is for the exchange `stripes`.
     """
 
     def __init__(self, fds: Mapping[str, int]) -> None:
@@ -67,6 +68,7 @@ class Maps:
         self._progress = self._view("progress", shapes["progress"]).reshape(
             self._banks, self._senders
         )
+        self.stripes = Stripes(fds, self._config, self._members, self._progress)
         self._slots_fd = -1
         self.accumulators_fd = -1
         self.blocks = 0
@@ -105,8 +107,8 @@ class Maps:
 
     @property
     def sequence(self) -> int:
-        """Tokens and fragments that were signed in this view; at 2^32 no more are sent until the next view."""
-        return int(self._outgoing["sequence"][0])
+        """Frames signed in this view, of the way out that had more; at 2^32 no more go out until the next view."""
+        return int(max(self._outgoing[way][0] for way in ("sequence", "answers")))
 
     def set_key(self, key: bytes | None) -> None:
         """The view's key of 16 bytes, with numbers from 1 on again; None on a trusted LAN.
@@ -116,7 +118,7 @@ class Maps:
         if key is not None and len(key) != KEY_BYTES:
             raise ValueError(f"a view's key has {KEY_BYTES} bytes, not {len(key)}")
         self._windows[...] = np.zeros((), self._windows.dtype)
-        self._outgoing["sequence"] = 0
+        self._outgoing[...] = np.zeros((), self._outgoing.dtype)
         self._key["word"] = np.frombuffer(key or bytes(KEY_BYTES), "<u8")
         self.config["keyed"] = int(key is not None)
 
@@ -151,7 +153,9 @@ class Maps:
         self._members["mac"] = table
         config["view"], config["number"], config["next"] = view, number, successor
         config["members"] = len(members)
-        config["live"] = sum(mac is not None for mac in members)
+        live = [place for place, mac in enumerate(members) if mac is not None]
+        config["live"], config["live_members"] = len(live), sum(1 << place for place in live)
+        self.stripes.set_ranks((), ())
         config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
         self.ring["seen"] = self.ring["bounced"] = config["position"] = 0
         self.set_key(key)
@@ -172,7 +176,7 @@ class Maps:
         Between `enabled = 0` and this, no frame of the old view can be added any more.
         """
         slots_fd = self._slots_fd if self._slots_fd >= 0 else self._fds["slots_shape"]
-        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, sys.byteorder))
+        inner.put(self._fds["slots"], slots_fd)
 
     def reserve(self, blocks: int) -> Accumulators:
         """New accumulators for `use`; for millions of lanes it takes long, and may be done in another thread.
@@ -180,22 +184,12 @@ class Maps:
         Raises:
             EnvironmentProblem: there is not enough memory.
         """
-        shapes = layout().records
-        made: list[int] = []
-        try:
-            for name, shape, each in (
-                ("nicps_slots", "slots_shape", self._slots_per_block),
-                ("nicps_sums", "blocks_shape", 1),
-            ):
-                made.append(bpf.map_like(self._fds[shape], self._banks * blocks * each, name))
-        except OSError as error:
-            for fd in made:
-                os.close(fd)
-            size = self._banks * blocks * shapes["block"].itemsize
-            raise EnvironmentProblem(
-                f"cannot allocate {size / 1e6:.0f} MB of accumulators: {os.strerror(error.errno or 0)}"
-            ) from None
-        return Accumulators(blocks, *made)
+        entries = self._banks * blocks
+        wanted = (
+            Wanted("nicps_slots", "slots_shape", entries * self._slots_per_block),
+            Wanted("nicps_sums", "blocks_shape", entries),
+        )
+        return Accumulators(blocks, *inner.make(self._fds, wanted, "accumulators"))
 
     def use(self, reserved: Accumulators) -> None:
         """From now on the program adds there; counts and seen-bits start again.
@@ -204,22 +198,16 @@ class Maps:
         """
         shapes, blocks = layout().records, reserved.blocks
         slots_fd, sums_fd = reserved.slots_fd, reserved.sums_fd
-        enabled = int(self._config["enabled"][0])
-        self._config["enabled"] = 0
-        bpf.map_update(self._fds["slots"], bytes(4), slots_fd.to_bytes(4, sys.byteorder))
-        # No program is at work now. The second update is a barrier too: a program that finds `enabled` set finds these.
-        self._progress[...] = np.zeros((), self._progress.dtype)
-        self._config["blocks"] = blocks
-        bpf.map_update(self._fds["accumulators"], bytes(4), sums_fd.to_bytes(4, sys.byteorder))
+        with inner.disabled(self._config):
+            inner.put(self._fds["slots"], slots_fd)
+            self._progress[...] = np.zeros((), self._progress.dtype)
+            self._config["blocks"] = blocks
+            inner.put(self._fds["accumulators"], sums_fd)
         self._release()
         self._slots_fd, self.accumulators_fd, self.blocks = slots_fd, sums_fd, blocks
-        slots = np.frombuffer(
-            bpf.map_memory(slots_fd), shapes["slot"], self._banks * blocks * self._slots_per_block
-        )
-        sums = np.frombuffer(bpf.map_memory(sums_fd), np.int64, self._banks * blocks * BLOCK_LANES)
-        self._slots = slots.reshape(self._banks, -1)
+        self._slots = inner.view(slots_fd, shapes["slot"], self._banks)
+        sums = inner.view(sums_fd, np.dtype((np.int64, BLOCK_LANES)), self._banks)
         self.accumulators = sums.reshape(self._banks, blocks, BLOCK_LANES)
-        self._config["enabled"] = enabled
 
     def allocate(self, blocks: int) -> None:
         """`reserve` and `use`."""
@@ -244,10 +232,27 @@ class Maps:
         bit = np.uint64(1 << max(sender - 1, 0))
         tagged = slots["tag"] == np.uint64(view << 32 | round_)
         barrier()  # the first seen-bits are written before the tag
-        have = tagged & (slots["seen"] & bit != 0)
-        edges = np.flatnonzero(np.diff(np.concatenate(([True], have, [True]))))
-        firsts, ends = edges[0::2][:limit], edges[1::2][:limit]
-        return list(zip(firsts.tolist(), (ends - firsts).tolist(), strict=True))
+        return inner.find_gaps(tagged & (slots["seen"] & bit != 0), 0, limit)
+
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        """`Stripes.reached`"""
+        return self.stripes.reached(round_, view, first, end)
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """`Stripes.missing_sums`"""
+        return self.stripes.missing_sums(round_, view, first, end, limit)
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        """`Stripes.converted`"""
+        return self.stripes.converted(round_, conversion, first, end)
+
+    def absent(
+        self, round_: int, view: int, first: int, count: int, members: int
+    ) -> dict[int, int]:
+        """`Stripes.absent`"""
+        return self.stripes.absent(round_, view, first, count, members)
 
     def counters(self) -> dict[str, int]:
         """What became of our frames, by reason (`enum nicps_count`), since the program was loaded."""
@@ -276,5 +281,6 @@ class Maps:
         self._slots_fd = self.accumulators_fd = -1
 
     def close(self) -> None:
-        """Close the accumulators; views that somebody holds stay readable."""
+        """Close what is as large as a job's vectors; views that somebody holds stay readable."""
         self._release()
+        self.stripes.close()

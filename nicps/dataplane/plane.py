@@ -6,17 +6,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
 
 from nicps import wire
-from nicps.dataplane import egress, loader, xdp
+from nicps.dataplane import bpf, egress, loader, xdp
+from nicps.dataplane.doorbell import Doorbell
 from nicps.dataplane.interface import LinkChanges, current_name, usable
 from nicps.dataplane.maps import Maps
 from nicps.dataplane.packet import PacketSocket
 from nicps.dataplane.txring import TxRing
+from nicps.layout import layout
+
+#: The program that takes frames of stripes, once it is loaded.
+_STRIPES = "nicps_stripes"
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +66,16 @@ class DataPlane:
             xdp.clear(interface)
             if egress.clear(interface):
                 _log.warning("took away the filter that an older run left on %s", iface)
-            loaded = loader.load("nicps.c", programs, {"NICPS_ETHERTYPE": ethertype})
+            defines = {"NICPS_ETHERTYPE": ethertype}
+            loaded = loader.load("nicps.c", programs, defines, later={_STRIPES: "xdp"})
             undo.callback(loaded.close)
             self.maps = Maps(loaded.maps)
             undo.callback(self.maps.close)
             self.maps.config["network"] = network
             seal = bytes((2, *os.urandom(5)))  # a unicast address that nobody has
             self.maps.config["seal"] = np.frombuffer(seal, np.uint8)
+            self.maps.config["everybody"] = np.frombuffer(destination, np.uint8)
+            self.doorbell = Doorbell(loaded.maps["doorbell"])
             self._packets = PacketSocket(interface, ethertype, destination, seal=seal)
             undo.callback(self._packets.close)
             self.link_changes = LinkChanges(interface.index)
@@ -79,6 +89,8 @@ class DataPlane:
             link, self.mode = xdp.attach(loaded.programs[xdp.PROGRAM], interface)
             undo.callback(os.close, link)
             self._undo = undo.pop_all()
+        self._loaded = loaded
+        self._opening = threading.Lock()
         self.keyed = keyed
         self.iface = iface
         self._ifindex = interface.index
@@ -98,7 +110,29 @@ class DataPlane:
 
     def close(self) -> None:
         """Take the program off the interface and close everything; a second call does nothing."""
-        self._undo.close()
+        with self._opening:
+            self._undo.close()
+
+    def open_stripes(self) -> None:
+        """From now on frames of stripes are taken, where the view has aggregators; before, they are dropped as `mode`.
+
+        Takes 0.15 s the first time, and may be called in any thread; nothing else waits for it but `close`.
+
+        Raises:
+            BpfLoadError: the kernel refuses the program.
+        """
+        with self._opening:
+            if _STRIPES not in self._loaded.later:  # it has been loaded, or all is closed
+                return
+            program = self._loaded.open(_STRIPES)
+            try:
+                place = layout().limits["ROOM_STRIPES"].to_bytes(4, sys.byteorder)
+                # The kernel empties it once nobody has it open.
+                rooms = self._loaded.maps["nicps_rooms"]
+                bpf.map_update(rooms, place, program.to_bytes(4, sys.byteorder))
+            finally:
+                os.close(program)
+            del self._loaded.later[_STRIPES]
 
     def set_key(self, key: bytes | None) -> None:
         """`Maps.set_key`"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TX ring: batches of fragments go from NumPy arrays to the interface, one system call a batch.
+"""The TX ring: batches of frames with lanes go from NumPy arrays to the interface, one system call a batch.
 
 An AF_PACKET ring of TPACKET_V2 slots in memory that the kernel shares. Three rules of the kernel's, each found the
 hard way or read in its net/packet/af_packet.c:
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from nicps.dataplane.interface import QUEUE_FULL, Interface, explain_send
 from nicps.layout import layout
-from nicps.wire import BROADCAST, ETHERNET_BYTES, FRAGMENT_HEADER_BYTES, PAYLOAD_BYTES
+from nicps.wire import BROADCAST, CONTRIBUTION_HEADER_BYTES, ETHERNET_BYTES, PAYLOAD_BYTES
 
 _SOL_PACKET = 263
 _PACKET_VERSION, _PACKET_TX_RING = 10, 13
@@ -38,7 +38,8 @@ _STATUS_AVAILABLE, _STATUS_SEND_REQUEST, _STATUS_SENDING, _STATUS_WRONG = 0, 1, 
 #: One frame with its struct tpacket2_hdr (32 bytes): two of them a page.
 _SLOT_BYTES = 2048
 _FRAME_AT = 32
-_FRAME_BYTES = ETHERNET_BYTES + FRAGMENT_HEADER_BYTES + PAYLOAD_BYTES
+_LONGEST_BYTES = ETHERNET_BYTES + CONTRIBUTION_HEADER_BYTES + PAYLOAD_BYTES
+_MAC_BYTES = 6
 #: What the kernel accounts a frame with, at most: the frame, and a buffer's head for each.
 _ACCOUNTED_BYTES = 2816
 
@@ -46,14 +47,14 @@ U8 = npt.NDArray[np.uint8]
 
 
 class TxRing:
-    """Fragments on their way out of one interface.
+    """Fragments, and frames of stripes, on their way out of one interface.
 
     `fileno` is readable when a good part of the ring has become free after it was full: wait on that, not on the
     socket, which would wake for every single frame. A frame that the interface's queue refused waits for the next
     `flush`: while there are any `unsent`, flush again after a few milliseconds.
 
     Args:
-        destination: of all frames: all hosts, or a multicast group.
+        destination: of frames whose own is not given: all hosts, or a multicast group.
         frames: slots, a multiple of 2. 512 are 6.2 ms at 1 Gbit/s.
     """
 
@@ -94,11 +95,10 @@ class TxRing:
         slots = np.frombuffer(self._memory, np.uint8).reshape(self.frames, _SLOT_BYTES)
         words = slots.view(np.uint32)
         self._status = words[:, 0]
-        words[:, 1] = _FRAME_BYTES
-        frame = slots[:, _FRAME_AT : _FRAME_AT + _FRAME_BYTES]
-        frame[:, :ETHERNET_BYTES] = np.frombuffer(head, np.uint8)
-        self._headers = frame[:, ETHERNET_BYTES : ETHERNET_BYTES + FRAGMENT_HEADER_BYTES]
-        self._payload = frame[:, ETHERNET_BYTES + FRAGMENT_HEADER_BYTES :]
+        self._length = words[:, 1]
+        self._frames = slots[:, _FRAME_AT : _FRAME_AT + _LONGEST_BYTES]
+        self._frames[:, :ETHERNET_BYTES] = np.frombuffer(head, np.uint8)
+        self._destination = self._frames[0, :_MAC_BYTES].copy()
         self._epoll.register(self._socket.fileno(), select.EPOLLOUT | select.EPOLLET)
 
     def fileno(self) -> int:
@@ -123,22 +123,28 @@ class TxRing:
         before = np.flatnonzero(self._status[: self._next])
         return len(behind) + (int(before[0]) if len(before) else self._next)
 
-    def push(self, headers: U8, payload: U8) -> int:
+    def push(self, headers: U8, payload: U8, destination: U8 | None = None) -> int:
         """Put frames into the ring; `flush` sends them.
 
         Args:
-            headers: (k, 48), the header and the fragment's, from the version byte on.
-            payload: (k, 1440).
+            headers: (k, 48) of fragments, or (k, 56) of contributions and questions, from the version byte on.
+            payload: (k, 1440); its rows need not lie one behind the other.
+            destination: (k, 6), or (6,) for all; None: the ring's own.
 
         Returns how many of the k were taken, from the first on.
         """
         count = min(len(headers), self.free())
+        body = ETHERNET_BYTES + headers.shape[1]
+        to = self._destination if destination is None else destination
         done = 0
         while done < count:
             part = min(count - done, self.frames - self._next)
             here, there = slice(self._next, self._next + part), slice(done, done + part)
-            self._headers[here] = headers[there]
-            self._payload[here] = payload[there]
+            frames = self._frames[here]
+            frames[:, :_MAC_BYTES] = to[there] if to.ndim > 1 else to
+            frames[:, ETHERNET_BYTES:body] = headers[there]
+            frames[:, body : body + PAYLOAD_BYTES] = payload[there]
+            self._length[here] = body + PAYLOAD_BYTES
             # Last, as it gives the slot away. What is not ordered by this is by the system call in `flush`.
             self._status[here] = _STATUS_SEND_REQUEST
             self._next = (self._next + part) % self.frames

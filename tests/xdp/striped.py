@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from typing import Any
 
@@ -12,40 +11,13 @@ from numpy.typing import NDArray
 
 from nicps import wire
 from nicps.dataplane import bpf, loader
+from nicps.dataplane.doorbell import Doorbell
 from nicps.layout import layout
 from tests.model import BANKS, Outcome
-from tests.stripes import GROUP, LANES, MACS, NETWORK, PER_BLOCK, Bell, StripesModel
+from tests.stripes import GROUP, LANES, MACS, NETWORK, PER_BLOCK, StripesModel
 from tests.xdp.target import SEAL, VERDICTS
 
 ROOM = 10
-
-
-class Doorbell:
-    """A ring buffer of the kernel's (BPF_MAP_TYPE_RINGBUF): two pages of positions, then the records, twice."""
-
-    _BUSY, _DISCARDED = 1 << 31, 1 << 30
-
-    def __init__(self, fd: int) -> None:
-        page = mmap.PAGESIZE
-        size = bpf.map_info(fd).entries
-        self._consumer = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._rest = mmap.mmap(fd, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
-        self._size = size
-
-    def take(self) -> list[Bell]:
-        """What has been told since the last time."""
-        found, dtype = [], layout().records["bell"]
-        at = int.from_bytes(self._consumer[:8], "little")
-        while at < int.from_bytes(self._rest[:8], "little"):
-            here = mmap.PAGESIZE + at % self._size
-            length = int.from_bytes(self._rest[here : here + 4], "little")
-            assert not length & (self._BUSY | self._DISCARDED)
-            record = np.frombuffer(self._rest[here + 8 : here + 8 + length], dtype)[0]
-            names = ("tag", "members", "count", "fragments", "unit")
-            found.append(Bell(*(int(record[name]) for name in names)))
-            at += 8 + length
-        self._consumer[:8] = at.to_bytes(8, "little")
-        return found
 
 
 class Target:

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps of the XDP program's room for stripes (docs/stripes.md), and what is read out of them.
+
+Where a bank is meant, it is that of a round: its parity. A fragment's tag is view << 32 | round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.barrier import barrier
+from nicps.dataplane import inner
+from nicps.dataplane.inner import Records, Wanted
+from nicps.layout import layout
+from nicps.wire import MAX_MEMBERS
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class StripesRoom:
+    """Own lanes and sums of vectors of `room` fragments, all zero, that the program does not use yet."""
+
+    room: int
+    own_fd: int
+    sums_fd: int
+
+    def close(self) -> None:
+        """They are not needed after all."""
+        os.close(self.own_fd)
+        os.close(self.sums_fd)
+
+
+class Stripes:
+    """Own lanes, sums, and the places of the own stripe: two banks of each.
+
+    Args:
+        fds: the loaded maps' descriptors by name; the caller keeps them open as long as this lives.
+        config, members, progress: views of these maps; `progress` by bank and sender.
+
+    Attributes: `room`, fragments of a bank of `own` and of `sums`; `places`, blocks of a bank of the own stripe, which
+    has `BLOCK_SLOTS` places for each. `own_fd`, `sums_fd`, `blocks_fd`, descriptors for the training program, -1 before
+    there is one: it may write to the first only. `own` (2, room), `struct nicps_own`; `sums` (2, room), read-only,
+    `struct nicps_stored`; `gathers` (2, 8 * places), read-only, `struct nicps_gather`.
+    """
+
+    def __init__(
+        self, fds: Mapping[str, int], config: Records, members: Records, progress: Records
+    ) -> None:
+        self._fds, self._config, self._members, self._progress = fds, config, members, progress
+        shapes, limits = layout().records, layout().limits
+        self._banks, self._each = limits["BANKS"], limits["BLOCK_SLOTS"]
+        self.own_fd = self.sums_fd = self.blocks_fd = self._gathers_fd = -1
+        self.room = self.places = 0
+        self._stale = True  # the places are of another room, or there are none
+        self.own: Records = np.zeros((self._banks, 0), shapes["own"])
+        self.sums: Records = np.zeros((self._banks, 0), shapes["stored"])
+        self.gathers: Records = np.zeros((self._banks, 0), shapes["gather"])
+
+    # ---- what the maps are
+
+    def reserve(self, room: int) -> StripesRoom:
+        """New own lanes and sums for `use`: that takes long, and may be done in another thread.
+
+        Raises:
+            EnvironmentProblem: there is not enough memory.
+        """
+        wanted = (
+            Wanted("nicps_own", "own_shape", self._banks * room),
+            Wanted("nicps_stored", "sums_shape", self._banks * room, frozen=True),
+        )
+        return StripesRoom(room, *inner.make(self._fds, wanted, "own lanes and sums"))
+
+    def use(self, reserved: StripesRoom) -> None:
+        """From now on the program takes lanes from there, and puts sums there; there are none.
+
+        The places of the own stripe are those of the former sums, for `use_places` to replace. Who has the old maps
+        mapped keeps them. Takes no frames while it works (20 to 60 ms).
+        """
+        shapes = layout().records
+        with inner.disabled(self._config):
+            inner.put(self._fds["own"], reserved.own_fd)
+            self._progress[:, 0] = np.zeros((), self._progress.dtype)
+            self._config["room"] = reserved.room
+            inner.put(self._fds["sums"], reserved.sums_fd)
+        _close(self.own_fd, self.sums_fd)
+        self.room, self.own_fd, self.sums_fd = reserved.room, reserved.own_fd, reserved.sums_fd
+        self.own = inner.view(self.own_fd, shapes["own"], self._banks)
+        self.sums = inner.view(self.sums_fd, shapes["stored"], self._banks, writable=False)
+        self._stale = True
+
+    def use_places(self, blocks: int) -> None:
+        """From now on there are `blocks` blocks (at least one) for the own stripe, with nothing in them.
+
+        Nothing changes where there are as many, and they were made for this room. Takes no frames while it
+        works (20 to 60 ms).
+
+        Raises:
+            EnvironmentProblem: there is not enough memory; then all is as it was.
+        """
+        blocks = max(blocks, 1)
+        if blocks == self.places and not self._stale:
+            return
+        shapes = layout().records
+        wanted = (
+            Wanted("nicps_gathers", "gathers_shape", self._banks * blocks * self._each),
+            Wanted("nicps_gathered", "blocks_shape", self._banks * blocks, frozen=True),
+        )
+        gathers_fd, blocks_fd = inner.make(self._fds, wanted, "places for an own stripe")
+        with inner.disabled(self._config):
+            inner.put(self._fds["gathers"], gathers_fd)
+            self._config["gather_blocks"] = blocks
+            inner.put(self._fds["gather_blocks"], blocks_fd)
+        _close(self._gathers_fd, self.blocks_fd)
+        self.places, self._gathers_fd, self.blocks_fd = blocks, gathers_fd, blocks_fd
+        self.gathers = inner.view(gathers_fd, shapes["gather"], self._banks, writable=False)
+        self._stale = False
+
+    def forget_own(self) -> None:
+        """No lanes are converted: another training program will write them."""
+        self.own["conversion"] = 0
+
+    def close(self) -> None:
+        """Close the maps; views that somebody holds stay readable."""
+        _close(self.own_fd, self.sums_fd, self._gathers_fd, self.blocks_fd)
+        self.own_fd = self.sums_fd = self._gathers_fd = self.blocks_fd = -1
+
+    # ---- what a view and a phase say
+
+    def set_ranks(self, open_: Sequence[int], later: Sequence[int]) -> None:
+        """Say who aggregates in the view that was entered; this host may be one of them.
+
+        Within a view an order may come and go at any time. Another order of the same view needs `config["enabled"]` to
+        be 0, and then `Maps.quiesce`.
+
+        Args:
+            open_: the aggregators' numbers, in the order of their ranks, in the open round; empty if it is not striped.
+            later: the same of later rounds.
+        """
+        table = np.zeros((len(self._members), 2), np.uint8)
+        for column, numbers in enumerate((open_, later)):
+            table[list(numbers), column] = np.arange(1, len(numbers) + 1)
+        counts = {"aggregators": len(open_), "aggregators_next": len(later)}
+        # No frame may be taken with the rank of the one order and the number of the other.
+        for name, count in counts.items():
+            if self._config[name] != count:
+                self._config[name] = 0
+        barrier()
+        self._members["rank"] = table
+        own = table[int(self._config["number"][0])]
+        self._config["rank"], self._config["rank_next"] = own
+        barrier()
+        for name, count in counts.items():
+            self._config[name] = count
+
+    # ---- what has come
+
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        """Of the sums `first` to `end` (exclusive): how far they have come.
+
+        Returns the index of the first that is not here (`end` if all are), and one past the last that is (`first` if
+        none is).
+        """
+        here = self._sums_here(round_, view, first, end)
+        found, lacking = np.flatnonzero(here), np.flatnonzero(~here)
+        return (
+            first + int(lacking[0]) if len(lacking) else end,
+            first + int(found[-1]) + 1 if len(found) else first,
+        )
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """At most `limit` ranges (index, count) of the sums `first` to `end` (exclusive) that are not here."""
+        return inner.find_gaps(self._sums_here(round_, view, first, end), first, limit)
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        """How many records of `own` in a row, from `first` to at most `end`, are of that conversion (above 0)."""
+        found = self.own["conversion"][round_ % self._banks, first:end] == conversion
+        barrier()  # the lanes are written before their conversion
+        return int(np.argmin(np.append(found, False))) if conversion else 0
+
+    def absent(
+        self, round_: int, view: int, first: int, count: int, members: int
+    ) -> dict[int, int]:
+        """How many contributions of each member on the list, this host excepted, its own stripe is lacking.
+
+        A host's own lanes come in with the sum.
+
+        Args:
+            first, count: the stripe.
+            members: the list, bit number - 1.
+
+        Returns them by number, also where none is lacking.
+        """
+        places = self.gathers[round_ % self._banks, :count]
+        tagged = places["tag"] == _tag(view, round_)
+        barrier()  # the first seen-bit is written before the tag
+        seen = np.where(tagged, places["seen"], np.uint64(0)).astype("<u8")
+        bits = np.unpackbits(seen.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+        lacking = (count - bits.sum(0, dtype=np.int64)).tolist()
+        listed = {k for k in range(1, MAX_MEMBERS + 1) if members >> k - 1 & 1}
+        listed.discard(int(self._config["number"][0]))
+        return {number: lacking[number - 1] for number in sorted(listed)}
+
+    def _sums_here(self, round_: int, view: int, first: int, end: int) -> Flags:
+        """Whether each of these sums is here; those for which there is no room are not."""
+        tags = self.sums["tag"][round_ % self._banks, first:end]
+        here = np.zeros(end - first, np.bool_)
+        here[: len(tags)] = tags == _tag(view, round_)
+        barrier()  # lanes, exponent and rest are written before the tag
+        return here
+
+
+def _tag(view: int, round_: int) -> np.uint64:
+    return np.uint64(view << 32 | round_)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
