@@ -40,7 +40,7 @@ class NoKernel:
     mode, iface, sequence = "native", "eth1", 0
 
     def __init__(self) -> None:
-        self.maps = self
+        self.maps = self.stripes = self
         self.config = {"view": 1, "enabled": 0, "bounce": 0}
         self.sent: list[bytes] = []
         self.mac = MAC
@@ -58,6 +58,9 @@ class NoKernel:
 
     def use(self, accumulators: Accumulators) -> None:
         self.used.append(accumulators)
+
+    def forget_own(self) -> None:
+        pass
 
     def counters(self) -> dict[str, int]:
         return {}

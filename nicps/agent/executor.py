@@ -16,7 +16,7 @@ from nicps import wire
 from nicps.agent.bundle import OutStream
 from nicps.agent.children import Children
 from nicps.agent.driver import Driver, JobNotOpen
-from nicps.agent.jobfiles import JobFiles
+from nicps.agent.jobfiles import JobFiles, Reserved
 from nicps.agent.lives import earlier_files, keep_programs
 from nicps.agent.loop import Loop
 from nicps.agent.metrics import METRICS, check_metrics
@@ -124,7 +124,7 @@ class Executor:
 
     def use_accumulators(self, action: act.UseAccumulators) -> None:
         """The old ones go, once nobody reads them any more."""
-        self._dataplane.maps.use(self._here.reserved.pop(action.accumulators))
+        self._use(self._here.reserved.pop(action.accumulators), action.places)
 
     def drop_accumulators(self, action: act.DropAccumulators) -> None:
         """They are not needed."""
@@ -132,7 +132,16 @@ class Executor:
 
     def renew_accumulators(self, action: act.RenewAccumulators) -> None:
         """Others, at once: the round goes on."""
-        self._dataplane.maps.use(self._dataplane.maps.reserve(action.blocks))
+        self._use(Reserved.make(self._dataplane, action.blocks, action.room), action.places)
+
+    def _use(self, reserved: Reserved, places: int) -> None:
+        maps = self._dataplane.maps
+        if reserved.accumulators is not None:
+            maps.use(reserved.accumulators)
+        if reserved.stripes is not None:
+            maps.stripes.use(reserved.stripes)
+        if places:
+            maps.stripes.use_places(places)
 
     # ---- in the background
 
@@ -169,11 +178,11 @@ class Executor:
     def _prepare(self, ticket: int, task: act.Task) -> Callable[[], Any]:
         """What is done in the thread; it works on what is here now."""
         match task:
-            case act.ReserveAccumulators(blocks):
+            case act.ReserveAccumulators(blocks, room):
                 reserved = self._here.reserved
 
                 def reserve() -> int:
-                    reserved[ticket] = self._dataplane.maps.reserve(blocks)
+                    reserved[ticket] = Reserved.make(self._dataplane, blocks, room)
                     return ticket
 
                 return reserve

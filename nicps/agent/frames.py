@@ -46,7 +46,9 @@ class Frames:
         self._dataplane, self._keys, self._loop = dataplane, keys, loop
         self._timeline, self._take_probe = timeline, take_probe
         node = self._node
-        self.sender = Sender(dataplane, node.header, node.take_sequence, self._fragments_sent)
+        self.sender = Sender(
+            dataplane, node.header, node.take_sequence, self._fragments_sent, lambda: node.members
+        )
         self.malformed = 0
         self._hold_started = 0.0
         self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface is, and why
@@ -56,6 +58,7 @@ class Frames:
         loop.watch(dataplane.rx_fileno(), self._receive)
         loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
         loop.watch(dataplane.link_changes.fileno(), self._change_link)
+        loop.watch(dataplane.doorbell.fileno(), self._answer_bell)
 
     # ---- in
 
@@ -83,6 +86,18 @@ class Frames:
                     log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
             if life.turns > turns:
                 self._hold_started = driver.now
+
+    def _answer_bell(self) -> None:
+        """The program tells of a round of stripes."""
+        driver, life = self._driver, self._life
+        bells = self._dataplane.doorbell.take()
+        self.sync_from_kernel()
+        for bell in bells:
+            if not bell.count:
+                of = bell.tag >> 32, bell.tag & 0xFFFFFFFF
+                driver.carry_out(life.list_came(driver.now, *of, bell.members, bell.unit))
+        if any(bell.count for bell in bells):
+            driver.carry_out(life.sums_came(driver.now))
 
     def _change_link(self) -> None:
         if self._dataplane.link_changes.drain():
@@ -192,11 +207,16 @@ class Frames:
             config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
         if state == self._kernel:
             return
-        self._kernel = state
+        before, self._kernel = self._kernel, state
         if state is None:
             config["enabled"] = config["bounce"] = 0
             return
-        write_settings(config, state)
+        maps = self._dataplane.maps
+        orders = state.aggregators, state.aggregators_next
+        if before is None or orders != (before.aggregators, before.aggregators_next):
+            write_settings(config, state, lambda: maps.stripes.set_ranks(*orders))
+        else:
+            write_settings(config, state)
 
     def enter_view(self, action: EnterView) -> None:
         """The program takes tokens and fragments of another view, with that view's key."""
@@ -213,16 +233,25 @@ class Frames:
         self._kernel = None
 
 
-def write_settings(config: Any, state: KernelState) -> None:
+def write_settings(
+    config: Any, state: KernelState, set_ranks: Callable[[], None] | None = None
+) -> None:
     """Write what the program must know, one word after the other, while the program works.
 
     A fragment that comes between two words must not be added unless the old settings or the new ones allow it. So
     rounds are closed first and opened last. In between, a round's number comes after the words that say who adds it.
+
+    Args:
+        set_ranks: says whose stripes there are, where that changes.
     """
     config["bounce"] = 0
     config["round_low"] = state.round_low
     barrier()
     config["sums_next"], config["sums"] = int(state.sums_next), int(state.sums)
+    config["width_next"], config["width"] = state.width_next, state.width
+    config["offered"], config["clock"] = state.offered, state.clock
+    if set_ranks is not None:
+        set_ranks()
     barrier()
     config["round"] = state.round
     barrier()

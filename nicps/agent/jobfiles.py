@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from nicps.agent.bundle import InStream, OutStream
 from nicps.agent.driver import log
@@ -12,9 +14,43 @@ from nicps.agent.folders import remove, working_folder
 from nicps.agent.lives import keep_life
 from nicps.agent.process import User
 from nicps.agent.records import Records
+from nicps.dataplane import DataPlane
 from nicps.dataplane.maps import Accumulators
+from nicps.dataplane.stripes import StripesRoom
 from nicps.errors import explain
 from nicps.job.actions import Receive
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Memory of the kernel's that nothing uses yet."""
+
+    accumulators: Accumulators | None
+    stripes: StripesRoom | None
+
+    @classmethod
+    def make(cls, dataplane: DataPlane, blocks: int, room: int) -> Self:
+        """Accumulators of so many blocks a bank, and what stripes of so many fragments need; 0: none.
+
+        Raises:
+            EnvironmentProblem: there is not enough memory.
+            BpfLoadError: the kernel refuses the program that takes stripes.
+        """
+        accumulators = dataplane.maps.reserve(blocks) if blocks else None
+        try:
+            if room:
+                dataplane.open_stripes()
+            return cls(accumulators, dataplane.maps.stripes.reserve(room) if room else None)
+        except BaseException:
+            if accumulators is not None:
+                accumulators.close()
+            raise
+
+    def close(self) -> None:
+        """It is not needed after all."""
+        for made in (self.accumulators, self.stripes):
+            if made is not None:
+                made.close()
 
 
 class JobFiles:
@@ -48,7 +84,7 @@ class JobFiles:
             remove(self.base)
             raise
         self.incoming: InStream | None = None
-        self.reserved: dict[int, Accumulators] = {}
+        self.reserved: dict[int, Reserved] = {}
         self.added = 0
 
     def receive(self, action: Receive) -> InStream | None:

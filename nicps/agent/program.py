@@ -15,7 +15,7 @@ from nicps.agent.lives import set_aside
 from nicps.agent.loop import Loop
 from nicps.agent.process import Child, python, set_nice
 from nicps.agent.sender import Source
-from nicps.agent.sources import ArenaSource, Nothing, StreamSource
+from nicps.agent.sources import ArenaSource, Nothing, OwnLanes, StreamSource
 from nicps.dataplane import DataPlane
 from nicps.errors import NicpsError
 from nicps.job import actions as act
@@ -169,7 +169,7 @@ class Program:
 
     def post(self, action: act.Post) -> None:
         """Tell it something."""
-        self._post(action.program, action.message)
+        self._post(action.program, action.message, self._descriptors(action.message))
 
     def enter_phase(self, action: act.EnterPhase) -> None:
         """Send it into a phase."""
@@ -177,9 +177,17 @@ class Program:
             self._arena.phase = action.message.number
             # A round that had closed without it may be run again (R18).
             self._arena.closed = min(self._arena.closed, action.message.first_round - 1)
-        dataplane = self._dataplane
-        blocks = (dataplane.maps.accumulators_fd, dataplane.maps.slots_fd)
-        self._post(action.program, action.message, blocks if action.message.blocks else ())
+        self._post(action.program, action.message, self._descriptors(action.message))
+
+    def _descriptors(self, message: Message) -> tuple[int, ...]:
+        """Of the kernel's memory that a message tells of, in the order that it promises."""
+        maps, fds = self._dataplane.maps, list[int]()
+        if isinstance(message, shared_form.Phase):
+            fds += [maps.accumulators_fd, maps.slots_fd] if message.blocks else []
+            fds += [maps.stripes.own_fd, maps.stripes.sums_fd] if message.room else []
+        if isinstance(message, shared_form.Phase | shared_form.View) and message.places:
+            fds.append(maps.stripes.blocks_fd)
+        return tuple(fds)
 
     def _post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:
         if self._channel is None or number != self._number:
@@ -195,6 +203,7 @@ class Program:
     def share_arena(self, action: act.ShareArena) -> None:
         """Make the memory that its gradient is sent from, and the doorbell that it rings."""
         self._arena = Arena.create(action.fragments)
+        self._dataplane.maps.stripes.forget_own()  # what another program has converted
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Every write wakes; reading it could block, as the program has a say in its flags.
         self._loop.watch(self._doorbell, self._note_converted, edge=True)
@@ -203,7 +212,8 @@ class Program:
 
     def _note_converted(self) -> None:
         """More of a contribution has been converted; the loop sends it at the end of this step."""
-        self._life.note_converted(self._driver.now)
+        driver = self._driver
+        driver.carry_out(self._life.note_converted(driver.now))
 
     def show_need(self, action: act.ShowNeed) -> None:
         """Samples that still make the quorum (R13)."""
@@ -219,6 +229,8 @@ class Program:
         """Where these fragments come from; None if that is not there any more."""
         if action.source is act.Source.NOTHING:
             return Nothing()
+        if action.source is act.Source.PROGRAM and action.fragments.striped is not None:
+            return OwnLanes(self._dataplane.maps.stripes, self._arena)
         if action.source is act.Source.PROGRAM:
             return ArenaSource(self._arena, self.hurry) if self._arena is not None else None
         stream = self._executor.streams.get(action.stream)

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from nicps import wire
+from nicps.agent.stripe_frames import StripeFrames, header_dtype
 from nicps.dataplane import DataPlane
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed
-from nicps.protocol import SendFragments
+from nicps.protocol import Member, SendFragments
 from nicps.protocol.phase import Phase
 from nicps.session.lanes import U8
 
@@ -29,7 +30,7 @@ class Source(Protocol):
         """Fragments that are ready to be sent, from the first on."""
 
     def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
-        """uint8 (count, 1440) and the shifts, uint8 (count,) or one for all."""
+        """uint8 (count, 1440) and the shifts, or in stripes the exponents: uint8 (count,) or one for all."""
 
     def sending(self, round_: int) -> None:
         """The first fragments are with the kernel."""
@@ -77,26 +78,13 @@ def _check_shifts(shifts: U8, bulk: _Bulk, first: int) -> None:
         )
 
 
-def _header_dtype() -> np.dtype[np.void]:
-    """The fragment's header as a NumPy record, from the wire definition."""
-    names, formats, offsets = [], [], []
-    base = 0
-    for cls in (wire.Header, wire.Fragment):
-        layout = wire.Layout.of(cls)
-        for name, kind, offset in zip(layout.names, layout.wires, layout.offsets, strict=True):
-            names.append(name)
-            formats.append(f">{'i' if kind.code == 'b' else 'u'}{kind.size}")
-            offsets.append(base + offset)
-        base += layout.struct.size
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": base})
-
-
 class Sender:
     """The queue in front of the data plane: tokens and fragments in order, other frames before them.
 
     Args:
         header: makes the next frame header from (flags, round); `take_sequence` reserves further sequence numbers.
         sent: called when a `SendFragments` is with the kernel, with its start time.
+        members: the list of the view in force.
     """
 
     def __init__(
@@ -105,6 +93,7 @@ class Sender:
         header: Callable[[int, int], wire.Header],
         take_sequence: Callable[[int], int],
         sent: Callable[[SendFragments, float], None],
+        members: Callable[[], Sequence[Member]] = tuple,
     ) -> None:
         self._dataplane = dataplane
         self._header = header
@@ -112,9 +101,10 @@ class Sender:
         self._sent = sent
         self._queue: deque[_Small | _Bulk] = deque()
         self._urgent: deque[_Small] = deque()
-        self._dtype = _header_dtype()
+        self._dtype = header_dtype(wire.Fragment)
         self._rows = np.zeros((_BATCH, self._dtype.itemsize), np.uint8)
         self._records = self._rows.view(self._dtype).reshape(_BATCH)
+        self._stripes = StripeFrames(_BATCH, members)
         self.fragments = 0  # sent, repairs included
         self.again = 0  # repairs
         self.blocked_by_kernel = False  # wait until the ring has room
@@ -138,13 +128,18 @@ class Sender:
 
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
         """Queue (part of) a contribution."""
-        total = phase.fragments_in(action.round)
-        width = phase.width
-        body = wire.Fragment(0, total, wire.lanes_per_fragment(width), width, 0, action.samples)
-        frame = wire.pack(
-            self._header(action.flags, action.round), body, tail=bytes(wire.PAYLOAD_BYTES)
+        header, total, width = (
+            self._header(action.flags, action.round),
+            phase.fragments_in(action.round),
+            phase.width,
         )
-        template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
+        if action.striped is not None:
+            template = self._stripes.template(header, action.striped, total, width)
+        else:
+            lanes = wire.lanes_per_fragment(width)
+            body = wire.Fragment(0, total, lanes, width, 0, action.samples)
+            frame = wire.pack(header, body, tail=bytes(wire.PAYLOAD_BYTES))
+            template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
         self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def drop_fragments(self) -> list[SendFragments]:
@@ -234,20 +229,12 @@ class Sender:
                     self.refused = tx.unsent() > 0
                     return False
                 continue
-            payload, shifts = bulk.source.payload(round_, first, count)
-            rows, records = self._rows[:count], self._records[:count]
-            rows[:] = bulk.template
-            records["index"] = np.arange(first, first + count, dtype=np.uint32)
-            records["shift"] = shifts
-            _check_shifts(records["shift"], bulk, first)
-            sequence = self._take_sequence(count)
-            records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
-            taken = tx.push(rows, payload)
+            taken = self._push(bulk, first, count)
             tx.flush()
-            if first == 0 and not bulk.action.repair:
+            if not bulk.action.repair and (first == 0 or bulk.action.striped is not None):
                 bulk.source.sending(round_)
             self.fragments += taken
-            self.again += taken if bulk.action.repair else 0
+            self.again += taken if bulk.action.repair and not bulk.action.asks else 0
             left = bulk.ranges[0][1] - taken
             if left:
                 bulk.ranges[0] = (first + taken, left)
@@ -256,3 +243,19 @@ class Sender:
         tx.flush()
         self.refused = tx.unsent() > 0
         return not self.refused
+
+    def _push(self, bulk: _Bulk, first: int, count: int) -> int:
+        """Put so many fragments into the ring; how many it took."""
+        payload, scale = bulk.source.payload(bulk.action.round, first, count)
+        sequence = self._take_sequence(count)
+        if bulk.action.striped is not None:
+            whose = bulk.action.striped, bulk.phase.width, bulk.template
+            rows, to = self._stripes.fill(*whose, first, count, scale, sequence)
+            return self._dataplane.tx.push(rows, payload, to)
+        rows, records = self._rows[:count], self._records[:count]
+        rows[:] = bulk.template
+        records["index"] = np.arange(first, first + count, dtype=np.uint32)
+        records["shift"] = scale
+        _check_shifts(records["shift"], bulk, first)
+        records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
+        return self._dataplane.tx.push(rows, payload)

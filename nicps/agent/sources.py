@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nicps.agent.bundle import OutStream
+from nicps.dataplane.stripes import Stripes
 from nicps.session.arena import Arena
 from nicps.session.lanes import U8
 from nicps.wire import PAYLOAD_BYTES
@@ -39,6 +40,31 @@ class ArenaSource:
     def awaited(self, yes: bool) -> None:
         """Everybody waits for this trainer now."""
         self.hurry(yes)
+
+
+@dataclass(slots=True)
+class OwnLanes:
+    """A contribution to stripes. Only what is converted is sent (`Exchanger.advance`)."""
+
+    stripes: Stripes
+    arena: Arena | None
+
+    def available(self, round_: int) -> int:
+        """Any number."""
+        return 1 << 32
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """Views, no copies."""
+        records = self.stripes.own[round_ & 1, first : first + count]
+        return records["lane"], records["exponent"]
+
+    def sending(self, round_: int) -> None:
+        """The trainer wants to know when."""
+        if self.arena is not None and not self.arena.sending_since(round_):
+            self.arena.set_sending_since(round_, time.monotonic_ns())
+
+    def awaited(self, yes: bool) -> None:
+        """Nobody waits for what has been converted."""
 
 
 @dataclass(slots=True)

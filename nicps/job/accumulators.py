@@ -82,17 +82,16 @@ class Accumulators:
         hands_out, there = phase.kind is wire.PhaseKind.HANDOUT, self.memory
         fragments = max(phase.fragments, phase.last_fragments)
         aggregators = len(phase.aggregators(self._node.view.live))
-        # What has stripes needs no accumulators, but for the test rounds in between.
+        # Stripes need no accumulators, but for the test rounds in between.
         blocks = 1 if aggregators else phase.blocks
-        same = (there.blocks, self._of_hand_out) == (blocks, hands_out)
-        room = fragments if aggregators else 0
-        longest = fragments // aggregators + 1 if aggregators else 0
-        places = -(-longest // phase.per_block) if aggregators else 0
-        return (
-            0 if same else blocks,
-            0 if room in (0, there.room) else room,
-            0 if places in (0, there.places) else places,
-        )
+        if (there.blocks, self._of_hand_out) == (blocks, hands_out):
+            blocks = 0
+        if not aggregators:
+            return blocks, 0, 0
+        room = fragments if fragments != there.room else 0
+        longest = fragments // aggregators + 1
+        places = -(-longest // phase.per_block)
+        return blocks, room, places if room or places != there.places else 0
 
     def _change(self, phase: Phase) -> tuple[int, int, int]:
         """From now on there is what lacked; it."""

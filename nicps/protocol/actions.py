@@ -57,6 +57,11 @@ class SendFragments:
         return not self.samples
 
     @property
+    def asks(self) -> bool:
+        """The frames are questions of stripes."""
+        return self.striped is not None and self.striped.type is wire.FrameType.ASK
+
+    @property
     def flags(self) -> int:
         """Of each frame's header."""
         return wire.Flag.REPAIR * self.repair | self.exchange.flag

@@ -13,7 +13,7 @@ from nicps import wire
 from nicps.agent.sender import Sender
 from nicps.errors import InterfaceDown, JobFailed
 from nicps.exchange import Exchange
-from nicps.protocol import SendFragments
+from nicps.protocol import Member, SendFragments, Striped
 from nicps.protocol.phase import Phase
 
 FRAGMENTS = 12
@@ -259,3 +259,84 @@ def test_a_program_whose_contribution_is_dropped_is_waited_for_no_more() -> None
     assert sender.waits and gradient.waited_for
     assert sender.drop_fragments() == [action]
     assert not sender.waits and not gradient.waited_for
+
+
+class Recorded(Interface):
+    """Keeps the headers of frames, and where they went."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: list[tuple[bytes, wire.Frame]] = []
+
+    def free(self) -> int:
+        return 7
+
+    def push(self, headers: Any, payload: Any, destination: Any = None) -> int:
+        everywhere = np.frombuffer(wire.BROADCAST, np.uint8)
+        to = np.broadcast_to(everywhere if destination is None else destination, (len(headers), 6))
+        for at, row in enumerate(headers):
+            frame = wire.unpack(row.tobytes() + payload[at].tobytes())
+            self.frames.append((to[at].tobytes(), frame))
+        return super().push(headers, payload)
+
+
+MEMBERS = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3, 4))
+
+
+def stripes(
+    kind: wire.FrameType, ranges: tuple[tuple[int, int], ...], members: int = 0b1101
+) -> SendFragments:
+    """Member 2 has left; 1, 3 and 4 have contributed to a round whose unit is 2**-60."""
+    striped = Striped(kind, members, -60, (1, 3, 4))
+    samples = int(kind is not wire.FrameType.ASK)
+    return SendFragments(1, 1, 7, samples, ranges, False, Exchange.STRIPES, striped)
+
+
+def send_stripes(action: SendFragments, exponents: int = -40) -> Recorded:
+    interface, gradient = Recorded(), Gradient()
+    gradient.shifts[:] = np.int8(exponents).astype(np.uint8)
+    numbers = iter(range(1, 1000, 50))
+    done = lambda action, started: None  # noqa: E731
+    sender = Sender(interface, header, lambda count: next(numbers), done, lambda: MEMBERS)  # type: ignore[arg-type]
+    phase = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=FRAGMENTS, last_fragments=10, width=16)
+    sender.fragments_of(action, phase, gradient)
+    while interface.flushed < sum(count for _, count in action.ranges):
+        sender.pump(1.0)
+    return interface
+
+
+def test_a_contribution_goes_to_the_aggregator_of_each_fragment() -> None:
+    """12 fragments and three aggregators: each has four in a row."""
+    found = send_stripes(stripes(wire.FrameType.CONTRIBUTION, ((3, 2), (6, 6)))).frames
+    assert [(mac[5], frame.body.index) for mac, frame in found] == [
+        *((1, 3), (3, 4), (3, 6), (3, 7), (4, 8), (4, 9), (4, 10), (4, 11)),
+    ]
+    for _, frame in found:
+        body = frame.body
+        assert isinstance(body, wire.Contribution)
+        assert frame.type is wire.FrameType.CONTRIBUTION
+        assert (body.members, body.fragments, body.width) == (0b1101, FRAGMENTS, 16)
+        assert (body.exponent, body.unit, body.number) == (-40, -60, 0)
+
+
+def test_what_one_member_alone_contributes_goes_to_all() -> None:
+    found = send_stripes(stripes(wire.FrameType.SUM, ((0, 3),), members=0b100)).frames
+    assert [mac for mac, _ in found] == [wire.BROADCAST] * 3
+    assert {frame.type for _, frame in found} == {wire.FrameType.SUM}
+
+
+def test_questions_go_to_the_aggregator_or_to_who_alone_has_contributed() -> None:
+    """Each has a number of its own, and no lanes."""
+    found = send_stripes(stripes(wire.FrameType.ASK, ((3, 9),))).frames
+    assert [mac[5] for mac, _ in found] == [1, 3, 3, 3, 3, 4, 4, 4, 4]
+    assert [frame.body.number for _, frame in found] == [*range(1, 10)]
+    alone = send_stripes(stripes(wire.FrameType.ASK, ((3, 9),), members=0b100)).frames
+    assert {mac[5] for mac, _ in alone} == {3}
+
+
+def test_an_exponent_that_no_kernel_would_add_ends_the_job() -> None:
+    most = -60 + wire.MAX_SHIFT[16]
+    assert len(send_stripes(stripes(wire.FrameType.CONTRIBUTION, ((3, 2),)), most).frames) == 2
+    assert len(send_stripes(stripes(wire.FrameType.CONTRIBUTION, ((3, 2),)), 127).frames) == 2
+    with pytest.raises(JobFailed, match="fragment 3 has an exponent of -17"):
+        send_stripes(stripes(wire.FrameType.CONTRIBUTION, ((3, 2),)), most + 1)

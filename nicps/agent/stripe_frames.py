@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Headers and destinations of frames of stripes, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nicps import wire
+from nicps.errors import JobFailed
+from nicps.protocol import Member, Striped
+from nicps.session.lanes import U8
+from nicps.wire import FrameType
+
+_BODIES = {
+    FrameType.CONTRIBUTION: wire.Contribution,
+    FrameType.SUM: wire.Sum,
+    FrameType.ASK: wire.Ask,
+}
+_NOT_FINITE = 127  # the exponent of a fragment without a value
+
+
+def header_dtype(body: type[Any]) -> np.dtype[np.void]:
+    """A frame's header with that body as a NumPy record, from the wire definition."""
+    names, formats, offsets = [], [], []
+    base = 0
+    for cls in (wire.Header, body):
+        layout = wire.Layout.of(cls)
+        for name, kind, offset in zip(layout.names, layout.wires, layout.offsets, strict=True):
+            names.append(name)
+            formats.append(f">{'i' if kind.code == 'b' else 'u'}{kind.size}")
+            offsets.append(base + offset)
+        base += layout.struct.size
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": base})
+
+
+class StripeFrames:
+    """Fills in what differs from frame to frame.
+
+    Args:
+        most: frames in a batch.
+        members: the list of the view in force.
+    """
+
+    def __init__(self, most: int, members: Callable[[], Sequence[Member]]) -> None:
+        self._members = members
+        dtype = header_dtype(wire.Contribution)
+        self._rows = np.zeros((most, dtype.itemsize), np.uint8)
+        self._records = self._rows.view(dtype).reshape(most)
+        self._questions = 0  # asked so far: a number is answered once
+
+    def template(self, header: wire.Header, striped: Striped, fragments: int, width: int) -> U8:
+        """The header that all frames of a contribution have, uint8 (56,)."""
+        body = _BODIES[striped.type](striped.members, 0, fragments, 0, width, 0, striped.unit)
+        frame = wire.pack(header, body, tail=bytes(wire.PAYLOAD_BYTES))
+        return np.frombuffer(frame[: self._rows.shape[1]], np.uint8)
+
+    def fill(
+        self,
+        striped: Striped,
+        width: int,
+        template: U8,
+        first: int,
+        count: int,
+        exponents: U8 | int,
+        sequence: int,
+    ) -> tuple[U8, U8 | None]:
+        """Headers, uint8 (count, 56), and where the frames go: uint8 (count, 6), (6,), or None for all hosts.
+
+        Raises:
+            JobFailed: an exponent is too large for the round. No kernel takes that: it would be sent again for ever.
+        """
+        rows, records = self._rows[:count], self._records[:count]
+        rows[:] = template
+        records["index"] = np.arange(first, first + count, dtype=np.uint32)
+        records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
+        if striped.type is FrameType.ASK:
+            records["number"] = np.arange(self._questions + 1, self._questions + count + 1)
+            self._questions += count
+        else:
+            x = np.asarray(exponents, np.uint8).view(np.int8)
+            over = (x > striped.unit + wire.MAX_SHIFT[width]) & (x != _NOT_FINITE)
+            if over.any():
+                at = int(over.argmax())
+                raise JobFailed(
+                    f"fragment {first + at} has an exponent of {x[at]}, and this member has said that none is above"
+                    f" {striped.unit + wire.MAX_SHIFT[width]}: the training program has written over its contribution"
+                )
+            records["exponent"] = x
+        return rows, self._destination(striped, int(records["fragments"][0]), first, count)
+
+    def _destination(self, striped: Striped, fragments: int, first: int, count: int) -> U8 | None:
+        if striped.type is FrameType.SUM:
+            return None
+        members = self._members()
+        if striped.members.bit_count() == 1:
+            return np.frombuffer(members[striped.members.bit_length() - 1].mac, np.uint8)
+        n = len(striped.aggregators)
+        ends = np.array([fragments * (rank + 1) // n for rank in range(n)])
+        macs = np.array([list(members[k - 1].mac) for k in striped.aggregators], np.uint8)
+        ranks = np.searchsorted(ends, np.arange(first, first + count), side="right")
+        return macs[ranks]
