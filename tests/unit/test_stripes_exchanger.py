@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange `stripes` at one member: what it sends and when, what it asks for, and when it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol import Member, Phase, SendFragments, Striped, Timings, View
+from nicps.protocol.exchange import StripesExchanger, exchanger_of
+from nicps.protocol.token import Line, TokenState
+
+FRAGMENTS, ROUND, CONVERSION = 3000, 7, 5
+MEMBERS = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3, 4))
+#: Member 3 has left; three aggregators have a thousand fragments each.
+VIEW = View(3, MEMBERS, frozenset({1, 2, 4}), 1)
+PHASE = Phase(
+    1,
+    1,
+    wire.PhaseKind.TRAIN,
+    first_round=ROUND,
+    fragments=FRAGMENTS,
+    last_fragments=FRAGMENTS,
+    width=16,
+    shares=(4, 4, 4, 4),
+    exchange=Exchange.STRIPES,
+)
+WINDOW = 42  # of two other aggregators, in a queue of 170 frames
+TIMINGS = Timings()
+
+
+class Kernel:
+    """Sums that are here, and lanes that are converted: all, unless a test says less."""
+
+    def __init__(self) -> None:
+        self.sums: set[int] = set()
+        self.lanes = range(FRAGMENTS)
+        self.lacking: Mapping[int, int] = {}
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        assert (round_, view, sender) == (ROUND, VIEW.number, 0)
+        return len(self.sums)
+
+    def missing(self, *_: int) -> list[tuple[int, int]]:
+        raise AssertionError("fragments are broadcast in other exchanges")
+
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        here = next((i for i in range(first, end) if i not in self.sums), end)
+        return here, max((i + 1 for i in range(first, end) if i in self.sums), default=first)
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        ranges = list[tuple[int, int]]()
+        for index in (i for i in range(first, end) if i not in self.sums):
+            if ranges and sum(ranges[-1]) == index:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+            else:
+                ranges.append((index, 1))
+        return ranges[:limit]
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        if conversion != CONVERSION:
+            return 0
+        return next((i for i in range(first, end) if i not in self.lanes), end) - first
+
+    def absent(
+        self, round_: int, view: int, first: int, count: int, members: int
+    ) -> Mapping[int, int]:
+        return self.lacking
+
+
+def member(number: int = 2, kernel: Kernel | None = None, view: View = VIEW) -> StripesExchanger:
+    """With an offer for the round."""
+    kernel = kernel or Kernel()
+    part = exchanger_of(PHASE, view, number, kernel, TIMINGS, 0.0)
+    assert isinstance(part, StripesExchanger)
+    part.open(ROUND)
+    part.conversion = CONVERSION
+    return part
+
+
+def closed(*contributors: int, units: Mapping[int, int] | None = None) -> TokenState:
+    """The list is closed, with these members' largest exponents."""
+    made = TokenState.create(1, 1, ROUND, -40, [Line() for _ in MEMBERS])
+    for number in contributors:
+        line = made.lines[number - 1]
+        line.samples, line.marks = 4, wire.Mark.CONTRIBUTED
+        line.unit = (units or {}).get(number, -20)
+    made.state = wire.TokenState.CLOSING
+    return made
+
+
+def only(actions: object) -> SendFragments:
+    assert isinstance(actions, list)
+    (action,) = actions
+    assert isinstance(action, SendFragments)
+    return action
+
+
+def kind(action: SendFragments) -> wire.FrameType:
+    assert action.striped is not None
+    return action.striped.type
+
+
+# ---- the beginning
+
+
+def test_who_sees_the_closed_list_begins_with_the_stripe_after_its_own() -> None:
+    action = only(member().on_token(0.0, closed(1, 2, 4)))
+    assert action.striped == Striped(wire.FrameType.CONTRIBUTION, 0b1011, -40, (1, 2, 4))
+    assert action.ranges == ((2000, WINDOW), (0, WINDOW))
+    assert not action.repair and action.exchange is Exchange.STRIPES
+
+
+def test_who_closes_the_list_says_which_unit_the_largest_exponent_comes_to() -> None:
+    token = closed(1, 2, units={1: -3, 2: -9, 4: 100})
+    member().on_closed(0.0, token)
+    assert token.unit == -3 - wire.MAX_SHIFT[16]
+    token = closed(1, 2, units={1: -119, 2: -120})
+    member().on_closed(0.0, token)
+    assert token.unit == -120
+
+
+def test_the_list_that_a_contribution_tells_of_is_as_good_and_begins_nothing_twice() -> None:
+    part = member()
+    assert only(part.on_list(0.0, 0b1011, -40)).ranges == ((2000, WINDOW), (0, WINDOW))
+    assert part.on_token(0.0, closed(1, 2, 4)) == []
+
+
+def test_an_open_list_or_another_rounds_begins_nothing() -> None:
+    part, token = member(), closed(1, 2, 4)
+    token.state = wire.TokenState.OPEN
+    assert part.on_token(0.0, token) == []
+    token = closed(1, 2, 4)
+    token.round += 1
+    assert part.on_token(0.0, token) == []
+    part.on_dropped()
+    assert part.on_token(0.0, closed(1, 2, 4)) == []
+
+
+def test_who_is_not_listed_sends_nothing_and_asks_when_nothing_comes() -> None:
+    part = member()
+    assert part.on_token(0.0, closed(1, 4)) == []
+    action = only(part.advance(part.deadline()))
+    assert kind(action) is wire.FrameType.ASK and action.only_asks
+    assert [first for first, _ in action.ranges] == [2000, 0]
+
+
+def test_one_contributor_alone_sends_all_to_all_and_needs_nothing() -> None:
+    kernel = Kernel()
+    kernel.lanes = range(100)
+    part, token = member(kernel=kernel), closed(2)
+    action = only(part.on_token(0.0, token))
+    assert kind(action) is wire.FrameType.SUM and action.ranges == ((0, 100),)
+    assert part.is_complete(token) and part.awaits_lanes and part.deadline() == float("inf")
+    kernel.lanes = range(FRAGMENTS)
+    assert only(part.advance(1.0)).ranges == ((100, FRAGMENTS - 100),)
+    assert part.advance(2.0) == [] and not part.awaits_lanes
+    other = member(4)
+    assert other.on_token(0.0, token) == [] and not other.is_complete(token)
+    asks = only(other.advance(other.deadline()))
+    assert asks.striped is not None and asks.striped.members == 0b10 and asks.ranges == ((0, 4),)
+
+
+def test_an_empty_list_is_complete() -> None:
+    part = member()
+    assert part.on_token(0.0, closed()) == [] and part.is_complete(closed())
+
+
+def test_a_lone_member_is_complete_and_sends_nothing() -> None:
+    view = View(3, MEMBERS, frozenset({2}), 2)
+    part, token = member(view=view), closed(2)
+    assert part.on_closed(0.0, token) == [] and part.is_complete(token)
+
+
+# ---- its own lanes
+
+
+def test_a_member_enters_the_list_once_its_own_stripe_is_converted() -> None:
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    kernel.lanes = range(1000, 1999)
+    assert not part.may_enter()
+    kernel.lanes = range(1000, 2000)
+    assert part.may_enter()
+    part.conversion = CONVERSION + 1
+    assert not part.may_enter()
+
+
+def test_in_another_view_another_stripe_is_the_own() -> None:
+    kernel = Kernel()
+    kernel.lanes = range(1000, 2000)
+    without_1 = replace(VIEW, live=frozenset({2, 4}), lead=2)
+    assert not member(kernel=kernel, view=without_1).may_enter()
+    kernel.lanes = range(1500)
+    assert member(kernel=kernel, view=without_1).may_enter()
+
+
+def test_only_what_is_converted_goes_out() -> None:
+    kernel = Kernel()
+    kernel.lanes = range(1000, 2010)
+    part = member(kernel=kernel)
+    assert only(part.on_token(0.0, closed(1, 2, 4))).ranges == ((2000, 10),)
+    assert part.awaits_lanes
+    kernel.lanes = range(1000, 3000)
+    assert only(part.advance(0.001)).ranges == ((2010, WINDOW - 10),)
+    kernel.lanes = range(FRAGMENTS)
+    assert only(part.advance(0.002)).ranges == ((0, WINDOW),)
+    assert not part.awaits_lanes
+
+
+# ---- windows and repair
+
+
+def test_sums_make_room_for_as_many_contributions() -> None:
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    part.on_token(0.0, closed(1, 2, 4))
+    kernel.sums |= set(range(2000, 2010))
+    assert only(part.advance(0.001)).ranges == ((2000 + WINDOW, 10),)
+    kernel.sums |= {2011}  # out of turn: the one before it is missing
+    assert part.advance(0.002) == []
+    kernel.sums |= {2010} | set(range(WINDOW))
+    assert only(part.advance(0.003)).ranges == ((2010 + WINDOW, 2), (WINDOW, WINDOW))
+
+
+def test_a_slow_aggregator_slows_its_own_stripe_only() -> None:
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    part.on_token(0.0, closed(1, 2, 4))
+    sent = WINDOW
+    for _ in range(20):
+        kernel.sums |= set(range(sent))
+        for action in part.advance(0.001):
+            assert isinstance(action, SendFragments) and action.ranges == ((sent, WINDOW),)
+            sent += WINDOW
+    assert sent == 21 * WINDOW
+
+
+def test_sums_that_many_have_overtaken_are_asked_for_once_until_a_while_has_passed() -> None:
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    part.on_token(0.0, closed(1, 2, 4))
+    kernel.sums |= set(range(2000, 2040)) - {2003, 2004, 2030}
+    actions = part.advance(0.001)
+    assert [kind(a) for a in actions if isinstance(a, SendFragments)] == [
+        wire.FrameType.CONTRIBUTION,
+        wire.FrameType.ASK,
+    ]
+    assert only(actions[1:]).ranges == ((2003, 2),)  # 2030 may be on its way
+    assert part.advance(0.002) == []
+    again = only(part.advance(part.deadline()))
+    assert again.ranges == ((2003, 2), (2030, 1))
+
+
+def test_questions_become_rarer_and_answers_make_them_usual_again() -> None:
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    part.on_token(0.0, closed(1, 2, 4))
+    now, gaps = 0.0, list[float]()
+    for _ in range(8):
+        due = part.deadline()
+        gaps.append(due - now)
+        now = due
+        part.advance(now)
+    assert gaps == sorted(gaps) and gaps[-1] == pytest.approx(TIMINGS.repeat_s * 25)
+    kernel.sums |= {2000, 0}
+    part.advance(now)
+    assert part.deadline() - now < gaps[-1] / 2
+
+
+def test_who_is_told_that_it_has_not_contributed_does_so_again() -> None:
+    part = member()
+    part.on_token(0.0, closed(1, 2, 4))
+
+    def lacking(index: int, members: int) -> list[object]:
+        body = wire.Lacking(members, index, FRAGMENTS, 1, 16, 0, -40)
+        return [*part.on_lacking(0.01, body)]
+
+    again = only(lacking(2003, 0b1010))
+    assert again.ranges == ((2003, 1),) and again.repair
+    assert kind(again) is wire.FrameType.CONTRIBUTION
+    assert lacking(2004, 0b1000) == []  # another's
+    assert lacking(2500, 0b0010) == []  # it has not gone out yet
+    assert lacking(2003, 0b0110) == []  # member 3 is not listed: of nothing that is open here
+
+
+def test_whose_contributions_are_lacking_is_reported_after_a_while() -> None:
+    kernel = Kernel()
+    kernel.lacking = {1: 0, 4: 0}
+    part, token = member(kernel=kernel), closed(1, 2, 4)
+    part.on_token(0.0, token)
+    kernel.sums = set(range(2000))
+    now = 0.0
+    while now < 2 * TIMINGS.silence_most_s:
+        now = part.deadline()
+        part.advance(now)
+        for index in range(2000, 2004):
+            part.on_lacking(now, wire.Lacking(0b0001, index, FRAGMENTS, 1, 16, 0, -40))
+    lacks = part.take_report(now, token)
+    assert lacks == {1: 4, 4: FRAGMENTS - 2000 - 4}
+
+
+# ---- the end
+
+
+def test_a_member_is_complete_with_all_sums_and_the_lead_after_all_others() -> None:
+    kernel = Kernel()
+    kernel.sums = set(range(FRAGMENTS - 1))
+    token = closed(1, 2, 4)
+    part, lead = member(kernel=kernel), member(1, kernel)
+    assert not part.is_complete(token) and not part.wants_token(token)
+    kernel.sums.add(FRAGMENTS - 1)
+    assert part.is_complete(token) and part.wants_token(token)
+    assert not lead.is_complete(token)
+    for number in (2, 4):
+        assert not lead.is_complete(token)
+        token.lines[number - 1].marks |= wire.Mark.COMPLETE
+    assert lead.is_complete(token)
