@@ -68,8 +68,8 @@ class Host:
 
 def places_for(fragments: int, aggregators: int, width: int) -> int:
     """Blocks that the longest stripe needs."""
-    per = wire.fragments_per_block(width)
-    return -(-(-(-fragments // aggregators)) // per)
+    longest = (fragments + aggregators - 1) // aggregators
+    return -(-longest // wire.fragments_per_block(width))
 
 
 def own_lanes(host: Host, round_: int, index: int, width: int) -> tuple[I64, int]:
