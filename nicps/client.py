@@ -15,22 +15,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from nicps.errors import JobFailed, NetworkProblem
-from nicps.exchange import Exchange
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
 from nicps.session.fields import Message, encode
-from nicps.session.lanes import F32, LaneFormat
+from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.messages import Attach, Error
-from nicps.session.offers import Offers
-from nicps.session.sums import Sums
+from nicps.session.phases import Commit, Phase
+from nicps.session.reducers import AddingReducer, Reducer, Standing, StripedReducer
+
+__all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Session"]
 
 M = TypeVar("M", bound=Message)
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
@@ -46,43 +46,6 @@ class LeftOut(JobFailed):
 
 class JobAborted(JobFailed):
     """The job was stopped: by the user, or because a member failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """What to do next: "train", "test" (one round), "save" or "load" the state, or "end".
-
-    `shares` are the members' parts of a round by number, in samples; 0 for who is not counted. `exchange`
-    makes one sum of a round's contributions.
-    """
-
-    kind: str
-    first_round: int
-    number: int
-    shares: tuple[int, ...]
-    exchange: Exchange = Exchange.BROADCAST
-
-    def share_of(self, number: int) -> int:
-        """A member's part of a round, in samples."""
-        return self.shares[number - 1] if number <= len(self.shares) else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A round that everybody has. `counted` maps member numbers to samples; `samples` is their sum (n in R12).
-
-    `seconds_waited` is what passed from this member's offer to the commit, its own sending left out. `members`: of so
-    many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds. `exchange` has made the sum.
-    """
-
-    round: int
-    samples: int
-    counted: Mapping[int, int]
-    unit: int
-    seconds_waited: float = 0.0
-    members: int = 0
-    exchange: Exchange = Exchange.BROADCAST
-    left_out: bool = False
 
 
 class Session:
@@ -106,8 +69,13 @@ class Session:
         self._pending: deque[tuple[shared_form.FromAgent, list[int]]] = deque()
         #: About the last round that this member has committed.
         self._decision: shared_form.Decide | None = None
-        self._offers: Offers | None = None
-        self._sums: Sums | None = None
+        self._lanes = 0
+        self._arena: Arena | None = None
+        self._doorbell = -1
+        self._residual: Residual | None = None
+        self._adding: AddingReducer | None = None
+        self._striped: StripedReducer | None = None
+        self._reducer: Reducer | None = None  # of the phase: one of those two
         self._phase = Phase("none", 0, 0, ())
         self._next: shared_form.Phase | None = None
         self._offered = 0  # round of the last contribution
@@ -148,10 +116,12 @@ class Session:
             JobAborted: another member's model differs, or the job was stopped.
         """
         self._send(shared_form.Ready(lanes, digest))
+        self._lanes = lanes
         format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
-        self._sums = Sums(format, self.number)
-        message, fds = self._receive(shared_form.Arena)
-        self._offers = Offers(format, Arena(fds[0], message.fragments), doorbell=fds[1])
+        message, (arena, self._doorbell) = self._receive(shared_form.Arena)
+        self._arena, self._residual = Arena(arena, message.fragments), Residual(format)
+        with_all = format, self._residual, self._arena, self._doorbell, self.number
+        self._adding, self._striped = AddingReducer(*with_all), StripedReducer(*with_all)
 
     def next_phase(self) -> Phase:
         """Wait for node 1's next decision (R7, R14, R15, R20).
@@ -165,8 +135,9 @@ class Session:
         self._phase = Phase(
             phase.kind, phase.first_round, phase.number, phase.shares, phase.exchange
         )
-        if self._offers is not None:
-            self._offers.enter(phase.unit, len(phase.shares), phase.exchange)
+        if self._arena is not None:
+            self._reducer = self._striped if phase.exchange.absolute else self._adding
+            self._reduces().enter(phase.unit, len(phase.shares), phase.exchange)
         self._enter_view(phase)
         if self.lead and phase.kind == "train" and self._decision is not None:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
@@ -181,7 +152,8 @@ class Session:
 
     def loaded(self, number: int, digest: str) -> None:
         """The phase's state file has been read; `digest` is of the state that this member has now."""
-        self._out().forget()
+        assert self._residual is not None, "call ready() first"
+        self._residual.forget()
         self._decision = None  # it was about a round before that state
         self._send(shared_form.Loaded(number, digest))
 
@@ -197,12 +169,12 @@ class Session:
 
     def need(self, round_: int) -> int:
         """Samples that are still enough to reach the quorum (R13); a large number before anybody contributed."""
-        of_round, samples = self._out().arena.need
+        of_round, samples = self._memory().need
         return samples if of_round == round_ else 1 << 40
 
     def closed(self, round_: int) -> bool:
         """The round's list is closed without us, or the phase is over: drop the rest of the batch."""
-        arena = self._out().arena
+        arena = self._memory()
         return arena.closed >= round_ or arena.phase > self._phase.number
 
     def progress(self, round_: int, samples: int) -> None:
@@ -215,25 +187,26 @@ class Session:
         ):
             self._note(*self._pending.popleft())  # a new lead decides at once, not after its share
 
-    def contribute(self, round_: int, vector: F32, samples: int) -> None:
+    def contribute(self, round_: int, vector: F32, samples: int, *, finite: bool = True) -> None:
         """Offer this member's gradient, the sum over `samples`; it is being sent while it is converted.
 
         Args:
             vector: float32 (lanes,), not changed.
+            finite: refuse NaN and infinity also where they could be sent, which is in stripes: the sum of a fragment
+                with one of them in it is NaN.
 
         Raises:
-            NonFinite: it holds NaN or infinity; nothing was offered.
+            NonFinite: the vector holds NaN or infinity; nothing was offered.
         """
         if samples < 1:
             raise JobFailed(f"round {round_}: a gradient of {samples} samples cannot be counted")
-        offers = self._out()
-        unit, skip = offers.wanted(vector)
+        reducer = self._reduces()
+        unit, skip = reducer.wanted(vector, finite=finite)
+        conversion = 0 if skip else reducer.begin(round_)
         self._offered = round_
+        self._send(shared_form.Offer(round_, samples, unit, skip, conversion))
         if not skip:
-            offers.begin(round_)
-        self._offer(round_, samples, unit, skip)
-        if not skip:
-            offers.convert(round_, vector)
+            reducer.convert(round_, vector)
 
     def wait_commit(self, round_: int, out: F32 | None = None) -> Commit | None:
         """Wait until the round is committed; None if the phase ended before: nothing of the round counts.
@@ -256,39 +229,34 @@ class Session:
                 self._next = message
                 return None
             if message.round == round_:
-                offers = self._out()
-                offers.unit = message.next_unit
+                left_out = self._reduces().settle(message)
                 return Commit(
                     round_,
                     sum(message.counted.values()),
                     message.counted,
                     message.unit,
                     message.seconds_waited if self._offered == round_ else 0.0,
-                    offers.members,
+                    self._reduces().members,
                     message.exchange,
-                    left_out=message.next_unit > message.unit + offers.coarser,
+                    left_out,
+                    message.view,
+                    message.aggregators,
                 )
 
     @property
     def saturated(self) -> int:
         """Lanes so far that were too large for the step that a switch needs of all; the rest is in the residual."""
-        return self._offers.saturated if self._offers is not None else 0
+        return self._adding.offers.saturated if self._adding is not None else 0
 
     def sending_since(self, round_: int) -> float:
         """When this member's contribution began to go out, on CLOCK_MONOTONIC; 0 if it has not."""
-        return self._out().arena.sending_since(round_)
+        return self._memory().sending_since(round_)
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted."""
-        offers, sums = self._out(), self._read()
         if out is None:
-            out = np.empty(sums.format.lanes, np.float32)
-        if sums.exchange != commit.exchange:  # the view has changed with the commit
-            sums.forget()
-            sums.exchange = commit.exchange
-        sums.total(commit.round, commit.counted, commit.unit, offers.own(commit.round), out)
-        if self.number in commit.counted:
-            offers.counted()
+            out = np.empty(self._lanes, np.float32)
+        self._reduces().sum(commit, out)
         return out
 
     def applied(self, commit: Commit, digest: str = "") -> None:
@@ -297,30 +265,33 @@ class Session:
         Args:
             digest: of the state after it, which must be the same on all members; "" where there is no state.
         """
+        self._reduces().finish(commit)
         self._send(shared_form.Read(commit.round, digest))
 
     def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
         """Contribute with one sample, wait for everybody, and read the sum.
 
         If the members change meanwhile, the round is run again with who is left. Where a switch adds, numbers that
-        are too large for the round's step are cut off (`saturated`).
+        are too large for the round's step are cut off (`saturated`). In stripes no number is too large, and NaN or
+        infinity makes the sum of its fragment NaN.
 
         Raises:
             JobAborted: the job was stopped, or something else than training comes next.
+            NonFinite: the vector holds NaN or infinity, and the exchange is not stripes.
             LeftOut: there is no sum, for nobody. A member's numbers were too large for the round's unit, as they
                 mostly are in the first round where a switch adds; or the round is not run again, as the switch has
                 been given up. All offer again in `next_round`; the lead decides "continue" before that, as after
                 every round. Whoever comes too late for a quorum below 1 is left out alone.
         """
         out = np.empty_like(vector) if out is None else out
-        self.contribute(round_, vector, 1)
+        self.contribute(round_, vector, 1, finite=False)
         while (commit := self.wait_commit(round_, out)) is None:
             phase = self.next_phase()
             if phase.kind != "train":
                 raise JobAborted(f"round {round_} is not run again: {phase.kind} comes next")
             if phase.first_round != round_:
                 raise LeftOut(f"round {round_} is not run again", phase.first_round)
-            self.contribute(round_, vector, 1)
+            self.contribute(round_, vector, 1, finite=False)
         if commit.left_out or self.number not in commit.counted:
             self.applied(commit)
             why = "has numbers too large for its unit" if commit.left_out else "closed without us"
@@ -337,18 +308,19 @@ class Session:
         Raises:
             JobAborted: the job was stopped.
         """
+        adding = self._adding
+        assert adding is not None, "call ready() first"
         if self._phase.share_of(self.number):
-            offers = self._out()
-            offers.begin(round_)
-            self._offer(round_, 1, None, False)
-            offers.put(round_, succeeded, failed)
+            adding.offers.begin(round_)
+            self._send(shared_form.Offer(round_, 1, None, False))
+            adding.offers.put(round_, succeeded, failed)
         commit = self.wait_commit(round_)
         if commit is None:
             return None
         total = np.zeros(2, np.int64)
         if self.number in commit.counted:
             total += (succeeded, failed)
-        bank = self._read().bank(round_, commit.counted)
+        bank = adding.sums.bank(round_, commit.counted)
         if bank is not None:
             total += bank[0, :2]
         self.applied(commit)
@@ -379,28 +351,20 @@ class Session:
 
     # ---- inside
 
-    def _out(self) -> Offers:
-        assert self._offers is not None, "call ready() first"
-        return self._offers
+    def _memory(self) -> Arena:
+        assert self._arena is not None, "call ready() first"
+        return self._arena
 
-    def _read(self) -> Sums:
-        assert self._sums is not None, "call ready() first"
-        return self._sums
-
-    def _offer(self, round_: int, samples: int, unit: int | None, skip: bool) -> None:
-        self._send(shared_form.Offer(round_, samples, unit, skip))
+    def _reduces(self) -> Reducer:
+        assert self._reducer is not None, "call ready() and next_phase() first"
+        return self._reducer
 
     def _sum_early(self, round_: int, out: F32) -> None:
         """Sum what has come, until there is a message."""
-        sums, offers = self._read(), self._out()
-        own, unit = offers.own(round_), offers.unit
-        if sums.begin(round_, self._due(), out):
+        reducer = self._reduces()
+        if reducer.expect(round_, out):
             while not self._pending and not self._channel.wait(_GLANCE_S):
-                sums.ahead(self.view, unit, own, lambda: self._channel.wait(0.0))
-
-    def _due(self) -> frozenset[int]:
-        """Who is to contribute to a round."""
-        return frozenset(number for number in self.live if self._phase.share_of(number))
+                reducer.ahead(lambda: self._channel.wait(0.0))
 
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))
@@ -426,17 +390,31 @@ class Session:
                 self.on_keep()
             else:
                 self.checkpoint(0, "the training program cannot save while it waits for the others")
-        if isinstance(message, shared_form.Phase) and message.blocks:
-            self._read().map(fds[0], fds[1], message.blocks)
+        if isinstance(message, shared_form.Phase | shared_form.View):
+            self._map(message, iter(fds))
         if isinstance(message, shared_form.View):
             if self._enter_view(message) and self._decision is not None:
                 self._send(self._decision)
 
+    def _map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map the memory that comes with a message."""
+        adding, striped = self._adding, self._striped
+        if adding is None or striped is None:
+            return
+        if isinstance(message, shared_form.Phase):
+            if message.blocks:
+                adding.sums.map(next(fds), next(fds), message.blocks)
+            if message.room:
+                striped.offers.map(next(fds), message.room)
+                striped.sums.map(next(fds), message.room)
+        if message.places:
+            striped.remainders.map(next(fds), message.places, message.view)
+
     def _enter_view(self, message: shared_form.Phase | shared_form.View) -> bool:
         """Another view is in force, or another phase; whether this member has become the lead."""
-        if self._sums is not None:
-            self._sums.forget()  # what was summed early may be sent again
-            self._sums.exchange = self._phase.exchange.among(len(message.live))
         led, self.lead = self.lead, message.lead == self.number
         self.view, self.live = message.view, frozenset(message.live)
+        if self._reducer is not None:
+            standing = Standing(self.number, self.view, self.live, self._phase.shares)
+            self._reducer.change_view(standing)
         return self.lead and not led

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nicps.errors import NonFinite
 from nicps.wire import MAX_SHIFT, PAYLOAD_BYTES, lanes_per_fragment
 
 F32 = npt.NDArray[np.float32]
@@ -23,7 +25,7 @@ U8 = npt.NDArray[np.uint8]
 #: float32 values in a batch: its temporaries stay in a core's cache.
 BATCH_VALUES = 92_160
 
-_NATIVE = {8: np.int8, 16: np.int16, 32: np.int32}
+_NATIVE: dict[int, type[np.signedinteger[Any]]] = {8: np.int8, 16: np.int16, 32: np.int32}
 _WIRE = {8: ">i1", 16: ">i2", 32: ">i4"}
 #: Largest magnitude of a lane that a float32 can name.
 _LARGEST = {8: 127.0, 16: 32767.0, 32: 2147483520.0}
@@ -57,9 +59,24 @@ class LaneFormat:
         return max(1, BATCH_VALUES // self.per_fragment)
 
     @property
+    def native(self) -> type[np.signedinteger[Any]]:
+        """NumPy's type of a lane in this processor's byte order."""
+        return _NATIVE[self.width]
+
+    @property
+    def wire(self) -> str:
+        """NumPy's type of a lane in a frame."""
+        return _WIRE[self.width]
+
+    @property
+    def largest_lane(self) -> float:
+        """Largest magnitude of a lane that a float32 can name."""
+        return _LARGEST[self.width]
+
+    @property
     def limit(self) -> float:
         """Largest magnitude of a lane; a whole number that a float32 can name."""
-        return float(int(_LARGEST[self.width]) >> max(self.members - 1, 0).bit_length())
+        return float(int(self.largest_lane) >> max(self.members - 1, 0).bit_length())
 
     @property
     def max_shift(self) -> int:
@@ -75,26 +92,73 @@ class LaneFormat:
         return math.frexp(largest / self.limit)[1] - self.max_shift
 
 
+def check_finite(vector: F32) -> None:
+    """Refuse a vector that holds NaN or infinity.
+
+    Raises:
+        NonFinite: it does.
+    """
+    finite = np.isfinite(vector)
+    if not finite.all():
+        index = int(np.argmin(finite))
+        raise NonFinite(index, float(vector[index]))
+
+
+class Residual:
+    """What rounding has left over of the vectors that were counted, in whichever way they were converted.
+
+    Attributes: `kept`, float32 (fragments * per_fragment,), always finite; `next`, what takes its place if the vector
+    converted last is counted. No magnitude in them is larger than `limit` and `next_limit`; infinity: not known.
+    """
+
+    def __init__(self, format: LaneFormat) -> None:
+        size = format.fragments * format.per_fragment
+        self.kept: F32 = np.zeros(size, np.float32)
+        self.next: F32 = np.zeros(size, np.float32)
+        self.limit = self.next_limit = 0.0
+
+    def largest(self) -> float:
+        """An upper bound of the magnitudes in `kept`."""
+        if math.isinf(self.limit):
+            self.limit = float(np.abs(self.kept).max())
+        return self.limit
+
+    def keep(self) -> None:
+        """The vector converted last was counted."""
+        self.kept, self.next = self.next, self.kept
+        self.limit = self.next_limit
+
+    def forget(self) -> None:
+        """It belongs to nothing any more."""
+        self.kept[:] = 0.0
+        self.limit = 0.0
+
+
 class Quantiser:
     """Converts one vector after another, batch by batch, keeping the residual of what was counted.
 
     Args:
         format: the vector's length and the lanes' width.
+        residual: what is left over so far; default: nothing.
 
     Attributes: `saturated`, lanes of what was counted that were too large where a switch adds, and went out as the
     largest that fits; the rest of them is in the residual.
     """
 
-    def __init__(self, format: LaneFormat) -> None:
+    def __init__(self, format: LaneFormat, residual: Residual | None = None) -> None:
         self.format = format
         self.saturated = 0
         self._over = 0  # the same, of the vector converted last
-        self.residual: F32 = np.zeros(format.fragments * format.per_fragment, np.float32)
-        self._next = np.zeros_like(self.residual)
+        self._residual = residual or Residual(format)
         shape = (format.batch, format.per_fragment)
         self._value = np.empty(shape, np.float32)
         self._scaled = np.empty(shape, np.float32)
-        self._native = np.empty(shape, _NATIVE[format.width])
+        self._native = np.empty(shape, format.native)
+
+    @property
+    def residual(self) -> F32:
+        """What rounding has left over, float32 (fragments * per_fragment,)."""
+        return self._residual.kept
 
     def batch(self, vector: F32, first: int, unit: int, lanes: U8, shifts: U8) -> int:
         """Convert fragments from `first` on; how many, at most `format.batch`.
@@ -126,27 +190,28 @@ class Quantiser:
             np.clip(scaled, -limit, limit, out=scaled)
         native = self._native[:count]
         np.copyto(native, scaled, casting="unsafe")
-        out = lanes[first : first + count].view(_WIRE[self.format.width])
+        out = lanes[first : first + count].view(self.format.wire)
         np.copyto(out, native)
         np.multiply(scaled, np.ldexp(np.float32(1), exponent)[:, None], out=scaled)
-        left = self._next[at:end].reshape(count, per)
+        left = self._residual.next[at:end].reshape(count, per)
         np.subtract(value, scaled, out=left)
+        self._residual.next_limit = math.inf
         return count
 
     def keep(self) -> None:
         """The vector was counted: what rounding left over goes into the next one."""
-        self.residual, self._next = self._next, self.residual
+        self._residual.keep()
         self.saturated += self._over
         self._over = 0
 
     def _shifts(self, largest: F32, unit: int) -> U8:
         """Smallest shift under which each fragment's largest magnitude fits a lane."""
-        mantissa, exponent = np.frexp(largest * np.float32(1 / _LARGEST[self.format.width]))
+        mantissa, exponent = np.frexp(largest * np.float32(1 / self.format.largest_lane))
         exponent = np.where(
             mantissa == 0.5, exponent - 1, exponent
         )  # 2**k itself fits a step of 2**k
         shift = np.maximum(exponent - unit, 0)
-        over = np.ldexp(largest, -(shift + unit)) > _LARGEST[self.format.width]
+        over = np.ldexp(largest, -(shift + unit)) > self.format.largest_lane
         return np.where(largest > 0, np.minimum(shift + over, self.format.max_shift), 0).astype(
             np.uint8
         )
@@ -187,7 +252,7 @@ class Summer:
             total[...] = 0
         else:
             lanes, shifts = own
-            np.copyto(total, lanes[first : first + count].view(_WIRE[format.width]))
+            np.copyto(total, lanes[first : first + count].view(format.wire))
             total <<= shifts[first : first + count, None].astype(np.int64)
         if accumulators is not None:
             total += accumulators.reshape(-1, per)[first : first + count]

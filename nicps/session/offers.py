@@ -12,10 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from nicps.errors import NonFinite
 from nicps.exchange import Exchange
 from nicps.session.arena import Arena
-from nicps.session.lanes import F32, U8, LaneFormat, Quantiser
+from nicps.session.lanes import F32, U8, LaneFormat, Quantiser, Residual, check_finite
 
 _ROOM = 1  # bits: the next gradient may be larger still
 _SATURATED = 4  # bits too large is a matter of the residual; more than that, of the step
@@ -26,17 +25,18 @@ class Offers:
     """Writes the arena for vectors in one format.
 
     Args:
+        residual: what rounding has left over.
         doorbell: rung for the agent after every batch.
 
     Attributes: `unit`, log2 of what the open round's numbers are multiples of; `exchange` makes the sums.
     """
 
-    def __init__(self, format: LaneFormat, arena: Arena, doorbell: int) -> None:
+    def __init__(self, format: LaneFormat, residual: Residual, arena: Arena, doorbell: int) -> None:
         self.arena = arena
         self.unit = 0
         self.exchange = Exchange.BROADCAST
         self._doorbell = doorbell
-        self._quantiser = Quantiser(format)
+        self._quantiser = Quantiser(format, residual)
 
     @property
     def members(self) -> int:
@@ -103,10 +103,6 @@ class Offers:
         """The vector converted last is in a sum: what rounding left over goes into the next one."""
         self._quantiser.keep()
 
-    def forget(self) -> None:
-        """Another state was loaded: what rounding left over belongs to none."""
-        self._quantiser.residual[:] = 0.0
-
     def _show(self, round_: int, fragments: int) -> None:
         self.arena.set_converted(round_, fragments)
         os.eventfd_write(self._doorbell, 1)
@@ -118,8 +114,5 @@ class Offers:
         # A residual is far smaller than that; where a switch adds, the next round's step hangs on it.
         if bound < format.largest(self.unit) / 4 and not self.exchange.shared_step:
             return bound
-        finite = np.isfinite(vector)
-        if not finite.all():
-            index = int(np.argmin(finite))
-            raise NonFinite(index, float(vector[index]))
+        check_finite(vector)
         return float(np.abs(vector + residual[: format.lanes]).max())

@@ -36,7 +36,7 @@ from nicps.session.fields import (
 from nicps.session.messages import MEMBER, NO_MEMBER, VIEW, Error
 
 MOST_LANES = 1 << 33
-LEAST_UNIT, MOST_UNIT = -100, 100
+LEAST_UNIT, MOST_UNIT = -120, 126
 
 PHASE = whole(0, (1 << 32) - 1)
 UNIT = whole(LEAST_UNIT, MOST_UNIT)
@@ -86,7 +86,11 @@ class Offer(Message):
     round: Annotated[int, Field(ROUND, "the open one")]
     samples: Annotated[int, Field(whole(1, MOST_SAMPLES), "samples that it is the sum over")]
     unit: Annotated[
-        int | None, Field(nullable(UNIT), "log2 of the unit asked for in the next round")
+        int | None,
+        Field(
+            nullable(UNIT),
+            "log2 of the unit asked for in the next round; in stripes the gradient's exponent, or more",
+        ),
     ]
     skip: Annotated[bool, Field(FLAG, "the gradient is too large for the unit of its round")]
     conversion: Annotated[

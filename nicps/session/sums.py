@@ -7,8 +7,6 @@ be added to them. A view change takes that back (`forget`): what was sent may be
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +17,7 @@ from nicps.barrier import barrier
 from nicps.exchange import Exchange
 from nicps.layout import layout
 from nicps.session.lanes import F32, I64, U8, LaneFormat, Summer
+from nicps.session.maps import mapped
 from nicps.wire import BLOCK_LANES
 
 
@@ -52,11 +51,11 @@ class Sums:
 
     def map(self, lanes_fd: int, slots_fd: int, blocks: int) -> None:
         """Map the kernel's arrays, int64 (2, blocks, 1440) and the slots; the descriptors are closed."""
-        lanes: I64 = np.frombuffer(_mapped(lanes_fd, 2 * blocks * BLOCK_LANES * 8), np.int64)
+        lanes: I64 = np.frombuffer(mapped(lanes_fd, 2 * blocks * BLOCK_LANES * 8), np.int64)
         self._lanes = lanes[: 2 * blocks * BLOCK_LANES].reshape(2, blocks, BLOCK_LANES)
         record, each = layout().records["slot"], layout().limits["BLOCK_SLOTS"]
         count = 2 * blocks * each
-        whole = np.frombuffer(_mapped(slots_fd, count * record.itemsize), np.uint8)
+        whole = np.frombuffer(mapped(slots_fd, count * record.itemsize), np.uint8)
         self._slots = whole[: count * record.itemsize].view(record).reshape(2, blocks * each)
 
     def bank(self, round_: int, senders: Collection[int]) -> I64 | None:
@@ -112,10 +111,3 @@ class Sums:
         mine = own if self._number in senders and not self.exchange.includes_own else None
         while done < self.format.fragments:
             done += self._summer.batch(done, bank, mine, unit, out)
-
-
-def _mapped(fd: int, size: int) -> mmap.mmap:
-    """The memory of a BPF array; a mapping of one must be writable."""
-    memory = mmap.mmap(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-    os.close(fd)
-    return memory

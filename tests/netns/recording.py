@@ -29,23 +29,22 @@ class Recording(Session):
     life = ""
     _summed: F32 | None = None
 
-    def contribute(self, round_: int, vector: F32, samples: int) -> None:
+    def contribute(self, round_: int, vector: F32, samples: int, *, finite: bool = True) -> None:
         self._save(f"{round_}.offer.npz", samples=samples, vector=vector)
         hold, half = self.folder / "hold", self.folder / "half"
         if hold.exists():
             (self.folder / f"{round_}.waits").touch()
         _wait(lambda: half.exists() or not hold.exists())
         if not half.exists():
-            super().contribute(round_, vector, samples)
+            super().contribute(round_, vector, samples, finite=finite)
             return
-        offers = self._out()
-        arena = offers.arena
+        arena = self._memory()
         tell = arena.set_converted
 
         def tell_half(of: int, fragments: int) -> None:
             if fragments:
                 tell(of, fragments // 2)
-                os.eventfd_write(offers._doorbell, 1)
+                os.eventfd_write(self._doorbell, 1)
                 _wait(lambda: self.sending_since(of) or not half.exists())
                 (self.folder / f"{of}.half").touch()
                 _wait(lambda: not half.exists())
@@ -53,7 +52,7 @@ class Recording(Session):
 
         arena.set_converted = tell_half  # type: ignore[method-assign]
         try:
-            super().contribute(round_, vector, samples)
+            super().contribute(round_, vector, samples, finite=finite)
         finally:
             arena.set_converted = tell  # type: ignore[method-assign]
 

@@ -283,7 +283,7 @@ def test_a_command_that_is_wrong(raw: dict[str, Any], said: str) -> None:
 
 OF_A_PROGRAM = [
     (message("offer", round=1, samples=0, unit=0, skip=False), '"samples" is 0, not a whole numb'),
-    (message("offer", round=1, samples=1, unit=101, skip=False), '"unit" is 101, not a whole num'),
+    (message("offer", round=1, samples=1, unit=127, skip=False), '"unit" is 127, not a whole num'),
     (message("offer", round=1, samples=1, unit=0, skip=1), '"skip" is 1, not true or false'),
     (message("progress", round=-1, samples=0), '"round" is -1, not a whole number from 0 to 2^31'),
     (message("progress", round=1 << 31, samples=0), '"round" is 2147483648, not a whole number'),

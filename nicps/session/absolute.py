@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients as integers with absolute exponents: `value = lane * 2**x`, one x for each fragment, and back.
+
+x is the smallest under which the fragment's largest magnitude fits a lane, and at least -120. What rounding leaves over
+is the residual. A fragment with NaN or infinity in it, or with what would be read as infinity, has the x of 127, and
+lanes of zero. See docs/stripes.md, "Numbers". All functions work on whole batches of fragments.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.session.lanes import F32, I64, LaneFormat, Residual, check_finite
+from nicps.wire import NOT_FINITE
+
+I8 = npt.NDArray[np.int8]
+BOOL = npt.NDArray[np.bool_]
+#: Lanes as they are sent, big-endian integers of 8, 16 or 32 bits: (fragments, per_fragment).
+Lanes = npt.NDArray[np.signedinteger]
+
+LEAST_EXPONENT = -120
+_LARGEST_VALUE = float(np.finfo(np.float32).max)
+_LEAST_SQUARE = 2.0**-100  # a sum of squares below that may have lost some
+_ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32
+
+
+def exponent_for(largest: float, format: LaneFormat) -> int:
+    """The x of a fragment with that largest magnitude, which is finite."""
+    if not largest:
+        return LEAST_EXPONENT
+    mantissa, exponent = math.frexp(min(largest, _LARGEST_VALUE))
+    over = mantissa > math.ldexp(format.largest_lane, 1 - format.width)
+    return max(exponent - (format.width - 1) + over, LEAST_EXPONENT)
+
+
+def _exponents(largest: F32, format: LaneFormat) -> npt.NDArray[np.int32]:
+    """The same of a batch, int32 (n,), from float32 (n,), which may not be finite."""
+    mantissa, exponent = np.frexp(largest)
+    over = mantissa > np.float32(math.ldexp(format.largest_lane, 1 - format.width))
+    x = np.where(largest > 0, exponent - (format.width - 1) + over, LEAST_EXPONENT)
+    x = np.maximum(x, LEAST_EXPONENT)
+    with np.errstate(over="ignore", invalid="ignore"):
+        read = np.rint(np.ldexp(largest, -x)) * np.ldexp(np.float32(1), x)
+    return np.where(np.isfinite(read), x, NOT_FINITE).astype(np.int32)
+
+
+def _scale(exponents: npt.NDArray[np.int32]) -> F32:
+    """2**x as a column, float32 (n, 1)."""
+    column: F32 = np.ldexp(np.float32(1), exponents)[:, None]
+    return column
+
+
+class AbsoluteQuantiser:
+    """Converts one vector after another, batch by batch, keeping the residual of what was counted.
+
+    Args:
+        format: the vector's length and the lanes' width.
+        residual: what rounding has left over.
+    """
+
+    def __init__(self, format: LaneFormat, residual: Residual) -> None:
+        self.format = format
+        self._residual = residual
+        shape = (format.batch, format.per_fragment)
+        self._value = np.empty(shape, np.float32)
+        self._scaled = np.empty(shape, np.float32)
+        self._native = np.empty(shape, format.native)
+
+    def bound(self, vector: F32, *, finite: bool = False) -> int:
+        """An upper bound of the x of all fragments of `vector` that are finite, before it is converted.
+
+        Args:
+            vector: float32 (lanes,).
+            finite: the vector must be finite.
+
+        Raises:
+            NonFinite: it is not.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = float(np.dot(vector, vector))
+        if _LEAST_SQUARE <= square < math.inf:
+            largest = math.sqrt(square)
+        else:
+            if finite:
+                check_finite(vector)
+            largest = float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
+        return exponent_for((largest + self._residual.largest()) * _ROUNDED_UP, self.format)
+
+    def begin(self) -> None:
+        """Another vector is converted."""
+        self._residual.next_limit = 0.0
+
+    def batch(self, vector: F32, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
+        """Convert `count` fragments from `first` on, at most `format.batch`.
+
+        Args:
+            vector: float32 (format.lanes,).
+            lanes: (fragments, per_fragment), written.
+            exponents: int8 (fragments,), written.
+        """
+        format, residual = self.format, self._residual
+        at, end = first * format.per_fragment, (first + count) * format.per_fragment
+        value, scaled, native = self._value[:count], self._scaled[:count], self._native[:count]
+        flat, inside = value.reshape(-1), min(end, format.lanes) - at
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(vector[at : at + inside], residual.kept[at : at + inside], out=flat[:inside])
+        flat[inside:] = 0.0
+        np.abs(value, out=scaled)
+        exponent = _exponents(scaled.max(axis=1), format)
+        lost = exponent == NOT_FINITE
+        value[lost] = 0.0
+        np.multiply(value, _scale(-exponent), out=scaled)
+        np.rint(scaled, out=scaled)
+        np.copyto(native, scaled, casting="unsafe")
+        np.copyto(lanes[first : first + count], native)
+        exponents[first : first + count] = exponent
+        np.multiply(scaled, _scale(exponent), out=scaled)
+        left = residual.next[at:end].reshape(count, -1)
+        np.subtract(value, scaled, out=left)
+        left[lost] = residual.kept[at:end].reshape(count, -1)[lost]
+        half = math.ldexp(0.5, int(exponent.max(where=~lost, initial=LEAST_EXPONENT)))
+        former = residual.largest() if lost.any() else 0.0
+        residual.next_limit = max(residual.next_limit, half, former)
+
+    def keep(self, lost: BOOL) -> None:
+        """The vector was counted.
+
+        Args:
+            lost: (fragments,): the sum is not finite there, and the residual stays as it was.
+        """
+        residual = self._residual
+        if lost.any():
+            shape = (self.format.fragments, self.format.per_fragment)
+            residual.next.reshape(shape)[lost] = residual.kept.reshape(shape)[lost]
+            residual.next_limit = max(residual.next_limit, residual.largest())
+        residual.keep()
+
+    def add(self, first: int, remainders: I64, exponents: I8, used: BOOL, unit: int) -> None:
+        """Add what rounding a sum has left over, for fragments from `first` on.
+
+        Args:
+            remainders: int64 (n, per_fragment), in units.
+            exponents: int8 (n,), of the sums.
+            used: (n,): the others are left out.
+            unit: log2.
+        """
+        residual, per, step = self._residual, self.format.per_fragment, self.format.batch
+        if not used.any():
+            return
+        kept = residual.kept[first * per : (first + len(used)) * per].reshape(-1, per)
+        for at in range(0, len(used), step):
+            part = slice(at, at + step)
+            scaled = self._scaled[: len(used[part])]
+            np.multiply(remainders[part], math.ldexp(1.0, unit), out=scaled, casting="unsafe")
+            scaled[~used[part]] = 0.0
+            kept[part] += scaled
+        # A remainder is less than a lane's step: half of one, but for a sum at the end of its range.
+        most = math.ldexp(1.0, int(exponents.max(where=used, initial=LEAST_EXPONENT)))
+        residual.limit = (residual.limit + most) * _ROUNDED_UP
+
+
+class AbsoluteSummer:
+    """Reads lanes with their exponents as float32, batch by batch.
+
+    Args:
+        format: as they were sent.
+    """
+
+    def __init__(self, format: LaneFormat) -> None:
+        self.format = format
+        shape = (format.batch, format.per_fragment)
+        self._native = np.empty(shape, format.native)
+        self._value = np.empty(shape, np.float32)
+
+    def batch(self, lanes: Lanes, exponents: I8, first: int, count: int, out: F32) -> None:
+        """Convert `count` fragments from `first` on, at most `format.batch`.
+
+        Args:
+            lanes: (fragments, per_fragment).
+            exponents: int8 (fragments,); where one is 127, the whole fragment is NaN.
+            out: float32 (format.lanes,), written.
+        """
+        per = self.format.per_fragment
+        native, value = self._native[:count], self._value[:count]
+        np.copyto(native, lanes[first : first + count])
+        np.copyto(value, native, casting="unsafe")
+        exponent = exponents[first : first + count].astype(np.int32)
+        scale = _scale(exponent)
+        scale[exponent == NOT_FINITE] = np.nan
+        here = out[first * per : (first + count) * per]
+        whole = len(here) // per
+        with np.errstate(over="ignore"):
+            np.multiply(value[:whole], scale[:whole], out=here[: whole * per].reshape(whole, per))
+            if whole < count:
+                rest = here[whole * per :]
+                np.multiply(value[whole, : len(rest)], scale[whole], out=rest)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training program's memory where the exchange is `stripes` (docs/stripes.md): its own lanes, the sums, and what
+rounding the sums of its own stripe has left over.
+
+Own lanes are written here, and all else is written by the kernel's programs alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.barrier import barrier
+from nicps.layout import layout
+from nicps.session.absolute import BOOL, I8, AbsoluteQuantiser, AbsoluteSummer, Lanes
+from nicps.session.arena import Arena
+from nicps.session.lanes import F32, I64, LaneFormat, Residual
+from nicps.session.maps import mapped
+from nicps.wire import BLOCK_LANES, PAYLOAD_BYTES
+
+_BANKS = 2
+_LAST_CONVERSION = (1 << 32) - 1
+
+
+def stripe(fragments: int, rank: int, aggregators: int) -> range:
+    """The fragments of the aggregator of that rank, from 0."""
+    return range(fragments * rank // aggregators, fragments * (rank + 1) // aggregators)
+
+
+class Records:
+    """Two banks of records with lanes: those of a vector in one format.
+
+    Attributes: `lanes`, (2, fragments, per_fragment); `exponents`, int8 (2, fragments).
+    """
+
+    def __init__(self, name: str, format: LaneFormat, fd: int, room: int, prot: int) -> None:
+        record = layout().records[name]
+        size = _BANKS * room * record.itemsize
+        whole = np.frombuffer(mapped(fd, size, prot), np.uint8)[:size].view(record)
+        self._fields: Any = whole.reshape(_BANKS, room)[:, : format.fragments]
+        self.lanes: Lanes = self._fields["lane"].view(format.wire)
+        self.exponents: I8 = self._fields["exponent"].view(np.int8)
+
+    def __getitem__(self, field: str) -> npt.NDArray[Any]:
+        """Another field, (2, fragments)."""
+        found: npt.NDArray[Any] = self._fields[field]
+        return found
+
+
+class StripedOffers:
+    """Converts vectors in one format into this member's own records, for its agent and the kernel's programs.
+
+    Args:
+        residual: what rounding has left over.
+        arena: where the agent reads how many fragments are converted, in the order in which they are.
+        doorbell: rung for the agent after every batch.
+    """
+
+    def __init__(self, format: LaneFormat, residual: Residual, arena: Arena, doorbell: int) -> None:
+        self._format, self._arena, self._doorbell = format, arena, doorbell
+        self._quantiser = AbsoluteQuantiser(format, residual)
+        self._own: Records | None = None
+        self._conversion = 0
+
+    def map(self, fd: int, room: int) -> None:
+        """Map new own records, (2, room); the descriptor is closed."""
+        self._own = Records("own", self._format, fd, room, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._conversion = max(self._conversion, int(self._own["conversion"].max()))
+
+    @property
+    def own(self) -> Records:
+        """This member's lanes."""
+        assert self._own is not None, "the agent has sent no own records"
+        return self._own
+
+    def bound(self, vector: F32, *, finite: bool = False) -> int:
+        """An upper bound of this vector's exponent: of those of its finite fragments.
+
+        Raises:
+            NonFinite: it must be `finite`, and is not.
+        """
+        return self._quantiser.bound(vector, finite=finite)
+
+    def begin(self, round_: int) -> int:
+        """The number of a new conversion, above 0, which no record has; before the agent is told of it."""
+        self._arena.set_converted(round_, 0)
+        self._arena.set_sending_since(round_, 0)
+        self._conversion = self._conversion % _LAST_CONVERSION + 1
+        return self._conversion
+
+    def convert(self, round_: int, vector: F32, first_fragment: int) -> None:
+        """Convert the whole vector, float32 (lanes,): from `first_fragment` to the end, then those before it."""
+        format, own, bank, done = self._format, self.own, round_ & 1, 0
+        self._quantiser.begin()
+        for part in (range(first_fragment, format.fragments), range(first_fragment)):
+            for first in part[:: format.batch]:
+                count = min(format.batch, part.stop - first)
+                lanes, exponents = own.lanes[bank], own.exponents[bank]
+                self._quantiser.batch(vector, first, count, lanes, exponents)
+                barrier()  # whoever sees the conversion sees the lanes
+                own["conversion"][bank, first : first + count] = self._conversion
+                done += count
+                self._arena.set_converted(round_, done)
+                os.eventfd_write(self._doorbell, 1)
+
+    def counted(self, lost: BOOL) -> None:
+        """The vector converted last is in a sum: what rounding left over goes into the next one.
+
+        Args:
+            lost: (fragments,): where the sum is not finite, and the residual stays as it was before.
+        """
+        self._quantiser.keep(lost)
+
+    def add_remainders(
+        self, first: int, remainders: I64, exponents: I8, used: BOOL, unit: int
+    ) -> None:
+        """Add what rounding sums has left over to the residual, as `AbsoluteQuantiser.add`."""
+        self._quantiser.add(first, remainders, exponents, used, unit)
+
+
+@dataclass(slots=True)
+class _Early:
+    """A round's sums in one view, as far as they are in `out`: all but `rest`, a part of each stripe."""
+
+    round: int
+    view: int
+    out: F32
+    rest: list[range]
+
+
+class StripedSums:
+    """Reads the sums of vectors in one format."""
+
+    def __init__(self, format: LaneFormat) -> None:
+        self._format = format
+        self._summer = AbsoluteSummer(format)
+        self._records: Records | None = None
+        self._early: _Early | None = None
+
+    def map(self, fd: int, room: int) -> None:
+        """Map the kernel's new sums, (2, room), for reading; the descriptor is closed."""
+        self._records = Records("stored", self._format, fd, room, mmap.PROT_READ)
+        self._early = None
+
+    @property
+    def records(self) -> Records:
+        """The sums."""
+        assert self._records is not None, "the agent has sent no sums"
+        return self._records
+
+    def begin(self, round_: int, view: int, aggregators: int, out: F32) -> None:
+        """A round's sums will be read in that view, with so many stripes, into `out`, float32 (lanes,)."""
+        fragments, n = self._format.fragments, max(aggregators, 1)
+        parts = [stripe(fragments, rank, n) for rank in range(n)]
+        self._early = _Early(round_, view, out, parts)
+
+    def ahead(self, stop: Callable[[], bool]) -> None:
+        """Read what has come of them, until `stop`; of each stripe what is there without a gap."""
+        early, batch = self._early, self._format.batch
+        assert early is not None, "no sums are expected"
+        tags, tag = self.records["tag"][early.round & 1], early.view << 32 | early.round
+        moved = True
+        while moved:
+            moved = False
+            for rank, rest in enumerate(early.rest):
+                now = rest[:batch]
+                if not now or not (tags[now.start : now.stop] == tag).all():
+                    continue
+                if stop():
+                    return
+                barrier()  # the kernel writes lanes, then the tag
+                self._read(self.records, early.round, now, early.out)
+                early.rest[rank], moved = rest[batch:], True
+
+    def total(self, round_: int, view: int, out: F32) -> None:
+        """Read all the sums of a round that was committed in that view; what was read early is not read again."""
+        early, self._early = self._early, None
+        rest = [range(self._format.fragments)]
+        if early is not None and (early.round, early.view) == (round_, view) and early.out is out:
+            rest = early.rest
+        self._whole(self.records, round_, rest, out)
+
+    def alone(self, round_: int, own: Records, out: F32) -> None:
+        """Read this member's own lanes: no others have contributed."""
+        self._early = None
+        self._whole(own, round_, [range(self._format.fragments)], out)
+
+    def _whole(self, records: Records, round_: int, parts: list[range], out: F32) -> None:
+        batch = self._format.batch
+        for part in parts:
+            for first in part[::batch]:
+                self._read(records, round_, range(first, min(first + batch, part.stop)), out)
+
+    def _read(self, records: Records, round_: int, now: range, out: F32) -> None:
+        bank = round_ & 1
+        lanes, exponents = records.lanes[bank], records.exponents[bank]
+        self._summer.batch(lanes, exponents, now.start, len(now), out)
+
+
+class Remainders:
+    """What rounding the sums of the own stripe has left over: of each view's stripe, as its places are renewed."""
+
+    def __init__(self, format: LaneFormat) -> None:
+        self._format = format
+        self._of: list[tuple[int, I64]] = []  # first view, lanes; in the order in which they came
+
+    def map(self, fd: int, places: int, view: int) -> None:
+        """Map new places, int64 (2, places, 1440), for reading, in use from that view on; the descriptor is closed.
+
+        A round of an earlier view may still be committed. Its remainders are in the places before, which are kept.
+        """
+        size = _BANKS * places * BLOCK_LANES * 8
+        whole = np.frombuffer(mapped(fd, size, mmap.PROT_READ), np.int64)
+        lanes = whole[: size // 8].reshape(_BANKS, -1, self._format.per_fragment)
+        self._of.append((view, lanes))
+
+    def of(self, round_: int, view: int, count: int) -> I64:
+        """Of the first `count` fragments of the stripe in that view, int64 (count, per_fragment), in units."""
+        while len(self._of) > 1 and self._of[1][0] <= view:
+            del self._of[0]  # views of commits only grow
+        assert self._of, "the agent has sent no places"
+        bank: I64 = self._of[0][1][round_ & 1, :count]
+        return bank
+
+
+assert PAYLOAD_BYTES == BLOCK_LANES

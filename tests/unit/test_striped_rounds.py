@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of several training programs that exchange stripes: every sum and residual is what the reference says, and
+nothing is lost. The programs of the kernel are a model (`tests/striped_memory.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from nicps.errors import JobFailed
+from nicps.exchange import Exchange
+from nicps.session.arena import Arena
+from nicps.session.lanes import LaneFormat, Residual
+from nicps.session.phases import Commit
+from nicps.session.reducers import Standing, StripedReducer
+from tests import striped_reference as reference
+from tests.striped_memory import Host, exchange, places_for
+
+WIDTHS = (32, 16, 8)
+F32 = reference.F32
+VIEW = 5
+PER = {32: 360, 16: 720, 8: 1440}
+
+
+def never() -> bool:
+    return False
+
+
+class Program:
+    """One member's reducer, with the reference's idea of it beside."""
+
+    def __init__(self, number: int, lanes: int, width: int, host: Host) -> None:
+        self.format = LaneFormat(lanes, width)
+        self.host = host
+        self.arena, self.doorbell = Arena.create(self.format.fragments), os.eventfd(0)
+        self.residual = Residual(self.format)
+        with_all = self.format, self.residual, self.arena, self.doorbell, number
+        self.reducer = StripedReducer(*with_all)
+        self.reducer.offers.map(host.own.fd, host.room)
+        self.reducer.sums.map(host.sums.reading_fd, host.room)
+        self.member = reference.Member(width, np.zeros(lanes, np.float32))
+        self.pieces: list[reference.Piece] = []
+        self.exponent = 0
+
+    def offer(self, round_: int, vector: F32) -> None:
+        exponent, skip = self.reducer.wanted(vector, finite=False)
+        assert exponent is not None and not skip
+        self.exponent = exponent
+        self.host.offered[round_ & 1] = self.reducer.begin(round_)
+        self.reducer.convert(round_, vector)
+        self.pieces = self.member.convert(vector)
+
+    def read(self, commit: Commit) -> F32:
+        out = np.full(self.format.lanes, 7, np.float32)
+        self.reducer.sum(commit, out)
+        return out
+
+    def close(self) -> None:
+        self.arena.close()
+        os.close(self.doorbell)
+        self.host.close()
+
+
+class Members:
+    """Members 1 to n; all are in the view at first, and none of `idle` has a share."""
+
+    def __init__(self, stack: ExitStack, n: int, lanes: int, width: int, idle: int = 0) -> None:
+        self.width, self.lanes = width, lanes
+        self.fragments = LaneFormat(lanes, width).fragments
+        self.shares = tuple(0 if number == idle else 4 for number in range(1, n + 1))
+        self.programs = {}
+        for number in range(1, n + 1):
+            host = Host(self.fragments + 3, 1)
+            self.programs[number] = Program(number, lanes, width, host)
+            stack.callback(self.programs[number].close)
+        self.hosts = {number: program.host for number, program in self.programs.items()}
+        self.enter(VIEW, range(1, n + 1))
+
+    def enter(self, view: int, live: Sequence[int]) -> None:
+        """Another view, with new places for everybody."""
+        self.view, self.live = view, frozenset(live)
+        self.aggregators = Standing(0, view, self.live, self.shares).due
+        places = places_for(self.fragments, len(self.aggregators), self.width)
+        for number in live:
+            program = self.programs[number]
+            program.host.renew_places(places)
+            program.reducer.remainders.map(program.host.blocks.reading_fd, places, view)
+            program.reducer.change_view(Standing(number, view, self.live, self.shares))
+
+    def unit(self, listed: Sequence[int]) -> int:
+        return reference.unit_of([self.programs[k].exponent for k in listed] or [0], self.width)
+
+    def gather(self, round_: int, listed: Sequence[int], only: Sequence[int] | None = None) -> None:
+        """What the kernel's programs do."""
+        hosts = {number: self.hosts[number] for number in self.live}
+        about = (self.width, self.unit(listed), self.fragments, only)
+        exchange(hosts, round_, self.view, self.aggregators, listed, *about)
+
+    def commit(self, round_: int, listed: Sequence[int]) -> Commit:
+        return Commit(
+            round_,
+            4 * len(listed),
+            dict.fromkeys(listed, 4),
+            self.unit(listed),
+            exchange=Exchange.STRIPES,
+            view=self.view,
+            aggregators=self.aggregators,
+        )
+
+    def expected(self, listed: Sequence[int], unit: int) -> list[reference.Piece]:
+        """The sum's fragments."""
+        return [
+            reference.add([self.programs[k].pieces[index] for k in listed], self.width, unit)
+            for index in range(self.fragments)
+        ]
+
+    def settle(self, commit: Commit) -> F32:
+        """All read it, and finish: bit for bit as the reference; the sum."""
+        listed = sorted(commit.counted)
+        if listed:
+            pieces = self.expected(listed, commit.unit)
+            values = np.concatenate([piece.values() for piece in pieces])
+        else:
+            pieces, values = [], np.zeros(self.lanes, np.float32)
+        for number in self.live:
+            program = self.programs[number]
+            assert (program.read(commit).view(np.uint32) == values.view(np.uint32)).all(), number
+            program.reducer.finish(commit)
+            if number in listed:
+                program.member.counted(pieces)
+            if pieces and number in commit.aggregators:
+                rank, n = commit.aggregators.index(number), len(commit.aggregators)
+                for index in range(self.fragments * rank // n, self.fragments * (rank + 1) // n):
+                    program.member.add_rest(index, pieces[index], commit.unit)
+            self.same_residual(number)
+        return values
+
+    def same_residual(self, number: int) -> None:
+        program = self.programs[number]
+        kept = program.residual.kept
+        assert not kept[self.lanes :].any()
+        assert (kept[: self.lanes].view(np.uint32) == program.member.residual.view(np.uint32)).all()
+        assert np.abs(kept).max() <= program.residual.largest()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def gradient(seed: int, lanes: int) -> F32:
+    """Fragments of sizes that differ, some of them by far."""
+    rng = np.random.default_rng(seed)
+    size = 2.0 ** rng.uniform(-9, 0, -(-lanes // 360)).repeat(360)[:lanes]
+    return (rng.standard_normal(lanes) * size).astype(np.float32)
+
+
+LISTS = ([1, 2, 3], [1, 3], [2], [1, 2, 3], [], [2, 3], [3], [1, 2], [1, 2, 3])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("lanes", [1, 4 * 1440, 8 * 1440 + 77])
+def test_nothing_is_lost(stack: ExitStack, width: int, lanes: int) -> None:
+    """All sums and what is left over are all the gradients that were counted, but for less than a unit each."""
+    members = Members(stack, 3, lanes, width)
+    given, applied = np.zeros(lanes), np.zeros(lanes)
+    units, added = 0.0, 0
+    for round_ in range(1, 28):
+        listed = LISTS[round_ % len(LISTS)]
+        vectors = {number: gradient(100 * round_ + number, lanes) for number in (1, 2, 3)}
+        for number, vector in vectors.items():
+            members.programs[number].offer(round_, vector)
+        before = {number: members.programs[number].residual.kept.copy() for number in vectors}
+        commit = members.commit(round_, listed)
+        if listed:
+            members.gather(round_, listed)
+        applied += members.settle(commit).astype(np.float64)
+        given += sum((vectors[number].astype(np.float64) for number in listed), np.zeros(lanes))
+        units += len(listed) * 2.0**commit.unit
+        for number in {1, 2, 3} - set(listed):
+            changed = (members.programs[number].residual.kept != before[number]).any()
+            added += changed
+            assert not (changed and len(listed) < 2)
+    kept = sum(
+        program.residual.kept[:lanes].astype(np.float64) for program in members.programs.values()
+    )
+    differ = np.abs(given - applied - kept).max()
+    assert differ <= units + 1e-5, "float32 rounds a residual, and a sum of 32 bits"
+    if width < 32 and lanes > 1:
+        assert np.abs(kept).max() > 10 * (units + 1e-5), "the test would see it"
+        assert added, "an aggregator that was not counted keeps remainders too"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_member_without_a_share(stack: ExitStack, width: int) -> None:
+    """It has no stripe and reads all sums; and it offers nothing."""
+    members = Members(stack, 4, 5 * 1440 + 1, width, idle=2)
+    assert members.aggregators == (1, 3, 4)
+    for round_ in range(1, 5):
+        for number in (1, 3, 4):
+            members.programs[number].offer(round_, gradient(number * round_, members.lanes))
+        members.gather(round_, [1, 3, 4])
+        members.settle(members.commit(round_, [1, 3, 4]))
+    assert not members.programs[2].residual.kept.any()
+    assert members.programs[3].residual.kept.any()
+    with pytest.raises(JobFailed, match="round 9: this member has no share"):
+        members.programs[2].reducer.begin(9)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_not_finite(stack: ExitStack, width: int) -> None:
+    """All have NaN in that fragment, and go on from the residuals of before; the next round is as ever."""
+    members = Members(stack, 3, 6 * 1440, width)
+    per = PER[width]
+    for round_ in range(1, 8):
+        for number, program in members.programs.items():
+            vector = gradient(7 * round_ + number, members.lanes)
+            if round_ % 2 == 0 and number != 2:
+                vector[[number * per, -1]] = np.nan, np.inf
+            program.offer(round_, vector)
+        before = {k: program.residual.kept.copy() for k, program in members.programs.items()}
+        members.gather(round_, [1, 2, 3])
+        total = members.settle(members.commit(round_, [1, 2, 3]))
+        lost = np.isnan(total).reshape(-1, per).all(axis=1)
+        assert (np.isnan(total).reshape(-1, per).any(axis=1) == lost).all()
+        expected = [1, 3, members.fragments - 1] if round_ % 2 == 0 else []
+        assert np.flatnonzero(lost).tolist() == expected
+        for number, program in members.programs.items():
+            after = program.residual.kept.reshape(-1, per)
+            same = (before[number].reshape(-1, per) == after).all(axis=1)
+            assert same[lost].all() and (width == 32 or not same[~lost].any())
+
+
+def test_alone_and_not_finite(stack: ExitStack) -> None:
+    """The sum of one member's part alone: it has no remainder, and NaN is its own."""
+    members = Members(stack, 2, 3 * 1440, 8)
+    for round_ in (1, 2, 3):
+        for number, program in members.programs.items():
+            vector = gradient(round_ * 5 + number, members.lanes)
+            vector[1440 if number == 2 else 0] = np.nan
+            program.offer(round_, vector)
+        listed = [1, 2] if round_ == 1 else [2]
+        members.gather(round_, listed)
+        total = members.settle(members.commit(round_, listed))
+        lost = np.isnan(total).reshape(-1, 1440).all(axis=1)
+        assert lost.tolist() == [round_ == 1, True, False]
+
+
+# ---- views
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("early", [False, True])
+def test_a_round_is_run_again_in_another_view(stack: ExitStack, width: int, early: bool) -> None:
+    """From the same lanes, with another list, another unit and fewer aggregators; old remainders are of no use."""
+    members = Members(stack, 4, 9 * 1440 + 5, width)
+    for round_ in (1, 2):
+        for number, program in members.programs.items():
+            vector = gradient(round_ * 9 + number, members.lanes)
+            program.offer(round_, vector * np.float32(64 if number == 4 else 1))
+        come = range(members.fragments if round_ == 1 else members.fragments // 2)
+        members.gather(round_, [1, 2, 3, 4], only=come)
+        if round_ == 1:
+            members.settle(members.commit(1, [1, 2, 3, 4]))
+    out = np.full(members.lanes, 7, np.float32)
+    reducer = members.programs[1].reducer
+    old = members.unit([1, 2, 3, 4])
+    if early:
+        assert reducer.expect(2, out)
+        reducer.ahead(never)
+        assert (out[:100] != 7).all(), "a sum of the old view"
+    members.enter(VIEW + 1, (1, 2, 3))
+    members.gather(2, [1, 2, 3])
+    commit = members.commit(2, [1, 2, 3])
+    assert commit.unit < old and len(commit.aggregators) == 3
+    reducer.sum(commit, out)
+    total = members.settle(commit)
+    assert (out.view(np.uint32) == total.view(np.uint32)).all()
+
+
+def test_a_round_is_committed_in_the_view_before(stack: ExitStack) -> None:
+    """All had all sums when the view changed: the remainders are in the places before."""
+    members = Members(stack, 3, 9 * 1440, 8)
+    for number, program in members.programs.items():
+        program.offer(1, gradient(number, members.lanes))
+    members.gather(1, [1, 2, 3])
+    commit = members.commit(1, [1, 2, 3])
+    members.enter(VIEW + 1, (1, 2))
+    members.enter(VIEW + 2, (1, 2))
+    assert commit.view == VIEW
+    members.settle(commit)
+    for number in (1, 2):
+        members.programs[number].offer(2, gradient(9 + number, members.lanes))
+    members.gather(2, [1, 2])
+    members.settle(members.commit(2, [1, 2]))
+
+
+def test_a_remainder_of_another_round_or_view_is_none_of_this_one(stack: ExitStack) -> None:
+    """What counts is the record's word for it; and once a round."""
+    members = Members(stack, 2, 4 * 1440, 8)
+    for number, program in members.programs.items():
+        program.offer(1, gradient(number, members.lanes))
+    members.gather(1, [1, 2])
+    commit = members.commit(1, [1, 2])
+    program = members.programs[2]
+    rests = program.host.sums.array["rest"]
+    assert rests[1, 2] == rests[1, 3] == VIEW << 32 | 1
+    rests[1, 2] = (VIEW - 1) << 32 | 1
+    program.reducer.finish(commit)
+    left = program.residual.kept.reshape(4, 1440).copy()
+    kept = program.member.left.reshape(4, 1440)
+    assert (left[[0, 1, 2]] == kept[[0, 1, 2]]).all() and (left[3] != kept[3]).any()
+    program.reducer.finish(commit)
+    assert (program.residual.kept.reshape(4, 1440) == left).all()
+
+
+# ---- what the agent and the kernel see
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_own_stripe_is_converted_first(
+    stack: ExitStack, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then those after it; each batch is whole when the doorbell rings, and has its conversion last of all."""
+    members = Members(stack, 3, 300_001, width)
+    program, fragments = members.programs[2], members.fragments
+    own, start = program.host.own.array, fragments // 3
+    program.offer(3, gradient(1, members.lanes))
+    former = program.host.offered[1]
+    expected = program.reducer.offers.own.lanes[1].copy()
+    own["lane"][1] = 0
+    seen = []
+    write = os.eventfd_write
+
+    def look(fd: int, value: int) -> None:
+        ready = own["conversion"][1] == number
+        order = np.roll(ready[:fragments], -start)
+        done = int(order.sum())
+        assert order[:done].all() and done == program.arena.converted(3)
+        assert (
+            program.reducer.offers.own.lanes[1][ready[:fragments]] == expected[ready[:fragments]]
+        ).all()
+        seen.append(done)
+        write(fd, value)
+
+    number = program.reducer.begin(3)
+    assert number not in (0, former) and program.arena.converted(3) == 0
+    monkeypatch.setattr(os, "eventfd_write", look)
+    program.reducer.convert(3, gradient(1, members.lanes))
+    assert seen == sorted(seen) and seen[-1] == fragments and len(seen) >= 4
+    assert not own["conversion"][1, fragments:].any()
+    assert (own["conversion"][0] != number).all()
+
+
+def test_no_record_has_the_number_of_a_new_conversion(stack: ExitStack) -> None:
+    """Also where the memory is another program's; and after the last number comes 1."""
+    members = Members(stack, 2, 3 * 1440, 8)
+    host, offers = members.programs[1].host, members.programs[1].reducer.offers
+    host.own.array["conversion"][0, 1] = 41
+    offers.map(host.own.fd, host.room)
+    assert offers.begin(1) == 42 and offers.begin(2) == 43
+    offers._conversion = (1 << 32) - 2
+    numbers = [offers.begin(3), offers.begin(4)]
+    assert numbers == [(1 << 32) - 1, 1]
+
+
+def test_sums_are_read_early_stripe_by_stripe(stack: ExitStack) -> None:
+    """A stripe whose first sum is lacking holds up no other; each is read once."""
+    width, batch = 8, LaneFormat(1, 8).batch
+    members = Members(stack, 2, 6 * batch * 1440 - 9, width)
+    for number, program in members.programs.items():
+        program.offer(1, gradient(number, members.lanes))
+    half = 3 * batch
+    there = [*range(1, half), *range(half, half + 2 * batch + 5)]
+    members.gather(1, [1, 2], only=there)
+    program = members.programs[1]
+    out = np.full(members.lanes, 7, np.float32)
+    assert program.reducer.expect(1, out)
+    program.reducer.ahead(lambda: True)
+    assert (out == 7).all(), "there is a message"
+    program.reducer.ahead(never)
+    read = (out != 7).reshape(-1)[: (members.fragments - 1) * 1440].reshape(-1, 1440).any(axis=1)
+    assert np.flatnonzero(read).tolist() == list(range(half, half + 2 * batch))
+    members.gather(1, [1, 2], only=[k for k in range(members.fragments) if k not in there])
+    commit = members.commit(1, [1, 2])
+    program.host.sums.array["lane"][1, half] = 99  # it was read already
+    program.reducer.sum(commit, out)
+    other = members.programs[2].read(commit)
+    assert (out.view(np.uint32) == other.view(np.uint32)).all()
+    assert not (program.read(commit) == other).all(), "read anew it is the other"
