@@ -78,6 +78,57 @@ def test_nothing_of_bcc_stays_here(tmp_path: Path) -> None:
     assert "libbcc" not in Path("/proc/self/maps").read_text()
 
 
+LATER = """
+int second(struct xdp_md *ctx)
+{
+	u32 key = 0;
+	u64 *word = words.lookup(&key);
+
+	if (word)
+		*word += 10;
+	return XDP_PASS;
+}
+"""
+
+
+@pytest.mark.parametrize("image", ["none yet", "kept", "no room for one"])
+def test_a_program_that_is_loaded_later(tmp_path: Path, image_folder: Path, image: str) -> None:
+    """With the maps of the first, whether it has just been compiled or not."""
+    source = write(tmp_path, GOOD + LATER)
+    if image == "kept":
+        loader.load(source, {"verdict": "xdp"}, {"VERDICT": 2}, later={"second": "xdp"}).close()
+    elif image == "no room for one":
+        image_folder.write_text("a file where the folder should be")
+    loaded = loader.load(source, {"verdict": "xdp"}, {"VERDICT": 2}, later={"second": "xdp"})
+    assert set(loaded.programs) == {"verdict"} and set(loaded.later) == {"second"}
+    program = loaded.open("second")
+    for fd in (program, loaded.programs["verdict"]):
+        assert bpf.prog_test_run(fd, bytes(64)).verdict == bpf.XDP_PASS
+    assert bpf.map_memory(loaded.maps["words"])[:8] == b"\x0b" + bytes(7)
+    assert bpf.program_info(program).name == "second" and not os.get_inheritable(program)
+    os.close(program)
+    loaded.close()
+    assert not loaded.later
+
+
+def test_a_later_program_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BpfLoadError, match="the kernel refuses second of"):
+        loader.load(write(tmp_path, GOOD), {"verdict": "xdp"}, {"VERDICT": 2}, {"second": "xdp"})
+
+
+def test_verifiers_reason_later(tmp_path: Path) -> None:
+    source = write(
+        tmp_path, GOOD + LATER.replace("return XDP_PASS", "return *(u8 *)(long)ctx->data")
+    )
+    descriptors = len(os.listdir("/proc/self/fd"))
+    loaded = loader.load(source, {"verdict": "xdp"}, {"VERDICT": 2}, later={"second": "xdp"})
+    with pytest.raises(BpfLoadError, match=r"refuses second of .*outside of the packet") as caught:
+        loaded.open("second")
+    assert "\n" not in str(caught.value) and "processed" in caught.value.log
+    loaded.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def test_compiler_error_names_file_and_line(tmp_path: Path) -> None:
     source = write(tmp_path, GOOD.replace("*word += 1", "*word += nothing"))
     with pytest.raises(BpfLoadError, match=r"program\.c:11:\d+: error: .*'nothing'") as caught:
@@ -162,11 +213,15 @@ def test_nothing_is_compiled_twice(tmp_path: Path, no_compiler: Callable[[], Non
 
 
 def test_an_image_is_what_was_compiled(no_compiler: Callable[[], None]) -> None:
-    """All maps of ours, with those that hold maps."""
+    """All maps of ours, with those that hold maps, and the program that is called by another."""
     kinds: dict[str, loader.ProgramKind] = {"nicps_xdp": "xdp", "nicps_egress": "sched_cls"}
-    compiled = loader.load("nicps.c", kinds)
+    compiled = loader.load("nicps.c", kinds, later={"nicps_stripes": "xdp"})
     no_compiler()
-    loaded = loader.load("nicps.c", kinds)
+    loaded = loader.load("nicps.c", kinds, later={"nicps_stripes": "xdp"})
+    for each in (compiled, loaded):
+        room = each.open("nicps_stripes")
+        bpf.map_update(each.maps["nicps_rooms"], bytes(4), room.to_bytes(4, sys.byteorder))
+        os.close(room)
     for name, fd in compiled.maps.items():
         ours, theirs = bpf.map_info(loaded.maps[name]), bpf.map_info(fd)
         assert replace(ours, id=0) == replace(theirs, id=0)
