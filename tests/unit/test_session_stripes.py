@@ -123,6 +123,7 @@ class Agent:
             if piece.exponent != 127
         ]
         unit = reference.unit_of([*exponents, *([self._unit_asked] if 2 in listed else [])], WIDTH)
+        self.unit = unit
         hosts = {number: self.hosts[number] for number in self.live}
         about = (WIDTH, unit, FRAGMENTS)
         exchange(hosts, round_, self.view_number, self.live, listed, *about)
@@ -244,6 +245,24 @@ def test_a_view_changes_while_the_commit_is_waited_for(agent: Agent) -> None:
     agent.offered(8, vector)
 
 
+def test_a_round_is_committed_in_the_view_before(agent: Agent) -> None:
+    """Its remainders are in the places that were there before the view's."""
+    session = agent.session
+    session.contribute(7, gradient(1), 4)
+    agent.offered(7, gradient(1))
+    agent.others_offer(7, others(1))
+    expected = agent.settle(7, (1, 2, 3), commit=False)
+    agent.change_view(1, 2)
+    agent.live, agent.view_number = (1, 2, 3), VIEW
+    agent.commit(7, (1, 2, 3), agent.unit)
+    commit = session.wait_commit(7)
+    assert commit is not None and session.live == {1, 2}
+    assert same(session.sum(commit), expected)
+    session.applied(commit)
+    assert agent.take()["op"] == "read"
+    agent.same_residual()
+
+
 def test_all_reduce(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN is sent, and is NaN in that fragment at all; numbers of any size leave nobody out."""
     reducer, expected = agent.session._reduces(), np.empty(0)
@@ -266,6 +285,17 @@ def test_all_reduce(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.isfinite(total[1440:-7]).all()
         assert agent.take()["op"] == "read"
         agent.same_residual()
+
+
+def test_what_is_not_finite_is_offered_again(agent: Agent) -> None:
+    """The phase has ended before the round was committed, and the next one begins with that round."""
+    vector = gradient(1)
+    vector[0] = np.nan
+    agent.phase("train", 7)
+    agent.phase("train", 8)
+    with pytest.raises(LeftOut, match="round 7 is not run again"):
+        agent.session.all_reduce(7, vector)
+    assert [agent.take()["op"] for _ in range(4)] == ["offer", "prepared", "offer", "prepared"]
 
 
 def test_too_late_for_the_quorum(agent: Agent) -> None:
