@@ -237,7 +237,10 @@ class Ring:
 
     def advance(self, now: float) -> Steps:
         """Sums came to this host's kernel, or lanes of its contribution were converted."""
-        return [*self._exchange.advance(now), *self._act_or_want(now)]
+        steps: Steps = [*self._exchange.advance(now)]
+        if self._want.at < math.inf:
+            return steps  # this comes often: it has asked for the token, and asks again in time
+        return steps + self._act_or_want(now)
 
     def on_want(self, now: float, frame: wire.Frame) -> Steps:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""

@@ -376,7 +376,7 @@ class Host:
 
     def pump(self) -> None:
         """More of a gradient is converted: send what can be sent."""
-        self.machine.note_converted(self.clock())
+        self.do(self.machine.note_converted(self.clock()))
         while self._line and self._can_leave(self._line[0]):
             self._put(self._line.popleft())
 
