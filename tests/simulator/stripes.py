@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the XDP program does with frames of stripes (ebpf/nicps_stripes.h), as a model: the rules, in their order.
+
+A processor may stall at each of the program's steps, and go on long after others. A lane stands for a fragment's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from nicps import wire
+from nicps.protocol import KernelState, SendFragments
+from nicps.wire import FrameType
+from tests.simulator.gradients import Lane, round_sum
+
+if TYPE_CHECKING:
+    from tests.simulator.host import Host
+
+_STALLS_S = (1e-4, 3e-3, 0.03, 0.15)  # shorter than a round, and longer than some
+_NO_LANE = Lane(0, 0)
+_FRAME_S = 12e-6  # line time
+
+
+@dataclass(frozen=True, slots=True)
+class StripeFrame:
+    """A frame as it is on the wire. `to`: the address that it goes to; None: everybody."""
+
+    type: FrameType
+    view: int
+    key: bytes | None
+    round: int
+    sender: int
+    to: bytes | None
+    members: int
+    index: int
+    fragments: int
+    width: int
+    unit: int
+    lane: Lane
+    number: int = 0
+
+    @property
+    def tag(self) -> int:
+        """Later rounds have larger ones, and all rounds of a later view."""
+        return self.view << 32 | self.round
+
+
+class Odds:
+    """How seldom what is seldom happens, from a seed: only where the exchange is stripes."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(f"stripes {seed}")
+        self.stalls = self.random.choice((0.0, 0.001, 0.01))
+        self.floods = self.random.choice((0.0, 0.01))
+        self.bells_lost = self.random.choice((0.0, 0.1, 0.5))
+        self.forgetful = False  # the switch knows nobody's port
+
+    def stall_s(self) -> float:
+        """How long a processor stands still; mostly not at all."""
+        rng = self.random
+        return rng.choice(_STALLS_S) if self.stalls and rng.random() < self.stalls else 0.0
+
+    def flood(self) -> bool:
+        """A frame for one host goes to all."""
+        return self.forgetful or bool(self.floods and self.random.random() < self.floods)
+
+    def lose_bell(self) -> bool:
+        """The ring buffer has no room."""
+        return bool(self.bells_lost and self.random.random() < self.bells_lost)
+
+
+@dataclass(slots=True)
+class Own:
+    """This member's lanes of a fragment, and the conversion that they are of."""
+
+    conversion: int = 0
+    lane: Lane = _NO_LANE
+
+
+@dataclass(slots=True)
+class Stored:
+    """A sum; `rest`: its tag, if it was made here."""
+
+    tag: int = 0
+    rest: int = 0
+    lane: Lane = _NO_LANE
+    claimed: bool = False
+
+
+@dataclass(slots=True)
+class Gather:
+    """A place in the own stripe."""
+
+    tag: int = 0
+    seen: int = 0
+    what: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)  # list, unit, size, width, index
+    not_finite: bool = False
+    claimed: bool = False
+
+
+class Records:
+    """Own lanes and sums of `room` fragments, by bank."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.own = [[Own() for _ in range(room)] for _ in range(2)]
+        self.sums = [[Stored() for _ in range(room)] for _ in range(2)]
+
+
+class Places:
+    """The own stripe, by bank: `blocks` of places, and of sums, which become remainders."""
+
+    def __init__(self, blocks: int, per_block: int) -> None:
+        self.blocks, self.per_block = blocks, per_block
+        count = blocks * per_block
+        self.gathers = [[Gather() for _ in range(count)] for _ in range(2)]
+        self.totals = [[0] * count for _ in range(2)]
+
+
+@dataclass(slots=True)
+class Progress:
+    """The count of a bank's sums."""
+
+    tag: int = 0
+    count: int = 0
+    counting: int = 0
+
+    def enter(self, tag: int) -> str:
+        """An empty text, or why not."""
+        if tag > self.tag and not self.counting:
+            self.tag, self.count = tag, 0
+        if tag != self.tag:
+            return "round" if tag < self.tag else "busy"
+        self.counting += 1
+        return ""
+
+    def leave(self) -> int:
+        """One more; how many there are."""
+        self.count, self.counting = self.count + 1, self.counting - 1
+        return self.count
+
+
+@dataclass(slots=True)
+class Asked:
+    """Which numbers of a member's questions have been answered."""
+
+    newest: int = 0
+    before: set[int] = field(default_factory=set)
+
+    def answer(self, number: int) -> bool:
+        """Whether it has not been answered yet; from now on it has."""
+        if number <= self.newest - 32 or number == self.newest or number in self.before:
+            return False
+        if number > self.newest:
+            self.before.add(self.newest)
+            self.newest = number
+            self.before = {n for n in self.before if n >= number - 32}
+        else:
+            self.before.add(number)
+        return True
+
+
+def bounds(fragments: int, rank: int, aggregators: int) -> tuple[int, int]:
+    """The stripe of that rank, from 0."""
+    return fragments * rank // aggregators, fragments * (rank + 1) // aggregators
+
+
+def owner_of(index: int, fragments: int, aggregators: tuple[int, ...]) -> int:
+    """The member that adds that fragment up."""
+    n = len(aggregators)
+    return next(k for r, k in enumerate(aggregators) if index < bounds(fragments, r, n)[1])
+
+
+class Stripes:
+    """One host's room for stripes, and what its kernel does there. It is the `Receiver` as far as it has stripes."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.records = Records(0)
+        self.places = Places(0, 1)
+        self.progress = [Progress(), Progress()]
+        self.announced = [0, 0]
+        self.numbers = 0  # of this host's questions
+        self.clear()
+
+    def clear(self) -> None:
+        """A new view: its keys are new, and so are the windows."""
+        self.asked: dict[int, Asked] = {}
+        self.open: set[int] = set()
+
+    # ---- what the agent reads
+
+    def count(self, round_: int, view: int) -> int:
+        """Sums of that round."""
+        progress = self.progress[round_ & 1]
+        return progress.count if progress.tag == view << 32 | round_ else 0
+
+    def here(self, round_: int, view: int, first: int, end: int) -> list[bool]:
+        """Which of these sums are here."""
+        tag = view << 32 | round_
+        return [sum_.tag == tag for sum_ in self.records.sums[round_ & 1][first:end]]
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        """Own records in a row that are of that conversion."""
+        for at, own in enumerate(self.records.own[round_ & 1][first:end]):
+            if own.conversion != conversion:
+                return at
+        return end - first
+
+    def absent(self, round_: int, view: int, count: int, members: int) -> Mapping[int, int]:
+        """Contributions of the listed others that lack in the own stripe."""
+        lacks: dict[int, int] = {}
+        tag, others = view << 32 | round_, members & ~(1 << self.host.node.number - 1)
+        for place in self.places.gathers[round_ & 1][:count]:
+            lacking = others & ~(place.seen if place.tag == tag else 0)
+            for number in range(1, lacking.bit_length() + 1):
+                if lacking >> number - 1 & 1:
+                    lacks[number] = lacks.get(number, 0) + 1
+        return lacks
+
+    # ---- what the agent sends
+
+    def send(self, action: SendFragments, fragments: int, width: int, start: float) -> float:
+        """Put these frames on the wire from `start` on; when the last one has left."""
+        host, striped = self.host, action.striped
+        assert striped is not None
+        members = host.node.view.members
+        alone = striped.members.bit_count() == 1
+        for first, count in action.ranges:
+            for index in range(first, first + count):
+                to: bytes | None = None
+                lane, number, own = _NO_LANE, 0, self.records.own[action.round & 1][index]
+                if striped.type is FrameType.ASK:
+                    self.numbers = number = self.numbers + 1
+                    self.open.add(number)
+                else:
+                    host.lan.checks.sums.sent(host, action, index, own)
+                    lane = own.lane
+                if striped.type is not FrameType.SUM:
+                    owner = owner_of(index, fragments, striped.aggregators)
+                    owner = striped.members.bit_length() if alone else owner
+                    to = members[owner - 1].mac
+                start += _FRAME_S
+                whose = action.view, host.keys.get(action.view), action.round, host.node.number
+                what = striped.members, index, fragments, width, striped.unit, lane, number
+                host.lan.stripe(host, StripeFrame(striped.type, *whose, to, *what), start)
+        return start
+
+    # ---- frames
+
+    def take(self, frame: StripeFrame) -> str:
+        """A frame comes: why it is dropped, or an empty text."""
+        host, state = self.host, self.host.kernel.state
+        view, number = host.node.view, host.node.number
+        if state is None or frame.view != view.number or frame.key != view.seed:
+            return "view"
+        if frame.sender == number or frame.sender not in view.live:
+            return "stranger"
+        if not state.round_low <= frame.round <= state.round_high:
+            return "round"
+        aggregators = self._aggregators(state, frame.round)
+        if not aggregators:
+            return "mode"
+        if frame.type is not FrameType.SUM and frame.to != host.mac:
+            return "astray"
+        if frame.type is FrameType.CONTRIBUTION:
+            return self._gather(frame, state, aggregators)
+        if frame.type is FrameType.SUM:
+            return self._store(frame, aggregators)
+        if frame.type is FrameType.ASK:
+            return self._answer(frame, state, aggregators)
+        if frame.number not in self.open:
+            return "unasked"
+        self.open.discard(frame.number)
+        header = wire.Header(
+            network=host.node.network, view=frame.view, round=frame.round, sender=frame.sender
+        )
+        what = frame.members, frame.index, frame.fragments, frame.number, frame.width, 0, frame.unit
+        data = wire.pack(header, wire.Lacking(*what), tail=bytes(wire.PAYLOAD_BYTES))
+        host.wake(host.frame_up, view.members[frame.sender - 1].mac, data)
+        return ""
+
+    def _aggregators(self, state: KernelState, round_: int) -> tuple[int, ...]:
+        return state.aggregators_next if round_ > state.round else state.aggregators
+
+    def _stripe_of(self, number: int, frame: StripeFrame, aggregators: tuple[int, ...]) -> range:
+        if number not in aggregators:
+            return range(0)
+        rank = aggregators.index(number)
+        return range(*bounds(frame.fragments, rank, len(aggregators)))
+
+    def _is_offered(self, own: Own, bank: int) -> bool:
+        state = self.host.kernel.state
+        return bool(own.conversion) and state is not None and own.conversion == state.offered[bank]
+
+    def _go_on(self, steps: Iterator[None]) -> None:
+        """Until the end, or until this processor stalls."""
+        lan = self.host.lan
+        for _ in steps:
+            if stall_s := lan.odds.stall_s():
+                lan.note(f"h{self.host.index + 1}  STALLS {stall_s}")
+                lan.at_host(self.host, lan.now + stall_s, self._go_on, steps)
+                return
+
+    def _gather(self, frame: StripeFrame, state: KernelState, aggregators: tuple[int, ...]) -> str:
+        members, bit = frame.members, 1 << frame.sender - 1
+        live = sum(1 << k - 1 for k in self.host.node.view.live)
+        width = state.width_next if frame.round > state.round else state.width
+        if not members & bit or members & ~live or frame.width != width:
+            return "malformed"
+        if frame.lane.finite and frame.lane.exponent - frame.unit > wire.MAX_SHIFT[width]:
+            return "shift"
+        stripe = self._stripe_of(self.host.node.number, frame, aggregators)
+        if frame.index not in stripe or frame.index >= self.records.room:
+            return "range"
+        local = frame.index - stripe.start
+        if local >= self.places.blocks * self.places.per_block:
+            return "range"
+        self._go_on(self._add(frame, local, self.records, self.places))
+        return ""
+
+    def _add(
+        self, frame: StripeFrame, local: int, records: Records, places: Places
+    ) -> Iterator[None]:
+        """What was read of the maps before a stall is not read again; their records are."""
+        host, bank, tag, width = self.host, frame.round & 1, frame.tag, frame.width
+        place, totals = places.gathers[bank][local], places.totals[bank]
+        stored, own = records.sums[bank][frame.index], records.own[bank][frame.index]
+        bit, mine = 1 << frame.sender - 1, 1 << host.node.number - 1 & frame.members
+        what = frame.members, frame.unit, frame.fragments, width, frame.index
+        yield  # CHECKED
+        if place.claimed:
+            return
+        place.claimed = True
+        yield  # CLAIMED
+        fresh = self.is_fresh(place, tag)
+        last = (0 if fresh else place.seen) | bit | mine == frame.members
+        refused = ""
+        if place.tag > tag and not fresh:
+            refused = "round"
+        elif not fresh and place.what != what:
+            refused = "malformed"
+        elif not fresh and place.seen & bit:
+            refused = "duplicate"
+        elif last and mine and not self._is_offered(own, bank):
+            refused = "unready"
+        elif last and stored.claimed:
+            refused = "busy"
+        elif last:
+            lane = own.lane
+            if mine and lane.finite and lane.exponent - frame.unit > wire.MAX_SHIFT[width]:
+                refused = "unready"
+            elif stored.tag >= tag:
+                refused = "round"
+            else:
+                refused = self.progress[bank].enter(tag)
+        if refused:
+            place.claimed = False
+            return
+        stored.claimed |= last
+        exponent = own.lane.exponent
+        if fresh:
+            place.what, place.seen, place.not_finite = what, 0, False
+        place.not_finite |= not frame.lane.finite
+        place.seen |= bit
+        place.tag = tag
+        yield  # ADDING
+        totals[local] = frame.lane.units(frame.unit, width) + (0 if fresh else totals[local])
+        host.kernel.heard = host.clock()
+        self._announce(frame)
+        if not last:
+            place.claimed = False
+            return
+        if mine:
+            lane = Lane(exponent, own.lane.value)
+            totals[local] += lane.units(frame.unit, width)
+            place.seen |= mine
+            place.not_finite |= not lane.finite
+        stored.lane, totals[local] = round_sum(totals[local], width, frame.unit, place.not_finite)
+        stored.rest = stored.tag = tag
+        made = stored.lane
+        stored.claimed = place.claimed = False
+        yield  # ADDED
+        self._count(bank, tag, frame.fragments)
+        self._send_back(replace(frame, type=FrameType.SUM, lane=made, to=None))
+
+    def is_fresh(self, place: Gather, tag: int) -> bool:
+        """Whether this is the first contribution of its round there."""
+        return place.tag < tag
+
+    def _store(self, frame: StripeFrame, aggregators: tuple[int, ...]) -> str:
+        alone = frame.members == 1 << frame.sender - 1
+        stripe = self._stripe_of(frame.sender, frame, aggregators)
+        if not alone and frame.index not in stripe:
+            return "range"
+        if frame.index >= frame.fragments or frame.index >= self.records.room:
+            return "range"
+        self._go_on(self._put(frame, self.records))
+        return ""
+
+    def _put(self, frame: StripeFrame, records: Records) -> Iterator[None]:
+        bank, tag = frame.round & 1, frame.tag
+        stored = records.sums[bank][frame.index]
+        yield  # CHECKED
+        if stored.claimed:
+            return
+        stored.claimed = True
+        yield  # CLAIMED
+        if stored.tag >= tag or self.progress[bank].enter(tag):
+            stored.claimed = False
+            return
+        stored.lane, stored.rest, stored.tag = frame.lane, 0, tag
+        stored.claimed = False
+        self.host.kernel.heard = self.host.clock()
+        yield
+        self._count(bank, tag, frame.fragments)
+
+    def _answer(self, frame: StripeFrame, state: KernelState, aggregators: tuple[int, ...]) -> str:
+        host, bank, mine = self.host, frame.round & 1, 1 << self.host.node.number - 1
+        alone = frame.members == mine
+        stripe = self._stripe_of(host.node.number, frame, aggregators)
+        if not alone and frame.index not in stripe:
+            return "range"
+        local = 0 if alone else frame.index - stripe.start
+        count = self.places.blocks * self.places.per_block
+        if frame.index >= min(frame.fragments, self.records.room) or local >= count:
+            return "range"
+        place = self.places.gathers[bank][local]
+        stored = self.records.sums[bank][frame.index]
+        own = self.records.own[bank][frame.index]
+        if stored.claimed:
+            return "busy"
+        if not self.asked.setdefault(frame.sender, Asked()).answer(frame.number):
+            return "replayed"
+        ready = self._is_offered(own, bank)
+        if ready if alone else stored.tag == frame.tag:
+            lane = own.lane if alone else stored.lane
+            answer = replace(frame, type=FrameType.SUM, lane=lane)
+        else:
+            lacking = frame.members
+            if place.tag == frame.tag and not alone and place.what[4] == frame.index:
+                lacking &= ~place.seen
+            most = wire.MAX_SHIFT[frame.width]
+            if ready and (not own.lane.finite or own.lane.exponent - frame.unit <= most):
+                lacking &= ~mine
+            answer = replace(frame, type=FrameType.LACKING, members=lacking)
+        asker = host.node.view.members[frame.sender - 1].mac
+        self._send_back(replace(answer, to=asker))
+        return ""
+
+    def _send_back(self, frame: StripeFrame) -> None:
+        """By XDP_TX: at once, past whatever is queued, and signed with the key that is there now."""
+        host = self.host
+        frame = replace(frame, sender=host.node.number, key=host.node.view.seed)
+        host.lan.stripe(host, frame, host.lan.now, answers=True)
+
+    # ---- the doorbell
+
+    def _announce(self, frame: StripeFrame) -> None:
+        """The list, once a round; where there is no room the next contribution tells it."""
+        bank, host = frame.round & 1, self.host
+        if self.announced[bank] >= frame.tag or host.lan.odds.lose_bell():
+            return
+        self.announced[bank] = frame.tag
+        host.wake(host.list_up, frame.view, frame.round, frame.members, frame.unit)
+
+    def _count(self, bank: int, tag: int, fragments: int) -> None:
+        """The agent hears of some sums, and always of the last."""
+        host, state = self.host, self.host.kernel.state
+        count, clock = self.progress[bank].leave(), state.clock if state is not None else 0
+        some = clock and count % clock == 0 and not host.lan.odds.lose_bell()
+        if count == fragments or some:
+            host.wake(host.sums_up)
