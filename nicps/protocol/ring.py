@@ -159,8 +159,9 @@ class Ring:
     def sent(self, now: float) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._exchange.on_sent()
-        self._retransmission.left(now)
-        self._detector.note_forwarded(now)
+        if self._exchange.kind.token_waits:  # elsewhere the token is long gone, and its owner may be silent
+            self._retransmission.left(now)
+            self._detector.note_forwarded(now)
 
     def go_on(self, now: float) -> Steps:
         """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
