@@ -160,7 +160,10 @@ class Program:
             if not self.duty:
                 self.give_duty(now, "judge")
         view, self._leads = node.view, node.leads
-        places, self._shown = memory.since(self._shown).places, (*self._shown[:2], memory.made[2])
+        places = 0
+        if self._shown[1]:  # one that has been in no phase of stripes yet, or has not connected, gets all with it
+            places = memory.since(self._shown).places
+            self._shown = (*self._shown[:2], memory.made[2])
         message = shared_form.View(view.number, view.order, view.lead, node.open_round, places)
         return [Post(self.number, message)]
 
