@@ -71,6 +71,7 @@ class Program:
 
     def __init__(self, host: Host, number: int, settings: Mapping[str, Any]) -> None:
         self.host, self.lan, self.number = host, host.lan, number
+        self.name = host.index, host.life, number
         self.quorum = float(settings["quorum"])
         self.state = State()
         self.blank = True

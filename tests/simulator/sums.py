@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.simulator.program import Program
 
 Round = tuple["Branch", int]
+Name = tuple[int, int, int]  # of a program: its host, which of that one's lives, and the how manieth there
 
 
 class SumChecks:
@@ -36,7 +37,8 @@ class SumChecks:
         self.used: dict[Round, set[int]] = defaultdict(set)  # fragments whose remainder was
         self._entered: defaultdict[int, int] = defaultdict(int)  # fragment -> of all gradients
         self._due: set[tuple[Round, int]] = set()  # rounds that a member has yet to apply
-        self._left: dict[int, list[int]] = {}  # by host: the residuals at its program's end
+        self._holders: set[Name] = set()  # programs that have been counted
+        self._left: dict[Name, list[int]] = {}  # the same: their residuals at their end
 
     def offered(
         self, host: Host, round_: int, offer: Contribution, largest: int, conversion: int
@@ -124,6 +126,7 @@ class SumChecks:
         """The program's own contribution is in the sum: what its lanes do not have stays."""
         key = self._checks.branch(program.host), commit.round
         made = self.made[key]
+        self._holders.add(program.name)
         self._due.discard((key, program.host.node.number))
         for index, lane in enumerate(made.sums):
             if lane.finite:
@@ -132,15 +135,24 @@ class SumChecks:
 
     def ended(self, program: Program) -> None:
         """A program ends well: with that residual."""
-        self._left[program.host.index] = program.residual
+        self._left[program.name] = program.residual
 
-    def balance(self) -> None:
+    def balance(self) -> bool:
         """Of a job in which no program was lost: all that was counted is in the weights, or is left over.
 
-        A member that was evicted before it heard of a commit keeps what was counted.
+        A member that was evicted keeps what it has, and the remainders that it has not used are lost. Whoever applies
+        a round has used them (`take_rests`).
+
+        Returns:
+            Whether all residuals and remainders are known, so that this could be looked at.
         """
-        if self._due:
-            return
+        rests = (
+            index in self.used[key] or not rest
+            for key, made in self.made.items()
+            for index, rest in enumerate(made.rests)
+        )
+        if self._due or self._holders - self._left.keys() or not all(rests):
+            return False
         for index in sorted(self._entered):
             summed = sum(made.sums[index].whole for made in self.made.values())
             below = sum(made.below[index] for made in self.made.values())
@@ -148,6 +160,7 @@ class SumChecks:
             if self._entered[index] != summed + below + left:
                 gone = self._entered[index] - summed - below - left
                 self._checks.fail(f"of fragment {index} {gone} was lost")
+        return bool(self.made)
 
 
 def sum_in(
