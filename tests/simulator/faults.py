@@ -207,9 +207,10 @@ class Faults:
         self.lan.at(time, strike)
 
     def of_stripes(self, after: float) -> None:
-        """Frames of a kind are lost in a row; a switch forgets where its hosts are; gradients are left out."""
+        """Frames of a kind are lost in a row, or on one way; a switch forgets its hosts; gradients are left out."""
         lan, rng = self.lan, self.lan.odds.random
         lan.plan = replace(lan.plan, width=rng.choice((8, 16)))
+        lan.fragments = rng.choice((lan.fragments, lan.fragments, 1, 40))
         lan.too_large = rng.choice((0.0, 0.02, 0.5))
         for _ in range(rng.choice((0, 0, 1, 3))):
             kind, count = rng.choice(STRIPED), rng.randint(1, 40)
@@ -218,6 +219,13 @@ class Faults:
                 lan.lose[kind] = lan.lose.get(kind, 0) + count
 
             lan.at(after + rng.random(), lose)
+        if rng.random() < 0.15:  # frames of stripes do not pass from one host to another, or from it to all
+            one, other = rng.sample(range(len(lan.hosts)), 2)
+            pairs = {(one, other)} if rng.random() < 0.5 else {(one, k) for k in range(len(lan.hosts))}
+            start, lasts = after + rng.random(), rng.choice(LASTS_S)
+            lan.trouble(start + lasts)
+            lan.at(start, lambda: lan.starved.update(pairs))
+            lan.at(start + lasts, lambda: lan.starved.difference_update(pairs))
         if rng.random() < 0.3:
             start = after + rng.random()
             lan.trouble(start + 0.1)

@@ -27,7 +27,7 @@ from tests.simulator.disk import WINDOW, Disk, Incoming
 from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
 from tests.simulator.program import Program
-from tests.simulator.stripes import Places, Records
+from tests.simulator.places import Places, Records
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan

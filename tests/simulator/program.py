@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from nicps import wire
 from nicps.session import shared_form as says
 from tests.simulator.gradients import Contribution, quantise
-from tests.simulator.stripes import Places, Records, Stripes, bounds
+from tests.simulator.places import Places, Records, bounds
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
+    from tests.simulator.stripes import Stripes
 
 START_S = 0.05  # until it attaches
 SWITCH_UNITS = 0, 5  # far above those that hosts use where they add
@@ -277,7 +278,7 @@ class Program:
             for index in order[:count]:
                 bank[index].conversion, bank[index].lane = conversion, offer.lanes[index]
             order = order[count:]
-            yield 1e-4 * rng.random()
+            yield self.lan.odds.converting_s * rng.random()
             self.host.pump()
 
     def _apply(self, commit: Message) -> int:

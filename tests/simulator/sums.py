@@ -15,7 +15,7 @@ from nicps import wire
 from nicps.protocol import Committed, SendFragments
 from nicps.session import shared_form as says
 from tests.simulator.gradients import LEAST, Contribution, Lane, Reference, reference
-from tests.simulator.stripes import Own, Records, bounds
+from tests.simulator.places import Own, Records, bounds
 
 if TYPE_CHECKING:
     from tests.simulator.checks import Branch, Checks
@@ -37,7 +37,7 @@ class SumChecks:
         self.used: dict[Round, set[int]] = defaultdict(set)  # fragments whose remainder was
         self._entered: defaultdict[int, int] = defaultdict(int)  # fragment -> of all gradients
         self._due: set[tuple[Round, int]] = set()  # rounds that a member has yet to apply
-        self._holders: set[Name] = set()  # programs that have been counted
+        self._holders: set[Name] = set()  # programs that have a residual
         self._left: dict[Name, list[int]] = {}  # the same: their residuals at their end
 
     def offered(
@@ -120,6 +120,7 @@ class SumChecks:
                     f"used before: {index in self.used[key]}"
                 )
             self.used[key].add(index)
+            self._holders.add(program.name)
             program.residual[index] += rest << made.unit - LEAST
 
     def counted(self, program: Program, commit: says.Committed, offer: Contribution) -> None:
