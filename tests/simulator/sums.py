@@ -18,11 +18,11 @@ from tests.simulator.gradients import LEAST, Contribution, Lane, Reference, refe
 from tests.simulator.places import Own, Records, bounds
 
 if TYPE_CHECKING:
-    from tests.simulator.checks import Branch, Checks
+    from tests.simulator.checks import Checks
     from tests.simulator.host import Host
     from tests.simulator.program import Program
 
-Round = tuple["Branch", int]
+Round = tuple[int, int]  # the host where each has its own, and the number
 Name = tuple[int, int, int]  # of a program: its host, which of that one's lives, and the how manieth there
 
 
@@ -31,8 +31,8 @@ class SumChecks:
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
-        self._offers: dict[tuple[Branch, int, int], tuple[Contribution, int]] = {}
-        self._conversions: dict[tuple[Branch, int, int], int] = {}
+        self._offers: dict[tuple[int, int], tuple[Contribution, int]] = {}  # round, member
+        self._conversions: dict[tuple[int, int], int] = {}
         self.made: dict[Round, Reference] = {}
         self.used: dict[Round, set[int]] = defaultdict(set)  # fragments whose remainder was
         self._entered: defaultdict[int, int] = defaultdict(int)  # fragment -> of all gradients
@@ -40,19 +40,21 @@ class SumChecks:
         self._holders: set[Name] = set()  # programs that have a residual
         self._left: dict[Name, list[int]] = {}  # the same: their residuals at their end
 
+    def _key(self, host: Host, round_: int) -> Round:
+        """Where hosts may go on alone, each may come to another sum, and run a round again."""
+        return (host.index if self._checks.lan.timings.alone else -1), round_
+
     def offered(
         self, host: Host, round_: int, offer: Contribution, largest: int, conversion: int
     ) -> None:
         """A gradient of a training phase is about to be converted; `largest`: as it is told."""
-        whose = self._checks.branch(host), round_, host.node.number
+        whose = round_, host.node.number
         self._offers[whose] = offer, largest
         self._conversions[whose] = conversion
 
     def sent(self, host: Host, action: SendFragments, index: int, own: Own) -> None:
         """Only what was offered goes out."""
-        offered = self._conversions.get(
-            (self._checks.branch(host), action.round, host.node.number)
-        )
+        offered = self._conversions.get((action.round, host.node.number))
         if own.conversion != offered:
             self._checks.fail(
                 f"{host.node.name} sends fragment {index} of round {action.round} as conversion "
@@ -65,14 +67,14 @@ class SumChecks:
         listed = sorted(commit.counted)
         if not listed:
             return
-        branch = checks.branch(host)
-        made = self.made.get((branch, round_))
-        if made is None:
-            offers = [self._offers[branch, round_, k] for k in listed]
+        key = self._key(host, round_)
+        made = self.made.get(key)
+        if made is None or checks.lan.timings.alone:
+            offers = [self._offers[round_, k] for k in listed]
             width = commit.phase.width
             made = reference([one for one, _ in offers], [most for _, most in offers], width)
-            self.made[branch, round_] = made
-            self._due |= {((branch, round_), k) for k in listed}
+            self.made[key], self.used[key] = made, set()
+            self._due |= {(key, k) for k in listed}
         if commit.unit != made.unit and len(listed) > 1:
             checks.fail(f"round {round_} has the unit {commit.unit}, not {made.unit}")
         records, whose = host.kernel.stripes.records, (host.node.number, commit.view, round_)
@@ -106,7 +108,7 @@ class SumChecks:
         checks, host, number = self._checks, program.host, program.host.node.number
         if len(commit.counted) < 2 or number not in commit.aggregators:
             return
-        key = checks.branch(host), commit.round
+        key = self._key(host, commit.round)
         tag, bank, made = commit.view << 32 | commit.round, commit.round & 1, self.made[key]
         rank, count = commit.aggregators.index(number), len(commit.aggregators)
         first, end = bounds(len(program.residual), rank, count)
@@ -125,7 +127,7 @@ class SumChecks:
 
     def counted(self, program: Program, commit: says.Committed, offer: Contribution) -> None:
         """The program's own contribution is in the sum: what its lanes do not have stays."""
-        key = self._checks.branch(program.host), commit.round
+        key = self._key(program.host, commit.round)
         made = self.made[key]
         self._holders.add(program.name)
         self._due.discard((key, program.host.node.number))
@@ -152,7 +154,7 @@ class SumChecks:
             for key, made in self.made.items()
             for index, rest in enumerate(made.rests)
         )
-        if self._due or self._holders - self._left.keys() or not all(rests):
+        if self._checks.lan.timings.alone or self._due or self._holders - self._left.keys() or not all(rests):
             return False
         for index in sorted(self._entered):
             summed = sum(made.sums[index].whole for made in self.made.values())
