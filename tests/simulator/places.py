@@ -9,7 +9,7 @@ from random import Random
 from nicps.wire import FrameType
 from tests.simulator.gradients import Lane
 
-_STALLS_S = (1e-4, 3e-3, 0.03, 0.15)  # shorter than a round, and longer than some
+STALLS_S = (1e-4, 3e-3, 0.03, 0.15)  # shorter than a round, and longer than some
 NO_LANE = Lane(0, 0)
 
 
@@ -51,7 +51,7 @@ class Odds:
     def stall_s(self) -> float:
         """How long a processor stands still; mostly not at all."""
         rng = self.random
-        return rng.choice(_STALLS_S) if self.stalls and rng.random() < self.stalls else 0.0
+        return rng.choice(STALLS_S) if self.stalls and rng.random() < self.stalls else 0.0
 
     def flood(self) -> bool:
         """A frame for one host goes to all."""

@@ -291,6 +291,7 @@ class Program:
             assert self._offer is not None
             sums.counted(self, commit, self._offer)
         sums.take_rests(self, commit)
+        sums.applied(self, commit)
         return total
 
     def _compute(self, phase: Message, round_: int) -> Steps:

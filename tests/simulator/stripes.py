@@ -202,7 +202,7 @@ class Stripes:
             refused = "round"
         elif not fresh and place.what != what:
             refused = "malformed"
-        elif not fresh and place.seen & bit:
+        elif not fresh and self.has_contributed(place, bit):
             refused = "duplicate"
         elif last and mine and not self._is_offered(own, bank):
             refused = "unready"
@@ -249,6 +249,10 @@ class Stripes:
     def is_fresh(self, place: Gather, tag: int) -> bool:
         """Whether this is the first contribution of its round there."""
         return place.tag < tag
+
+    def has_contributed(self, place: Gather, bit: int) -> bool:
+        """Whether that member is in the sum."""
+        return bool(place.seen & bit)
 
     def _store(self, frame: StripeFrame, aggregators: tuple[int, ...]) -> str:
         alone = frame.members == 1 << frame.sender - 1

@@ -105,15 +105,11 @@ class SumChecks:
 
     def take_rests(self, program: Program, commit: says.Committed) -> None:
         """An aggregator's program uses the remainders of its stripe, each once, and each that of this round."""
-        checks, host, number = self._checks, program.host, program.host.node.number
-        if len(commit.counted) < 2 or number not in commit.aggregators:
-            return
-        key = self._key(host, commit.round)
-        tag, bank, made = commit.view << 32 | commit.round, commit.round & 1, self.made[key]
-        rank, count = commit.aggregators.index(number), len(commit.aggregators)
-        first, end = bounds(len(program.residual), rank, count)
+        checks, host, key = self._checks, program.host, self._key(program.host, commit.round)
+        tag, bank = commit.view << 32 | commit.round, commit.round & 1
+        first, end = _own_stripe(program, commit)
         for index in range(first, end):
-            rest = program.places.totals[bank][index - first]
+            made, rest = self.made[key], program.places.totals[bank][index - first]
             there = program.records.sums[bank][index].rest == tag
             if not there or rest != made.rests[index] or index in self.used[key]:
                 checks.fail(
@@ -124,6 +120,17 @@ class SumChecks:
             self.used[key].add(index)
             self._holders.add(program.name)
             program.residual[index] += rest << made.unit - LEAST
+
+    def applied(self, program: Program, commit: says.Committed) -> None:
+        """A program has applied a round, and used what is left over of its stripe."""
+        lost = {*range(*_own_stripe(program, commit))} - self.used[
+            self._key(program.host, commit.round)
+        ]
+        if lost:
+            self._checks.fail(
+                f"{program.host.node.name} has not used the remainders {sorted(lost)} of round "
+                f"{commit.round}"
+            )
 
     def counted(self, program: Program, commit: says.Committed, offer: Contribution) -> None:
         """The program's own contribution is in the sum: what its lanes do not have stays."""
@@ -144,7 +151,7 @@ class SumChecks:
         """Of a job in which no program was lost: all that was counted is in the weights, or is left over.
 
         A member that was evicted keeps what it has, and the remainders that it has not used are lost. Whoever applies
-        a round has used them (`take_rests`).
+        a round has used them (`applied`).
 
         Returns:
             Whether all residuals and remainders are known, so that this could be looked at.
@@ -164,6 +171,15 @@ class SumChecks:
                 gone = self._entered[index] - summed - below - left
                 self._checks.fail(f"of fragment {index} {gone} was lost")
         return bool(self.made)
+
+
+def _own_stripe(program: Program, commit: says.Committed) -> tuple[int, int]:
+    """The fragments whose remainders that program has."""
+    number = program.host.node.number
+    if len(commit.counted) < 2 or number not in commit.aggregators:
+        return 0, 0
+    rank, count = commit.aggregators.index(number), len(commit.aggregators)
+    return bounds(len(program.residual), rank, count)
 
 
 def sum_in(

@@ -48,7 +48,7 @@ def run(seeds: range, hosts: int | None = None) -> Counter[str]:
     """How often each outcome came; a failure says how to see it again."""
     outcomes: Counter[str] = Counter()
     for seed in seeds:
-        _, what, why = one((seed, hosts))
+        _, what, why = one((seed, hosts, None))
         option = f" --hosts {hosts}" if hosts else ""
         again = f"python -m tests.simulator --seed {seed}{option} --trace 200"
         assert what not in ("violation", "error"), f"{again}: {why}"
