@@ -161,7 +161,8 @@ class Program:
                 self.give_duty(now, "judge")
         view, self._leads = node.view, node.leads
         places = 0
-        if self._shown[1]:  # one that has been in no phase of stripes yet, or has not connected, gets all with it
+        # A program that has been in no phase of stripes, or has not connected, gets all with its first one.
+        if self._shown[1]:
             places = memory.since(self._shown).places
             self._shown = (*self._shown[:2], memory.made[2])
         message = shared_form.View(view.number, view.order, view.lead, node.open_round, places)

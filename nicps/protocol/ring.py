@@ -159,7 +159,8 @@ class Ring:
     def sent(self, now: float) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._exchange.on_sent()
-        if self._exchange.kind.token_waits:  # elsewhere the token is long gone, and its owner may be silent
+        # Elsewhere the token is long gone: what this member sends says nothing of the token's owner.
+        if self._exchange.kind.token_waits:
             self._retransmission.left(now)
             self._detector.note_forwarded(now)
 

@@ -21,7 +21,6 @@ from nicps.exchange import Exchange
 from tests.simulator import schedules
 from tests.simulator.digest import digest_of_all
 
-
 Job = tuple[int, int | None, Exchange | None]  # seed, hosts, the series
 
 

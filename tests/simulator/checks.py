@@ -189,7 +189,8 @@ class Checks:
         there, needed = [blocks], [phase.blocks]
         if n := len(phase.aggregators(node.view.live)):
             places = stripes.places.blocks * stripes.places.per_block
-            there, needed = [stripes.records.room, places], [phase.fragments, -(-phase.fragments // n)]
+            there = [stripes.records.room, places]
+            needed = [phase.fragments, -(-phase.fragments // n)]
         if all(have >= need for have, need in zip(there, needed, strict=True)):
             return
         dropped = node.phase.number > phase.number  # another phase is being prepared

@@ -219,18 +219,23 @@ class Faults:
                 lan.lose[kind] = lan.lose.get(kind, 0) + count
 
             lan.at(after + rng.random(), lose)
-        if rng.random() < 0.15:  # frames of stripes do not pass from one host to another, or from it to all
-            one, other = rng.sample(range(len(lan.hosts)), 2)
-            pairs = {(one, other)} if rng.random() < 0.5 else {(one, k) for k in range(len(lan.hosts))}
-            start, lasts = after + rng.random(), rng.choice(LASTS_S)
-            lan.trouble(start + lasts)
-            lan.at(start, lambda: lan.starved.update(pairs))
-            lan.at(start + lasts, lambda: lan.starved.difference_update(pairs))
+        if rng.random() < 0.15:
+            self._starve(after + rng.random(), rng)
         if rng.random() < 0.3:
             start = after + rng.random()
             lan.trouble(start + 0.1)
             lan.at(start, lambda: setattr(lan.odds, "forgetful", True))
             lan.at(start + 0.1, lambda: setattr(lan.odds, "forgetful", False))
+
+    def _starve(self, start: float, rng: Random) -> None:
+        """Frames of stripes do not pass from one host to another, or from it to all."""
+        hosts = range(len(self.lan.hosts))
+        one, other = rng.sample(hosts, 2)
+        pairs = {(one, k) for k in ([other] if rng.random() < 0.5 else hosts)}
+        until = start + rng.choice(LASTS_S)
+        self.lan.trouble(until)
+        self.lan.at(start, lambda: self.lan.starved.update(pairs))
+        self.lan.at(until, lambda: self.lan.starved.difference_update(pairs))
 
     # ---- whom, and when
 

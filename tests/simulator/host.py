@@ -26,8 +26,8 @@ from nicps.session.messages import Error, Progressed, Result, Warned
 from tests.simulator.disk import WINDOW, Disk, Incoming
 from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
-from tests.simulator.program import Program
 from tests.simulator.places import Places, Records
+from tests.simulator.program import Program
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan

@@ -85,7 +85,8 @@ class Program:
         self._decision: says.Decide | None = None
         self._lead = self._finishing = False
         self._unit = 0
-        self.records, self.places = Records(0), Places(0, 1)  # of the kernel's, as it has mapped them
+        self.records = Records(0)  # of the kernel's, as it has mapped them
+        self.places = Places(0, 1)
         self.residual = [0] * host.lan.fragments
         self._maps: dict[int, tuple[Records, Places]] = {}  # that come with messages on their way
         self._live: tuple[int, ...] = ()

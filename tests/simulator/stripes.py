@@ -104,8 +104,9 @@ class Stripes:
                     to = members[owner - 1].mac
                 start += _FRAME_S
                 whose = action.view, host.keys.get(action.view), action.round, host.node.number
-                what = striped.members, index, fragments, width, striped.unit, lane, number
-                host.lan.stripe(host, StripeFrame(striped.type, *whose, to, *what), start)
+                what = striped.members, index, fragments, width, striped.unit
+                frame = StripeFrame(striped.type, *whose, to, *what, lane, number)
+                host.lan.stripe(host, frame, start)
         return start
 
     # ---- frames

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.simulator.program import Program
 
 Round = tuple[int, int]  # the host where each has its own, and the number
-Name = tuple[int, int, int]  # of a program: its host, which of that one's lives, and the how manieth there
+Name = tuple[int, int, int]  # of a program: its host, that one's life, and the how manieth there
 
 
 class SumChecks:
@@ -161,7 +161,8 @@ class SumChecks:
             for key, made in self.made.items()
             for index, rest in enumerate(made.rests)
         )
-        if self._checks.lan.timings.alone or self._due or self._holders - self._left.keys() or not all(rests):
+        unknown = self._due or self._holders - self._left.keys() or not all(rests)
+        if self._checks.lan.timings.alone or unknown:
             return False
         for index in sorted(self._entered):
             summed = sum(made.sums[index].whole for made in self.made.values())

@@ -83,7 +83,9 @@ def test_without_faults_all_that_is_counted_is_in_the_weights_or_left_over() -> 
     assert any(rest for made in lan.checks.sums.made.values() for rest in made.rests)
 
 
-@pytest.mark.parametrize("pairs", [[(0, 2)], [(3, k) for k in range(4)], [(k, 0) for k in range(4)]])
+@pytest.mark.parametrize(
+    "pairs", [[(0, 2)], [(3, k) for k in range(4)], [(k, 0) for k in range(4)]]
+)
 def test_who_does_not_get_frames_or_whose_reach_nobody_is_evicted(
     pairs: list[tuple[int, int]],
 ) -> None:
@@ -184,7 +186,7 @@ def test_an_older_contribution_that_is_added_is_found(
 
 def test_a_contribution_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stripes, "has_contributed", lambda *_: False)
-    with pytest.raises(Violation, match="fragment .* of round .* is Lane"):
+    with pytest.raises(Violation, match=r"fragment .* of round .* is Lane"):
         schedules.finish(job(conditions=Conditions(duplicate=0.1)))
 
 
@@ -195,7 +197,7 @@ def test_lanes_that_were_not_offered_are_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(StripesExchanger, "may_enter", lambda self: True)
     lan = job()
     lan.odds.converting_s = 0.01
-    with pytest.raises(Violation, match="fragment .* of round .* is Lane"):
+    with pytest.raises(Violation, match=r"fragment .* of round .* is Lane"):
         schedules.finish(lan)
 
 
@@ -203,7 +205,7 @@ def test_a_member_that_lacks_sums_and_says_it_is_complete_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(StripesExchanger, "is_complete", lambda *_: True)
-    with pytest.raises(Violation, match="fragment .* of round .* is None"):
+    with pytest.raises(Violation, match=r"fragment .* of round .* is None"):
         schedules.finish(job())
 
 
