@@ -119,7 +119,9 @@ class Program:
         self._trains = phase.kind is wire.PhaseKind.TRAIN
         self.holds_state |= phase.kind is not wire.PhaseKind.FINISH
         self._first_round = first_round
-        self._closed = self._unread = self._unjudged = False
+        self._closed = self._unread = False
+        # R14: a lead that comes back to a phase says again what comes after the round before.
+        self._unjudged = node.leads and first_round > phase.first_round
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
         new = self._show(memory)
         self._unanswered += 1

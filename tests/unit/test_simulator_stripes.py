@@ -139,6 +139,18 @@ def test_a_dead_owner_of_the_token_is_given_up_by_who_asks_it_for_sums(seconds: 
     assert {h.node.view.number for h in lan.hosts if not h.dead} == {2}
 
 
+def test_a_lead_that_comes_back_to_a_phase_owes_its_judgement() -> None:
+    """Its program hangs, the open round closes without it, and all wait for what comes after the round before."""
+    view = View(3, (Member(1, bytes(6), "h1"),), frozenset({1}), 1)
+    node: Any = SimpleNamespace(view=view, leads=True, number=1, open_round=5)
+    phase = Phase(2, 1, wire.PhaseKind.TRAIN, 3, shares=(1,))
+    program = job_program.Program(1, 60.0, 0.0)
+    for first, duty in ((3, ""), (5, "judge")):
+        program.enter(0.0, phase, first, Memory(), node)
+        program.close_round(first)
+        assert program.duty == duty
+
+
 def test_a_program_that_converts_asks_for_the_token_once() -> None:
     lan = job(conditions=Conditions(loss=0.05))
 
