@@ -119,7 +119,9 @@ class Program:
         self._trains = phase.kind is wire.PhaseKind.TRAIN
         self.holds_state |= phase.kind is not wire.PhaseKind.FINISH
         self._first_round = first_round
-        self._closed = self._unread = self._unjudged = False
+        self._closed = self._unread = False
+        # R14: a lead that comes back to a phase says again what comes after the round before.
+        self._unjudged = node.leads and first_round > phase.first_round
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
         new = self._show(memory)
         self._unanswered += 1
@@ -160,7 +162,11 @@ class Program:
             if not self.duty:
                 self.give_duty(now, "judge")
         view, self._leads = node.view, node.leads
-        places, self._shown = memory.since(self._shown).places, (*self._shown[:2], memory.made[2])
+        places = 0
+        # A program that has been in no phase of stripes, or has not connected, gets all with its first one.
+        if self._shown[1]:
+            places = memory.since(self._shown).places
+            self._shown = (*self._shown[:2], memory.made[2])
         message = shared_form.View(view.number, view.order, view.lead, node.open_round, places)
         return [Post(self.number, message)]
 

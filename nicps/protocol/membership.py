@@ -250,7 +250,9 @@ class Membership:
         if number not in view.live:
             return self._learn_of_eviction(view, body.base, successor)
         steps: Steps = []
-        if host.is_member and body.base != host.view.number:
+        # Where hosts go on alone another view may have the number of this one: its lead is not in this one.
+        follows = body.base == host.view.number and view.lead in host.view.live
+        if host.is_member and not follows:
             steps += self._leave_view("the others have gone on without it")
         if not host.is_member and self.busy and not self._formation.yields:
             return steps

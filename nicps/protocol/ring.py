@@ -159,8 +159,10 @@ class Ring:
     def sent(self, now: float) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._exchange.on_sent()
-        self._retransmission.left(now)
-        self._detector.note_forwarded(now)
+        # Elsewhere the token is long gone: what this member sends says nothing of the token's owner.
+        if self._exchange.kind.token_waits:
+            self._retransmission.left(now)
+            self._detector.note_forwarded(now)
 
     def go_on(self, now: float) -> Steps:
         """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
@@ -237,7 +239,10 @@ class Ring:
 
     def advance(self, now: float) -> Steps:
         """Sums came to this host's kernel, or lanes of its contribution were converted."""
-        return [*self._exchange.advance(now), *self._act_or_want(now)]
+        steps: Steps = [*self._exchange.advance(now)]
+        if self._want.at < math.inf:
+            return steps  # this comes often: it has asked for the token, and asks again in time
+        return steps + self._act_or_want(now)
 
     def on_want(self, now: float, frame: wire.Frame) -> Steps:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""

@@ -3,7 +3,9 @@
 
 lan.py      the LAN: loss, duplication, reordering, delay, cuts; virtual time; the trace
 host.py     one host: the node, a model of its XDP program, of its agent and its training program
+stripes.py  its XDP program's part in the exchange stripes; places.py, what that one writes to
 checks.py   the invariants, looked at after every step
+sums.py     those of the sums of stripes, which it makes again from gradients.py
 faults.py   schedules of faults, from a seed
 __main__.py python -m tests.simulator --seed 17 --trace: one schedule again, readable
 """

@@ -3,6 +3,7 @@
 
 python -m tests.simulator --seeds 2000            seeds 0 to 1999
 python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of its trace
+python -m tests.simulator --seeds 500 --exchange stripes
 python -m tests.simulator --seeds 1000 --digest   a hash for each seed, and one over all: a refactoring changes none
 """
 
@@ -16,15 +17,18 @@ import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 
+from nicps.exchange import Exchange
 from tests.simulator import schedules
 from tests.simulator.digest import digest_of_all
 
+Job = tuple[int, int | None, Exchange | None]  # seed, hosts, the series
 
-def one(job: tuple[int, int | None]) -> tuple[int, str, str]:
+
+def one(job: Job) -> tuple[int, str, str]:
     """(seed, outcome, why)"""
-    seed, hosts = job
+    seed = job[0]
     try:
-        outcome = schedules.run(seed, hosts)
+        outcome = schedules.run(*job)
     except schedules.Violation as error:
         return seed, "violation", str(error)
     except Exception as error:
@@ -32,7 +36,7 @@ def one(job: tuple[int, int | None]) -> tuple[int, str, str]:
     return seed, outcome.what, outcome.why
 
 
-def digest(job: tuple[int, int | None]) -> tuple[int, str, str]:
+def digest(job: Job) -> tuple[int, str, str]:
     """(seed, digest, outcome), also of a seed that fails."""
     lan = schedules.lan_of(*job)
     try:
@@ -42,20 +46,20 @@ def digest(job: tuple[int, int | None]) -> tuple[int, str, str]:
     return job[0], lan.digest.hexdigest(), what
 
 
-def digests(seeds: range, hosts: int | None, processes: int) -> int:
+def digests(seeds: range, hosts: int | None, series: Exchange | None, processes: int) -> int:
     """Print the digest of each seed, in order, and of all."""
     found = []
     with ProcessPoolExecutor(processes) as pool:  # which ends if one of its processes is killed
-        for seed, hexdigest, what in pool.map(digest, [(seed, hosts) for seed in seeds]):
+        for seed, hexdigest, what in pool.map(digest, [(seed, hosts, series) for seed in seeds]):
             print(f"{seed:6} {hexdigest} {what}", flush=True)
             found.append((seed, hexdigest))
     print(f"{len(found)} seeds: {digest_of_all(found)}")
     return 0
 
 
-def again(seed: int, hosts: int | None, lines: int) -> int:
+def again(job: Job, lines: int) -> int:
     """One seed, and the last lines of its trace."""
-    lan = schedules.lan_of(seed, hosts)
+    lan = schedules.lan_of(*job)
     try:
         outcome = schedules.finish(lan)
         print(f"{outcome.what}: {outcome.why}" if outcome.why else outcome.what)
@@ -72,6 +76,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--hosts", type=int, help="default: 3 to 9, as the seed has it")
+    parser.add_argument(
+        "--exchange", type=Exchange.named, help="of all jobs; default: as the seed has it"
+    )
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", type=int, default=0, metavar="LINES", help="of that one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -80,15 +87,16 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.seed is not None:
-        return again(options.seed, options.hosts, options.trace)
+        return again((options.seed, options.hosts, options.exchange), options.trace)
     if options.digest:
         seeds = range(options.first, options.first + options.seeds)
-        return digests(seeds, options.hosts, options.jobs)
+        return digests(seeds, options.hosts, options.exchange, options.jobs)
     counts: collections.Counter[str] = collections.Counter()
     failed = 0
     with multiprocessing.Pool(options.jobs) as pool:
         jobs = (
-            (seed, options.hosts) for seed in range(options.first, options.first + options.seeds)
+            (seed, options.hosts, options.exchange)
+            for seed in range(options.first, options.first + options.seeds)
         )
         for at, (seed, outcome, why) in enumerate(pool.imap_unordered(one, jobs, chunksize=4), 1):
             if at % 100 == 0:

@@ -22,6 +22,7 @@ from nicps.protocol.view import Successor
 from tests.simulator import endings
 from tests.simulator.lan import INSTALL, kind_of
 from tests.simulator.program import SWITCH_UNITS, State
+from tests.simulator.sums import SumChecks
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -52,6 +53,7 @@ class Checks:
         self.knows: defaultdict[bytes, set[tuple[int, int]]] = defaultdict(set)  # `known`
         self.newest: View | None = None  # of all that are known to have been agreed on anywhere
         self.states: dict[str, State] = {}  # by the digest that programs tell
+        self.sums = SumChecks(self)
         self.trained = 0  # rounds of training that somebody has applied
         self.tampered = False  # a test has changed somebody's weights
         self.moved: list[Host] = []  # their nodes have done something since `step`
@@ -140,7 +142,8 @@ class Checks:
 
     def unit_of(self, phase: Phase) -> None:
         """Where hosts add they begin with a unit of theirs: a switch's is as coarse as the gradients are large."""
-        if not phase.exchange.shared_step and phase.unit >= SWITCH_UNITS[0]:
+        exchange = phase.exchange
+        if not (exchange.shared_step or exchange.absolute) and phase.unit >= SWITCH_UNITS[0]:
             self.fail(f"phase {phase.number} begins with a switch's unit, {phase.unit}")
 
     def in_time(self, host: Host, commit: Committed, prepared: Phase | None) -> None:
@@ -180,13 +183,20 @@ class Checks:
         """The kernel can take all fragments of the phase in force, or of the one that is prepared."""
         node = host.node
         ring = node.rings.coming or node.rings.current
-        if ring is None or ring.phase.blocks <= blocks or node.changing or node.phase is None:
+        if ring is None or node.changing or node.phase is None:
             return
-        dropped = node.phase.number > ring.phase.number  # another phase is being prepared
+        phase, stripes = ring.phase, host.kernel.stripes
+        there, needed = [blocks], [phase.blocks]
+        if n := len(phase.aggregators(node.view.live)):
+            places = stripes.places.blocks * stripes.places.per_block
+            there = [stripes.records.room, places]
+            needed = [phase.fragments, -(-phase.fragments // n)]
+        if all(have >= need for have, need in zip(there, needed, strict=True)):
+            return
+        dropped = node.phase.number > phase.number  # another phase is being prepared
         if not dropped:
             self.fail(
-                f"{node.name} has {blocks} blocks for {ring.phase.kind.name} {ring.phase.number}, "
-                f"not {ring.phase.blocks}"
+                f"{node.name} has {there} blocks for {phase.kind.name} {phase.number}, not {needed}"
             )
 
     def offered(self, host: Host, round_: int, unit: int) -> None:
@@ -208,6 +218,9 @@ class Checks:
                 f"round {commit.round} was committed as {self.commits[key]} and, at "
                 f"{host.node.name}, as {what}"
             )
+        if commit.exchange.absolute:
+            self.sums.committed(host, commit, phase.fragments_in(commit.round))
+            return
         for k in commit.counted:
             unit = self.units.get((self.branch(host), commit.round, k), commit.unit)
             if phase.kind is wire.PhaseKind.TRAIN and unit != commit.unit:

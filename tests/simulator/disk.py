@@ -58,13 +58,13 @@ class Disk:
         self.incoming: Incoming | None = None
         self._streams: dict[int, Any] = {}
         self._queue: deque[_Begun] = deque()
-        self._accumulators: dict[int, int] = {}
+        self._accumulators: dict[int, tuple[int, int]] = {}
         self._busy = False
 
     # ---- at once
 
-    def take_accumulators(self, number: int) -> int:
-        """Blocks of a bank of those that were reserved under that number."""
+    def take_accumulators(self, number: int) -> tuple[int, int]:
+        """Blocks of a bank, and room for stripes, of those that were reserved under that number."""
         return self._accumulators.pop(number)
 
     def hand_out(self, stream: int, first_round: int) -> bool:
@@ -123,7 +123,7 @@ class Disk:
     def _outcome(self, begun: _Begun) -> Any:
         task = begun.begin.task
         if isinstance(task, ReserveAccumulators):
-            self._accumulators[begun.begin.ticket] = task.blocks
+            self._accumulators[begun.begin.ticket] = task.blocks, task.room
             return begun.begin.ticket
         if isinstance(task, OpenStream):
             return self._open(task, begun.files)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from nicps import wire
@@ -68,6 +68,11 @@ LOST = (
     *(_PROPOSE, _ACCEPT, _INSTALL),
     *(wire.FrameType.VOTE, wire.FrameType.TOKEN, wire.FrameType.LEAVE, wire.FrameType.WANT),
     *(wire.FrameType.DECISION, wire.FrameType.ACK, wire.FrameType.CALL, wire.FrameType.ANSWER),
+)
+#: The same, where the exchange is stripes.
+STRIPED = (
+    *(wire.FrameType.CONTRIBUTION, wire.FrameType.SUM),
+    *(wire.FrameType.ASK, wire.FrameType.LACKING),
 )
 
 
@@ -200,6 +205,37 @@ class Faults:
 
         self.lan.trouble(time)
         self.lan.at(time, strike)
+
+    def of_stripes(self, after: float) -> None:
+        """Frames of a kind are lost in a row, or on one way; a switch forgets its hosts; gradients are left out."""
+        lan, rng = self.lan, self.lan.odds.random
+        lan.plan = replace(lan.plan, width=rng.choice((8, 16)))
+        lan.fragments = rng.choice((lan.fragments, lan.fragments, 1, 40))
+        lan.too_large = rng.choice((0.0, 0.02, 0.5))
+        for _ in range(rng.choice((0, 0, 1, 3))):
+            kind, count = rng.choice(STRIPED), rng.randint(1, 40)
+
+            def lose(kind: int = kind, count: int = count) -> None:
+                lan.lose[kind] = lan.lose.get(kind, 0) + count
+
+            lan.at(after + rng.random(), lose)
+        if rng.random() < 0.15:
+            self._starve(after + rng.random(), rng)
+        if rng.random() < 0.3:
+            start = after + rng.random()
+            lan.trouble(start + 0.1)
+            lan.at(start, lambda: setattr(lan.odds, "forgetful", True))
+            lan.at(start + 0.1, lambda: setattr(lan.odds, "forgetful", False))
+
+    def _starve(self, start: float, rng: Random) -> None:
+        """Frames of stripes do not pass from one host to another, or from it to all."""
+        hosts = range(len(self.lan.hosts))
+        one, other = rng.sample(hosts, 2)
+        pairs = {(one, k) for k in ([other] if rng.random() < 0.5 else hosts)}
+        until = start + rng.choice(LASTS_S)
+        self.lan.trouble(until)
+        self.lan.at(start, lambda: self.lan.starved.update(pairs))
+        self.lan.at(until, lambda: self.lan.starved.difference_update(pairs))
 
     # ---- whom, and when
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from nicps.session.messages import Error, Progressed, Result, Warned
 from tests.simulator.disk import WINDOW, Disk, Incoming
 from tests.simulator.kernel import Kernel
 from tests.simulator.lan import FRAGMENT_S
+from tests.simulator.places import Places, Records
 from tests.simulator.program import Program
 
 if TYPE_CHECKING:
@@ -52,6 +53,19 @@ class Done:
     """The life of the job has dealt with it."""
 
     action: protocol.Action
+
+
+def _in_ranges(missing: Iterable[int], limit: int) -> list[tuple[int, int]]:
+    """As (first, count), at most so many."""
+    ranges: list[tuple[int, int]] = []
+    for i in missing:
+        if ranges and sum(ranges[-1]) == i:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+        elif len(ranges) < limit:
+            ranges.append((i, 1))
+        else:
+            break
+    return ranges
 
 
 class WatchedDispatcher(Dispatcher):
@@ -283,21 +297,33 @@ class Host:
     # ---- Receiver
 
     def count(self, round_: int, view: int, sender: int) -> int:
-        return len(self.kernel.taken.get((view, round_, sender), ()))
+        sums = self.kernel.stripes.count(round_, view) if not sender else 0
+        return sums or len(self.kernel.taken.get((view, round_, sender), ()))
 
     def missing(
         self, round_: int, view: int, sender: int, fragments: int, limit: int
     ) -> list[tuple[int, int]]:
         have = self.kernel.taken.get((view, round_, sender), set())
-        ranges: list[tuple[int, int]] = []
-        for i in (i for i in range(fragments) if i not in have):
-            if ranges and sum(ranges[-1]) == i:
-                ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
-            elif len(ranges) < limit:
-                ranges.append((i, 1))
-            else:
-                break
-        return ranges
+        return _in_ranges((i for i in range(fragments) if i not in have), limit)
+
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        here = self.kernel.stripes.here(round_, view, first, end)
+        beyond = max((at for at, one in enumerate(here, 1) if one), default=0)
+        return first + (here.index(False) if False in here else len(here)), first + beyond
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        here = self.kernel.stripes.here(round_, view, first, end)
+        return _in_ranges((at for at, one in enumerate(here, first) if not one), limit)
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        return self.kernel.stripes.converted(round_, conversion, first, end)
+
+    def absent(
+        self, round_: int, view: int, first: int, count: int, members: int
+    ) -> Mapping[int, int]:
+        return self.kernel.stripes.absent(round_, view, count, members)
 
     def completion(self, round_: int, sender: int) -> bytes:
         """The fragment that went up since it completed a contribution."""
@@ -333,6 +359,14 @@ class Host:
         now = self._sync()
         self.lan.checks.told(self, data)
         self.do(self.machine.on_frame(now, source, data))
+
+    def list_up(self, view: int, round_: int, members: int, unit: int) -> None:
+        """The doorbell: the first contribution of a round has come."""
+        self.do(self.machine.list_came(self._sync(), view, round_, members, unit))
+
+    def sums_up(self) -> None:
+        """The doorbell: some sums have come, or the last."""
+        self.do(self.machine.sums_came(self._sync()))
 
     def _arm(self) -> None:
         deadline = self.machine.deadline()
@@ -376,12 +410,14 @@ class Host:
 
     def pump(self) -> None:
         """More of a gradient is converted: send what can be sent."""
-        self.machine.note_converted(self.clock())
+        self.do(self.machine.note_converted(self.clock()))
         while self._line and self._can_leave(self._line[0]):
             self._put(self._line.popleft())
 
     def _can_leave(self, action: act.Transmit | protocol.Send) -> bool:
         if isinstance(action, protocol.Send) or action.source is not act.Source.PROGRAM:
+            return True
+        if action.fragments.striped is not None:  # only what is converted
             return True
         return self.memory is None or self.memory.converted(action.fragments.round)
 
@@ -434,10 +470,10 @@ class Host:
                 self.keep_key(view)
                 self.kernel.clear()
                 self.kernel.alive = self.clock()
-            case act.UseAccumulators(number):
-                self._blocks = self.disk.take_accumulators(number)
-            case act.RenewAccumulators(blocks):
-                self._blocks = blocks
+            case act.UseAccumulators(number, places):
+                self._renew(*self.disk.take_accumulators(number), places)
+            case act.RenewAccumulators(blocks, room, places):
+                self._renew(blocks, room, places)
             case act.StartProgram(number):
                 assert self.part is not None
                 self.process = self.memory = Program(self, number, self.part.settings)
@@ -486,9 +522,18 @@ class Host:
                 self.note(f"HOOK {reason}")
                 self.hooks.append(reason)
 
+    def _renew(self, blocks: int, room: int, places: int) -> None:
+        """New memory of the kernel's; 0: what there is does."""
+        self._blocks = blocks or self._blocks
+        stripes = self.kernel.stripes
+        stripes.records = Records(room) if room else stripes.records
+        if places:
+            stripes.places = Places(places, wire.fragments_per_block(self.lan.plan.width))
+
     def _deliver(self, number: int, message: Any) -> None:
         process = self.process
         if process is not None and process.number == number and process.attached:
+            process.show(message, self.kernel.stripes)
             process.deliver(message)
 
     # ---- what leaves
@@ -507,6 +552,11 @@ class Host:
         if action.source is act.Source.STREAM:
             lan.checks.can_read(self, self.disk.hand_out(action.stream, action.phase.first_round))
         lan.digest.add_contribution(self.index, self._tx_free, fragments)
+        if fragments.striped is not None:
+            total, width = action.phase.fragments_in(fragments.round), action.phase.width
+            self._tx_free = self.kernel.stripes.send(fragments, total, width, self._tx_free)
+            self.later(self._tx_free - now, lambda: self._sent(fragments, now))
+            return
         send = lan.feed if fragments.flags & wire.Flag.ADD else lan.fragment
         key = self.keys.get(fragments.view)
         for first, count in fragments.ranges:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nicps import wire
 from nicps.protocol import KernelState
+from tests.simulator.stripes import Stripes
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -22,6 +23,7 @@ class Kernel:
     def __init__(self, host: Host) -> None:
         self.host = host
         self._state: KernelState | None = None
+        self.stripes = Stripes(host)
         self.clear()
 
     def clear(self) -> None:
@@ -34,6 +36,7 @@ class Kernel:
         self.token_at = 0.0  # of these, a token
         self.bounced: bytes | None = None
         self.alive = 0.0  # the agent's last sign of life
+        self.stripes.clear()
 
     @property
     def state(self) -> KernelState | None:

@@ -19,7 +19,9 @@ from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Timings
+from nicps.protocol.exchange import stripes
 from tests.simulator.digest import Digest
+from tests.simulator.places import Odds, StripeFrame
 from tests.simulator.switch import QUANTUM, Switch
 
 if TYPE_CHECKING:
@@ -86,6 +88,20 @@ def short_turns() -> Iterator[None]:
         wire.QUANTUM = quantum
 
 
+@contextlib.contextmanager
+def short_windows() -> Iterator[None]:
+    """Small stripes are sent in many windows, and a few sums that overtake one are enough to ask for it."""
+    small = {"_QUEUE": 12, "_LEAST_WINDOW": 2, "_OVERTAKE": 2, "_PROBES": 2, "_RANGES": 4}
+    before = {name: getattr(stripes, name) for name in small}
+    for name, value in small.items():
+        setattr(stripes, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(stripes, name, value)
+
+
 def kind_of(frame: bytes) -> int:
     """A frame's type; of a list that is proposed, to be accepted, or in force 100 and the step."""
     if frame[1] != wire.FrameType.VIEW:
@@ -147,12 +163,13 @@ class Lan:
         self.starved: set[tuple[int, int]] = set()  # sender's index (-1: the switch), receiver's
         self.checks = Checks(self)
         self.digest = Digest()
+        self.odds = Odds(seed)
         #: Time, order, the host that the event is for (None: the LAN) in which of its lives, event, what it is told.
         self._queue: list[
             tuple[float, int, Host | None, int, Callable[..., None], tuple[Any, ...]]
         ] = []
         self._order = itertools.count()
-        self._arrival: dict[tuple[int, int], float] = {}
+        self._arrival: dict[tuple[int, int, int], float] = {}
         self.hosts = [
             Host(self, i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts + late)
         ]
@@ -197,7 +214,7 @@ class Lan:
     def run(self, until: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Run until the condition holds; False if it does not within `limit_s` of virtual time, or nothing happens."""
         queue, pop, checks = self._queue, heapq.heappop, self.checks
-        with frames_read_once(), short_turns(), seldom_collected():
+        with frames_read_once(), short_turns(), short_windows(), seldom_collected():
             while not until():
                 if not queue:
                     return False
@@ -288,6 +305,24 @@ class Lan:
 
         self._deliver(sender, when, take)
 
+    def stripe(
+        self, sender: Host, frame: StripeFrame, when: float, *, answers: bool = False
+    ) -> None:
+        """A frame of stripes, for one host or for all; `answers`: it overtakes what is queued."""
+        life = sender.life
+        if self.lose.get(frame.type):
+            self.lose[frame.type] -= 1
+            return
+
+        def take(host: Host) -> None:
+            passes = (sender.index, host.index) not in self.starved
+            if passes and (sender.life == life or when <= sender.killed_at):
+                host.kernel.stripes.take(frame)
+
+        floods = frame.to is None or self.odds.flood()
+        only = None if floods else next(h for h in self.hosts if h.mac == frame.to)
+        self._deliver(sender, when, take, only, way=int(answers))
+
     def near(self, index: int) -> Collection[int]:
         """The hosts that hear that one, and it."""
         if not self.groups:
@@ -305,8 +340,12 @@ class Lan:
         when: float,
         take: Callable[[Host], None],
         only: Host | None = None,
+        way: int = 0,
     ) -> None:
-        """`sender` None: the switch, from where the first host is; `only`: to that host."""
+        """`sender` None: the switch, from where the first host is; `only`: to that host.
+
+        Frames that go out on different ways may overtake each other.
+        """
         conditions, chance, last = self.conditions, self.random.random, self._arrival
         loss, duplicate, late = conditions.loss, conditions.duplicate, conditions.late
         port, at = (sender.index, sender.index) if sender is not None else (-1, 0)
@@ -328,6 +367,6 @@ class Lan:
                 elif late and chance() < late:
                     arrival += chance() * conditions.late_s
                 else:  # a LAN keeps the order between two hosts
-                    pair = port, host.index
+                    pair = port, host.index, way
                     arrival = last[pair] = max(arrival, last.get(pair, 0.0) + 1e-9)
                 self.at_host(host, arrival, take, host)

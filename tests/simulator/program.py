@@ -12,10 +12,14 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nicps import wire
 from nicps.session import shared_form as says
+from tests.simulator.gradients import Contribution, quantise
+from tests.simulator.places import Places, Records, bounds
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
+    from tests.simulator.stripes import Stripes
 
 START_S = 0.05  # until it attaches
 SWITCH_UNITS = 0, 5  # far above those that hosts use where they add
@@ -68,6 +72,7 @@ class Program:
 
     def __init__(self, host: Host, number: int, settings: Mapping[str, Any]) -> None:
         self.host, self.lan, self.number = host, host.lan, number
+        self.name = host.index, host.life, number
         self.quorum = float(settings["quorum"])
         self.state = State()
         self.blank = True
@@ -80,6 +85,12 @@ class Program:
         self._decision: says.Decide | None = None
         self._lead = self._finishing = False
         self._unit = 0
+        self.records = Records(0)  # of the kernel's, as it has mapped them
+        self.places = Places(0, 1)
+        self.residual = [0] * host.lan.fragments
+        self._maps: dict[int, tuple[Records, Places]] = {}  # that come with messages on their way
+        self._live: tuple[int, ...] = ()
+        self._offer: Contribution | None = None
         self._steps = self._run()
         self._waits = False
         self._sleep(START_S)
@@ -89,6 +100,11 @@ class Program:
     def deliver(self, message: Message) -> None:
         """The agent says something."""
         self.host.later(_SOCKET_S, lambda: self._take(message))
+
+    def show(self, message: Message, stripes: Stripes) -> None:
+        """The memory whose descriptors go with a message."""
+        if isinstance(message, says.Phase | says.View):
+            self._maps[id(message)] = stripes.records, stripes.places
 
     def _take(self, message: Message) -> None:
         self._inbox.append(message)
@@ -136,6 +152,13 @@ class Program:
             yield None
 
     def _note(self, message: Message) -> None:
+        if isinstance(message, says.Phase | says.View):
+            records, places = self._maps.pop(id(message))
+            if isinstance(message, says.Phase) and message.room:
+                self.records = records
+            if message.places:
+                self.places = places
+            self._live = message.live
         if isinstance(message, says.Keep):
             self._say(says.Checkpoint(self.state.trained, ""))
         elif isinstance(message, says.View):
@@ -181,7 +204,7 @@ class Program:
         if self.host.sick:
             raise Ended(1)
         model = hashlib.blake2b(f"model {self.state.weights}".encode(), digest_size=8).hexdigest()
-        lanes = self.lan.fragments * 720
+        lanes = self.lan.fragments * wire.lanes_per_fragment(self.lan.plan.width)
         self.lan.checks.hold(model, self.state)
         self._say(says.Ready(lanes, model))
         while (phase := (yield from self._next_phase())).kind != "end":
@@ -194,6 +217,7 @@ class Program:
             else:
                 yield from self._load(phase)
         yield 2e-3
+        self.lan.checks.sums.ended(self)
         self.host.result = self.state.trained, self.state.weights
         raise Ended(0)
 
@@ -207,17 +231,12 @@ class Program:
     def _train_round(self, phase: Message, round_: int) -> Steps:
         samples = yield from self._compute(phase, round_)
         if samples and not self._is_closed(phase, round_):
-            unit, skip = self._wish(phase)
-            self.lan.checks.offered(self.host, round_, self._unit)
-            self._say(says.Offer(round_, samples, unit, skip))
-            yield 1e-4 * self.lan.random.random()
-            self._converted = round_
-            self.host.pump()
+            yield from self._offer_gradient(phase, round_, samples)
         commit = yield from self._wait_commit(round_)
         if commit is None:
             return False
         yield 1e-4
-        self.state = self.state.step(round_, self.lan.checks.total(round_, commit.counted))
+        self.state = self.state.step(round_, self._apply(commit))
         if self.host.differs:
             self.host.tamper()
         self.lan.checks.applied(self.host, round_, self)
@@ -227,6 +246,54 @@ class Program:
         tests = self._finishing or trained % lan.test_every == 0
         self._decide(round_, "test" if tests else "continue")
         return not (tests and self._lead)
+
+    def _offer_gradient(self, phase: Message, round_: int, samples: int) -> Steps:
+        if phase.exchange.absolute:
+            yield from self._offer_lanes(phase, round_, samples)
+            return
+        unit, skip = self._wish(phase)
+        self.lan.checks.offered(self.host, round_, self._unit)
+        self._say(says.Offer(round_, samples, unit, skip))
+        yield 1e-4 * self.lan.random.random()
+        self._converted = round_
+        self.host.pump()
+
+    def _offer_lanes(self, phase: Message, round_: int, samples: int) -> Steps:
+        """In stripes, the own one first."""
+        rng, sums, number = self.lan.odds.random, self.lan.checks.sums, self.host.node.number
+        self._offer = offer = quantise(rng, self.residual, self.lan.plan.width)
+        largest = min(offer.largest + rng.choice((0, 0, 0, 1, 3)), 126)
+        conversion = rng.getrandbits(31) + 1
+        sums.offered(self.host, round_, offer, largest, conversion)
+        skip = rng.random() < self.lan.too_large
+        self._say(says.Offer(round_, samples, largest, skip, conversion))
+        aggregators = [k for k, share in enumerate(phase.shares, 1) if share and k in self._live]
+        first, end = 0, 0
+        if number in aggregators:
+            rank, n = aggregators.index(number), len(aggregators)
+            first, end = bounds(len(offer.lanes), rank, n)
+        order = [*range(first, end), *range(end, len(offer.lanes)), *range(first)]
+        bank = self.records.own[round_ & 1]
+        while order and not self.newest_phase > phase.number:
+            count = rng.randint(1, len(order))
+            for index in order[:count]:
+                bank[index].conversion, bank[index].lane = conversion, offer.lanes[index]
+            order = order[count:]
+            yield self.lan.odds.converting_s * rng.random()
+            self.host.pump()
+
+    def _apply(self, commit: Message) -> int:
+        """Read the sum, and keep what is left over."""
+        sums = self.lan.checks.sums
+        if not commit.exchange.absolute:
+            return self.lan.checks.total(commit.round, commit.counted)
+        total = sums.total(self, commit)
+        if self.host.node.number in commit.counted:
+            assert self._offer is not None
+            sums.counted(self, commit, self._offer)
+        sums.take_rests(self, commit)
+        sums.applied(self, commit)
+        return total
 
     def _compute(self, phase: Message, round_: int) -> Steps:
         """The own share, in micro-batches (R13)."""

@@ -48,8 +48,8 @@ class Outcome:
     lan: Lan
 
 
-def lan_of(seed: int, hosts: int | None = None) -> Lan:
-    """The LAN of a seed, with its faults laid out, and the job submitted."""
+def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) -> Lan:
+    """The LAN of a seed, with its faults laid out, and the job submitted; `series`: of jobs with that exchange."""
     rng = random.Random(seed)
     hosts = hosts or rng.randint(3, 9)
     alone = hosts == 2
@@ -64,6 +64,7 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
     admit = rng.random() < 0.2
     more = random.Random(~seed)  # what has come later leaves older schedules as they were
     exchange = Exchange.SWITCH if more.random() < 0.4 else Exchange.BROADCAST
+    exchange = series or exchange
     lan = Lan(
         hosts,
         conditions,
@@ -92,6 +93,8 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
         more  # goes on where the schedule ends: the same numbers twice would tie the two together
     )
     faults = Faults(lan, rng)
+    if exchange == Exchange.STRIPES:
+        faults.of_stripes(FORMED_S)
     for host in lan.hosts[hosts:]:
         time = 1 + rng.random() * 2
         lan.trouble(time)
@@ -128,13 +131,13 @@ def lan_of(seed: int, hosts: int | None = None) -> Lan:
     return lan
 
 
-def run(seed: int, hosts: int | None = None) -> Outcome:
+def run(seed: int, hosts: int | None = None, series: Exchange | None = None) -> Outcome:
     """One seed.
 
     Raises:
         Violation: an invariant does not hold, or the job neither ended nor stands by as the rules say.
     """
-    return finish(lan_of(seed, hosts))
+    return finish(lan_of(seed, hosts, series))
 
 
 def finish(lan: Lan) -> Outcome:
@@ -176,6 +179,7 @@ def _ended_well(lan: Lan) -> None:
         lan.checks.fail(f"the job ended too early: {results}")
     if len(good) > 1 and not lan.timings.alone:
         lan.checks.fail(f"models differ in the end: {results}")
+    lan.checks.sums.balance()
 
 
 def watch(lan: Lan, before: str, since: float) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import (
     Action,
@@ -48,7 +49,7 @@ def run(seeds: range, hosts: int | None = None) -> Counter[str]:
     """How often each outcome came; a failure says how to see it again."""
     outcomes: Counter[str] = Counter()
     for seed in seeds:
-        _, what, why = one((seed, hosts))
+        _, what, why = one((seed, hosts, None))
         option = f" --hosts {hosts}" if hosts else ""
         again = f"python -m tests.simulator --seed {seed}{option} --trace 200"
         assert what not in ("violation", "error"), f"{again}: {why}"
@@ -71,6 +72,13 @@ def test_more_seeds(first: int) -> None:
 @pytest.mark.parametrize("first", range(0, 50, CHUNK))
 def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
     run(range(first, first + CHUNK), hosts=2)
+
+
+@pytest.mark.parametrize("seed", [1114, 2757])
+def test_who_has_gone_on_alone_comes_back_without_a_state(seed: int) -> None:
+    """Both have done so, in views of the same number; the view that follows is the other's."""
+    _, what, why = one((seed, 2, Exchange.BROADCAST))
+    assert what == "done", why
 
 
 def test_who_departs_unheard_learns_of_the_end() -> None:

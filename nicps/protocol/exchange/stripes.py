@@ -74,9 +74,13 @@ class RoundTrip:
         self._mean += (seconds - self._mean) / 8
 
     def timeout_s(self, asks: int) -> float:
-        """Until a sum is asked for (again): longer each time."""
+        """Until a sum is asked for (again): longer each time.
+
+        A sum waits for all its contributions, and so for whoever must send one again. So what was measured has an upper
+        limit: otherwise each member would wait longer because the others do.
+        """
         first = max(self._least_s * _FIRST, self._mean + 4 * self._deviation)
-        return min(first * (1 << min(asks, 8)), max(first, self._least_s * _MOST))
+        return min(first * (1 << min(asks, 8)), self._least_s * _MOST)
 
 
 class StripesExchanger(Exchanger):
