@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from nicps import wire
-from nicps.agent.stripe_frames import StripeFrames, header_dtype
+from nicps.agent.striped import StripeFrames, header_dtype
 from nicps.dataplane import DataPlane
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed
 from nicps.protocol import Member, SendFragments
@@ -128,11 +128,8 @@ class Sender:
 
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
         """Queue (part of) a contribution."""
-        header, total, width = (
-            self._header(action.flags, action.round),
-            phase.fragments_in(action.round),
-            phase.width,
-        )
+        header = self._header(action.flags, action.round)
+        total, width = phase.fragments_in(action.round), phase.width
         if action.striped is not None:
             template = self._stripes.template(header, action.striped, total, width)
         else:

@@ -47,7 +47,7 @@ class Forwarding(NoKernel):
         generation, hop = self.token.key
         before = (generation << 32) | (hop - 1)
         self.ring = {"seen": before, "bounced": 0, "token_ns": 0, "heard_ns": 0}
-        self.tx = self.link_changes = self
+        self.tx = self.link_changes = self.doorbell = self
         self.repeat, self.mac = token.pack(), VIEW.members[1].mac
 
     def fileno(self) -> int:
