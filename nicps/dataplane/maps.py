@@ -187,7 +187,7 @@ class Maps:
         entries = self._banks * blocks
         wanted = (
             Wanted("nicps_slots", "slots_shape", entries * self._slots_per_block),
-            Wanted("nicps_sums", "blocks_shape", entries),
+            Wanted("nicps_sums", "blocks_shape", entries, frozen=True),
         )
         return Accumulators(blocks, *inner.make(self._fds, wanted, "accumulators"))
 
@@ -206,7 +206,8 @@ class Maps:
         self._release()
         self._slots_fd, self.accumulators_fd, self.blocks = slots_fd, sums_fd, blocks
         self._slots = inner.view(slots_fd, shapes["slot"], self._banks)
-        sums = inner.view(sums_fd, np.dtype((np.int64, BLOCK_LANES)), self._banks)
+        lanes = np.dtype((np.int64, BLOCK_LANES))
+        sums = inner.view(sums_fd, lanes, self._banks, writable=False)
         self.accumulators = sums.reshape(self._banks, blocks, BLOCK_LANES)
 
     def allocate(self, blocks: int) -> None:

@@ -7,6 +7,7 @@ be added to them. A view change takes that back (`forget`): what was sent may be
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,8 @@ class Sums:
 
     def map(self, lanes_fd: int, slots_fd: int, blocks: int) -> None:
         """Map the kernel's arrays, int64 (2, blocks, 1440) and the slots; the descriptors are closed."""
-        lanes: I64 = np.frombuffer(mapped(lanes_fd, 2 * blocks * BLOCK_LANES * 8), np.int64)
+        size = 2 * blocks * BLOCK_LANES * 8
+        lanes: I64 = np.frombuffer(mapped(lanes_fd, size, mmap.PROT_READ), np.int64)
         self._lanes = lanes[: 2 * blocks * BLOCK_LANES].reshape(2, blocks, BLOCK_LANES)
         record, each = layout().records["slot"], layout().limits["BLOCK_SLOTS"]
         count = 2 * blocks * each
