@@ -33,6 +33,7 @@ class Exchange:
         needs_trust: a host takes part only if its user has told it to believe the sums of others.
         absolute: lanes and sums have exponents of their own, whatever the unit is. No number is too large for a round.
         works_alone: a lone member keeps it.
+        marks_aloud: who has all of a round says so to all, not in the token only: who has heard it of all commits.
         token_waits: a token leaves a host after the fragments that were queued before it. So a fragment that has not
             come when the token comes is lost.
         flag: of every fragment.
@@ -51,6 +52,7 @@ class Exchange:
     token_waits: bool
     absolute: bool = False
     works_alone: bool = True
+    marks_aloud: bool = False
     flag: int = 0
     lost: str = ""
     fallback: Exchange | None = None
@@ -107,6 +109,7 @@ Exchange.STRIPES = Exchange(
     needs_trust=False,
     token_waits=False,
     absolute=True,
+    marks_aloud=True,
     fallback=Exchange.BROADCAST,
 )
 Exchange.SWITCH = Exchange(

@@ -131,6 +131,7 @@ class Flag(IntEnum):
     TOKEN_WANTED = 16  # WANT: hand me the token
     ADD = 32  # a fragment that the switch is to add; of sender 0, the sum
     ANSWER = 64  # made by the XDP program out of a frame that came: it has numbers of its own
+    COMPLETE = 128  # WANT: this member has all that the round's closed list comes to
 
 
 class TokenState(IntEnum):

@@ -65,6 +65,7 @@ enum nicps_flag {
 	NICPS_FLAG_TOKEN_WANTED = 16, /* WANT: hand me the token */
 	NICPS_FLAG_ADD = 32,          /* a fragment that the switch is to add; of sender 0, the sum */
 	NICPS_FLAG_ANSWER = 64,       /* made by the XDP program out of a frame that came: it has numbers of its own */
+	NICPS_FLAG_COMPLETE = 128,    /* WANT: this member has all that the round's closed list comes to */
 };
 
 /* The token's `state`: gradients may still come, or the list is closed. */

@@ -6,7 +6,7 @@ It knows no fragment: how contributions become a sum is the exchange's (`nicps.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -92,6 +92,8 @@ class Control:
         self._closed = 0  # round whose closing without this member has been reported
         self._undecided = carried.undecided
         self._need = 0
+        self._forward = 0  # the round that was committed last by marks that were said aloud
+        self._marked: set[int] = set()  # who has said aloud that it has all of the open round
         exchange.open(carried.round)
         exchange.conversion = carried.offer.conversion if carried.offer is not None else 0
 
@@ -184,6 +186,7 @@ class Control:
         actions: list[Action] = []
         if token.round == self.round + 1:
             actions += self._commit(token)
+        self._enter_marks(token)
         self.token = token
         actions += self._digests.compare(token, self.round)
         if token.state == wire.TokenState.CLOSING and not self.line().settled:
@@ -207,6 +210,60 @@ class Control:
             return []
         line.read, line.digest = want.read, want.digest
         return self._digests.compare(token, self.round)
+
+    def hear_mark(self, sender: int) -> None:
+        """A member has all of the open round."""
+        self._marked.add(sender)
+        if self.token is not None:
+            self._enter_marks(self.token)
+
+    # ---- marks that are said aloud (`Exchange.marks_aloud`)
+
+    def mark(self) -> bool:
+        """Mark this member complete without the token, if it is; then it must say so."""
+        token = self.token
+        if token is None or token.state != wire.TokenState.CLOSING or self.complete:
+            return False
+        if self._held_back() or not self.exchange.is_complete(token):
+            return False
+        self.complete = True
+        self.hear_mark(self.number)
+        return True
+
+    @property
+    def all_marked(self) -> bool:
+        """The closed list is known here, and all members have all that it comes to: the round can be committed."""
+        token = self.token
+        return (
+            token is not None
+            and token.state == wire.TokenState.CLOSING
+            and token.round == self.round
+            and self.complete
+            and not self.frozen
+            and all(token.lines[k - 1].complete for k in self._view.order)
+        )
+
+    def commit_marked(self) -> list[Action]:
+        """Commit the round without the token. That goes on, and is brought forward where it comes (`bring_forward`)."""
+        assert self.token is not None
+        token = replace(self.token, lines=[replace(line) for line in self.token.lines])
+        self.token = token
+        token.commit(self.phase.exchange)
+        self._forward = self.round
+        return self._commit(token)
+
+    def bring_forward(self, token: TokenState) -> bool:
+        """Commit a token of the round before too, if that was committed here without it; whether it is such a one."""
+        committed = token.round == self._forward == self.round - 1
+        if not committed or token.state != wire.TokenState.CLOSING:
+            return False
+        token.commit(self.phase.exchange)
+        return True
+
+    def _enter_marks(self, token: TokenState) -> None:
+        if (token.round, token.state) == (self.round, wire.TokenState.CLOSING):
+            for number in self._marked:
+                token.lines[number - 1].marks |= wire.Mark.COMPLETE
 
     # ---- with the token in hand
 
@@ -360,6 +417,7 @@ class Control:
         self._ready_of = {}
         self.complete = False
         self._need = 0
+        self._marked = set()
         # R14: before the lead has decided on a round, the next one must not be committed, whatever comes in first.
         lead = self.number == self._view.lead
         self._undecided = lead and self.phase.kind is wire.PhaseKind.TRAIN

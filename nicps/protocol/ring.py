@@ -18,7 +18,7 @@ from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
 from nicps.protocol.signals import Lacking, Silent, Steps
-from nicps.protocol.timers import FailureDetector, Retransmission, Want
+from nicps.protocol.timers import FailureDetector, MarkTimer, Retransmission, Want
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View
 
@@ -59,6 +59,7 @@ class Ring:
         self._seen = self._key  # newest that the kernel has seen
         self._retransmission = Retransmission(timings)
         self._want = Want(timings)
+        self._marks = MarkTimer(timings)
         token_waits = exchange.kind.token_waits
         self._detector = FailureDetector(timings, timeout, now, token_waits=token_waits)
 
@@ -167,7 +168,7 @@ class Ring:
     def go_on(self, now: float) -> Steps:
         """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
         self._control.go_on()
-        return self._act_or_want(now)
+        return self._act_or_want(now) + self._settle(now)
 
     def bounced(self, now: float, frame: wire.Frame) -> None:
         """The kernel forwarded this token for us (R10)."""
@@ -194,7 +195,7 @@ class Ring:
         if (
             token.generation != self.phase.generation
             or len(token.lines) != len(view.members)
-            or not round_ <= token.round <= round_ + 1
+            or not (round_ <= token.round <= round_ + 1 or self._control.bring_forward(token))
             or token.owner not in view.live
             or not {sender for sender, _, _ in token.ranges} <= view.live
         ):
@@ -211,8 +212,10 @@ class Ring:
         steps: Steps = [*self._control.learn(now, token)]
         if token.owner == self.number and not self.parked:
             self.turns += 1
-            return steps + self._hold(now)
-        return steps + self._act_or_want(now)
+            steps += self._hold(now)
+        else:
+            steps += self._act_or_want(now)
+        return steps + self._settle(now)
 
     def _on_old_token(self, now: float, header: wire.Header, token: TokenState) -> Steps:
         """A repeat: its sender lives, and lacks perhaps what this member has sent since."""
@@ -240,9 +243,11 @@ class Ring:
     def advance(self, now: float) -> Steps:
         """Sums came to this host's kernel, or lanes of its contribution were converted."""
         steps: Steps = [*self._exchange.advance(now)]
-        if self._want.at < math.inf:
-            return steps  # this comes often: it has asked for the token, and asks again in time
-        return steps + self._act_or_want(now)
+        if (
+            self._want.at == math.inf
+        ):  # this comes often: else it has asked for the token, and asks again in time
+            steps += self._act_or_want(now)
+        return steps + self._settle(now)
 
     def on_want(self, now: float, frame: wire.Frame) -> Steps:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""
@@ -255,6 +260,8 @@ class Ring:
         if sender == token.owner and not wanted:
             # The holder lives, though it has nothing to forward yet. A member that wants the token has not got it.
             self._detector.hear_beacon(now)
+        if frame.header.flags & wire.Flag.COMPLETE:
+            return self._on_mark(now, sender, frame.header.round)
         steps: Steps = []
         if frame.header.round == self.round:
             steps += self._control.hear_ready(sender, want)
@@ -266,6 +273,37 @@ class Ring:
             token.idle = 0
             return steps + self._forward_to(now, sender)
         return steps + self._act_or_want(now)
+
+    def _on_mark(self, now: float, sender: int, round_: int) -> Steps:
+        """A member has all of a round: of the open one, or of the one before, which it has not committed yet."""
+        if round_ == self.round:
+            self._control.hear_mark(sender)
+            return self._settle(now)
+        if round_ == self.round - 1 and self._marks.may_answer(now):
+            return [self._mark_frame(now, round_)]
+        return []
+
+    def _settle(self, now: float) -> Steps:
+        """Say aloud that this member has all of the round, and commit it once all have said so."""
+        if not self._exchange.kind.marks_aloud:
+            return []
+        steps: Steps = []
+        if self._control.mark() and self._others:
+            self._marks.reset_interval()
+            steps.append(self._mark_frame(now, self.round))
+        if not self._control.all_marked:
+            return steps
+        if self.holding:
+            token = self._control.token
+            assert token is not None
+            token.idle = 0
+            return steps + (self._hold(now) if self.parked else [])
+        return [*steps, *self._control.commit_marked()]
+
+    def _mark_frame(self, now: float, round_: int) -> Send:
+        self._marks.said(now)
+        header = self._view.header(self.number, round_, wire.Flag.COMPLETE)
+        return Send(wire.Frame(header, self._control.want(0), ((),)))
 
     def _hear_lacks(self, sender: int, frame: wire.Frame) -> Steps:
         """A member reports what it does not get, however often it is sent again."""
@@ -282,7 +320,7 @@ class Ring:
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        due = min(self._want.at, self._exchange.deadline())
+        due = min(self._want.at, self._exchange.deadline(), self._mark_due())
         if self._exchange.delays_token:
             return min(due, self._detector.beacon_due()) if self._others else due
         if self._retransmission.token is not None:
@@ -294,6 +332,9 @@ class Ring:
         steps: Steps = []
         if now >= self._exchange.deadline():
             steps += self.advance(now)
+        if now >= self._mark_due():
+            self._marks.back_off()
+            steps.append(self._mark_frame(now, self.round))
         last, delayed = self._retransmission, self._exchange.delays_token
         if last.token is not None and not delayed:
             if not last.is_newest(self._seen):
@@ -312,6 +353,11 @@ class Ring:
             self.freeze()  # the next view is proposed
             steps.append(Silent(self._owner))
         return steps + self._want_it(now)
+
+    def _mark_due(self) -> float:
+        """When this member says again that it has all of the round, which it cannot commit yet."""
+        aloud = self._exchange.kind.marks_aloud and self._others and not self.frozen
+        return self._marks.due if aloud and self.complete else math.inf
 
     def _want_it(self, now: float) -> Steps:
         """Ask for the token, if it is time to."""

@@ -98,6 +98,34 @@ class Want:
         self._interval_s = min(self._interval_s * 2, self._first_s * _BACKOFF)
 
 
+class MarkTimer:
+    """When a member says again that it has all of a round (`Exchange.marks_aloud`).
+
+    Attributes: `due`, when it does, unless the round has been committed.
+    """
+
+    def __init__(self, timings: Timings) -> None:
+        self.due = math.inf
+        self._first_s = self._interval_s = timings.repeat_s
+        self._said_at = -math.inf
+
+    def said(self, now: float) -> None:
+        """It has said so, or has answered who lacks it."""
+        self._said_at, self.due = now, now + self._interval_s
+
+    def back_off(self) -> None:
+        """The next interval is longer."""
+        self._interval_s = min(self._interval_s * 2, self._first_s * _BACKOFF)
+
+    def reset_interval(self) -> None:
+        """It is another round's."""
+        self._interval_s = self._first_s
+
+    def may_answer(self, now: float) -> bool:
+        """Whether it may be said again for a member that has not heard it: answers to every copy would only grow."""
+        return now >= self._said_at + self._first_s / 4
+
+
 class FailureDetector:
     """Signs of life of the token's holder, and this member's own (R17).
 

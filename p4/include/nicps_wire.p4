@@ -53,6 +53,7 @@ const bit<16> NICPS_FLAG_REPAIR = 8;        /* a fragment sent again on request 
 const bit<16> NICPS_FLAG_TOKEN_WANTED = 16; /* WANT: hand me the token */
 const bit<16> NICPS_FLAG_ADD = 32;          /* a fragment that the switch is to add; of sender 0, the sum */
 const bit<16> NICPS_FLAG_ANSWER = 64;       /* made by the XDP program out of a frame that came: it has numbers of its own */
+const bit<16> NICPS_FLAG_COMPLETE = 128;    /* WANT: this member has all that the round's closed list comes to */
 
 // The token's `state`: gradients may still come, or the list is closed.
 const bit<8> NICPS_STATE_OPEN = 0;
