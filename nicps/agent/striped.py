@@ -80,7 +80,9 @@ class StripeFrames:
             records["number"] = np.arange(self._questions + 1, self._questions + count + 1)
             self._questions += count
         else:
-            x = np.asarray(exponents, np.uint8).view(np.int8)
+            # A copy: the training program can still write to its own.
+            x = records["exponent"]
+            x[:] = np.asarray(exponents, np.uint8).view(np.int8)
             over = (x > striped.unit + wire.MAX_SHIFT[width]) & (x != _NOT_FINITE)
             if over.any():
                 at = int(over.argmax())
@@ -88,7 +90,6 @@ class StripeFrames:
                     f"fragment {first + at} has an exponent of {x[at]}, and this member has said that none is above"
                     f" {striped.unit + wire.MAX_SHIFT[width]}: the training program has written over its contribution"
                 )
-            records["exponent"] = x
         return rows, self._destination(striped, int(records["fragments"][0]), first, count)
 
     def _destination(self, striped: Striped, fragments: int, first: int, count: int) -> U8 | None:

@@ -75,8 +75,10 @@ def disabled(config: Any) -> Iterator[None]:
     """
     enabled = int(config["enabled"][0])
     config["enabled"] = 0
-    yield
-    config["enabled"] = enabled
+    try:
+        yield
+    finally:
+        config["enabled"] = enabled
 
 
 def find_gaps(here: npt.NDArray[np.bool_], first: int, limit: int) -> list[tuple[int, int]]:

@@ -83,7 +83,7 @@ class Accumulators:
         fragments = max(phase.fragments, phase.last_fragments)
         aggregators = len(phase.aggregators(self._node.view.live))
         # Stripes need no accumulators, but for the test rounds in between.
-        blocks = 1 if aggregators else phase.blocks
+        blocks = 1 if phase.exchange.absolute else phase.blocks
         if (there.blocks, self._of_hand_out) == (blocks, hands_out):
             blocks = 0
         if not aggregators:

@@ -105,6 +105,14 @@ class Control:
         """What a WANT frame says of this member; entries for what it `lacks` follow."""
         return wire.Want(self._ready, self._read, self._digest, lacks)
 
+    @property
+    def waits_to_enter(self) -> bool:
+        """What this member has offered cannot enter the list yet: the rest of it must be converted first."""
+        offer = self._offer
+        if offer is None or offer.skip or self.line().settled:
+            return False
+        return not self.exchange.may_enter()
+
     # ---- from view to view
 
     def carry(self) -> Carried:

@@ -93,7 +93,7 @@ class Ring:
     @property
     def awaits_lanes(self) -> bool:
         """Others wait for lanes that this host's training program has not converted yet."""
-        return self._exchange.awaits_lanes
+        return self._exchange.awaits_lanes or self._control.waits_to_enter
 
     @property
     def kernel(self) -> KernelState:

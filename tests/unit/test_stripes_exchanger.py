@@ -306,6 +306,37 @@ def test_whose_contributions_are_lacking_is_reported_after_a_while() -> None:
     assert lacks == {1: 4, 4: FRAGMENTS - 2000 - 4}
 
 
+def test_who_lacks_nothing_is_not_accused() -> None:
+    kernel = Kernel()
+    part, token = member(kernel=kernel), closed(1, 2, 4)
+    part.on_token(0.0, token)
+    kernel.sums, kernel.lacking = set(range(FRAGMENTS)) - {1500}, {1: 0, 4: 1}
+    now = 0.0
+    while now < 2 * TIMINGS.silence_most_s:
+        now = part.deadline()
+        part.advance(now)
+    assert part.take_report(now, token) == {4: 1}
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 6, 12, 16, 64])
+def test_a_window_of_one_stripe_alone_brings_bells_and_shows_a_loss(hosts: int) -> None:
+    """The last stripe of a slow aggregator must not wait for a timer."""
+    members = tuple(Member(k, bytes([2, 0, 0, 0, 1, k]), f"h{k}") for k in range(1, hosts + 1))
+    view = View(3, members, frozenset(range(1, hosts + 1)), 1)
+    phase = replace(PHASE, fragments=64_000, last_fragments=64_000, shares=(1,) * hosts)
+    kernel = Kernel()
+    kernel.lanes = range(64_000)
+    part = exchanger_of(phase, view, 1, kernel, TIMINGS, 0.0)
+    part.open(ROUND)
+    part.conversion = CONVERSION
+    action = only(part.on_list(0.0, (1 << hosts) - 1, -40))
+    first, window = action.ranges[0]
+    assert 2 * part.clock <= window
+    kernel.sums |= set(range(first + 1, first + window))
+    kinds = [kind(a) for a in part.advance(0.001) if isinstance(a, SendFragments)]
+    assert kinds == [wire.FrameType.ASK]
+
+
 # ---- the end
 
 

@@ -25,7 +25,8 @@ from nicps.protocol.view import View, numbers
 #: Frames that a switch port's queue is sure to hold: 256 KB.
 _QUEUE = 170
 _LEAST_WINDOW = 8
-#: So many sums may overtake one before that counts as lost; the kernel's ways of sending overtake each other.
+#: So many sums, or half a window, may overtake one before that counts as lost: the ways that kernels send by overtake
+#: each other.
 _OVERTAKE = 16
 #: Sums that are asked for where none of a stripe comes, and ranges in one go where some are lost.
 _PROBES = 4
@@ -102,7 +103,9 @@ class StripesExchanger(Exchanger):
         self.aggregators = phase.aggregators(view.live)
         others = max(1, len(self.aggregators) - 1)
         self._window = max(_LEAST_WINDOW, _QUEUE // (2 * others))
-        self.clock = max(1, self._window * others // 4)
+        # Where one stripe alone has not come to its end, a window of it must bring bells.
+        self.clock = max(1, self._window // 2)
+        self._overtake = min(_OVERTAKE, self._window // 2)
         self._round_trip = RoundTrip(timings.repeat_s)
         self._progress = Progress(timings)
         self._dropped = False
@@ -248,7 +251,7 @@ class StripesExchanger(Exchanger):
             if stripe.here < stripe.end:
                 own = stripe.owner == self._number
                 lacks.update(self._absent_here(stripe) if own else self._absent_there(stripe))
-        return dict(lacks)
+        return {member: count for member, count in lacks.items() if count}
 
     def owns_ready(self, token: TokenState) -> bool:
         """`ready` counts samples throughout."""
@@ -321,7 +324,7 @@ class StripesExchanger(Exchanger):
             if holes:
                 return holes
             return [(stripe.here, min(_PROBES, stripe.end - stripe.here))]
-        lost = stripe.beyond - _OVERTAKE
+        lost = stripe.beyond - self._overtake
         if lost <= max(stripe.asked, stripe.here):
             return []
         first, stripe.asked = max(stripe.asked, stripe.here), lost
