@@ -10,7 +10,7 @@ What is tagged: all from the version byte to the header's `length`; of control f
 
     network key (a file) --+-- tags control frames outside a view
                            `-- view key (view, seed) --+-- 32 bytes: tags control frames of the view
-                                                       `-- 16 bytes: SipHash-2-4 in the kernel, for tokens and all that is added
+                                                       `-- 16 bytes: SipHash-2-4 in the kernel, for tokens and fragments
 
 Source: RFC 7693 (BLAKE2b with key and personalisation); SipHash is by Aumasson and Bernstein (2012).
 """
@@ -89,7 +89,7 @@ class ControlKey:
 
 @dataclass(frozen=True, slots=True)
 class ViewKey(ControlKey):
-    """The keys of one view: `secret` tags its control frames, `siphash` in the kernel its tokens and all that is added."""
+    """The keys of one view: `secret` tags its control frames, `siphash` in the kernel tokens and what is added."""
 
     siphash: bytes = field(repr=False)
 

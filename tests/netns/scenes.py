@@ -492,4 +492,3 @@ class Drill:
             with np.load(path) as file:
                 found = self._cache[path] = dict(file)
         return found
-

@@ -28,7 +28,7 @@ def model():
 #: All that a round leaves behind is looked at again: so there are some 5 a second at most.
 SLOW = """
 def before_batch():
-    time.sleep(0.1)
+    time.sleep(0.02)
 """
 
 
@@ -113,7 +113,7 @@ def test_an_aggregator_stops_briefly(drill: Drill) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [(FrameType.SUM, 60), (FrameType.CONTRIBUTION, 200), (FrameType.ASK, 20)],
+    [(FrameType.SUM, 60), (FrameType.CONTRIBUTION, 100), (FrameType.ASK, 20)],
     ids=["sums", "contributions", "questions"],
 )
 def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
@@ -133,7 +133,7 @@ def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
 def test_loss_duplicates_and_reordering(drill: Drill) -> None:
     """At every port and in each direction, over many rounds: it takes longer, and that is all."""
     drill.stage.lab.fault("all", loss=0.05, duplicate=0.02, corrupt=0.01, reorder=0.05)
-    drill.goes_on(*drill.stage.names, rounds=15)
+    drill.goes_on(*drill.stage.names, rounds=8)
     counted = [drill.status(host)["counters"] for host in drill.stage.names]
     assert all(of["answered"] and of["duplicate"] and of["forged"] for of in counted)
     drill.stage.lab.clear()
@@ -164,7 +164,7 @@ def tc(where: str, what: str, port: str, *words: str) -> None:
     subprocess.run(command, check=True, timeout=20.0)
 
 
-@pytest.mark.parametrize("slow", ["one", "all"])
+@pytest.mark.parametrize("slow", [pytest.param("one", marks=pytest.mark.long), "all"])
 def test_a_switch_with_small_queues(drill: Drill, slow: str) -> None:
     """256 KB in each port, as a cheap switch has; the line of one host is a tenth as fast as those of the others."""
     stage, before = drill.stage, views(drill)
@@ -251,33 +251,30 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
     drill.end()
 
 
-#: Who has a slow round is not waited for: rounds of one, two and three contributors.
+#: Who has a slow round is not waited for.
 UNEVEN = """
 import random
 
 def before_batch():
-    time.sleep(random.choice((0.02, 0.05, 0.3)))
+    time.sleep(random.choice((0.005, 0.01, 0.05)))
 """
 
 
-def test_rounds_of_few_contributors() -> None:
-    """A third is enough: of one contributor all take its own lanes, and of two all take their sum."""
-    settings = {"exchange": "stripes", "lane": "i32", "quorum": 0.3}
+@pytest.mark.parametrize("least", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_rounds_of_few_contributors(least: int) -> None:
+    """A part is enough: of one contributor all take its own lanes, and of two all take their sum."""
+    settings = {"exchange": "stripes", "lane": "i32", "quorum": 0.3 * least}
     with Drill(Stage(3, keyed=True), LARGE, UNEVEN, settings) as drill:
         stage = drill.stage
         drill.submit()
 
-        def all_kinds() -> bool:
-            found = {
-                len(drill.counted(host, round_))
-                for host in stage.names
-                for round_ in range(1, drill.last(host) + 1)
-            }
-            return {1, 2, 3} <= found and min(map(drill.last, stage.names)) > 20
+        def rounds_of_few(more: int) -> bool:
+            last = drill.last("h1")
+            found = [len(drill.counted("h1", round_)) for round_ in range(1, last + 1)]
+            return found.count(least) >= more
 
-        drill.until(all_kinds, "rounds of one, two and three contributors", 60.0)
+        drill.until(lambda: rounds_of_few(10), "rounds of few", 60.0)
         stage.lab.fault("all", loss=0.05, duplicate=0.02, reorder=0.05)
-        begun = drill.last("h1")
-        drill.until(lambda: drill.last("h1") > begun + 10, "rounds under loss")
+        drill.until(lambda: rounds_of_few(25), "rounds of few under loss", 60.0)
         stage.lab.clear()
-        assert drill.exact() > 30
+        assert drill.exact() >= 25

@@ -19,9 +19,7 @@ Rounds = dict[int, tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]]
 def saved_rounds(width: int) -> Rounds:
     """Rounds of three members, as the slow reference has them. Member 1 forgets its residual behind the third."""
     rng = np.random.default_rng(width)
-    members = {
-        k: striped_reference.Member(width, np.zeros(LANES, np.float32)) for k in (1, 2, 3)
-    }
+    members = {k: striped_reference.Member(width, np.zeros(LANES, np.float32)) for k in (1, 2, 3)}
     rounds: Rounds = {}
     for round_, listed in enumerate(LISTS, 1):
         if round_ == 4:
