@@ -61,7 +61,7 @@ def test_nothing_goes_wrong(drill: Drill) -> None:
     assert drill.exact() > 3
 
 
-@pytest.mark.parametrize("who", ["lead", "another"])
+@pytest.mark.parametrize("who", ["lead", pytest.param("another", marks=pytest.mark.long)])
 def test_an_aggregator_is_killed_in_mid_round(drill: Drill, who: str) -> None:
     """Half of what it had to send is out, and some of its sums: the round is run again without it."""
     stage, lead = drill.stage, drill.lead()
@@ -141,6 +141,7 @@ def test_loss_duplicates_and_reordering(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_the_end_of_a_round_is_lost(drill: Drill) -> None:
     """One port loses every other frame for a moment, and again."""
     for number in (1, 2, 3, 4):
@@ -206,6 +207,7 @@ def test_a_switch_forgets_where_hosts_are(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_a_slow_processor(drill: Drill) -> None:
     """An agent that has a third of its time."""
     host, stop = drill.host(2), threading.Event()
