@@ -89,7 +89,7 @@ class ControlKey:
 
 @dataclass(frozen=True, slots=True)
 class ViewKey(ControlKey):
-    """The keys of one view: `secret` tags its control frames, `siphash` its tokens and fragments in the kernel."""
+    """The keys of one view: `secret` tags its control frames, `siphash` in the kernel tokens and what is added."""
 
     siphash: bytes = field(repr=False)
 

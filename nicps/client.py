@@ -152,8 +152,9 @@ class Session:
 
     def loaded(self, number: int, digest: str) -> None:
         """The phase's state file has been read; `digest` is of the state that this member has now."""
-        assert self._residual is not None, "call ready() first"
+        assert self._residual is not None and self._striped is not None, "call ready() first"
         self._residual.forget()
+        self._striped.forget()
         self._decision = None  # it was about a round before that state
         self._send(shared_form.Loaded(number, digest))
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network's key, and those of the views that are made from it: who may say what to this agent.
 
-Tokens and fragments are signed and checked in the kernel. Here it is control frames: those outside a view are tagged
-with the network key and bound to fresh nonces; those of a view with a key of its own, under numbers that only rise.
+Tokens, fragments and frames of stripes are signed and checked in the kernel. Here it is control frames: those outside
+a view are tagged with the network key and bound to fresh nonces; those of a view with a key of its own, under numbers
+that only rise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from nicps import wire
 from nicps.auth import NetworkKey, Sequences, ViewKey, view_key
 from nicps.protocol import View
 
-_KERNELS = (wire.FrameType.TOKEN, wire.FrameType.FRAGMENT)
+#: Signed and checked in the kernel; what it passes up of them is a member's, and fresh.
+_KERNELS = (wire.FrameType.TOKEN, wire.FrameType.FRAGMENT, wire.FrameType.LACKING)
 _HEADER = wire.Layout.of(wire.Header)
 _VIEW_AT = _HEADER.offsets[_HEADER.names.index("view")]
 _SEQUENCE_AT = _HEADER.offsets[_HEADER.names.index("sequence")]

@@ -176,6 +176,10 @@ class StripedReducer:
         self._standing = Standing(number, 0, frozenset(), ())
         self._finished = 0  # the last round
 
+    def forget(self) -> None:
+        """Another member's state was taken over: the round finished last may come once more, and is another one."""
+        self._finished = 0
+
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """Nothing hangs on the unit."""
 

@@ -2,11 +2,12 @@
 """A session that keeps what it offers and sums outside of its working folder: that goes with a host that dies.
 
 FOLDER/ROUND.offer.npz: number, life, samples, vector. FOLDER/ROUND.sum.npz: number, life, counted, n, unit, members,
-total, digest. A `life` ends where the rounding error of what was counted is forgotten: with the process, or when it
-takes another member's state.
+exchange, view, aggregators, total, digest. A `life` ends where the rounding error of what was counted is forgotten:
+with the process, or when it takes another member's state.
 
 As long as there is FOLDER/hold it waits before it offers, and says so with FOLDER/ROUND.waits; where FOLDER/half is
 there too it offers, lets half of the gradient go out, and says FOLDER/ROUND.half. The rest follows when half has gone.
+In stripes the own one is in the first half.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from nicps.client import F32, Commit, Session
+from nicps.session import lanes
+from nicps.session.lanes import LaneFormat
 
 
 class Recording(Session):
@@ -39,11 +43,11 @@ class Recording(Session):
             super().contribute(round_, vector, samples, finite=finite)
             return
         arena = self._memory()
-        tell = arena.set_converted
+        tell, total = arena.set_converted, LaneFormat(self._lanes, self._width()).fragments
 
         def tell_half(of: int, fragments: int) -> None:
-            if fragments:
-                tell(of, fragments // 2)
+            if 2 * fragments >= total and not (self.folder / f"{of}.half").exists():
+                tell(of, total // 2)
                 os.eventfd_write(self._doorbell, 1)
                 _wait(lambda: self.sending_since(of) or not half.exists())
                 (self.folder / f"{of}.half").touch()
@@ -51,10 +55,11 @@ class Recording(Session):
             tell(of, fragments)
 
         arena.set_converted = tell_half  # type: ignore[method-assign]
-        try:
-            super().contribute(round_, vector, samples, finite=finite)
-        finally:
-            arena.set_converted = tell  # type: ignore[method-assign]
+        with mock.patch.object(lanes, "BATCH_VALUES", lanes.BATCH_VALUES // 32):
+            try:
+                super().contribute(round_, vector, samples, finite=finite)
+            finally:
+                arena.set_converted = tell  # type: ignore[method-assign]
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         total = super().sum(commit, out)
@@ -70,6 +75,9 @@ class Recording(Session):
                 n=commit.samples,
                 unit=commit.unit,
                 members=commit.members,
+                exchange=commit.exchange.name,
+                view=commit.view,
+                aggregators=np.array(commit.aggregators, np.int64),
                 total=total,
                 digest=digest,
             )
@@ -78,6 +86,9 @@ class Recording(Session):
     def loaded(self, number: int, digest: str) -> None:
         self._begin_life()
         super().loaded(number, digest)
+
+    def _width(self) -> int:
+        return int(str(self.settings.get("lane", "i16"))[1:])
 
     def _begin_life(self) -> None:
         self.life = f"{os.getpid()}-{time.monotonic_ns()}"

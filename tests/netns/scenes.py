@@ -20,11 +20,14 @@ import numpy as np
 from nicps.lab import Lab
 from nicps.lab.processes import Running
 from nicps.session.channel import Channel
-from tests import reference
+from tests import reference, striped_rounds
 from tests.netns.labs import ROOT, nicps, until
 from tests.netns.members import LIGHT, Network, Run, tiny_job
 
 SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
+
+#: What hosts have saved of a round, by member number.
+_Saved = dict[int, dict[str, Any]]
 
 #: For LIGHT: it trains until there is a file.
 HOOKS = """
@@ -377,31 +380,33 @@ class Drill:
         Args:
             astray: hosts whose own state was damaged; what they sent was counted all the same.
         """
-        rounds: dict[int, dict[int, dict[str, Any]]] = {}
         last = max(map(self.last, self.stage.names))  # the training goes on meanwhile
+        rounds: dict[int, tuple[_Saved, _Saved]] = {}  # offers and sums, by member number
         for host in self.stage.names:
             for path in self.stage.records(host).glob("[0-9]*.npz"):
-                round_ = int(path.name.split(".")[0])
-                if round_ > last:
-                    continue
-                saved = self._load(path)
-                entry = rounds.setdefault(round_, {})
-                # The life under which it was offered is what the sum's rounding belongs to.
-                known = entry.setdefault(int(saved["number"]), {})
-                known |= saved if path.name.endswith(".offer.npz") else saved | known
+                round_, what, _ = path.name.split(".")
+                if int(round_) <= last:
+                    saved = self._load(path)
+                    both = rounds.setdefault(int(round_), ({}, {}))
+                    both[what == "sum"][int(saved["number"])] = saved
         strays = {self.number(host) for host in astray}
-        summed = {r: of for r, of in rounds.items() if any("total" in own for own in of.values())}
-        for round_, of in summed.items():
-            digests = {
-                str(own["digest"])
-                for number, own in of.items()
-                if "digest" in own and number not in strays
-            }
-            assert round_ <= self.forgiven or len(digests) == 1, (round_, digests)
-        trained = [r for r, of in sorted(summed.items()) if len(_first(of)["counted"])]
+        for round_, (_, sums) in rounds.items():
+            digests = {str(own["digest"]) for k, own in sums.items() if k not in strays}
+            assert not sums or round_ <= self.forgiven or len(digests) == 1, (round_, digests)
         width = int(str(self.settings.get("lane", "i16"))[1:])
-        reference.check(width, summed)
-        return len(trained)
+        if self.settings.get("exchange") == "stripes":
+            striped_rounds.check(width, rounds)
+        else:
+            # The life under which it was offered is what the sum's rounding belongs to.
+            merged = {
+                round_: {k: sums.get(k, {}) | offers.get(k, {}) for k in offers | sums}
+                for round_, (offers, sums) in rounds.items()
+                if sums
+            }
+            reference.check(width, merged)
+        return sum(
+            len(next(iter(sums.values()))["counted"]) > 0 for _, sums in rounds.values() if sums
+        )
 
     def damaged_rounds(self) -> set[int]:
         """Rounds after which not all had the same state."""
@@ -487,7 +492,3 @@ class Drill:
             with np.load(path) as file:
                 found = self._cache[path] = dict(file)
         return found
-
-
-def _first(of: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    return next(own for own in of.values() if "total" in own)

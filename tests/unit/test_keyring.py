@@ -56,3 +56,17 @@ def test_members_make_no_doubt(keys: Keyring) -> None:
     assert keys.admits(OTHER, KEY.sign(frame(), OTHER), OWN)
     assert not keys.admits(OTHER, old.sign(frame(3), OTHER), OWN)
     assert keys.refused == {"forged": 1} and not keys.doubt and not keys.find_doubt(0.0)
+
+
+@pytest.mark.parametrize("kind", ["lacking", "token", "fragment"])
+def test_what_the_kernel_has_checked_is_not_checked_again(keys: Keyring, kind: str) -> None:
+    """Its tags are SipHash; a control frame with such a tag is forged."""
+    members = tuple(Member(k, mac, f"h{k}") for k, mac in ((1, OWN), (2, OTHER)))
+    keys.enter(View(3, members, frozenset({1, 2}), 1))
+    header = wire.Header(network=7, view=3, sender=2, sequence=1, tag=1 << 60)
+    lacking = wire.pack(header, wire.Lacking(1, 0, 1, 1, 16, 0, 0), tail=bytes(wire.PAYLOAD_BYTES))
+    checked = bytearray(lacking)
+    checked[1] = wire.FrameType[kind.upper()]
+    assert keys.admits(OTHER, bytes(checked), OWN)
+    checked[1] = wire.FrameType.CALL
+    assert not keys.admits(OTHER, bytes(checked), OWN)

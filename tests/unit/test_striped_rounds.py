@@ -320,6 +320,20 @@ def test_a_remainder_of_another_round_or_view_is_none_of_this_one(stack: ExitSta
     assert (program.residual.kept.reshape(4, 1440) == left).all()
 
 
+def test_a_round_comes_once_more_after_a_state(stack: ExitStack) -> None:
+    """Of two hosts that went on alone, one takes the other's state, from before a round that it has finished."""
+    members = Members(stack, 2, 4 * 1440, 8)
+    for view in (VIEW, VIEW + 1):
+        members.enter(view, (1, 2))
+        for number, program in members.programs.items():
+            program.residual.forget()
+            program.reducer.forget()
+            program.member.residual[:] = 0
+            program.offer(1, gradient(view + number, members.lanes))
+        members.gather(1, [1, 2])
+        members.settle(members.commit(1, [1, 2]))
+
+
 # ---- what the agent and the kernel see
 
 

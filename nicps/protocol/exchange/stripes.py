@@ -251,7 +251,7 @@ class StripesExchanger(Exchanger):
             if stripe.here < stripe.end:
                 own = stripe.owner == self._number
                 lacks.update(self._absent_here(stripe) if own else self._absent_there(stripe))
-        return {member: count for member, count in lacks.items() if count}
+        return dict(+lacks)  # who lacks nothing is in no report
 
     def owns_ready(self, token: TokenState) -> bool:
         """`ready` counts samples throughout."""
@@ -345,20 +345,24 @@ class StripesExchanger(Exchanger):
         self._progress.note(now, have, asks)
 
     def _absent_here(self, stripe: _Stripe) -> Mapping[int, int]:
-        """In the own stripe: how many contributions are lacking, by whose they are."""
+        """In the own stripe: how many contributions are lacking, by whose they are.
+
+        Up to its first sums that are lacking: what is behind a window nobody has sent yet.
+        """
         assert self._striped is not None
-        first, count = stripe.first, stripe.end - stripe.first
+        count = min(stripe.here + _PROBES, stripe.end) - stripe.first
         view, members = self._view.number, self._striped.members
-        return self._receiver.absent(self._round, view, first, count, members)
+        return self._receiver.absent(self._round, view, stripe.first, count, members)
 
     def _absent_there(self, stripe: _Stripe) -> Mapping[int, int]:
-        """In another's: the same, as far as it has answered; otherwise it is that one's."""
+        """In another's: the same of the sums that it has answered for; if it has not, it is its own."""
+        missing = self._missing(stripe.here, stripe.end, _RANGES)
+        indices = [index for first, count in missing for index in range(first, first + count)]
         lacks = Counter[int]()
-        for first, count in self._missing(stripe.here, stripe.end, _RANGES):
-            for index in range(first, first + count):
-                absent = numbers(self._absent.get(index, 0)) or {stripe.owner}
-                lacks.update(absent - {self._number})
-        return lacks
+        for index in indices:
+            lacks.update(numbers(self._absent.get(index, 0) & ~(1 << (self._number - 1))))
+        answered = any(index in self._absent for index in indices)
+        return lacks if answered else {stripe.owner: len(indices)}
 
     def _frames(
         self, striped: Striped, ranges: list[tuple[int, int]], *, repair: bool
