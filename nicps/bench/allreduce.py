@@ -126,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
     gloo = args.against == "gloo" and not args.key
     wanted = [(size, _engines(args, size, gloo=gloo)) for size in sizes]
     for size, chosen in wanted:
+        size.shape("bench")
         need_memory(max(engine.memory for engine in chosen), f"--params {size.params:,}")
     if gloo:
         require_extra("torch")

@@ -46,6 +46,14 @@ class Size:
     params: int
     rate_bps: int
 
+    def shape(self, lab_name: str) -> LabSettings:
+        """A lab for it.
+
+        Raises:
+            UsageProblem: there is no such lab.
+        """
+        return LabSettings(lab_name, self.hosts, self.rate_bps)
+
 
 @dataclass(frozen=True)
 class Running:
@@ -120,8 +128,7 @@ class Engine(ABC):
         """
         folder.mkdir()
         folder.chmod(0o755)
-        shape = LabSettings(lab_name, self.size.hosts, self.size.rate_bps)
-        with Lab(shape) as lab, contextlib.ExitStack() as stack:
+        with Lab(self.size.shape(lab_name)) as lab, contextlib.ExitStack() as stack:
             server = BarrierServer(folder / "barrier.sock", self.size.hosts)
             stack.callback(server.close)
             yield self._begin(lab, folder, server, rounds, stack)
