@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,6 @@ from nicps.dataplane import bpf
 
 #: Columns of /proc/stat.
 _MODES = {"user": (0, 1), "system": (2,), "softirq": (6,), "irq": (5,), "steal": (7,)}
-#: A tail call's time is the caller's: what `nicps_stripes` takes is in the time of `nicps_xdp`.
-_PROGRAMS = ("nicps_xdp", "nicps_stripes", "nicps_egress", "lab_pass")
-
 Amounts = dict[str, float]
 
 
@@ -26,8 +24,8 @@ class Profile:
     Attributes:
         machine: seconds of all processors by mode, idle ones left out. The kernel samples modes a hundred times a
             second, so that only many rounds together say something.
-        bpf_seconds, bpf_runs: by program, of all hosts and ports together. `nicps_xdp` includes `nicps_stripes`, which
-            it reaches by a tail call.
+        bpf_seconds, bpf_runs: by program, of all the engine's agents together. The kernel counts a tail call as its
+            caller: so what `nicps_stripes` takes is in the time of `nicps_xdp`.
     """
 
     machine: Amounts
@@ -37,7 +35,7 @@ class Profile:
 
 @dataclass
 class Profiler:
-    """Adds up what passes between `begin` and `end`, of all that runs on this machine."""
+    """Adds up what passes between `begin` and `end`: in these programs, and of the whole machine's modes."""
 
     _programs: Sequence[tuple[str, int]]
     _machine: Amounts = field(default_factory=dict)
@@ -66,18 +64,32 @@ class Profiler:
 
 
 @contextlib.contextmanager
-def open_programs() -> Iterator[list[tuple[str, int]]]:
-    """Names and descriptors of our loaded programs, whose runs the kernel measures in here."""
+def statistics() -> Iterator[None]:
+    """In here the kernel measures every run of a BPF program."""
+    fd = bpf.enable_statistics()
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def profiler(agents: Sequence[int]) -> Iterator[Profiler]:
+    """A profiler for the programs that these processes have open."""
     with contextlib.ExitStack() as stack:
-        stack.callback(os.close, bpf.enable_statistics())
         programs = []
-        for ident in bpf.program_ids():
-            with contextlib.suppress(FileNotFoundError):  # it has just gone
-                fd = bpf.open_program(ident)
-                stack.callback(os.close, fd)
-                if (name := bpf.program_info(fd).name) in _PROGRAMS:
-                    programs.append((name, fd))
-        yield programs
+        for ident in sorted({ident for pid in agents for ident in _program_ids(pid)}):
+            fd = bpf.open_program(ident)
+            stack.callback(os.close, fd)
+            programs.append((bpf.program_info(fd).name, fd))
+        yield Profiler(programs)
+
+
+def _program_ids(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            if found := re.search(r"^prog_id:\s*(\d+)$", path.read_text(), re.M):
+                yield int(found[1])
 
 
 def processor_seconds(pids: Sequence[int]) -> float:

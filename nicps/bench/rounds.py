@@ -12,7 +12,7 @@ from typing import Any
 
 from nicps.bench.barrier import busy_ticks
 from nicps.bench.engines import Running
-from nicps.bench.profile import Profile, Profiler, open_programs, processor_seconds
+from nicps.bench.profile import Profile, Profiler, processor_seconds, profiler, statistics
 from nicps.errors import JobFailed
 from nicps.session.channel import ChannelClosed
 
@@ -20,6 +20,7 @@ WARM_UP = 2
 _READY_S = 120.0
 _SETTLE_S = 1.0  # until the token parks
 _IDLE_S = 1.0
+_REST_S = 0.1  # after a round: the token still goes round for a while
 _LAST_WORDS_S = 2.0
 
 
@@ -48,10 +49,11 @@ class Times:
 class _Turn:
     """One engine's turns."""
 
-    def __init__(self, running: Running, profiler: Profiler | None) -> None:
+    def __init__(
+        self, running: Running, agents: list[int], programs: list[int], profiler: Profiler | None
+    ) -> None:
         self.running, self.times = running, Times()
-        self.agents, self.programs = running.pids()
-        self.profiler = profiler
+        self.agents, self.programs, self.profiler = agents, programs, profiler
 
     def round(self, number: int, baseline: float) -> None:
         """A round, which counts after those that warm up."""
@@ -92,13 +94,19 @@ def measure(engines: Sequence[Running], rounds: int, *, profile: bool) -> list[T
         running.server.accept(_READY_S, running.check)
         running.server.gather()
     with contextlib.ExitStack() as stack:
-        programs = stack.enter_context(open_programs()) if profile else []
-        turns = [_Turn(running, Profiler(programs) if profile else None) for running in engines]
+        if profile:
+            stack.enter_context(statistics())
+        turns = []
+        for running in engines:
+            agents, programs = running.pids()
+            made = stack.enter_context(profiler(agents)) if profile else None
+            turns.append(_Turn(running, agents, programs, made))
         baseline = _measure_idle(turns)
         try:
             for number in range(rounds + WARM_UP):
                 for turn in turns:
                     turn.round(number, baseline)
+                    time.sleep(_REST_S)
         except ChannelClosed:
             time.sleep(_LAST_WORDS_S)  # the agents tell why
             for running in engines:

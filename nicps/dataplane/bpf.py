@@ -7,7 +7,6 @@ command failed; the rooms above turn those that a user can mend into errors of `
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -22,7 +21,6 @@ MAP_CREATE = 0
 MAP_UPDATE_ELEM = 2
 PROG_LOAD = 5
 PROG_TEST_RUN = 10
-PROG_GET_NEXT_ID = 11
 PROG_GET_FD_BY_ID = 13
 MAP_GET_FD_BY_ID = 14
 OBJ_GET_INFO_BY_FD = 15
@@ -219,18 +217,6 @@ def program_run_time(program_fd: int) -> tuple[int, int]:
 def enable_statistics() -> int:
     """From now on the kernel measures every run of every program, until the descriptor is closed."""
     return _bpf(ENABLE_STATS, "enable statistics", _attr("I", 0))
-
-
-def program_ids() -> list[int]:
-    """The ids of all programs that are loaded."""
-    ids: list[int] = []
-    attr = _attr("I", 0)
-    with contextlib.suppress(FileNotFoundError):  # after the last one
-        while True:
-            _bpf(PROG_GET_NEXT_ID, "next program", attr)
-            ids.append(struct.unpack_from("=I", attr.raw, 4)[0])
-            attr = _attr("I", ids[-1])
-    return ids
 
 
 def open_program(ident: int) -> int:
