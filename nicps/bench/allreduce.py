@@ -1,58 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench allreduce`: our all-reduce and Gloo's in the same lab, in one run."""
+"""`nicps bench allreduce`: our exchanges and Gloo's all-reduce side by side, in one run."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from nicps.auth import write_key
-from nicps.bench.arguments import host_count, names, need_memory, whole
-from nicps.bench.barrier import BarrierServer, busy_ticks, median, peak_rss_bytes
-from nicps.errors import JobFailed
+from nicps.bench import engines, rounds
+from nicps.bench.arguments import free_memory, host_count, names, need_memory, several, whole
+from nicps.bench.barrier import median
+from nicps.bench.engines import Engine, Size
+from nicps.bench.profile import Profile
+from nicps.errors import JobFailed, UsageProblem
 from nicps.extras import require_extra
-from nicps.lab import Lab, LabSettings, parse_rate
-from nicps.lab.agents import AgentProcess, joined, open_folder
-from nicps.session.channel import Channel, ChannelClosed
-from nicps.session.commands import await_result, raise_failure
+from nicps.lab import format_rate, parse_rate
+from nicps.lab.agents import open_folder
 
 LANES = ("i32", "i16", "i8")
-_WARM_UP = 2
-#: For a parameter, of one host: two banks of sums, three float32 in the training program, two lanes of 8 bits.
-_HELD_BYTES = 2 * 8 + 3 * 4 + 2
-_IDLE_S = 1.0
-_LAST_WORDS_S = 2.0
-_SILENCE_S = 2.0
+EXCHANGES = ("broadcast", "stripes", "switch")
+#: Of the memory that is free: what engines may take that run at the same time.
+_MEMORY_SHARE = 0.8
 
 DESCRIPTION = """\
-All-reduce of random float32 tensors that differ per host, in a lab of namespaces: seconds of the slowest host
-from a common start to the float32 result, two rounds to warm up, then --rounds counted. The sum is checked in the
-same run. Processor time is the machine's busy time (softirq included, that is where XDP works) less an idle
-baseline, shared over the hosts; memory is the peak of the largest agent (nicps) or rank (gloo)."""
+All-reduce of random float32 tensors that differ per host, in labs of namespaces: seconds of the slowest host
+from a common start to the float32 result, two rounds to warm up, then --rounds counted. Every engine has a lab of its
+own. Those that fit into the memory together take turns round by round. The sum is checked in the same run. Processor
+time is the machine's busy time (softirq included, that is where XDP works) less an idle baseline, shared over the
+hosts; memory is the peak of the largest agent (nicps) or rank (gloo). --hosts, --rate and --params take lists: all
+combinations are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One engine's row."""
+    """One engine's row.
+
+    Attributes:
+        bytes: payload of a round through the busiest port in one direction, by the formula of the exchange.
+        wire_limit_seconds, frame_limit_seconds: what they take at the port's rate, without headers and with those that
+            the lab's ports count.
+        cpu_seconds_per_host, cpu_seconds_machine: of a round, by the machine's busy time.
+        cpu_seconds_agents, cpu_seconds_programs: of a round, of all hosts' processes; what XDP does in other
+            processes' time, or in none, is not in them.
+        idle_processors: what the engine takes while the others have their turn.
+    """
 
     engine: str
+    exchange: str
     lane: str
+    hosts: int
+    params: int
+    rate_bps: int
+    bytes: int
     seconds_median: float
     seconds_min: float
     wire_limit_seconds: float
+    frame_limit_seconds: float
     cpu_seconds_per_host: float
+    cpu_seconds_machine: float
+    cpu_seconds_agents: float
+    cpu_seconds_programs: float
+    idle_processors: float
     peak_rss_bytes: int
     worst_error: float
+    profile: Profile | None
 
 
 def add_parser(subparsers: Any) -> None:
@@ -60,20 +79,34 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "allreduce", help="all-reduce beside Gloo", description=DESCRIPTION
     )
-    parser.add_argument("--hosts", type=host_count(), default=4)
+    parser.add_argument("--hosts", type=several(host_count()), default=(4,))
     parser.add_argument(
-        "--params", type=whole(1), default=11_700_000, help="float32 values per tensor"
+        "--params",
+        type=several(whole(1)),
+        default=(11_700_000,),
+        help="float32 values per tensor (11700000)",
     )
     parser.add_argument("--rate", default="1gbit", help="of every port (%(default)s)")
     parser.add_argument(
         "--lane", type=names(LANES), default=LANES, help="lanes to measure (i32,i16,i8)"
     )
+    parser.add_argument(
+        "--exchange",
+        type=names(EXCHANGES),
+        default=("auto",),
+        help="exchanges to measure: broadcast,stripes (that of a job that names none)",
+    )
     parser.add_argument("--against", choices=("gloo", "none"), default="gloo")
-    parser.add_argument("--rounds", type=whole(1), default=10, help="counted (%(default)s)")
+    parser.add_argument("--rounds", type=whole(1), default=20, help="counted (%(default)s)")
     parser.add_argument(
         "--key",
         action="store_true",
-        help="in place of Gloo: a second network with a key, the two in turn round by round",
+        help="in place of Gloo: for each a second network with a key",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="where the processors' time goes; measuring that takes some, too",
     )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
@@ -81,82 +114,147 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    rate = parse_rate(args.rate)
-    networks = args.hosts * (1 + args.key)
-    need_memory(networks * args.params * _HELD_BYTES, f"--params {args.params:,}")
-    if args.against == "gloo" and not args.key:
+    if "switch" in args.exchange:
+        raise UsageProblem(
+            "the lab's switch does not add, so that --exchange switch cannot be measured: see `nicps bench switch`"
+        )
+    rates = [parse_rate(rate) for rate in args.rate.split(",")]
+    sizes = [
+        Size(hosts, params, rate)
+        for hosts, rate, params in itertools.product(args.hosts, rates, args.params)
+    ]
+    gloo = args.against == "gloo" and not args.key
+    wanted = [(size, _engines(args, size, gloo=gloo)) for size in sizes]
+    for size, chosen in wanted:
+        size.shape("bench")
+        need_memory(max(engine.memory for engine in chosen), f"--params {size.params:,}")
+    if gloo:
         require_extra("torch")
     rows: list[Measured] = []
-    with open_folder("nicps-bench-") as folder, contextlib.ExitStack() as stack:
-        labs = [
-            stack.enter_context(Lab(LabSettings(f"bench-{os.getpid()}-{n}", args.hosts, rate)))
-            for n in range(1 + args.key)
-        ]
-        keys: list[Path | None] = [None]
-        if args.key:
-            keys.append(folder / "network.key")
-            write_key(folder / "network.key")
-        bench = _Bench(folder, args.hosts, args.params, args.rounds, rate)
-        for lane in args.lane:
-            rows += bench.nicps(lane, list(zip(labs, keys, strict=True)))
-            _show(*rows[-len(labs) :])
-        if args.against == "gloo" and not args.key:
-            for dtype in ("float32", "float16"):
-                rows.append(bench.gloo(labs[0], dtype))
-                _show(rows[-1])
+    with open_folder("nicps-bench-") as folder:
+        numbers = itertools.count(1)
+        for size, chosen in wanted:
+            if len(wanted) > 1:
+                _print(
+                    f"{size.hosts} hosts, {format_rate(size.rate_bps)}, {size.params:,} parameters"
+                )
+            for group in _groups(chosen):
+                found = _measure(group, folder, numbers, args.rounds, profile=args.profile)
+                _show(found)
+                rows += found
     if args.json:
-        summary = {"hosts": args.hosts, "params": args.params, "rate_bps": rate}
-        print(orjson.dumps({**summary, "results": [asdict(row) for row in rows]}).decode())
+        summary = {"hosts": args.hosts, "params": args.params, "rate_bps": rates}
+        one = {key: found[0] if len(found) == 1 else found for key, found in summary.items()}
+        print(orjson.dumps({**one, "results": [asdict(row) for row in rows]}).decode())
     return 0
 
 
-def _show(*rows: Measured) -> None:
-    """A line for each; what comes after the first says how much longer it took."""
+def _engines(args: argparse.Namespace, size: Size, *, gloo: bool) -> list[Engine]:
+    keys = (False, True) if args.key else (False,)
+    chosen: list[Engine] = [
+        engines.Nicps.of(exchange, lane, size, keyed=keyed)
+        for lane, exchange, keyed in itertools.product(args.lane, args.exchange, keys)
+    ]
+    if gloo:
+        chosen += [engines.Gloo.of(dtype, size) for dtype in ("float32", "float16")]
+    return chosen
+
+
+def _groups(chosen: Sequence[Engine]) -> Iterator[list[Engine]]:
+    """Engines that run at the same time, in this order: as many as have room in the memory that is free then."""
+    rest = list(chosen)
+    while rest:
+        room, group = free_memory() * _MEMORY_SHARE, [rest.pop(0)]
+        while rest and sum(e.all_memory for e in group) + rest[0].all_memory <= room:
+            group.append(rest.pop(0))
+        yield group
+
+
+def _measure(
+    group: Sequence[Engine],
+    folder: Path,
+    numbers: Iterator[int],
+    counted: int,
+    *,
+    profile: bool,
+) -> list[Measured]:
+    with contextlib.ExitStack() as stack:
+        running = []
+        for engine, number in zip(group, numbers, strict=False):
+            started = engine.start(
+                folder / str(number), f"bench-{os.getpid()}-{number}", counted + rounds.WARM_UP
+            )
+            running.append(stack.enter_context(started))
+        times = rounds.measure(running, counted, profile=profile)
+        peaks = [each.end() for each in running]
+    return [_row(*found, counted) for found in zip(group, times, peaks, strict=True)]
+
+
+def _row(engine: Engine, times: rounds.Times, peak: int, counted: int) -> Measured:
+    worst = max(message["error"] for message in times.last)
+    if not worst <= engine.worst_error:
+        raise JobFailed(
+            f"{engine.name}, {engine.exchange}, {engine.lane}: the sum is off by {worst:.3g}, at most"
+            f" {engine.worst_error:.3g} can be explained"
+        )
+    size, limit = engine.size, engine.bytes * 8 / engine.size.rate_bps
+    return Measured(
+        engine=engine.name,
+        exchange=engine.exchange,
+        lane=engine.lane,
+        hosts=size.hosts,
+        params=size.params,
+        rate_bps=size.rate_bps,
+        bytes=round(engine.bytes),
+        seconds_median=_rounded(median(times.seconds)),
+        seconds_min=_rounded(min(times.seconds)),
+        wire_limit_seconds=_rounded(limit),
+        frame_limit_seconds=_rounded(limit * engine.frame_share),
+        cpu_seconds_per_host=round(times.busy / counted / size.hosts, 4),
+        cpu_seconds_machine=round(times.busy / counted, 4),
+        cpu_seconds_agents=_rounded(times.agents / counted),
+        cpu_seconds_programs=_rounded(times.programs / counted),
+        idle_processors=_rounded(times.idle),
+        peak_rss_bytes=max(peak, *(message.get("rss", 0) for message in times.last)),
+        worst_error=worst,
+        profile=times.profile,
+    )
+
+
+def _show(rows: Sequence[Measured]) -> None:
+    """A line for each; what comes after the first with the same lanes says how much longer it took."""
+    first: dict[str, Measured] = {}
     for row in rows:
-        beside = row.seconds_median / rows[0].seconds_median - 1
-        print(
-            f"{row.engine:<8} {row.lane:<8} median {_shown(row.seconds_median)} s  min {_shown(row.seconds_min)} s  "
+        beside = row.seconds_median / first.setdefault(row.lane, row).seconds_median - 1
+        _print(
+            f"{row.engine:<8} {row.exchange:<9} {row.lane:<8} median {_shown(row.seconds_median)} s  "
+            f"min {_shown(row.seconds_min)} s  "
             f"limit {_shown(row.wire_limit_seconds)} s  ({row.seconds_median / row.wire_limit_seconds - 1:+.1%})  "
             f"cpu {row.cpu_seconds_per_host:.3f} s/host  rss {row.peak_rss_bytes / 1e6:.0f} MB  "
             f"worst error {row.worst_error:.2g}"
-            + (f"  {beside:+.1%}" if row is not rows[0] else ""),
-            file=sys.stderr,
-            flush=True,
+            + (f"  {beside:+.1%}" if row is not first[row.lane] else "")
         )
+        if row.profile is not None:
+            _show_profile(row, row.profile)
 
 
-@dataclass
-class _Times:
-    """Of one engine: seconds per counted round, busy processor seconds in all, the workers' last messages."""
+def _show_profile(row: Measured, profile: Profile) -> None:
+    modes = "  ".join(f"{mode} {seconds:.4f} s" for mode, seconds in profile.machine.items())
+    _print(f"         machine  {modes}")
+    _print(
+        f"         processes  agents {row.cpu_seconds_agents:.4f} s  programs {row.cpu_seconds_programs:.4f} s  "
+        f"waiting {row.idle_processors:.2%} of a processor"
+    )
+    for name, runs in profile.bpf_runs.items():
+        if runs:
+            seconds = profile.bpf_seconds[name]
+            _print(
+                f"         {name}  {runs:,.0f} runs  {seconds / runs * 1e9:.0f} ns each  {seconds:.4f} s"
+            )
 
-    seconds: list[float] = field(default_factory=list)
-    busy: float = 0.0
-    last: list[dict[str, Any]] = field(default_factory=list)
 
-
-@dataclass(frozen=True)
-class _Ours:
-    """A network of ours with the benchmark's job under way."""
-
-    agents: list[AgentProcess]
-    server: BarrierServer
-    channel: Channel
-
-    def check(self) -> None:
-        """Raises JobFailed if the job has failed."""
-        raise_failure(self.channel)
-
-    def end(self) -> int:
-        """Wait for the job's end; bytes of memory of the largest agent.
-
-        Raises:
-            JobFailed: the sums differ.
-        """
-        rss = max(peak_rss_bytes(agent.process.pid) for agent in self.agents)
-        result, _ = await_result(self.channel)
-        if not result["weights_identical"]:
-            raise JobFailed("the hosts' sums differ")
-        return rss
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _rounded(seconds: float) -> float:
@@ -166,133 +264,3 @@ def _rounded(seconds: float) -> float:
 
 def _shown(seconds: float) -> str:
     return f"{seconds:.3f}" if seconds >= 0.01 else f"{seconds:.3g}"
-
-
-class _Bench:
-    def __init__(self, folder: Path, hosts: int, params: int, rounds: int, rate: int) -> None:
-        self.folder, self.hosts = folder, hosts
-        self.params, self.rounds, self.rate = params, rounds, rate
-
-    def nicps(self, lane: str, places: list[tuple[Lab, Path | None]]) -> list[Measured]:
-        """Our engine in each of the labs, with a key where there is one; they take turns round by round."""
-        bits = int(lane[1:])
-        with contextlib.ExitStack() as stack:
-            all_ = [stack.enter_context(self._ours(lab, lane, key)) for lab, key in places]
-            times = self._measure([ours.server for ours in all_], [ours.check for ours in all_])
-            rss = [ours.end() for ours in all_]
-        limit = self.hosts * self.params * bits / self.rate
-        rows = []
-        for (_, key), measured, bytes_ in zip(places, times, rss, strict=True):
-            # a lane's step is at most 2**-(bits-2) of the largest value (about 6 here), residual included
-            self._check(measured.last, self.hosts * 6.0 * 2.0 ** (2 - bits) + 1e-5)
-            engine = "nicps" if key is None else "with key"
-            rows.append(self._row(engine, lane, measured, limit, bytes_))
-        return rows
-
-    @contextlib.contextmanager
-    def _ours(self, lab: Lab, lane: str, key: Path | None) -> Iterator[_Ours]:
-        name = f"{lane}-{'key' if key else 'plain'}"
-        # All hosts share a machine, which stands still while it makes room for large vectors: nobody has died.
-        arguments = ["--silence", f"{_SILENCE_S:g}", *(["--key", str(key)] if key else [])]
-        with contextlib.ExitStack() as stack:
-            agents = stack.enter_context(joined(lab, lab.hosts, self.folder / name, *arguments))
-            server = BarrierServer(self.folder / f"{name}.sock", self.hosts)
-            stack.callback(server.close)
-            settings = {
-                "params": self.params,
-                "rounds": self.rounds + _WARM_UP,
-                "barrier": str(server.path),
-                "lane": lane,
-                "batch": self.hosts,
-                "quorum": 1.0,
-            }
-            channel = agents[0].submit(
-                self.folder,
-                entry="nicps.bench.reduce_job",
-                settings=settings,
-            )
-            stack.callback(channel.close)
-            yield _Ours(agents, server, channel)
-
-    def gloo(self, lab: Lab, dtype: str) -> Measured:
-        """torch.distributed, one rank a host."""
-        server = BarrierServer(self.folder / f"{dtype}.sock", self.hosts)
-        ranks: list[subprocess.Popen[Any]] = []
-        try:
-            for rank, host in enumerate(lab.hosts):
-                command = [sys.executable, "-m", "nicps.bench.gloo_rank", "--rank", str(rank)]
-                command += ["--hosts", str(self.hosts), "--master", lab.hosts[0].ip]
-                command += ["--params", str(self.params), "--dtype", dtype]
-                command += ["--rounds", str(self.rounds + _WARM_UP), "--barrier", str(server.path)]
-                ranks.append(lab.run(host, command, stdin=subprocess.DEVNULL))
-            (times,) = self._measure([server], [lambda: None])
-        finally:
-            server.close()
-            for process in ranks:
-                process.terminate()
-            for process in ranks:
-                process.wait(30.0)
-        bits = 32 if dtype == "float32" else 16
-        self._check(times.last, 1e-4 if bits == 32 else 0.05)
-        limit = 2 * self.params * bits * (self.hosts - 1) / self.hosts / self.rate
-        rss = max(message["rss"] for message in times.last)
-        return self._row("gloo", dtype, times, limit, rss)
-
-    def _measure(
-        self, servers: Sequence[BarrierServer], checks: Sequence[Callable[[], None]]
-    ) -> list[_Times]:
-        """Every round on each server in turn."""
-        for server, check in zip(servers, checks, strict=True):
-            server.accept(120.0, check)
-            server.gather()
-        baseline = self._idle()
-        all_ = [_Times() for _ in servers]
-        try:
-            for number in range(self.rounds + _WARM_UP):
-                for server, times in zip(servers, all_, strict=True):
-                    self._round(number, server, times, baseline)
-        except ChannelClosed:
-            time.sleep(_LAST_WORDS_S)  # the agents tell why
-            for check in checks:
-                check()
-            raise
-        return all_
-
-    def _round(self, number: int, server: BarrierServer, times: _Times, baseline: float) -> None:
-        hertz = os.sysconf("SC_CLK_TCK")
-        start = server.start()
-        time.sleep(max(0.0, start - time.monotonic()))
-        ticks = busy_ticks()
-        ended = max(message["ended"] for message in server.gather())
-        ticks = busy_ticks() - ticks
-        times.last = server.gather()
-        if len({message["digest"] for message in times.last}) != 1:
-            raise JobFailed(f"round {number + 1}: the hosts' sums differ")
-        if number >= _WARM_UP:
-            times.seconds.append(ended - start)
-            times.busy += max(0.0, ticks / hertz - baseline * (ended - start))
-
-    def _idle(self) -> float:
-        """Busy processors (0 to the number of them) while nothing of ours runs."""
-        before, start = busy_ticks(), time.monotonic()
-        time.sleep(_IDLE_S)
-        hertz = os.sysconf("SC_CLK_TCK")
-        return (busy_ticks() - before) / hertz / (time.monotonic() - start)
-
-    def _check(self, last: list[dict[str, Any]], most: float) -> None:
-        worst = max(message["error"] for message in last)
-        if not worst <= most:
-            raise JobFailed(f"the sum is off by {worst:.3g}, at most {most:.3g} can be explained")
-
-    def _row(self, engine: str, lane: str, times: _Times, limit: float, rss: int) -> Measured:
-        worst = max(message["error"] for message in times.last)
-        return Measured(
-            engine,
-            lane,
-            _rounded(median(times.seconds)),
-            _rounded(min(times.seconds)),
-            _rounded(limit),
-            round(times.busy / self.rounds / self.hosts, 4),
-            rss,
-            worst,
-        )

@@ -30,6 +30,11 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def several(parse: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+    """For `type=`: values that `parse` takes, with commas."""
+    return lambda text: tuple(parse(part) for part in text.split(","))
+
+
 def host_count(least: int = 2, besides: int = 0) -> Callable[[str], int]:
     """For `--hosts`: as many as fit a lab, which has so many others `besides`."""
     return whole(least, MOST_HOSTS - besides)
@@ -55,16 +60,21 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def free_memory() -> int:
+    """Bytes that this machine has free, as the kernel estimates them."""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    return (
+        int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+
+
 def need_memory(size: float, what: str) -> None:
     """Refuse what cannot be held: the kernel would end processes of others, too.
 
     Raises:
         UsageProblem: it is more than this machine has free.
     """
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-    free = (
-        int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
+    free = free_memory()
     if size > free:
         raise UsageProblem(_too_much(what, size, free, "memory"))
 

@@ -66,10 +66,41 @@ def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
     assert found["results"][0]["wire_limit_seconds"] == pytest.approx(3 * params * 8 / 1e9, 1e-3)
 
 
+def test_allreduce_of_every_exchange_side_by_side(checkout: Path) -> None:
+    command = (
+        "allreduce --hosts 2,3 --params 50000 --rounds 2 --lane i8 --exchange broadcast,stripes"
+    )
+    found = bench(checkout, f"{command} --profile")
+    assert (found["hosts"], found["params"], found["rate_bps"]) == ([2, 3], 50_000, 10**9)
+    assert [(row["hosts"], row["engine"], row["exchange"]) for row in found["results"]] == [
+        (hosts, *engine)
+        for hosts in (2, 3)
+        for engine in (
+            ("nicps", "broadcast"),
+            ("nicps", "stripes"),
+            ("gloo", "gloo"),
+            ("gloo", "gloo"),
+        )
+    ]
+    fragments = 35
+    for row in found["results"]:
+        assert row["wire_limit_seconds"] < row["frame_limit_seconds"] < row["seconds_min"]
+        assert row["bytes"] * 8 / 1e9 == pytest.approx(row["wire_limit_seconds"], 1e-3)
+        assert row["cpu_seconds_programs"] > 0 and row["idle_processors"] < 1
+        runs, seconds = row["profile"]["bpf_runs"], row["profile"]["bpf_seconds"]
+        if row["engine"] == "nicps":
+            assert row["cpu_seconds_agents"] > 0
+            # In stripes each host has all sums but those that it makes, and what goes into these.
+            least = fragments * (1 if row["exchange"] == "stripes" else row["hosts"] - 1)
+            assert runs["nicps_xdp"] > least and seconds["nicps_xdp"] > 0
+        else:
+            assert runs == seconds == {}
+
+
 def test_a_job_that_fails_is_told_at_once() -> None:
     command = "bench allreduce --hosts 2 --rounds 1 --lane i8 --against none"
     args = build_parser("bench").parse_args(command.split())
-    args.params = -1  # what the command itself refuses
+    args.params = (-1,)  # what the command itself refuses
     with pytest.raises(JobFailed, match="negative dimensions"):
         args.func(args)
 

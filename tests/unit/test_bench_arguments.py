@@ -37,6 +37,8 @@ WHOLE = {
     ("switch", "--windows"): 1,
     ("switch", "--repeat"): 1,
 }
+#: Of these, several with commas.
+LISTS = [("allreduce", "--hosts"), ("allreduce", "--params")]
 SECONDS = [
     ("flood", "--seconds"),
     ("idle", "--seconds"),
@@ -68,7 +70,7 @@ def test_whole_numbers(
         assert f", not {text!r}" in said
     key = name.removeprefix("--")
     args = build_parser("bench").parse_args(["bench", benchmark, name, str(least)])
-    assert getattr(args, key) == least
+    assert getattr(args, key) == ((least,) if option in LISTS else least)
 
 
 @pytest.mark.parametrize(("benchmark", "name"), SECONDS)
@@ -87,8 +89,16 @@ def test_every_number_of_every_benchmark_is_checked() -> None:
         for action in parser._actions
         if action.type not in (None, Path)
     }
-    names = {("allreduce", "--lane"), ("silence", "--scenes")}
+    names = {("allreduce", "--lane"), ("allreduce", "--exchange"), ("silence", "--scenes")}
     assert found == WHOLE.keys() | set(SECONDS) | names
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    for benchmark, name in LISTS:
+        assert ", not 'x'" in refused(capsys, benchmark, f"{name}=2,x")
+        args = build_parser("bench").parse_args(["bench", benchmark, f"{name}=2,3"])
+        assert getattr(args, name.removeprefix("--")) == (2, 3)
+    assert "'fast' is not a rate" in refused(capsys, "allreduce", "--rate=1gbit,fast")
 
 
 def test_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +145,9 @@ def test_what_does_not_fit_this_machine(
         ["allreduce", "--rate", "0"],
         ["allreduce", "--rate", "fast"],
         ["allreduce", "--rate", "1tbit"],
+        ["allreduce", "--rate", "1gbit,1tbit"],
+        ["allreduce", "--exchange", "stripes,tree"],
+        ["allreduce", "--exchange", "switch"],
         ["handout", "--bytes", "1", "--rate", "-1"],
         ["handout", "--bytes", "1", "--loss", "2"],
         ["sums", "/nonexistent"],

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `nicps bench allreduce` measures: our exchanges and Gloo, each with a lab of its own.
+
+An engine is told what to run; its `start` gives a `Running`, whose processes wait for each round at a barrier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nicps import wire
+from nicps.auth import write_key
+from nicps.bench.barrier import BarrierServer, peak_rss_bytes
+from nicps.errors import JobFailed
+from nicps.exchange import Exchange
+from nicps.job.plan import Plan
+from nicps.lab import Lab, LabSettings
+from nicps.lab.agents import joined
+from nicps.session.commands import await_result, raise_failure
+
+_SILENCE_S = 2.0
+#: Ethernet, IPv4, and TCP with timestamps; what is left of the MTU is payload.
+_TCP_BYTES = wire.ETHERNET_BYTES + 20 + 32
+#: Of a host's processes, with vectors of next to nothing.
+_PROCESS_BYTES = 200_000_000
+
+
+#: Bytes of memory of one host for a value, measured (benchmarks/README.md): in all processes and in the kernel,
+#: what does not depend on the lane, for each of its bytes, and for a value of the own stripe.
+_HELD = {"broadcast": (28.0, 2.0, 0.0), "stripes": (13.0, 4.1, 16.6)}
+_HELD_GLOO = {"float32": 20.0, "float16": 20.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many hosts sum float32 vectors of how many values, over ports of that rate (bits per second)."""
+
+    hosts: int
+    params: int
+    rate_bps: int
+
+    def shape(self, lab_name: str) -> LabSettings:
+        """A lab for it.
+
+        Raises:
+            UsageProblem: there is no such lab.
+        """
+        return LabSettings(lab_name, self.hosts, self.rate_bps)
+
+
+@dataclass(frozen=True)
+class Running:
+    """An engine's processes. `agents` and `programs`: their pids; `end` waits for them and returns the bytes of memory
+    of the largest agent, or rank."""
+
+    server: BarrierServer
+    check: Callable[[], None]
+    pids: Callable[[], tuple[list[int], list[int]]]
+    end: Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """One engine, with all that its processes are told.
+
+    Attributes: `name`, `exchange` and `lane`, for people.
+    """
+
+    name: str
+    exchange: str
+    lane: str
+    size: Size
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Of a value on the wire."""
+
+    @property
+    @abstractmethod
+    def copies(self) -> float:
+        """How many vectors go through the busiest port in one direction, or keep it waiting."""
+
+    @property
+    @abstractmethod
+    def frame_share(self) -> float:
+        """Bytes on the line of a byte of payload: as the queueing discipline of the lab's ports counts them, Ethernet
+        headers included, preamble and gap not."""
+
+    @property
+    @abstractmethod
+    def worst_error(self) -> float:
+        """The largest difference to the exact sum that rounding explains."""
+
+    @property
+    @abstractmethod
+    def held(self) -> float:
+        """Bytes of memory that a host needs for a value."""
+
+    @property
+    def bytes(self) -> float:
+        """Payload of a round, through the busiest port in one direction."""
+        return self.copies * self.size.params * self.bits / 8
+
+    @property
+    def memory(self) -> float:
+        """Bytes that all hosts' vectors need."""
+        return self.size.hosts * self.size.params * self.held
+
+    @property
+    def all_memory(self) -> float:
+        """The same with their processes."""
+        return self.memory + self.size.hosts * _PROCESS_BYTES
+
+    @contextlib.contextmanager
+    def start(self, folder: Path, lab_name: str, rounds: int) -> Iterator[Running]:
+        """Its processes, in a new lab, for so many rounds.
+
+        Args:
+            folder: for this engine alone.
+        """
+        folder.mkdir()
+        folder.chmod(0o755)
+        with Lab(self.size.shape(lab_name)) as lab, contextlib.ExitStack() as stack:
+            server = BarrierServer(folder / "barrier.sock", self.size.hosts)
+            stack.callback(server.close)
+            yield self._begin(lab, folder, server, rounds, stack)
+
+    @abstractmethod
+    def _begin(
+        self,
+        lab: Lab,
+        folder: Path,
+        server: BarrierServer,
+        rounds: int,
+        stack: contextlib.ExitStack,
+    ) -> Running:
+        """Start them; what must end goes onto the stack."""
+
+
+@dataclass(frozen=True)
+class Nicps(Engine):
+    """Ours. `asked`: the job's setting `exchange`; `keyed`: its network has a key."""
+
+    asked: str
+    keyed: bool
+
+    @classmethod
+    def of(cls, asked: str, lane: str, size: Size, *, keyed: bool = False) -> Nicps:
+        """An engine whose job's `exchange` is `asked`."""
+        exchange = Plan.choose({"exchange": asked}, Exchange.BROADCAST)
+        return cls("with key" if keyed else "nicps", exchange.name, lane, size, asked, keyed)
+
+    @property
+    def bits(self) -> int:
+        return int(self.lane[1:])
+
+    @property
+    def _absolute(self) -> bool:
+        return Exchange.named(self.exchange).absolute
+
+    @property
+    def copies(self) -> float:
+        n = self.size.hosts
+        return 2 * (n - 1) / n if self._absolute else n
+
+    @property
+    def frame_share(self) -> float:
+        ours = wire.CONTRIBUTION_HEADER_BYTES if self._absolute else wire.FRAGMENT_HEADER_BYTES
+        return (wire.ETHERNET_BYTES + ours + wire.PAYLOAD_BYTES) / wire.PAYLOAD_BYTES
+
+    @property
+    def worst_error(self) -> float:
+        # A lane's step is at most 2**-(bits-2) of the largest value (about 6 here), residual included. Sums in stripes
+        # are rounded once more, by half a step of theirs, and what that leaves over comes into the next round.
+        steps = 2 if self._absolute else 1
+        return steps * self.size.hosts * 6.0 * 2.0 ** (2 - self.bits) + 1e-5
+
+    @property
+    def held(self) -> float:
+        always, lane, stripe = _HELD[self.exchange]
+        return always + lane * self.bits / 8 + stripe / self.size.hosts
+
+    def _begin(
+        self,
+        lab: Lab,
+        folder: Path,
+        server: BarrierServer,
+        rounds: int,
+        stack: contextlib.ExitStack,
+    ) -> Running:
+        # All hosts share a machine, which stands still while it makes room for large vectors: nobody has died.
+        arguments = ["--silence", f"{_SILENCE_S:g}"]
+        if self.keyed:
+            key = folder / "network.key"
+            write_key(key)
+            arguments += ["--key", str(key)]
+        agents = stack.enter_context(joined(lab, lab.hosts, folder, *arguments))
+        settings = {
+            "params": self.size.params,
+            "rounds": rounds,
+            "barrier": str(server.path),
+            "lane": self.lane,
+            "batch": self.size.hosts,
+            "quorum": 1.0,
+            "exchange": self.asked,
+        }
+        channel = agents[0].submit(folder, entry="nicps.bench.reduce_job", settings=settings)
+        stack.callback(channel.close)
+
+        def pids() -> tuple[list[int], list[int]]:
+            ours = [agent.process.pid for agent in agents]
+            found = [process.pid for host in lab.processes().values() for process in host]
+            return ours, [pid for pid in found if pid not in ours]
+
+        def end() -> int:
+            rss = max(peak_rss_bytes(agent.process.pid) for agent in agents)
+            result, _ = await_result(channel)
+            if not result["weights_identical"]:
+                raise JobFailed("the hosts' sums differ")
+            return rss
+
+        return Running(server, lambda: raise_failure(channel), pids, end)
+
+
+@dataclass(frozen=True)
+class Gloo(Engine):
+    """torch.distributed, one rank a host."""
+
+    @classmethod
+    def of(cls, dtype: str, size: Size) -> Gloo:
+        """An engine that sums float32 or float16."""
+        return cls("gloo", "gloo", dtype, size)
+
+    @property
+    def bits(self) -> int:
+        return int(self.lane.removeprefix("float"))
+
+    @property
+    def copies(self) -> float:
+        return 2 * (self.size.hosts - 1) / self.size.hosts
+
+    @property
+    def frame_share(self) -> float:
+        frame = wire.ETHERNET_BYTES + wire.LEAST_MTU
+        return frame / (frame - _TCP_BYTES)
+
+    @property
+    def worst_error(self) -> float:
+        # float16 has 11 bits: partial sums of up to 2 * hosts are rounded once a host.
+        return 1e-4 if self.bits == 32 else max(0.05, self.size.hosts**2 * 2.0**-9)
+
+    @property
+    def held(self) -> float:
+        return _HELD_GLOO[self.lane]
+
+    def _begin(
+        self,
+        lab: Lab,
+        folder: Path,
+        server: BarrierServer,
+        rounds: int,
+        stack: contextlib.ExitStack,
+    ) -> Running:
+        ranks: list[subprocess.Popen[Any]] = []
+
+        def stop() -> None:
+            for process in ranks:
+                process.terminate()
+            for process in ranks:
+                process.wait(30.0)
+
+        stack.callback(stop)
+        for rank, host in enumerate(lab.hosts):
+            command = [sys.executable, "-m", "nicps.bench.gloo_rank", "--rank", str(rank)]
+            command += ["--hosts", str(self.size.hosts), "--master", lab.hosts[0].ip]
+            command += ["--params", str(self.size.params), "--dtype", self.lane]
+            command += ["--rounds", str(rounds), "--barrier", str(server.path)]
+            ranks.append(lab.run(host, command, stdin=subprocess.DEVNULL))
+
+        def check() -> None:
+            codes = [process.poll() for process in ranks]
+            if any(codes):
+                raise JobFailed(f"a rank of gloo ended: exit codes {codes}")
+
+        # Each says its peak with its last message: then it ends.
+        return Running(server, check, lambda: ([], [process.pid for process in ranks]), lambda: 0)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the processors' time of a round goes: by mode of the machine, by process, and by BPF program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nicps.dataplane import bpf
+
+#: Columns of /proc/stat.
+_MODES = {"user": (0, 1), "system": (2,), "softirq": (6,), "irq": (5,), "steal": (7,)}
+Amounts = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Of a round, mean of those counted.
+
+    Attributes:
+        machine: seconds of all processors by mode, idle ones left out. The kernel samples modes a hundred times a
+            second, so that only many rounds together say something.
+        bpf_seconds, bpf_runs: by program, of all the engine's agents together. The kernel counts a tail call as its
+            caller: so what `nicps_stripes` takes is in the time of `nicps_xdp`.
+    """
+
+    machine: Amounts
+    bpf_seconds: Amounts
+    bpf_runs: Amounts
+
+
+@dataclass
+class Profiler:
+    """Adds up what passes between `begin` and `end`: in these programs, and of the whole machine's modes."""
+
+    _programs: Sequence[tuple[str, int]]
+    _machine: Amounts = field(default_factory=dict)
+    _seconds: Amounts = field(default_factory=dict)
+    _runs: Amounts = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._add(-1)
+
+    def end(self) -> None:
+        """A round has ended."""
+        self._add(1)
+
+    def _add(self, sign: int) -> None:
+        for mode, seconds in _read_modes().items():
+            self._machine[mode] = self._machine.get(mode, 0.0) + sign * seconds
+        for name, fd in self._programs:
+            run_ns, runs = bpf.program_run_time(fd)
+            self._seconds[name] = self._seconds.get(name, 0.0) + sign * run_ns * 1e-9
+            self._runs[name] = self._runs.get(name, 0.0) + sign * runs
+
+    def profile(self, rounds: int) -> Profile:
+        """The mean of so many."""
+        return Profile(*(_mean(a, rounds) for a in (self._machine, self._seconds, self._runs)))
+
+
+@contextlib.contextmanager
+def statistics() -> Iterator[None]:
+    """In here the kernel measures every run of a BPF program."""
+    fd = bpf.enable_statistics()
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def profiler(agents: Sequence[int]) -> Iterator[Profiler]:
+    """A profiler for the programs that these processes have open."""
+    with contextlib.ExitStack() as stack:
+        programs = []
+        for ident in sorted({ident for pid in agents for ident in _program_ids(pid)}):
+            fd = bpf.open_program(ident)
+            stack.callback(os.close, fd)
+            programs.append((bpf.program_info(fd).name, fd))
+        yield Profiler(programs)
+
+
+def _program_ids(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            if found := re.search(r"^prog_id:\s*(\d+)$", path.read_text(), re.M):
+                yield int(found[1])
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """Seconds on a processor of all threads of these processes, interrupts that came meanwhile included."""
+    total_ns = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                total_ns += int(task.read_text().split()[0])
+    return total_ns * 1e-9
+
+
+def _read_modes() -> Amounts:
+    ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    hertz = os.sysconf("SC_CLK_TCK")
+    return {mode: sum(ticks[at] for at in columns) / hertz for mode, columns in _MODES.items()}
+
+
+def _mean(amounts: Amounts, rounds: int) -> Amounts:
+    return {name: float(f"{amount / rounds:.4g}") for name, amount in amounts.items()}

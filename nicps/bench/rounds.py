@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of several engines in turn: each round of one after the other, while the others wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nicps.bench.barrier import busy_ticks
+from nicps.bench.engines import Running
+from nicps.bench.profile import Profile, Profiler, processor_seconds, profiler, statistics
+from nicps.errors import JobFailed
+from nicps.session.channel import ChannelClosed
+
+WARM_UP = 2
+_READY_S = 120.0
+_SETTLE_S = 1.0  # until the token parks
+_IDLE_S = 1.0
+_REST_S = 0.1  # after a round: the token still goes round for a while
+_LAST_WORDS_S = 2.0
+
+
+@dataclass
+class Times:
+    """Of one engine.
+
+    Attributes:
+        seconds: per counted round.
+        busy: seconds of the machine's processors in all of them, less those of an idle machine.
+        agents, programs: seconds of processors of these processes in all of them.
+        idle: processors that its processes take while the engines wait.
+        last: the workers' last messages.
+        profile: of a round, if that was asked for.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    busy: float = 0.0
+    agents: float = 0.0
+    programs: float = 0.0
+    idle: float = 0.0
+    last: list[dict[str, Any]] = field(default_factory=list)
+    profile: Profile | None = None
+
+
+class _Turn:
+    """One engine's turns."""
+
+    def __init__(
+        self, running: Running, agents: list[int], programs: list[int], profiler: Profiler | None
+    ) -> None:
+        self.running, self.times = running, Times()
+        self.agents, self.programs, self.profiler = agents, programs, profiler
+
+    def round(self, number: int, baseline: float) -> None:
+        """A round, which counts after those that warm up."""
+        server, times, counts = self.running.server, self.times, number >= WARM_UP
+        agents, programs = processor_seconds(self.agents), processor_seconds(self.programs)
+        if counts and self.profiler:
+            self.profiler.begin()
+        start = server.start()
+        time.sleep(max(0.0, start - time.monotonic()))
+        ticks = busy_ticks()
+        ended = max(message["ended"] for message in server.gather())
+        ticks = busy_ticks() - ticks
+        if counts and self.profiler:
+            self.profiler.end()
+        agents, programs = (
+            processor_seconds(self.agents) - agents,
+            processor_seconds(self.programs) - programs,
+        )
+        times.last = server.gather()
+        if len({message["digest"] for message in times.last}) != 1:
+            raise JobFailed(f"round {number + 1}: the hosts' sums differ")
+        if counts:
+            times.seconds.append(ended - start)
+            hertz = os.sysconf("SC_CLK_TCK")
+            times.busy += max(0.0, ticks / hertz - baseline * (ended - start))
+            times.agents += agents
+            times.programs += programs
+
+
+def measure(engines: Sequence[Running], rounds: int, *, profile: bool) -> list[Times]:
+    """So many counted rounds of each, in turn.
+
+    Raises:
+        JobFailed: the hosts' sums differ, or an engine's processes failed.
+        NetworkProblem: not all of an engine's processes have come.
+    """
+    for running in engines:
+        running.server.accept(_READY_S, running.check)
+        running.server.gather()
+    with contextlib.ExitStack() as stack:
+        if profile:
+            stack.enter_context(statistics())
+        turns = []
+        for running in engines:
+            agents, programs = running.pids()
+            made = stack.enter_context(profiler(agents)) if profile else None
+            turns.append(_Turn(running, agents, programs, made))
+        baseline = _measure_idle(turns)
+        try:
+            for number in range(rounds + WARM_UP):
+                for turn in turns:
+                    turn.round(number, baseline)
+                    time.sleep(_REST_S)
+        except ChannelClosed:
+            time.sleep(_LAST_WORDS_S)  # the agents tell why
+            for running in engines:
+                running.check()
+            raise
+    for turn in turns:
+        turn.times.profile = turn.profiler.profile(rounds) if turn.profiler else None
+    return [turn.times for turn in turns]
+
+
+def _measure_idle(turns: Sequence[_Turn]) -> float:
+    """Busy processors (0 to the number of them) while all engines wait; and each engine's own."""
+    time.sleep(_SETTLE_S)
+    ticks, start = busy_ticks(), time.monotonic()
+    spent = [processor_seconds(turn.agents + turn.programs) for turn in turns]
+    time.sleep(_IDLE_S)
+    took = time.monotonic() - start
+    for turn, before in zip(turns, spent, strict=True):
+        turn.times.idle = (processor_seconds(turn.agents + turn.programs) - before) / took
+    return (busy_ticks() - ticks) / os.sysconf("SC_CLK_TCK") / took

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `nicps bench allreduce` takes as the limit of each engine, and which of them it runs at the same time."""
+
+from __future__ import annotations
+
+import pytest
+
+from nicps.bench import allreduce
+from nicps.bench.engines import Engine, Gloo, Nicps, Size
+
+SIZE = Size(hosts=4, params=1_440_000, rate_bps=10**9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "copies", "bytes_", "frame"),
+    [
+        (Nicps.of("broadcast", "i8", SIZE), 4, 5_760_000, 1502 / 1440),
+        (Nicps.of("stripes", "i8", SIZE), 1.5, 2_160_000, 1510 / 1440),
+        (Nicps.of("stripes", "i32", SIZE), 1.5, 8_640_000, 1510 / 1440),
+        (Nicps.of("stripes", "i8", Size(2, 1000, 1)), 1, 1000, 1510 / 1440),
+        (Gloo.of("float16", SIZE), 1.5, 4_320_000, 1514 / 1448),
+    ],
+    ids=lambda value: f"{value.exchange}-{value.lane}" if isinstance(value, Engine) else "",
+)
+def test_limits(engine: Engine, copies: float, bytes_: int, frame: float) -> None:
+    assert (engine.copies, engine.bytes) == (copies, bytes_)
+    assert engine.frame_share == pytest.approx(frame)
+
+
+def test_a_job_that_names_no_exchange_has_the_one_that_it_takes() -> None:
+    assert Nicps.of("auto", "i8", SIZE).exchange == "broadcast"
+
+
+def test_engines_that_fit_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Engine] = [
+        Nicps.of(exchange, lane, SIZE)
+        for lane in ("i32", "i16", "i8")
+        for exchange in ("broadcast", "stripes")
+    ]
+    sizes = [engine.all_memory for engine in chosen]
+
+    def groups(free: float) -> list[int]:
+        monkeypatch.setattr(allreduce, "free_memory", lambda: free)
+        found = list(allreduce._groups(chosen))
+        assert [engine for group in found for engine in group] == chosen
+        return [len(group) for group in found]
+
+    assert groups(sum(sizes) * 2) == [6]
+    assert groups(sum(sizes[:2]) / 0.79) == [2, 2, 2]
+    assert groups(0) == [1] * 6, "whether one has room was asked before"
