@@ -22,6 +22,9 @@
 
 /* Interface numbers count up from 1 in a namespace; 64 ports fit well. */
 #define LAB_PORTS 256
+#define LAB_HOSTS 64
+/* Hosts' MAC addresses, but for the last byte, which is their number. */
+#define LAB_MACS 0x02000a4d00
 
 #define LAB_FROM_HOST 0
 #define LAB_TO_HOST 1
@@ -64,6 +67,11 @@ struct lab_count {
 /* Two elements a port, by interface number: from its host, then to it. */
 BPF_F_TABLE("array", u32, struct lab_faults, faults, 2 * LAB_PORTS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct lab_count, counts, 2 * LAB_PORTS, BPF_F_MMAPABLE);
+/*
+ * Ports' interface numbers by host, where each cable has a middle and a switch
+ * behind it that adds; else zeros.
+ */
+BPF_F_TABLE("array", u32, u32, ports, LAB_HOSTS + 1, BPF_F_MMAPABLE);
 
 static __always_inline int lab_happens(u64 threshold)
 {
@@ -75,13 +83,46 @@ static __always_inline void lab_add(u64 *count)
 	__sync_fetch_and_add(count, 1);
 }
 
-/* Whether the frame came in at a port of another side. */
-static __always_inline int lab_severed(struct __sk_buff *skb, u32 side)
+/* Whether that port is on another side of a cut; of 0, the switch is. */
+static __always_inline int lab_apart(u32 ifindex, u32 side)
 {
-	u32 key = 2 * skb->ingress_ifindex + LAB_TO_HOST;
+	u32 key = 2 * ifindex + LAB_TO_HOST;
 	struct lab_faults *there = faults.lookup(&key);
 
 	return there && there->side != side;
+}
+
+static __always_inline u64 lab_mac(struct __sk_buff *skb, u32 offset)
+{
+	u8 mac[ETH_ALEN];
+
+	if (bpf_skb_load_bytes(skb, offset, mac, sizeof(mac)))
+		return 0;
+	return (u64)mac[0] << 40 | (u64)mac[1] << 32 | (u64)mac[2] << 24 |
+	       (u64)mac[3] << 16 | (u64)mac[4] << 8 | mac[5];
+}
+
+/*
+ * Whether sender and receiver are on different sides of a cut. What comes in
+ * at the other end of a cable's middle is known by who sent it only; that is
+ * the switch, unless it is a host.
+ */
+static __always_inline int lab_severed(struct __sk_buff *skb, u32 direction, u32 side)
+{
+	u32 none = 0, number, *middle = ports.lookup(&none), *port;
+	u64 sender;
+
+	if (!middle || !*middle)
+		return direction == LAB_TO_HOST &&
+		       lab_apart(skb->ingress_ifindex, side);
+	if (direction == LAB_FROM_HOST)
+		return lab_mac(skb, 0) == NICPS_SWITCH && lab_apart(0, side);
+	sender = lab_mac(skb, ETH_ALEN);
+	number = sender >> 8 == LAB_MACS ? sender & 0xff : 0;
+	if (!number)
+		return lab_apart(0, side);
+	port = ports.lookup(&number);
+	return port && lab_apart(*port, side);
 }
 
 /* Whether it is one of those frames of a type that shall be lost. */
@@ -133,7 +174,7 @@ static __always_inline int lab_port(struct __sk_buff *skb, u32 direction)
 		return TC_ACT_OK;
 	}
 	if (mark != LAB_COPY) {
-		if (direction == LAB_TO_HOST && lab_severed(skb, fault->side)) {
+		if (lab_severed(skb, direction, fault->side)) {
 			lab_add(&count->severed);
 			return TC_ACT_SHOT;
 		}

@@ -5,14 +5,9 @@
  * signs what this host sends. Whatever is not ours passes untouched.
  */
 #include <uapi/linux/bpf.h>
+#include "nicps_claim.h"
 #include "nicps_maps.h"
 #include "nicps_parse.h"
-
-static __always_inline int nicps_drop(u32 reason)
-{
-	nicps_count(reason);
-	return XDP_DROP;
-}
 
 /* The member of that number if it is in the view, else NULL: numbers have holes (R19). */
 static __always_inline struct nicps_member *
@@ -30,40 +25,30 @@ nicps_live(const struct nicps_config *config, u32 number)
 BPF_PROG_ARRAY(nicps_rooms, 1);
 
 /*
- * At most `rate` a second, with bursts of up to a second's worth. Two
- * processors at once can let a frame more through: that does no harm.
- */
-static __always_inline bool nicps_admit(struct nicps_limit *limit, u64 rate)
-{
-	u64 now = bpf_ktime_get_coarse_ns();
-	u64 due = limit->due_ns;
-
-	if (due < now)
-		due = now;
-	if (due - now >= NICPS_SECOND_NS)
-		return false;
-	limit->due_ns = due + NICPS_SECOND_NS / rate;
-	return true;
-}
-
-/*
  * A host that was evicted must learn of it and be able to come back, so
  * control frames go up from everybody; but a stranger's flood must not keep
- * the members' from the agent, nor drown it.
+ * those of members, and of a switch, from the agent, nor drown it.
  */
+static __always_inline int nicps_go_up(bool known)
+{
+	struct nicps_limit *limit = nicps_limit(known);
+
+	if (limit && !nicps_admit(&limit->due_ns,
+				  known ? NICPS_MEMBERS_RATE : NICPS_OTHERS_RATE))
+		return nicps_drop(NICPS_COUNT_LIMITED);
+	nicps_count(NICPS_COUNT_CONTROL);
+	return XDP_PASS;
+}
+
 static __always_inline int nicps_control(const struct ethhdr *ethernet,
 					 const struct nicps_header *header,
 					 const struct nicps_config *config)
 {
-	struct nicps_member *member = nicps_live(config, bpf_ntohs(header->sender));
-	bool known = member && nicps_same_mac(member->mac, ethernet->h_source);
-	struct nicps_limit *limit = nicps_limit(known);
+	u32 number = bpf_ntohs(header->sender);
+	struct nicps_member *member = number ? nicps_live(config, number)
+					     : nicps_member(0);
 
-	if (limit &&
-	    !nicps_admit(limit, known ? NICPS_MEMBERS_RATE : NICPS_OTHERS_RATE))
-		return nicps_drop(NICPS_COUNT_LIMITED);
-	nicps_count(NICPS_COUNT_CONTROL);
-	return XDP_PASS;
+	return nicps_go_up(member && nicps_same_mac(member->mac, ethernet->h_source));
 }
 
 #include "nicps_fragment.h"
@@ -184,12 +169,31 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
 	case NICPS_TYPE_VOTE:
 	case NICPS_TYPE_LEAVE:
 	case NICPS_TYPE_ECHO:
+	case NICPS_TYPE_SWITCH:
 		return nicps_control(ethernet, header, config);
 	case NICPS_TYPE_PROBE:
 		return nicps_probe(cursor, ethernet, header, config);
 	default:
 		return nicps_drop(NICPS_COUNT_TYPE);
 	}
+}
+
+/*
+ * The sender of a frame of stripes: a member that is in the view, or the switch
+ * if it is the aggregator of that round. Else NULL. By arithmetic, as each
+ * branch would be two ways for the verifier.
+ */
+static __always_inline struct nicps_member *
+nicps_striping(const struct nicps_config *config, const struct nicps_sender *sender)
+{
+	struct nicps_member *member = nicps_member(sender->number);
+	u64 is_member = -(u64)sender->number >> 63, believed;
+
+	if (!member || sender->number > config->members || nicps_no_mac(member->mac))
+		return NULL;
+	believed = is_member | member->rank[sender->round > config->round];
+	asm volatile("" : "+r"(believed));
+	return believed ? member : NULL;
 }
 
 /* Reached by a tail call from nicps_xdp, which knows that the frame is of stripes. */
@@ -211,7 +215,7 @@ static __always_inline int nicps_striped(struct nicps_cursor *cursor,
 		return nicps_drop(NICPS_COUNT_VIEW);
 	if (sender.number == config->number)
 		return nicps_drop(NICPS_COUNT_ECHO);
-	member = nicps_live(config, sender.number);
+	member = nicps_striping(config, &sender);
 	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
 		return nicps_drop(NICPS_COUNT_STRANGER);
 	return nicps_stripe_frame(cursor, ethernet, header, &sender, member, config);

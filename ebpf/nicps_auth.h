@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * Which tokens and fragments are believed in a network with a key. Read by the
- * XDP program.
+ * Which tokens and fragments are believed in a network with a key, and the
+ * numbers of own ones. Read by BPF programs.
  *
  * The tag shows that a member of this view made the frame. Its sequence number
  * shows that it is not an old one sent again: what is far behind the highest
@@ -12,8 +12,8 @@
 #ifndef NICPS_AUTH_H
 #define NICPS_AUTH_H
 
-#include "nicps_maps.h"
 #include "nicps_parse.h"
+#include "nicps_shared_maps.h"
 #include "nicps_siphash.h"
 
 #define NICPS_BELIEVED -1
@@ -47,6 +47,18 @@ static __always_inline int nicps_doubt(u32 words, const struct nicps_header *hea
 	else
 		whole = key && nicps_frame_tag(key, header, end, sender->length, &tag);
 	return whole && tag == header->tag ? NICPS_BELIEVED : NICPS_COUNT_FORGED;
+}
+
+/*
+ * False when this view's numbers are used up. The counter has 64 bits, so it
+ * never comes round to one that was used.
+ */
+static __always_inline bool nicps_number(struct nicps_header *header, u64 *sequence)
+{
+	u64 number = __sync_fetch_and_add(sequence, 1) + 1;
+
+	header->sequence = bpf_htonl((u32)number);
+	return number <= NICPS_LAST_SEQUENCE;
 }
 
 #endif /* NICPS_AUTH_H */

@@ -17,32 +17,13 @@
 #define NICPS_FRAGMENT_H
 
 #include "nicps_auth.h"
+#include "nicps_claim.h"
 #include "nicps_lanes.h"
 #include "nicps_maps.h"
 #include "nicps_parse.h"
 #include "nicps_stall.h"
 
 #define NICPS_ENTERED -1
-
-static __always_inline bool nicps_claim(u64 *claim)
-{
-	return __sync_val_compare_and_swap(claim, 0, 1) == 0;
-}
-
-/* An exchange, not a store: it is a full barrier on every architecture. */
-static __always_inline void nicps_release(u64 *claim)
-{
-	__sync_lock_test_and_set(claim, 0);
-}
-
-/*
- * Trainers read sums without a claim once the seen-bits say that they are
- * final: what says so must not be visible before the lanes are.
- */
-static __always_inline void nicps_publish(u64 *word, u64 value)
-{
-	__sync_lock_test_and_set(word, value);
-}
 
 /*
  * Enter the count of this tag: until the caller has counted, nobody can open
@@ -84,6 +65,38 @@ static __always_inline u32 nicps_leave(struct nicps_progress *progress)
 	return (u32)before + 1;
 }
 
+/*
+ * Whether the agent is told of a sum: of the last, and of some before it; of
+ * more towards the end, where no later sums show that one was lost.
+ */
+static __always_inline bool nicps_is_told(u32 clock, u32 count, u32 fragments)
+{
+	s32 left = fragments - count;
+	u32 step = clock;
+
+	if (!left)
+		return true;
+	if (left < (s32)clock && clock > NICPS_TAIL_CLOCK)
+		step = clock < NICPS_TAIL_CLOCK * NICPS_TAIL_PARTS
+			       ? NICPS_TAIL_CLOCK
+			       : clock / NICPS_TAIL_PARTS;
+	return step && count % step == 0;
+}
+
+/* A sum has been counted. */
+static __always_inline void nicps_tell_count(const struct nicps_config *config, u64 tag,
+					     u32 count, u32 fragments)
+{
+	struct nicps_bell bell = {
+		.tag = tag,
+		.count = count,
+		.fragments = fragments,
+	};
+
+	if (nicps_is_told(config->clock, count, fragments))
+		nicps_wake(&bell);
+}
+
 static __always_inline void nicps_put_fragment(struct nicps_block *block, u32 part,
 					       u8 width, const void *payload, u32 shift,
 					       bool first)
@@ -101,27 +114,6 @@ static __always_inline void nicps_put_fragment(struct nicps_block *block, u32 pa
 		nicps_put_8(at, payload, (56 - shift) & 63, first);
 	else
 		nicps_put_raw(at + (part & 7) * NICPS_PAYLOAD_BYTES, payload);
-}
-
-/* Fragments of that width in a block, as a power of two; below 0 for no width of ours. */
-static __always_inline int nicps_parts(u8 width)
-{
-	if (width == 32)
-		return 2;
-	if (width == 16)
-		return 1;
-	if (width == 8)
-		return 0;
-	return width == 0 ? 3 : -1;
-}
-
-static __always_inline u32 nicps_max_shift(u8 width)
-{
-	if (width == 32)
-		return NICPS_MAX_SHIFT_32;
-	if (width == 16)
-		return NICPS_MAX_SHIFT_16;
-	return width == 8 ? NICPS_MAX_SHIFT_8 : NICPS_MAX_SHIFT_0;
 }
 
 /*
@@ -211,6 +203,8 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_ADDED);
 	count = nicps_leave(progress);
+	if (sum)
+		nicps_tell_count(config, tag, count, fragments);
 	return count == fragments ? XDP_PASS : XDP_DROP;
 }
 

@@ -23,6 +23,27 @@
 #define NICPS_TOP_32 0xffffffff00000000ULL
 #define NICPS_TOP_16 0xffff000000000000ULL
 
+/* Fragments of that width in a block, as a power of two; below 0 for no width of ours. */
+static __always_inline int nicps_parts(u8 width)
+{
+	if (width == 32)
+		return 2;
+	if (width == 16)
+		return 1;
+	if (width == 8)
+		return 0;
+	return width == 0 ? 3 : -1;
+}
+
+static __always_inline u32 nicps_max_shift(u8 width)
+{
+	if (width == 32)
+		return NICPS_MAX_SHIFT_32;
+	if (width == 16)
+		return NICPS_MAX_SHIFT_16;
+	return width == 8 ? NICPS_MAX_SHIFT_8 : NICPS_MAX_SHIFT_0;
+}
+
 static __always_inline void nicps_put(s64 *lane, s64 value, bool first)
 {
 	*lane = first ? value : *lane + value;

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * The maps, and one function for each that looks into it. Read by the XDP and
- * the TC program only. All that is BCC's own is in this file: another loader needs
- * another version of it and nothing else.
+ * The maps of a host's programs, besides those of nicps_shared_maps.h, and one
+ * function for each that looks into it. Read by the XDP and the TC program only.
  */
 #ifndef NICPS_MAPS_H
 #define NICPS_MAPS_H
 
-#include "nicps_shared.h"
+#include "nicps_shared_maps.h"
 
 BPF_F_TABLE("array", u32, struct nicps_config, config, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_key, view_key, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_outgoing, outgoing, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_window, windows, NICPS_SENDERS, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_member, members, NICPS_SENDERS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_limit, limits, 2, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_train, train, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_saved, bounced_frame, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SENDERS,
 	    BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, u64, counters, NICPS_COUNTERS, BPF_F_MMAPABLE);
+
+/*
+ * How far this member has sent its contribution, by bank and aggregator:
+ * round << 32 | index of the fragment of that stripe which is next.
+ */
+BPF_F_TABLE("array", u32, u64, sent, NICPS_BANKS *NICPS_SENDERS, BPF_F_MMAPABLE);
 
 /* A page, a hundred records. */
 BPF_RINGBUF_OUTPUT(doorbell, 1);
@@ -51,30 +51,6 @@ static __always_inline struct nicps_config *nicps_config(void)
 	u32 key = 0;
 
 	return config.lookup(&key);
-}
-
-static __always_inline struct nicps_key *nicps_key(void)
-{
-	u32 key = 0;
-
-	return view_key.lookup(&key);
-}
-
-static __always_inline struct nicps_outgoing *nicps_outgoing(void)
-{
-	u32 key = 0;
-
-	return outgoing.lookup(&key);
-}
-
-static __always_inline struct nicps_window *nicps_window(u32 sender)
-{
-	return windows.lookup(&sender);
-}
-
-static __always_inline struct nicps_member *nicps_member(u32 number)
-{
-	return members.lookup(&number);
 }
 
 static __always_inline struct nicps_limit *nicps_limit(u32 which)
@@ -108,6 +84,13 @@ static __always_inline struct nicps_progress *nicps_progress(u32 bank, u32 sende
 	u32 key = bank * NICPS_SENDERS + sender;
 
 	return progress.lookup(&key);
+}
+
+static __always_inline u64 *nicps_sent(u32 bank, u32 aggregator)
+{
+	u32 key = bank * NICPS_SENDERS + aggregator;
+
+	return sent.lookup(&key);
 }
 
 static __always_inline struct nicps_slot *nicps_slot(u32 index)
@@ -162,14 +145,6 @@ static __always_inline struct nicps_own *nicps_own(u32 index)
 static __always_inline long nicps_wake(struct nicps_bell *bell)
 {
 	return doorbell.ringbuf_output(bell, sizeof(*bell), BPF_RB_FORCE_WAKEUP);
-}
-
-static __always_inline void nicps_count(u32 reason)
-{
-	u64 *count = counters.lookup(&reason);
-
-	if (count)
-		__sync_fetch_and_add(count, 1);
 }
 
 #endif /* NICPS_MAPS_H */

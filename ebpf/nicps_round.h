@@ -21,6 +21,16 @@ struct nicps_rounding {
 	s32 exponent;
 };
 
+/* Bits that are set. */
+static __always_inline u32 nicps_ones(u64 number)
+{
+	number -= number >> 1 & 0x5555555555555555ULL;
+	number = (number & 0x3333333333333333ULL) +
+		 (number >> 2 & 0x3333333333333333ULL);
+	number = (number + (number >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+	return number * 0x0101010101010101ULL >> 56;
+}
+
 /* Bits of the number: 0 for 0. Without a branch: each would be two ways for the verifier. */
 static __always_inline u32 nicps_bits(u64 number)
 {
@@ -30,11 +40,7 @@ static __always_inline u32 nicps_bits(u64 number)
 	number |= number >> 8;
 	number |= number >> 16;
 	number |= number >> 32;
-	number -= number >> 1 & 0x5555555555555555ULL;
-	number = (number & 0x3333333333333333ULL) +
-		 (number >> 2 & 0x3333333333333333ULL);
-	number = (number + (number >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
-	return number * 0x0101010101010101ULL >> 56;
+	return nicps_ones(number);
 }
 
 /* All bits that a magnitude among so many sums has. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * What the XDP program and the agent share: the maps' contents and the reasons
- * that are counted. Read by ebpf/nicps.c, and by nicps/layout.py,
+ * What the XDP programs share with the agent, and with the control process of a
+ * Linux switch: the maps' contents and the reasons that are counted. Read by
+ * ebpf/nicps.c and ebpf/nicps_switch.c, and by nicps/layout.py,
  * which takes its NumPy records, names and limits from the text of this file:
  * so only unsigned numbers, byte arrays and plain #defines here.
  */
@@ -17,6 +18,10 @@
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
 #define NICPS_LANE_BYTES 1440 /* lanes of a fragment, as on the wire */
 
+#define NICPS_TAIL_PARTS \
+	16 /* among a round's last sums the agent is told so many times as often */
+#define NICPS_TAIL_CLOCK 4 /* but not after fewer sums than this */
+
 #define NICPS_ROOM_STRIPES 0 /* place in nicps_rooms */
 
 #define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
@@ -31,6 +36,14 @@
 #define NICPS_MEMBERS_RATE 4000
 #define NICPS_OTHERS_RATE 1000
 #define NICPS_SECOND_NS 1000000000
+
+#define NICPS_PLACES 2 /* of a fragment at a switch: for a round, and for one before */
+#define NICPS_PORTS 64 /* of a switch */
+#define NICPS_TOLD_RATE 10 /* messages of each kind a second from a switch's program */
+#define NICPS_TOLD_ROOM 0 /* kinds: a vector is too long */
+#define NICPS_TOLD_VIEW 1 /* frames of a view that is not in force */
+#define NICPS_TOLD_OTHER 2 /* contributions that differ in what they say of a sum */
+#define NICPS_TOLD_KINDS 3
 
 /* Written by the agent, through the mapped memory. */
 struct nicps_config {
@@ -60,10 +73,12 @@ struct nicps_config {
 	__u32 width_next; /* the same of the rounds after it */
 	__u32 room; /* fragments of a vector in a bank of sums, and of own lanes */
 	__u32 gather_blocks; /* accumulator blocks of my stripe in a bank */
-	__u32 clock; /* the agent is woken after so many sums; 0: by the last one only */
+	__u32 clock; /* the agent is woken after so many sums, and more often near the end; 0: by the last only */
 	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same of the rounds after it */
+	__u32 rest_view[2]; /* by parity: of the round whose remainders a switch adds */
+	__u8 rest_behind[2]; /* by parity: that is so many rounds before; 0: none */
 	__u8 seal[6]; /* destination of what goes up: the agent takes nothing else */
 	__u8 everybody[6]; /* destination of what all hosts are to hear */
 };
@@ -95,7 +110,10 @@ struct nicps_window {
 	__u64 asked;
 };
 
-/* R4: the members' MAC addresses, by number; zero for who is not in the view (R19). 0 is a switch that adds. */
+/*
+ * R4: the members' MAC addresses, by number; zero for a member that is
+ * not in the view (R19). 0 is a switch that adds.
+ */
 struct nicps_member {
 	__u8 mac[6];
 	__u8 rank[2]; /* among the aggregators, open round and later ones; 0: none */
@@ -192,9 +210,9 @@ struct nicps_own {
 };
 
 /*
- * What wakes the agent in a round of stripes: the list, as the first part that
- * came here has it (`count` is 0), or how many sums there are. Some are lost
- * where the agent sleeps for long: it looks at what there is.
+ * What wakes the agent: how many sums of a round there are. In a round of
+ * stripes also the list, as the first part that came here has it (`count` is
+ * 0). Some are lost where the agent sleeps for long: it looks at what there is.
  */
 struct nicps_bell {
 	__u64 tag;
@@ -202,6 +220,67 @@ struct nicps_bell {
 	__u32 count;
 	__u32 fragments;
 	__u8 unit;
+	__u8 reserved[7];
+};
+
+/* Of a Linux switch that adds. Written by its control process, through the mapped memory. */
+struct nicps_switch_config {
+	__u64 live_members; /* bit number - 1 */
+	__u32 enabled; /* a view is in force */
+	__u32 network;
+	__u32 view;
+	__u32 keyed; /* contributions, questions and sums are signed, with the key of the view */
+	__u32 room; /* fragments of a vector */
+	__u32 width; /* bits of a lane */
+	__u8 everybody[6]; /* destination of sums */
+};
+
+/*
+ * One of the two places of a fragment at a switch: whose part is in it, and
+ * what the first of them said of the round. The claim of the first place is
+ * that of both, and of their blocks and lanes.
+ */
+struct nicps_place {
+	__u64 claim;
+	__u64 tag;
+	__u64 seen; /* bit sender - 1 */
+	__u64 members; /* the list; the sum is made when all of it is seen */
+	__u32 fragments;
+	__u32 number; /* with `behind`: view of the round whose remainder belongs to this one */
+	__u8 behind;
+	__u8 unit;
+	__u8 not_finite;
+	__u8 exponent; /* of the sum, once it is made */
+	__u8 last; /* with this part the list is whole */
+	__u8 reserved[3];
+};
+
+/* The sum that was made in a place. */
+struct nicps_lanes {
+	__u8 lane[NICPS_LANE_BYTES];
+};
+
+/*
+ * What a switch's control process is told, and at most how often: a kind's
+ * `last` is what was told last (the fragments, the view, the tag).
+ */
+struct nicps_told {
+	__u64 last;
+	__u64 due_ns;
+};
+
+/* Of what differs, the place's comes first, then that of the contribution that was refused. */
+struct nicps_message {
+	__u64 tag;
+	__u64 members[2];
+	__u32 fragments[2];
+	__u32 number[2];
+	__u32 kind;
+	__u32 index;
+	__u32 sender;
+	__u8 behind[2];
+	__u8 unit[2];
+	__u8 width;
 	__u8 reserved[7];
 };
 
@@ -236,11 +315,13 @@ enum nicps_count {
 	NICPS_COUNT_GATHERED, /* contribution added in my stripe; others are lacking */
 	NICPS_COUNT_SUMMED, /* contribution that was the last: the sum went out */
 	NICPS_COUNT_STORED, /* sum stored */
+	NICPS_COUNT_CLOCKED, /* own contribution, sent as that sum came */
 	NICPS_COUNT_ANSWERED, /* question answered, by a sum or by who is lacking */
 	NICPS_COUNT_UNREADY, /* last contribution, but my own lanes are not there */
 	NICPS_COUNT_BUSY, /* another processor has the slot; repaired later */
 	NICPS_COUNT_STALE, /* token not newer than the last one seen */
 	NICPS_COUNT_SPENT, /* own frame, not sent: the view's numbers are used up */
+	NICPS_COUNT_LEFT_OUT, /* remainder that a switch could not add to a later sum */
 	NICPS_COUNTERS,
 };
 

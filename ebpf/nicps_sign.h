@@ -9,21 +9,10 @@
 #define NICPS_SIGN_H
 
 #include <uapi/linux/pkt_cls.h>
+#include "nicps_auth.h"
 #include "nicps_maps.h"
 #include "nicps_parse.h"
 #include "nicps_siphash.h"
-
-/*
- * False when this view's numbers are used up. The counter has 64 bits, so it
- * never comes round to one that was used.
- */
-static __always_inline bool nicps_number(struct nicps_header *header, u64 *sequence)
-{
-	u64 number = __sync_fetch_and_add(sequence, 1) + 1;
-
-	header->sequence = bpf_htonl((u32)number);
-	return number <= NICPS_LAST_SEQUENCE;
-}
 
 static __always_inline bool nicps_numbers_left(void)
 {

@@ -13,13 +13,7 @@
 #define NICPS_STRIPES_H
 
 #include "nicps_fragment.h"
-#include "nicps_round.h"
-#include "nicps_sign.h"
-
-#define NICPS_CONTRIBUTION_WORDS \
-	((NICPS_CONTRIBUTION_HEADER_BYTES + NICPS_PAYLOAD_BYTES) / 8)
-
-#define NICPS_CLAIM_TRIES 64
+#include "nicps_gather.h"
 
 /* Aggregators in that round; 0: it is not striped. */
 static __always_inline u32 nicps_aggregators(const struct nicps_config *config,
@@ -46,96 +40,6 @@ static __always_inline bool nicps_in_stripe(const struct nicps_contribution *bod
 	return index >= *first && index < nicps_bound(fragments, rank, aggregators);
 }
 
-/* Another processor holds a claim for a microsecond or three: what it is for is worth that. */
-static __always_inline bool nicps_claim_soon(u64 *claim)
-{
-#pragma clang loop unroll(disable)
-	for (u32 tries = 0; tries < NICPS_CLAIM_TRIES; tries++) {
-		if (!*(volatile u64 *)claim && nicps_claim(claim))
-			return true;
-		bpf_ktime_get_ns(); /* takes a while */
-	}
-	return false;
-}
-
-/* All bits if `one` is less than `other`, else none. Of a branch LLVM would make two ways for the verifier. */
-static __always_inline s64 nicps_less(s64 one, s64 other)
-{
-	s64 less = (one - other) >> 63;
-
-	asm volatile("" : "+r"(less));
-	return less;
-}
-
-/*
- * Lanes of that exponent, in units: the shift to the right from the top of 64
- * bits. What lies below the unit is rounded down; what is not finite has no
- * meaning, and must not overflow.
- */
-static __always_inline u32 nicps_down(u32 width, s32 exponent, s32 unit)
-{
-	s64 least = 64 - (s64)width - nicps_max_shift(width);
-	s64 down = 64 - (s64)width - (exponent - unit);
-
-	down += (least - down) & nicps_less(down, least);
-	down += (63 - down) & nicps_less(63, down);
-	return down & 63;
-}
-
-static __always_inline void nicps_gather_lanes(struct nicps_block *block, u32 part,
-					       u32 width, const void *lanes, u32 down,
-					       bool first)
-{
-	s64 *sum = (s64 *)block;
-
-	if (width == 32)
-		sum += (part & 3) * NICPS_LANES_32;
-	else if (width == 16)
-		sum += (part & 1) * NICPS_LANES_16;
-	if (width == 32 && first)
-		nicps_put_32(sum, lanes, down, true);
-	else if (width == 32)
-		nicps_put_32(sum, lanes, down, false);
-	else if (width == 16 && first)
-		nicps_put_16(sum, lanes, down, true);
-	else if (width == 16)
-		nicps_put_16(sum, lanes, down, false);
-	else if (first)
-		nicps_put_8(sum, lanes, down, true);
-	else
-		nicps_put_8(sum, lanes, down, false);
-}
-
-/*
- * Round the fragment's sums into the payload; their exponent. What is not
- * finite, or too large for an exponent, leaves nothing over.
- */
-static __always_inline s32 nicps_make_sum(struct nicps_block *block, u32 part,
-					  u32 width, void *payload, s32 unit,
-					  u8 not_finite)
-{
-	struct nicps_rounding how;
-	s64 *sum = (s64 *)block;
-	u64 magnitudes;
-
-	if (width == 32) {
-		sum += (part & 3) * NICPS_LANES_32;
-		magnitudes = nicps_magnitudes(sum, NICPS_LANES_32);
-		how = nicps_rounding_of(magnitudes, 32, unit, not_finite);
-		nicps_round_32(sum, payload, &how);
-	} else if (width == 16) {
-		sum += (part & 1) * NICPS_LANES_16;
-		magnitudes = nicps_magnitudes(sum, NICPS_LANES_16);
-		how = nicps_rounding_of(magnitudes, 16, unit, not_finite);
-		nicps_round_16(sum, payload, &how);
-	} else {
-		magnitudes = nicps_magnitudes(sum, NICPS_LANES_8);
-		how = nicps_rounding_of(magnitudes, 8, unit, not_finite);
-		nicps_round_8(sum, payload, &how);
-	}
-	return how.exponent;
-}
-
 /* Whether my own lanes are those that I have offered. */
 static __always_inline bool nicps_is_offered(const struct nicps_config *config,
 					     const struct nicps_own *own, u32 bank)
@@ -145,58 +49,22 @@ static __always_inline bool nicps_is_offered(const struct nicps_config *config,
 	return conversion && conversion == config->offered[bank & 1];
 }
 
-/* Whether lanes of that exponent can be added. */
-static __always_inline bool nicps_fits(u32 width, s32 exponent, s32 unit)
-{
-	return exponent == NICPS_NOT_FINITE ||
-	       exponent - unit <= (s32)nicps_max_shift(width);
-}
-
 /* Width of the lanes in that round. */
 static __always_inline u32 nicps_width(const struct nicps_config *config, u32 round)
 {
 	return round > config->round ? config->width_next : config->width;
 }
 
-static __always_inline void nicps_copy_lanes(void *to, const void *from)
-{
-	u64 *out = to;
-	const u64 *in = from;
-
-#pragma clang loop unroll_count(8)
-	for (int i = 0; i < NICPS_WORDS; i++)
-		out[i] = in[i];
-}
-
-/*
- * Make the frame that came into one of this host's, and send it back out. The
- * body and the lanes are written already.
- */
+/* Send the frame that came in back out as one of this host's. */
 static __always_inline int nicps_answer(struct ethhdr *ethernet,
 					struct nicps_header *header, u8 type,
 					const u8 *destination, const void *end,
 					const struct nicps_config *config)
 {
-	struct nicps_outgoing *outgoing = nicps_outgoing();
-	struct nicps_member *me = nicps_member(config->number);
-	struct nicps_key *key = nicps_key();
-	__be64 tag = 0;
+	int reason = nicps_make_own(ethernet, header, type, destination, config->number,
+				    config->keyed, end);
 
-	if (!me || !outgoing || !key)
-		return nicps_drop(NICPS_COUNT_MALFORMED);
-	__builtin_memcpy(ethernet->h_dest, destination, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_source, me->mac, ETH_ALEN);
-	header->type = type;
-	header->flags = bpf_htons(NICPS_FLAG_ANSWER);
-	header->sender = bpf_htons(config->number);
-	header->sequence = 0;
-	if (config->keyed) {
-		if (!nicps_number(header, &outgoing->answers))
-			return nicps_drop(NICPS_COUNT_SPENT);
-		nicps_long_tag(key, header, end, NICPS_CONTRIBUTION_WORDS, &tag);
-	}
-	header->tag = tag;
-	return XDP_TX;
+	return reason == NICPS_BELIEVED ? XDP_TX : nicps_drop(reason);
 }
 
 /*
@@ -212,7 +80,7 @@ static __always_inline void nicps_finish_sum(struct nicps_gather *gather,
 					     const struct nicps_config *config)
 {
 	volatile struct nicps_gather *place = gather;
-	u64 mine = 1ULL << ((config->number - 1) & 63) & place->members;
+	u64 mine = nicps_bit(config->number) & place->members;
 	u32 width = place->width;
 	s32 unit = (s8)place->unit, exponent = (s8)place->own;
 
@@ -249,20 +117,6 @@ static __always_inline void nicps_announce(struct nicps_ring *ring, u64 tag,
 		__sync_val_compare_and_swap(announced, tag, before);
 }
 
-/* A sum has been counted; the agent hears of some, and of the last. */
-static __always_inline void nicps_tell_count(const struct nicps_config *config, u64 tag,
-					     u32 count, u32 fragments)
-{
-	struct nicps_bell bell = {
-		.tag = tag,
-		.count = count,
-		.fragments = fragments,
-	};
-
-	if (count == fragments || (config->clock && count % config->clock == 0))
-		nicps_wake(&bell);
-}
-
 /* A part of a sum, at its aggregator. */
 static __always_inline int
 nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
@@ -271,8 +125,8 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 {
 	u64 tag = (u64)sender->view << 32 | sender->round;
 	u64 members = __be64_to_cpu(body->members);
-	u64 bit = 1ULL << ((sender->number - 1) & 63);
-	u64 mine = 1ULL << ((config->number - 1) & 63) & members;
+	u64 bit = nicps_bit(sender->number);
+	u64 mine = nicps_bit(config->number) & members;
 	u32 index = bpf_ntohl(body->index), bank = sender->round & 1,
 	    width = body->width;
 	u32 aggregators = nicps_aggregators(config, sender->round);
@@ -380,15 +234,84 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 			    config);
 }
 
+/*
+ * Take the next fragment that this member has to send to that aggregator; NULL:
+ * there is none, or its lanes are not there yet. Then the agent sends it.
+ */
+static __always_inline struct nicps_own *
+nicps_take_next(const struct nicps_config *config, const struct nicps_sender *sender,
+		u32 end, u32 *index)
+{
+	u32 bank = sender->round & 1;
+	u64 *sent = nicps_sent(bank, sender->number), next;
+	struct nicps_own *own;
+
+	if (!sent)
+		return NULL;
+#pragma clang loop unroll(disable)
+	for (u32 tries = 0; tries < NICPS_CLAIM_TRIES; tries++) {
+		next = *(volatile u64 *)sent;
+		*index = next;
+		if (next >> 32 != sender->round || *index >= end ||
+		    *index >= config->room)
+			return NULL;
+		own = nicps_own(bank * config->room + *index);
+		if (!own || !nicps_is_offered(config, own, bank))
+			return NULL;
+		/* A full barrier: what was offered is there. */
+		if (__sync_val_compare_and_swap(sent, next, next + 1) == next)
+			return own;
+	}
+	return NULL;
+}
+
+/*
+ * A sum has come: its frame takes this member's next contribution to that
+ * stripe back to the aggregator. So a window of them is under way until all
+ * are sent, and nobody but the kernels keeps time.
+ */
+static __always_inline int
+nicps_send_next(struct ethhdr *ethernet, struct nicps_header *header,
+		struct nicps_contribution *body, void *payload, const void *end,
+		const struct nicps_member *aggregator,
+		const struct nicps_sender *sender, const struct nicps_config *config)
+{
+	u64 mine = nicps_bit(config->number);
+	u32 to_switch = ((u64)sender->number - 1) >> 32; /* all bits, or none */
+	u32 aggregators = nicps_aggregators(config, sender->round), index = 0;
+	u32 rank = aggregator->rank[sender->round > config->round];
+	u32 stripe_end = nicps_bound(bpf_ntohl(body->fragments), rank, aggregators);
+	struct nicps_own *own;
+	s32 exponent;
+
+	if (!(__be64_to_cpu(body->members) & mine) ||
+	    body->width != nicps_width(config, sender->round))
+		return XDP_DROP;
+	own = nicps_take_next(config, sender, stripe_end, &index);
+	if (!own)
+		return XDP_DROP;
+	exponent = (s8) * (volatile u8 *)&own->exponent;
+	if (!nicps_fits(body->width, exponent, (s8)body->unit))
+		return XDP_DROP;
+	body->index = bpf_htonl(index);
+	body->number = bpf_htonl(config->rest_view[sender->round & 1]) & to_switch;
+	body->behind = config->rest_behind[sender->round & 1] & to_switch;
+	body->exponent = exponent;
+	nicps_copy_lanes(payload, own->lane);
+	nicps_count(NICPS_COUNT_CLOCKED);
+	return nicps_answer(ethernet, header, NICPS_TYPE_CONTRIBUTION, aggregator->mac,
+			    end, config);
+}
+
 /* A sum, from its aggregator. */
-static __always_inline int nicps_store_sum(const struct nicps_contribution *body,
-					   const void *payload,
-					   const struct nicps_member *member,
-					   const struct nicps_sender *sender,
-					   const struct nicps_config *config)
+static __always_inline int
+nicps_store_sum(struct ethhdr *ethernet, struct nicps_header *header,
+		struct nicps_contribution *body, void *payload, const void *end,
+		const struct nicps_member *member, const struct nicps_sender *sender,
+		const struct nicps_config *config)
 {
 	u64 tag = (u64)sender->view << 32 | sender->round;
-	u64 alone = 1ULL << ((sender->number - 1) & 63);
+	u64 alone = nicps_bit(sender->number);
 	u32 index = bpf_ntohl(body->index), bank = sender->round & 1, first;
 	u32 aggregators = nicps_aggregators(config, sender->round);
 	u32 rank = member->rank[sender->round > config->round];
@@ -398,7 +321,7 @@ static __always_inline int nicps_store_sum(const struct nicps_contribution *body
 	int reason;
 
 	if (!nicps_in_stripe(body, rank, aggregators, &first) &&
-	    __be64_to_cpu(body->members) != alone)
+	    (!alone || __be64_to_cpu(body->members) != alone))
 		return nicps_drop(NICPS_COUNT_RANGE);
 	if (index >= bpf_ntohl(body->fragments) || index >= config->room)
 		return nicps_drop(NICPS_COUNT_RANGE);
@@ -428,32 +351,8 @@ static __always_inline int nicps_store_sum(const struct nicps_contribution *body
 	nicps_count(NICPS_COUNT_STORED);
 	nicps_tell_count(config, tag, nicps_leave(progress),
 			 bpf_ntohl(body->fragments));
-	return XDP_DROP;
-}
-
-/*
- * Whether a question has not been answered yet; it counts as answered from now
- * on. Of two processors that want to know one is told no: who asked asks again.
- */
-static __always_inline bool nicps_unanswered(u64 *asked, u32 number)
-{
-	u64 before = *asked, after;
-	u32 newest = before >> 32, behind;
-
-	if (number > newest) {
-		behind = number - newest;
-		after = behind > 32 ? 0 : (u32)(before << (behind & 31));
-		if (behind <= 32)
-			after = (behind == 32 ? 0 : after) |
-				1ULL << ((behind - 1) & 31);
-		after |= (u64)number << 32;
-	} else {
-		behind = newest - number;
-		if (!behind || behind > 32 || before >> ((behind - 1) & 31) & 1)
-			return false;
-		after = before | 1ULL << ((behind - 1) & 31);
-	}
-	return __sync_val_compare_and_swap(asked, before, after) == before;
+	return nicps_send_next(ethernet, header, body, payload, end, member, sender,
+			       config);
 }
 
 /* A question for a sum, at its aggregator, or at who alone has contributed. */
@@ -464,7 +363,7 @@ nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
 		 const struct nicps_config *config)
 {
 	u64 tag = (u64)sender->view << 32 | sender->round;
-	u64 mine = 1ULL << ((config->number - 1) & 63);
+	u64 mine = nicps_bit(config->number);
 	u64 lacking = __be64_to_cpu(body->members);
 	bool alone = lacking == mine;
 	u32 index = bpf_ntohl(body->index), bank = sender->round & 1, first = 0;
@@ -523,7 +422,6 @@ nicps_stripe_frame(struct nicps_cursor *cursor, struct ethhdr *ethernet,
 	void *payload = nicps_take(cursor, NICPS_PAYLOAD_BYTES);
 	struct nicps_window *window = nicps_window(sender->number);
 	struct nicps_member *me = nicps_member(config->number);
-	u64 *highest;
 	int reason;
 
 	if (!body || !payload || !window || !me ||
@@ -538,25 +436,22 @@ nicps_stripe_frame(struct nicps_cursor *cursor, struct ethhdr *ethernet,
 	    !nicps_same_mac(ethernet->h_dest, me->mac))
 		return nicps_drop(NICPS_COUNT_ASTRAY);
 	if (config->keyed) {
-		highest = sender->flags & NICPS_FLAG_ANSWER ? &window->answers
-							    : &window->highest;
-		reason = nicps_doubt(NICPS_CONTRIBUTION_WORDS, header, sender, *highest,
-				     cursor->end);
+		reason = nicps_doubt_striped(header, sender, window, cursor->end);
 		if (reason != NICPS_BELIEVED)
 			return nicps_drop(reason);
-		nicps_raise(highest, sender->sequence);
 	}
 	switch (header->type) {
 	case NICPS_TYPE_CONTRIBUTION:
 		return nicps_gather_in(ethernet, header, body, payload, cursor->end,
 				       sender, config);
 	case NICPS_TYPE_SUM:
-		return nicps_store_sum(body, payload, member, sender, config);
+		return nicps_store_sum(ethernet, header, body, payload, cursor->end,
+				       member, sender, config);
 	case NICPS_TYPE_ASK:
 		return nicps_answer_ask(ethernet, header, body, payload, cursor->end,
 					sender, window, config);
 	case NICPS_TYPE_LACKING:
-		return nicps_control(ethernet, header, config);
+		return nicps_go_up(true);
 	default:
 		return nicps_drop(NICPS_COUNT_TYPE);
 	}

@@ -29,6 +29,7 @@ from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
 from nicps.session.reducers import AddingReducer, Reducer, Standing, StripedReducer
+from nicps.session.residual_file import ResidualFile
 
 __all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Session"]
 
@@ -72,13 +73,14 @@ class Session:
         self._lanes = 0
         self._arena: Arena | None = None
         self._doorbell = -1
-        self._residual: Residual | None = None
+        self._residual: ResidualFile | None = None
         self._adding: AddingReducer | None = None
         self._striped: StripedReducer | None = None
         self._reducer: Reducer | None = None  # of the phase: one of those two
         self._phase = Phase("none", 0, 0, ())
         self._next: shared_form.Phase | None = None
         self._offered = 0  # round of the last contribution
+        self._vector: F32 | None = None  # the same
         #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
         self.on_keep: Callable[[], None] | None = None
 
@@ -112,15 +114,21 @@ class Session:
     def ready(self, lanes: int, digest: str) -> None:
         """The model is built: `lanes` float32 a round, and a digest that must be the same on all members.
 
+        A job that is resumed goes on with the residual that this host has kept; where it has none that fits, with none.
+
         Raises:
             JobAborted: another member's model differs, or the job was stopped.
         """
         self._send(shared_form.Ready(lanes, digest))
         self._lanes = lanes
         format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
-        message, (arena, self._doorbell) = self._receive(shared_form.Arena)
-        self._arena, self._residual = Arena(arena, message.fragments), Residual(format)
-        with_all = format, self._residual, self._arena, self._doorbell, self.number
+        message, (arena, self._doorbell, *kept) = self._receive(shared_form.Arena)
+        residual = Residual(format)
+        self._arena = Arena(arena, message.fragments)
+        self._residual = ResidualFile(residual, lanes, self.workdir)
+        if message.state and (error := self._residual.take(kept[0], message.state)):
+            self._send(shared_form.Residual(error))
+        with_all = format, residual, self._arena, self._doorbell, self.number
         self._adding, self._striped = AddingReducer(*with_all), StripedReducer(*with_all)
 
     def next_phase(self) -> Phase:
@@ -139,6 +147,8 @@ class Session:
             self._reducer = self._striped if phase.exchange.absolute else self._adding
             self._reduces().enter(phase.unit, len(phase.shares), phase.exchange)
         self._enter_view(phase)
+        if phase.kind == "end" and self.settings.get("checkpoint_s", True):
+            self._keep_residual()
         if self.lead and phase.kind == "train" and self._decision is not None:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
             if self._decision.what != "continue":
@@ -153,7 +163,8 @@ class Session:
     def loaded(self, number: int, digest: str) -> None:
         """The phase's state file has been read; `digest` is of the state that this member has now."""
         assert self._residual is not None and self._striped is not None, "call ready() first"
-        self._residual.forget()
+        self._residual.residual.forget()
+        self._residual.state = digest
         self._striped.forget()
         self._decision = None  # it was about a round before that state
         self._send(shared_form.Loaded(number, digest))
@@ -163,7 +174,12 @@ class Session:
         self._send(shared_form.Alive())
 
     def checkpoint(self, round_: int, error: str = "") -> None:
-        """The checkpoint was written anew: the state after `round_` trained rounds; or `error` says why it was not."""
+        """The checkpoint was written anew: the state after `round_` trained rounds; or `error` says why it was not.
+
+        The lead's program writes one where `decide` has asked for it and the commit says so: then all members keep
+        their residuals, too.
+        """
+        self._keep_residual()
         self._send(shared_form.Checkpoint(round_, error))
 
     # ---- a training round
@@ -192,7 +208,8 @@ class Session:
         """Offer this member's gradient, the sum over `samples`; it is being sent while it is converted.
 
         Args:
-            vector: float32 (lanes,), not changed.
+            vector: float32 (lanes,), not changed. Nobody may change it until the round's `sum` has been read, or,
+                where none is, until the round is `applied`.
             finite: refuse NaN and infinity also where they could be sent, which is in stripes: the sum of a fragment
                 with one of them in it is NaN.
 
@@ -204,7 +221,7 @@ class Session:
         reducer = self._reduces()
         unit, skip = reducer.wanted(vector, finite=finite)
         conversion = 0 if skip else reducer.begin(round_)
-        self._offered = round_
+        self._offered, self._vector = round_, vector
         self._send(shared_form.Offer(round_, samples, unit, skip, conversion))
         if not skip:
             reducer.convert(round_, vector)
@@ -218,7 +235,9 @@ class Session:
 
         Raises:
             JobAborted: the job was stopped.
+            JobFailed: `out` is memory of the vector that was offered.
         """
+        self._check_out(round_, self._vector_of(round_), out)
         if self._next is not None:
             return None
         if out is not None and self._offered == round_:
@@ -242,6 +261,7 @@ class Session:
                     left_out,
                     message.view,
                     message.aggregators,
+                    message.checkpoint,
                 )
 
     @property
@@ -254,9 +274,14 @@ class Session:
         return self._memory().sending_since(round_)
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
-        """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted."""
+        """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted.
+
+        Raises:
+            JobFailed: `out` is memory of the vector that was offered.
+        """
         if out is None:
             out = np.empty(self._lanes, np.float32)
+        self._check_out(commit.round, self._vector_of(commit.round), out)
         self._reduces().sum(commit, out)
         return out
 
@@ -267,7 +292,11 @@ class Session:
             digest: of the state after it, which must be the same on all members; "" where there is no state.
         """
         self._reduces().finish(commit)
+        if self._residual is not None:
+            self._residual.applied(commit.round, digest)
         self._send(shared_form.Read(commit.round, digest))
+        if commit.checkpoint:
+            self._keep_residual()
 
     def all_reduce(self, round_: int, vector: F32, out: F32 | None = None) -> F32:
         """Contribute with one sample, wait for everybody, and read the sum.
@@ -279,12 +308,14 @@ class Session:
         Raises:
             JobAborted: the job was stopped, or something else than training comes next.
             NonFinite: the vector holds NaN or infinity, and the exchange is not stripes.
+            JobFailed: `out` is memory of `vector`.
             LeftOut: there is no sum, for nobody. A member's numbers were too large for the round's unit, as they
                 mostly are in the first round where a switch adds; or the round is not run again, as the switch has
                 been given up. All offer again in `next_round`; the lead decides "continue" before that, as after
                 every round. Whoever comes too late for a quorum below 1 is left out alone.
         """
         out = np.empty_like(vector) if out is None else out
+        self._check_out(round_, vector, out)
         self.contribute(round_, vector, 1, finite=False)
         while (commit := self.wait_commit(round_, out)) is None:
             phase = self.next_phase()
@@ -327,13 +358,17 @@ class Session:
         self.applied(commit)
         return int(total[0]), int(total[1])
 
-    def decide(self, round_: int, what: str) -> None:
+    def decide(self, round_: int, what: str, *, checkpoint: bool = False) -> None:
         """What this member would do after a round it has committed: "continue", "test" or "end" (R14).
 
         Every member says so after every round. Only the lead's word goes out; who becomes the lead later sends its last
         one then, since the former lead may have died before it decided.
+
+        Args:
+            checkpoint: the lead will write one after the next training round. All members hear of that with the
+                round's commit; where that does not say so, the lead asks again.
         """
-        self._decision = shared_form.Decide(round_, what)
+        self._decision = shared_form.Decide(round_, what, checkpoint)
         if self.lead:
             self._send(self._decision)
 
@@ -360,6 +395,18 @@ class Session:
         assert self._reducer is not None, "call ready() and next_phase() first"
         return self._reducer
 
+    def _vector_of(self, round_: int) -> F32 | None:
+        """What this member has offered to that round."""
+        return self._vector if self._offered == round_ else None
+
+    @staticmethod
+    def _check_out(round_: int, vector: F32 | None, out: F32 | None) -> None:
+        """Refuse to read a sum over the vector: it may be offered again, or its residual is yet to be computed."""
+        if out is not None and vector is not None and np.may_share_memory(out, vector):
+            raise JobFailed(
+                f"round {round_}: the sum cannot be read over the vector that was offered; give it memory of its own"
+            )
+
     def _sum_early(self, round_: int, out: F32) -> None:
         """Sum what has come, until there is a message."""
         reducer = self._reduces()
@@ -385,6 +432,8 @@ class Session:
     def _note(self, message: shared_form.FromAgent, fds: list[int]) -> None:
         """Note what a message tells."""
         if isinstance(message, shared_form.Abort):
+            if message.saved:
+                self._keep_residual()
             raise JobAborted(message.message)
         if isinstance(message, shared_form.Keep):
             if self.on_keep is not None:
@@ -396,6 +445,13 @@ class Session:
         if isinstance(message, shared_form.View):
             if self._enter_view(message) and self._decision is not None:
                 self._send(self._decision)
+
+    def _keep_residual(self) -> None:
+        """Write the residual for `nicps resume`, if the job has one. Where it cannot be written, training goes on."""
+        error = self._residual.keep() if self._residual is not None else None
+        if error is not None:
+            with contextlib.suppress(ChannelClosed):  # where the job was stopped
+                self._send(shared_form.Residual(error))
 
     def _map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Map the memory that comes with a message."""

@@ -20,8 +20,8 @@
         ├── Cancelled               7   a user has cancelled the job
         └── GradientFormatError         a gradient in JSON has not its form, or does not fit the model
 
-More leaves are defined beside what raises them: in nicps.client, nicps.session.channel, nicps.gateway,
-nicps.lab.errors and trainer.errors.
+More leaves are defined beside what raises them: in nicps.client, nicps.collective.errors, nicps.session.channel,
+nicps.gateway, nicps.switchauth, nicps.switch.adding, nicps.switch.grants, nicps.lab.errors and trainer.errors.
 
 A message is one line: what is wrong, with the value, and what to do.
 """

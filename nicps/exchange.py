@@ -5,7 +5,8 @@
 | --- | --- | --- |
 | `Exchange.BROADCAST` | the holder broadcasts its contribution (R10, R11) | by every member's kernel |
 | `Exchange.STRIPES` | all send their parts to the aggregators (docs/stripes.md) | by the aggregators' kernels |
-| `Exchange.SWITCH` | the holder sends its contribution to the switch | by the switch |
+| `Exchange.SWITCH` | all send their contributions to the switch | by the switch |
+| `Exchange.LINUX_SWITCH` | as stripes, with one aggregator (docs/linux-switch.md) | by a Linux box between the hosts |
 
 A phase has one of them (`nicps.protocol.phase.Phase.exchange`). This file says in what they differ for whoever converts
 gradients, reads sums, queues frames or counts fragments. `nicps.protocol.exchange` is what the members of a ring do.
@@ -32,18 +33,22 @@ class Exchange:
             of its own, and the unit only grows.
         needs_trust: a host takes part only if its user has told it to believe the sums of others.
         absolute: lanes and sums have exponents of their own, whatever the unit is. No number is too large for a round.
+        central: one aggregator makes all sums, and is no member: a Linux switch, as number 0. It adds remainders, too.
         works_alone: a lone member keeps it.
-        marks_aloud: who has all of a round says so to all, not in the token only: who has heard it of all commits.
+        broadcasts_marks: a member that has all of a round broadcasts its mark, as well as setting it in the token. A
+            member that has the marks of all commits.
         token_waits: a token leaves a host after the fragments that were queued before it. So a fragment that has not
             come when the token comes is lost.
         flag: of every fragment.
         lost: what did not come where fragments are sent again, if the user must hear of it.
         fallback: the exchange that takes its place in a job whose network does not do what this one needs.
+        fails: what the user is told then.
     """
 
     BROADCAST: ClassVar[Exchange]
     STRIPES: ClassVar[Exchange]
     SWITCH: ClassVar[Exchange]
+    LINUX_SWITCH: ClassVar[Exchange]
 
     name: str
     includes_own: bool
@@ -51,11 +56,13 @@ class Exchange:
     needs_trust: bool
     token_waits: bool
     absolute: bool = False
+    central: bool = False
     works_alone: bool = True
-    marks_aloud: bool = False
+    broadcasts_marks: bool = False
     flag: int = 0
     lost: str = ""
     fallback: Exchange | None = None
+    fails: str = ""
 
     def among(self, live: int) -> Exchange:
         """The exchange in a view of so many live members: a lone one adds for itself where this one needs others."""
@@ -80,7 +87,7 @@ class Exchange:
         Raises:
             ValueError: there is none.
         """
-        for exchange in (cls.BROADCAST, cls.STRIPES, cls.SWITCH):
+        for exchange in (cls.BROADCAST, cls.STRIPES, cls.SWITCH, cls.LINUX_SWITCH):
             if exchange.name == name:
                 return exchange
         raise ValueError(f"{name!r} is not an exchange: broadcast, stripes or switch")
@@ -109,8 +116,9 @@ Exchange.STRIPES = Exchange(
     needs_trust=False,
     token_waits=False,
     absolute=True,
-    marks_aloud=True,
+    broadcasts_marks=True,
     fallback=Exchange.BROADCAST,
+    fails="the sums of stripes do not come: every host adds for itself from now on (exchange broadcast)",
 )
 Exchange.SWITCH = Exchange(
     "switch",
@@ -122,4 +130,17 @@ Exchange.SWITCH = Exchange(
     flag=wire.Flag.ADD,
     lost="sums of the switch",
     fallback=Exchange.BROADCAST,
+    fails="the switch does not add what it is sent: the hosts do it from now on",
+)
+Exchange.LINUX_SWITCH = Exchange(
+    "linux-switch",
+    includes_own=True,
+    shared_step=False,
+    needs_trust=True,
+    token_waits=False,
+    absolute=True,
+    central=True,
+    broadcasts_marks=True,
+    fallback=Exchange.STRIPES,
+    fails="the sums of the switch do not come: the hosts add from now on (exchange stripes)",
 )

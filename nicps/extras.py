@@ -14,6 +14,7 @@ from nicps.errors import EnvironmentProblem
 
 #: Modules, and the extra of pyproject.toml that brings each.
 EXTRAS = {
+    "cryptography": "crypto",
     "dpkt": "captures",
     "sklearn": "train",
     "thrift": "switch",

@@ -224,7 +224,8 @@ class Gateway:
         gradient = None
         if commit.samples:
             gradient = gradient_json.document(self._named(total), commit.samples)
-        return json_form.Committed(round_, commit.samples, commit.counted, gradient, *self._view())
+        told = round_, commit.samples, commit.counted, gradient
+        return json_form.Committed(*told, *self._view(), commit.checkpoint)
 
     def _applied(self, message: json_form.Applied) -> Message:
         commit = self._commit
@@ -257,7 +258,7 @@ class Gateway:
     # ---- decisions, and messages
 
     def _decide(self, message: json_form.Decide) -> Message:
-        self.session.decide(message.round, message.what)
+        self.session.decide(message.round, message.what, checkpoint=message.checkpoint)
         return OK
 
     def _alive(self, message: json_form.Alive) -> Message:

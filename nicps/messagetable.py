@@ -26,6 +26,7 @@ _COMMANDS: dict[type[Message], tuple[type[Message], ...]] = {
     messages.Cancel: (messages.Ok,),
     messages.Leave: (messages.Ok,),
     messages.Attach: (),
+    messages.JoinGroup: (),
 }
 _JSON_FORM = {
     "ready": (json_form.Attach, json_form.Ready, json_form.Next),

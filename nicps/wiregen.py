@@ -4,7 +4,7 @@
     python -m nicps.wiregen            # write the files
     python -m nicps.wiregen --check    # exit 1 and name each file that differs
 
-The files are committed, and CI runs the check. The frames are defined in `nicps/wire.py`, the messages of the agent's
+The files are committed, and CI runs the check. The frames are defined in `nicps/wire/`, the messages of the agent's
 socket in `nicps/session/messages.py` and `nicps/session/json_form.py`.
 """
 
@@ -45,7 +45,7 @@ def c_header() -> str:
     lines = [
         "/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */",
         "/*",
-        " * The wire of nicps, for C. Generated from nicps/wire.py by `python -m nicps.wiregen`:",
+        " * The wire of nicps, for C. Generated from nicps/wire by `python -m nicps.wiregen`:",
         " * change it there. Read by the XDP and TC programs, and by any C program in user space.",
         " * The EtherType can be set from the compiler's command line.",
         " */",
@@ -85,7 +85,7 @@ def p4_header() -> str:
     """`p4/include/nicps_wire.p4`: headers, values and limits for P4-16."""
     lines = [
         "// SPDX-License-Identifier: Apache-2.0",
-        "// The wire of nicps, for P4-16. Generated from nicps/wire.py by",
+        "// The wire of nicps, for P4-16. Generated from nicps/wire by",
         "// `python -m nicps.wiregen`: change it there.",
         "#ifndef NICPS_WIRE_P4",
         "#define NICPS_WIRE_P4",

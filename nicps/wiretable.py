@@ -79,6 +79,9 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.Sum,
     wire.Ask,
     wire.Lacking,
+    wire.Switch,
+    wire.Grant,
+    wire.GrantMember,
 )
 
 ENUMS: tuple[Values, ...] = (
@@ -90,6 +93,7 @@ ENUMS: tuple[Values, ...] = (
     Values("STEP", wire.ViewStep, wire.View, "step"),
     Values("STAGE", wire.Stage, wire.Answer, "stage"),
     Values("PROBE_STEP", wire.ProbeStep, wire.Probe, "step"),
+    Values("SWITCH_STEP", wire.SwitchStep, wire.Switch, "step"),
 )
 
 
@@ -107,7 +111,7 @@ def constants() -> tuple[Constant, ...]:
             "QUANTUM",
             wire.QUANTUM,
             16,
-            "fragments that a holder sends at a time, where a switch adds",
+            "fragments by which a member may be ahead of its sums, where a switch adds",
         ),
         Constant(
             "SWITCH", int.from_bytes(wire.SWITCH, "big"), 48, "MAC address of a switch that adds"
@@ -286,7 +290,7 @@ def markdown() -> str:
     """`docs/wire.md`: the same tables in Markdown."""
     lines = [
         "<!-- SPDX-License-Identifier: Apache-2.0 -->",
-        "<!-- Generated from nicps/wire.py by `python -m nicps.wiregen`: change it there. -->",
+        "<!-- Generated from nicps/wire/ by `python -m nicps.wiregen`: change it there. -->",
         "# The wire",
         "",
         INTRODUCTION,

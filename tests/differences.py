@@ -23,7 +23,7 @@ ANY = (TOKEN, *DATA)
 TAKEN = ("added", "duplicate", "raised", "heard", "bounced")
 #: What a switch counts where a fragment is in a sum, or goes on; where any frame of ours goes on, or is added.
 KEPT = ("fragment", "added", "summed", "duplicate", "answered")
-PASSED = (*KEPT, "token", "control", "switched")
+PASSED = (*KEPT, "token", "control", "switched", "stripe")
 
 #: The same under another name.
 SAME: set[Pair] = {
@@ -42,9 +42,15 @@ ROWS: tuple[Row, ...] = (
     # What is between them.
     ((OTHER,), "truncated", "control version", "no wire carries less than 60 bytes: zeros follow"),
     ((OTHER,), "truncated", "control", "the bodies of control frames are the hosts' matter"),
+    (
+        (OTHER,),
+        "control",
+        "type",
+        "a P4 switch passes no SWITCH frames: it adds in the Linux switch's place",
+    ),
     ((TOKEN,), "truncated", "malformed", "a length below a token's is one that differs"),
-    # Stripes: the room is not loaded at a host, and a switch does not know them.
-    ((STRIPE,), "mode", "type", "neither takes them"),
+    # Stripes: the room is not loaded at a host, and a switch adds none.
+    ((STRIPE,), "mode", "stripe stranger view", "a switch lets members' pass"),
     # Two faults at once: each names the one that it looks for first.
     (ANY, "view", "stranger truncated malformed", "a host looks at the view first"),
     (ANY, "disabled", "stranger", "a host that is in no view, at that first"),
@@ -81,7 +87,7 @@ ROWS: tuple[Row, ...] = (
         "added duplicate summed answered unlisted window",
         "a switch's token goes back",
     ),
-    ((ADD,), "range", "added duplicate summed answered unlisted", "a switch has room for 512"),
+    ((ADD,), "range", "added duplicate summed answered unlisted", "a switch has slots, not places"),
     ((ADD,), "mode", "round added duplicate", "a host is told who adds, a switch by the fragment"),
 )
 _ROW_OF: dict[Pair, Row] = {

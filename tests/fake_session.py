@@ -45,6 +45,7 @@ class FakeNetwork:
         self.told: dict[int, set[int]] = {}  # who learns of a commit
         self.digests: dict[int, dict[int, str]] = {}  # after a round, by member
         self.checkpoints: list[tuple[int, int]] = []  # (member, trained rounds)
+        self.saves = False  # the lead wants to write one after the next training round
         self.reason: str | None = None
         self.decisions: list[tuple[int, str]] = []
         self.after: dict[int, Callable[[], None]] = {}
@@ -94,14 +95,16 @@ class FakeNetwork:
         counted = {number: samples for number, (_, samples) in offers.items()}
         enough = sum(counted.values()) >= self.quorum or len(counted) == len(self.live)
         if round_ == self.open_round and enough and round_ not in self.commits:
-            self.commits[round_] = Commit(round_, sum(counted.values()), counted, -30)
+            commit = Commit(round_, sum(counted.values()), counted, -30, checkpoint=self.saves)
+            self.commits[round_], self.saves = commit, False
             self.told[round_] = set(self.live)
             self.on_commit.pop(round_, lambda: None)()
 
-    def decided(self, round_: int, what: str) -> None:
+    def decided(self, round_: int, what: str, checkpoint: bool) -> None:
         """The lead's decision."""
         if round_ != self.open_round:
             return  # an old one, repeated by a new lead
+        self.saves = checkpoint
         self.decisions.append((round_, what))
         action = self.after.pop(round_, None)
         if action is not None:
@@ -172,7 +175,7 @@ class FakeSession:
         self.signs_of_life = 0
         self.failure: str | None = None
         self.on_keep: Callable[[], None] = lambda: None
-        self.decision: tuple[int, str] | None = None
+        self.decision: tuple[int, str, bool] | None = None
         self._phase = 0  # how many phases this member has taken
 
     @property
@@ -284,11 +287,11 @@ class FakeSession:
             totals = np.sum(list(tallies.values()), axis=0)
             return int(totals[0]), int(totals[1])
 
-    def decide(self, round_: int, what: str) -> None:
+    def decide(self, round_: int, what: str, *, checkpoint: bool = False) -> None:
         with self.network.changed:
-            self.decision = round_, what
+            self.decision = round_, what, checkpoint
             if self.lead:
-                self.network.decided(round_, what)
+                self.network.decided(*self.decision)
 
     saturated = 0  # nothing is rounded here
 

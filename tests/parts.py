@@ -25,6 +25,17 @@ T = TypeVar("T")
 
 
 @dataclass
+class FakeSwitch:
+    """A `SwitchLink`, as far as a job asks it: `lack`, why the switch cannot add."""
+
+    heard: bool = False
+    lack: str = "no switch is heard"
+
+    def find_lack(self, fragments: int, width: int) -> str:
+        return self.lack
+
+
+@dataclass
 class FakeNode:
     """A `NodeInfo`: the first of three members, in the middle of the training."""
 
@@ -37,6 +48,7 @@ class FakeNode:
     open_round: int = ROUND
     phase: Phase | None = None
     phase_in_force: Phase | None = None
+    switch: FakeSwitch = field(default_factory=FakeSwitch)
 
 
 def training(number: int = 3, first_round: int = 3, **settings: Any) -> Phase:
@@ -93,9 +105,7 @@ class Host:
         self.tasks = Tasks()
         self.begun: list[BeginTask] = []
         counts = itertools.count(1), itertools.count(1)
-        self.part = Part(
-            "job", self.spot, self.tasks, *counts, 16384, Exchange.SWITCH, "runs/job", self.now
-        )
+        self.part = Part("job", self.spot, self.tasks, *counts, 16384, "runs/job", self.now)
 
     def do(self, orders: Iterable[Order]) -> list[Order]:
         """Take note of what is asked for."""

@@ -25,18 +25,20 @@ def ring_of(
     exchange: Exchange = Exchange.BROADCAST,
     timeout: AdaptiveTimeout | None = None,
     receiver: Receiver | None = None,
+    quorum: int = 12,
+    first_round: int = 1,
 ) -> Ring:
     """That member's, before the first token; `receiver` says what has arrived, by default nothing."""
     phase = Phase(
         1,
         1,
         wire.PhaseKind.TRAIN,
-        first_round=1,
+        first_round=first_round,
         fragments=8,
         last_fragments=8,
         width=16,
         shares=(4, 4, 4),
-        quorum=12,
+        quorum=quorum,
         exchange=exchange,
     )
     timeout = timeout or AdaptiveTimeout(TIMINGS)

@@ -17,6 +17,7 @@ from nicps.agent.commands import Commands
 from nicps.agent.control import ControlSocket
 from nicps.agent.driver import Driver
 from nicps.agent.executor import Executor
+from nicps.agent.group import Groups
 from nicps.agent.loop import Loop
 from nicps.agent.preparation import Preparation
 from nicps.agent.probe import Prober
@@ -60,6 +61,12 @@ class NoKernel:
         self.used.append(accumulators)
 
     def forget_own(self) -> None:
+        pass
+
+    def retire(self) -> None:
+        pass
+
+    def release(self) -> None:
         pass
 
     def counters(self) -> dict[str, int]:
@@ -113,11 +120,13 @@ class Rooms:
 
     def commands(self, control: ControlSocket) -> Commands:
         """What comes in at that socket."""
+        groups = Groups(self.driver, control, self.preparation, self.program, self.dataplane)
         return Commands(
             self.driver,
             control,
             self.program,
             self.preparation,
+            groups,
             self.prober,
             self.dataplane,
             self.user.name,

@@ -98,13 +98,28 @@ def unit_of(exponents: list[int], width: int) -> int:
     return max(LEAST, max(exponents) - MOST_SHIFT[width])
 
 
-def add(pieces: list[Piece], width: int, unit: int) -> Piece:
-    """The sum of a fragment; without a remainder where there is one contribution only."""
-    if len(pieces) == 1:
+def carry(piece: Piece, before: int, unit: int, listed: int) -> list[int] | None:
+    """What a sum whose unit was `before` has left over, in units of another sum of so many; None: it has no room."""
+    if piece.exponent == NOT_FINITE:
+        return [0] * len(piece.lanes)
+    # With it the lanes of all are below 2**63: those of one are below 2**57.
+    room = 61 if listed <= 32 else 57
+    if listed == 64 or piece.exponent - unit > room:
+        return None
+    by = before - unit
+    return [rest << by if by >= 0 else rest >> -by for rest in piece.rest]
+
+
+def add(pieces: list[Piece], width: int, unit: int, carried: list[int] | None = None) -> Piece:
+    """The sum of a fragment; without a remainder where there is one contribution only.
+
+    `carried`: what a Linux switch adds of the round before.
+    """
+    if len(pieces) == 1 and carried is None:
         return pieces[0]
     if any(piece.exponent == NOT_FINITE for piece in pieces):
         return Piece(NOT_FINITE, [0] * len(pieces[0].lanes))
-    total = [0] * len(pieces[0].lanes)
+    total = list(carried or [0] * len(pieces[0].lanes))
     for piece in pieces:
         by = piece.exponent - unit
         for at, lane in enumerate(piece.lanes):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounds of stripes must have come to, bit for bit, from what the members saved; in whole vectors.
+"""What rounds of stripes, and of a Linux switch, must have come to, bit for bit, from what the members saved.
+
+In whole vectors. Where the switch adds, it adds what rounding has left over of the round before, too, as long as it has
+lost nothing meanwhile (docs/linux-switch.md, "Remainders").
 
 Imports nothing of the product. Its numbers are those of `tests/striped_reference.py`, which has them one by one
 (`tests/unit/test_striped_reference.py` compares the two).
@@ -84,12 +87,27 @@ class Member:
         self.residual[here] += more[: len(self.residual[here])]
 
 
-def add(parts: list[tuple[I64, I64]], width: int, unit: int) -> Sums:
-    """The sums of a round, of at least two parts; or the one part as it is."""
+def shifted_rests(before: Sums, unit: int, members: int) -> I64:
+    """What is left over of a round before, in this round's unit; left out where the list has no room for it."""
+    if unit >= before.unit:
+        return before.rests >> min(unit - before.unit, 63)
+    room = 61 if members <= 32 else 57 if members < 64 else -1
+    fits = (before.exponents - unit <= room)[:, None]
+    return np.where(fits, before.rests << min(before.unit - unit, 63), 0)
+
+
+def add(parts: list[tuple[I64, I64]], width: int, unit: int, before: Sums | None = None) -> Sums:
+    """The sums of a round, of at least two parts; or the one part as it is.
+
+    Args:
+        before: a round whose remainders are added.
+    """
     if len(parts) == 1:
         lanes, found = parts[0]
         return Sums(lanes, found, np.zeros_like(lanes), unit)
     total = np.zeros_like(parts[0][0])
+    if before is not None:
+        total += shifted_rests(before, unit, len(parts))
     for lanes, found in parts:
         by = (found - unit)[:, None]
         assert by.max() <= MOST_SHIFT[width], "the unit is too fine"
@@ -102,7 +120,11 @@ def add(parts: list[tuple[I64, I64]], width: int, unit: int) -> Sums:
     return Sums(rounded, unit + shift[:, 0], total - (rounded << shift), unit)
 
 
-def check(width: int, rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[int, Saved]]]) -> int:
+def check(
+    width: int,
+    rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[int, Saved]]],
+    boots: Mapping[int, int] | None = None,
+) -> int:
     """Compare every member's totals with what was counted, and so what rounding has left over of the rounds before.
 
     Args:
@@ -110,6 +132,7 @@ def check(width: int, rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[in
         rounds: the offers and the sums by member number, by round. All of one run and all its rounds. Of who died
             in a round, and of one that was not committed, there may be the offers only. A "life" ends where a member
             forgets what rounding has left over.
+        boots: of a Linux switch, by view: in one boot it loses nothing. None: no round may be of a switch.
 
     Returns:
         How many gradients were counted.
@@ -125,6 +148,7 @@ def check(width: int, rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[in
         return lives.setdefault((number, str(saved["life"])), fresh)
 
     gradients = 0
+    at_switch: tuple[int, int, Sums] | None = None  # round, view and sums whose remainders it has
     for round_, (offers, sums) in sorted(rounds.items()):
         if not sums:
             continue  # begun, and not committed
@@ -134,7 +158,7 @@ def check(width: int, rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[in
         for number, own in sums.items():
             for name in ("counted", "aggregators", "unit", "view", "exchange"):
                 assert own[name].tolist() == first[name].tolist(), (round_, number, name)
-            assert str(own["exchange"]) == "stripes", round_
+            assert str(own["exchange"]) in ("stripes", *(["linux-switch"] if boots else [])), round_
             assert int(own["n"]) == sum(samples for _, samples in counted)
         parts, largest = [], LEAST
         for number, samples in counted:
@@ -147,7 +171,20 @@ def check(width: int, rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[in
             least = max(LEAST, largest - MOST_SHIFT[width])
             # What a member has said may be too large by that of a vector in which all numbers are alike, and a bit.
             assert least <= unit <= least + math.log2(lanes) / 2 + 2, (round_, unit, least)
-        made = add(parts, width, unit) if parts else None
+        switched, view = (
+            str(first["exchange"]) == "linux-switch" and len(parts) > 1,
+            int(first["view"]),
+        )
+        before = None
+        if switched and at_switch is not None and boots is not None:
+            then, in_view, sums_then = at_switch
+            assert view in boots and in_view in boots, (round_, view, in_view, boots)
+            if round_ - then <= 255 and boots[view] == boots[in_view]:
+                before = sums_then
+        made = add(parts, width, unit, before) if parts else None
+        if switched and made is not None:
+            assert aggregators == [0], (round_, aggregators)
+            at_switch = round_, view, made
         expected = np.zeros(lanes, np.float32) if made is None else made.values(lanes)
         for number, own in sums.items():
             differs = own["total"].view(np.uint32) != expected.view(np.uint32)

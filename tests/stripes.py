@@ -29,6 +29,16 @@ KINDS = (FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING
 I64 = NDArray[np.int64]
 
 
+def mac_of(number: int) -> bytes:
+    """A member's address; number 0 is a switch that adds."""
+    return MACS[number - 1] if number else wire.SWITCH
+
+
+def bit_of(number: int) -> int:
+    """A member's in a list; a switch has none."""
+    return 1 << number - 1 if number else 0
+
+
 @dataclass
 class Gather:
     """A fragment's place in the own stripe."""
@@ -72,6 +82,29 @@ class Window:
     newest: int = 0
     asked: set[int] = field(default_factory=lambda: {0})  # numbers begin at 1
 
+    def answers_to(self, number: int) -> bool:
+        """Whether this question is answered; then it is not any more."""
+        if number <= self.newest and (number in self.asked or number < self.newest - 32):
+            return False
+        self.newest = max(self.newest, number)
+        self.asked.add(number)
+        return True
+
+
+def doubt(windows: dict[int, Window], key: bytes, ours: bytes, header: wire.Header) -> str | None:
+    """Why a frame is not believed, from the version byte on; its number counts if it is."""
+    if not key:
+        return None
+    window = windows.setdefault(header.sender, Window())
+    way = "answers" if header.flags & Flag.ANSWER else "highest"
+    highest = getattr(window, way)
+    if header.sequence + REPLAY_WINDOW <= highest:
+        return "replayed"
+    if header.tag != tag_of(ours, header.length, key):
+        return "forged"
+    setattr(window, way, max(highest, header.sequence))
+    return None
+
 
 def bound(fragments: int, rank: int, aggregators: int) -> int:
     """Where the stripe of rank + 1 begins."""
@@ -99,7 +132,8 @@ class StripesModel:
     """One member's program.
 
     `ranks` by member number, 0 for who is no aggregator; `width` of a lane; of the open round, the first of `rounds`,
-    and of later ones.
+    and of later ones. Number 0 is a switch; whether there is one says `switch`. `rest` by parity: view, and so many
+    rounds before.
     """
 
     number: int
@@ -120,7 +154,11 @@ class StripesModel:
     answers: int = 0  # the last number that was given to one
     clock: int = 0
     announced: list[int] = field(default_factory=lambda: [0, 0])
+    # (bank, aggregator) -> the round, and the fragment to send next
+    sent: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     bells: list[Bell] = field(default_factory=list)
+    switch: bool = True
+    rest: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0), (0, 0)])
 
     def ranks_in(self, round_: int) -> dict[int, int]:
         """Of the aggregators in that round."""
@@ -139,7 +177,12 @@ class StripesModel:
             return Outcome(DROP, ("view",))
         if sender == self.number:
             return Outcome(DROP, ("echo",))
-        if sender not in self.live or frame[6:12] != MACS[sender - 1]:
+        known = (
+            self.switch and self.ranks_in(header.round).get(0)
+            if not sender
+            else sender in self.live
+        )
+        if not known or frame[6:12] != mac_of(sender):
             return Outcome(DROP, ("stranger",))
         if header.length != wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLOAD_BYTES:
             return Outcome(DROP, ("truncated",))
@@ -149,8 +192,8 @@ class StripesModel:
             return Outcome(DROP, ("mode",))
         if header.type != FrameType.SUM and frame[:6] != MACS[self.number - 1]:
             return Outcome(DROP, ("astray",))
-        if doubt := self._doubt(ours, header):
-            return Outcome(DROP, (doubt,))
+        if reason := doubt(self.windows, self.key, ours, header):
+            return Outcome(DROP, (reason,))
         values = wire.Layout.of(wire.Contribution).struct.unpack_from(ours, wire.HEADER_BYTES)
         body = wire.Contribution(*values)
         payload = ours[wire.CONTRIBUTION_HEADER_BYTES : header.length]
@@ -162,22 +205,9 @@ class StripesModel:
             return self._answer(header, body, payload)
         return Outcome(PASS, ("control",))
 
-    def _doubt(self, ours: bytes, header: wire.Header) -> str | None:
-        if not self.key:
-            return None
-        window = self.windows.setdefault(header.sender, Window())
-        way = "answers" if header.flags & Flag.ANSWER else "highest"
-        highest = getattr(window, way)
-        if header.sequence + REPLAY_WINDOW <= highest:
-            return "replayed"
-        if header.tag != tag_of(ours, header.length, self.key):
-            return "forged"
-        setattr(window, way, max(highest, header.sequence))
-        return None
-
     def stripe(self, number: int, header: wire.Header, body: wire.Contribution) -> range:
         """That member's, in the round."""
-        rank, n = self.ranks_in(header.round)[number], self.aggregators(header.round)
+        rank, n = self.ranks_in(header.round).get(number, 0), self.aggregators(header.round)
         if not rank:
             return range(0)
         return range(bound(body.fragments, rank - 1, n), bound(body.fragments, rank, n))
@@ -255,11 +285,13 @@ class StripesModel:
         before = self.count.get(bank, (0, 0))
         count = before[1] + 1 if before[0] == tag else 1
         self.count[bank] = (tag, count)
-        if count == fragments or (self.clock and count % self.clock == 0):
+        left = fragments - count
+        step = min(self.clock, max(4, self.clock // 16)) if left < self.clock else self.clock
+        if not left or (step and count % step == 0):
             self.bells.append(Bell(tag, 0, count, fragments, 0))
 
     def _store(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
-        alone = body.members == 1 << header.sender - 1
+        alone = header.sender and body.members == bit_of(header.sender)
         if not alone and body.index not in self.stripe(header.sender, header, body):
             return Outcome(DROP, ("range",))
         if body.index >= min(body.fragments, self.room):
@@ -272,7 +304,31 @@ class StripesModel:
             return Outcome(DROP, ("round",))
         self.sums[bank, body.index] = Stored(tag, body.exponent, payload)
         self._counted(bank, tag, body.fragments)
-        return Outcome(DROP, ("stored",), heard=True)
+        out = self._send_next(header, body)
+        if out is None:
+            return Outcome(DROP, ("stored",), heard=True)
+        return Outcome(TX, ("stored", "clocked"), out, heard=True)
+
+    def _send_next(self, header: wire.Header, body: wire.Contribution) -> bytes | None:
+        """The contribution that goes out as a sum of the same stripe has come."""
+        bank, width = header.round & 1, self.width[header.round > self.rounds[0]]
+        round_, index = self.sent.get((bank, header.sender), (0, 0))
+        stripe = self.stripe(header.sender, header, body)
+        own = self.own.get((bank, index))
+        if not body.members >> self.number - 1 & 1 or body.width != width:
+            return None
+        if round_ != header.round or index >= min(stripe.stop, self.room):
+            return None
+        if own is None or not self._is_offered(bank, own):
+            return None
+        self.sent[bank, header.sender] = (round_, index + 1)
+        finite = own.exponent != wire.NOT_FINITE
+        if finite and own.exponent - body.unit > wire.MAX_SHIFT[width]:
+            return None
+        view, behind = (0, 0) if header.sender else self.rest[bank]
+        body = replace(body, index=index, number=view, behind=behind, exponent=own.exponent)
+        to = mac_of(header.sender)
+        return self._send(header, body, FrameType.CONTRIBUTION, own.lanes, to)
 
     def _answer(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
         mine = 1 << self.number - 1
@@ -283,12 +339,8 @@ class StripesModel:
         out = body.index >= min(body.fragments, self.room) or local >= self.blocks * 8
         if out:
             return Outcome(DROP, ("range",))
-        window = self.windows.setdefault(header.sender, Window())
-        old = body.number <= window.newest
-        if old and (body.number in window.asked or body.number < window.newest - 32):
+        if not self.windows.setdefault(header.sender, Window()).answers_to(body.number):
             return Outcome(DROP, ("replayed",))
-        window.newest = max(window.newest, body.number)
-        window.asked.add(body.number)
         bank, tag = header.round & 1, header.view << 32 | header.round
         own = self.own.get((bank, body.index), Own(0, 0, bytes(wire.PAYLOAD_BYTES)))
         stored = self.sums.get((bank, body.index))
@@ -341,7 +393,7 @@ def signed(
     if key:
         tag = tag_of(frame, len(frame), key)
         frame = frame[:24] + tag.to_bytes(8, "big") + frame[32:]
-    return wire.ethernet(MACS[sender - 1], frame, to)
+    return wire.ethernet(mac_of(sender), frame, to)
 
 
 class Scene:
@@ -357,7 +409,7 @@ class Scene:
         self.others = sorted(self.live - {self.number})
         self.view, self.round = int(rng.integers(1, 5)), int(rng.integers(1, 9))
         self.key = rng.bytes(16) if rng.random() < 0.5 else b""
-        self.sequence = dict.fromkeys(self.live, 0)
+        self.sequence = dict.fromkeys({0, *self.live}, 0)
         self.sent: list[bytes] = []
         width = int(rng.choice([8, 16, 32]))
         self.model = StripesModel(
@@ -371,12 +423,14 @@ class Scene:
             rounds=(self.round, self.round + 1),
             key=self.key,
             clock=int(rng.integers(4)),
+            switch=bool(rng.random() < 0.9),
         )
         self._choose()
 
     def _ranks(self) -> dict[int, int]:
-        if self.rng.random() < 0.05:
-            return dict.fromkeys(self.live, 0)
+        kind = self.rng.random()
+        if kind < 0.2:
+            return dict.fromkeys(self.live, 0) | ({0: 1} if kind > 0.05 else {})
         full = [k for k in sorted(self.live) if self.rng.random() < 0.7 or k == self.number]
         if self.rng.random() < 0.1:
             full.remove(self.number)
@@ -386,6 +440,9 @@ class Scene:
         """Another list, unit and size."""
         self.list = self._list()
         self.fragments = int(self.rng.integers(1, 10))
+        self.model.rest = [
+            (int(self.rng.integers(self.view + 1)), int(self.rng.integers(256))) for _ in range(2)
+        ]
         self.unit = int(self.rng.integers(-120, 78)) if self.rng.random() < 0.8 else 76
 
     def go_on(self) -> None:
@@ -435,6 +492,10 @@ class Scene:
                     own = Own(conversion, self._exponent(width), self._lanes(width))
                     model.own[bank, index] = own
             model.offered[bank] = conversion if self.rng.random() < 0.9 else 3
+            for number in (0, *self.others):
+                if self.rng.random() < 0.7:
+                    round_ = self.round + int(self.round & 1 != bank)
+                    model.sent[bank, number] = round_, int(self.rng.integers(model.room))
 
     def frames(self, count: int) -> Iterator[bytes]:
         """Frames that fit more or less, and old ones again."""
@@ -449,12 +510,16 @@ class Scene:
         rng, model = self.rng, self.model
         sender = int(rng.choice(self.others if rng.random() < 0.98 else sorted(self.live)))
         kind = FrameType(rng.choice(KINDS, p=[0.65, 0.15, 0.17, 0.03]))
-        self.sequence[sender] += 1 if rng.random() < 0.98 else int(rng.integers(1, 1500))
         odd = rng.random() < 0.1
+        later = int(rng.integers(-1 if odd else 0, 3 if odd else 2))
+        adds = bool(model.ranks_in(self.round + later).get(0))
+        if kind in (FrameType.SUM, FrameType.LACKING) and rng.random() < (0.9 if adds else 0.05):
+            sender = 0
+        self.sequence[sender] += 1 if rng.random() < 0.98 else int(rng.integers(1, 1500))
         header = wire.Header(
             network=NETWORK,
             view=self.view + (odd and rng.random() < 0.2),
-            round=self.round + int(rng.integers(-1 if odd else 0, 3 if odd else 2)),
+            round=self.round + later,
             sender=sender,
             flags=Flag.ANSWER if rng.random() < 0.3 else 0,
             sequence=self.sequence[sender] if self.key else 0,
@@ -471,9 +536,7 @@ class Scene:
             unit=self.unit + (odd and rng.random() < 0.2),
         )
         if alone:
-            body = replace(
-                body, members=1 << (sender if kind == FrameType.SUM else self.number) - 1
-            )
+            body = replace(body, members=bit_of(sender if kind == FrameType.SUM else self.number))
         holder = sender if kind == FrameType.SUM else self.number
         stripe = model.stripe(holder, header, body) if model.aggregators(header.round) else range(0)
         anywhere = odd or not len(stripe)

@@ -122,8 +122,8 @@ def _tokens(rng: Random, model: ModelSwitch, adding: bool) -> Draft:
 
 
 def _fragments(rng: Random, model: ModelSwitch, adding: bool, width: int) -> Draft:
-    """The holder's: of the first few that not all have."""
-    by = model.owner
+    """Of the first few that not all have: the holder's, or, where the switch adds, anybody's."""
+    by = rng.choice(NUMBERS) if adding else model.owner
     few = [model.settled, model.settled + 1]
     lacks = [index for index in few if not model.seen(index) >> by - 1 & 1]
     index = rng.choice(lacks if lacks and rng.randint(0, 3) else few)
@@ -173,7 +173,7 @@ def _spoil(rng: Random, draft: Draft) -> None:
         case "version":
             header["version"] = rng.choice([0, 2])
         case "type":
-            header["type"] = rng.choice([0, 14, 255, TOKEN, FRAGMENT])
+            header["type"] = rng.choice([0, 14, 17, 18, 19, 99, 200, 255, TOKEN, FRAGMENT])
         case "length":
             header["length"] = rng.choice([0, 31, 32, 47, 72, 151, 1487, 1489, 65535])
         case "cut":
@@ -232,11 +232,12 @@ LEAST = {
     "version": 100,
     "truncated": 80,
     "stale": 40,
-    "type": 40,
+    "type": 20,
     "view": 50,
     "shift": 30,
-    "holder": 30,
+    "holder": 10,
     "window": 30,
+    "stripe": 20,
     "sums compared": 500,
     "whole sums compared": 80,
 }

@@ -164,7 +164,7 @@ class Loop:
             loss=loss if loss is not None else training.state.loss,
             seconds=summed - (self._began or 0.0),
         )
-        goes_on = self._decide_after_training(commit)
+        goes_on = self._decide_after_training(commit, self._clock() - start)
         end = self._clock()
         # What is neither converting, sending nor reading is waiting for the others.
         waiting = committed - offered - contribute
@@ -192,7 +192,9 @@ class Loop:
             }
         )
         self._report(round_, commit.samples, end - start)
-        self._checkpoint_if_due()
+        if commit.checkpoint and session.lead:
+            self._saved_at = end
+            self._checkpoint()
         return goes_on
 
     def _compute(self, round_: int) -> tuple[int, float]:
@@ -261,7 +263,8 @@ class Loop:
         best = max(accuracy, training.state.best or 0.0)
         training.state = replace(training.state, accuracy=accuracy, best=best)
         ended = training.finishing or self._job.done(training.state, training.records)
-        session.decide(round_, "end" if ended else "continue")
+        what, due = "end" if ended else "continue", self._checkpoint_is_due(0.0)
+        session.decide(round_, what, checkpoint=due)
         self._metrics.round(
             {
                 "phase": "test",
@@ -308,12 +311,10 @@ class Loop:
         self._session.loaded(phase.number, training.digest())
         self._life = uuid.uuid4().hex
 
-    def _checkpoint_if_due(self) -> None:
-        """R22, the lead only: a state to go on from if all is lost."""
-        every, now = self._settings.checkpoint_s, self._clock()
-        if self._session.lead and every and now - (self._saved_at or 0.0) >= every:
-            self._saved_at = now
-            self._checkpoint()
+    def _checkpoint_is_due(self, seconds: float) -> bool:
+        """R22, the lead only: whether one is due after another round, which takes so long."""
+        every, since = self._settings.checkpoint_s, self._clock() - (self._saved_at or 0.0)
+        return bool(self._session.lead and every and since + seconds >= every)
 
     def _keep(self) -> None:
         """R18: no majority is left, and this may be all that remains. What this member has offered stays as it is."""
@@ -332,14 +333,19 @@ class Loop:
 
     # ---- what comes next, and who watches
 
-    def _decide_after_training(self, commit: Commit) -> bool:
-        """R14: test at every epoch's end and at the end; True to train on."""
+    def _decide_after_training(self, commit: Commit, seconds: float) -> bool:
+        """R14: test at every epoch's end and at the end; True to train on.
+
+        Args:
+            seconds: that the round took.
+        """
         training, settings = self._training, self._settings
         training.finishing = self._job.done(training.state, training.records)
         every = settings.rounds_between_tests(training.records)
         due = commit.samples > 0 and training.state.round % every == 0
         test = training.finishing or due
-        self._session.decide(commit.round, "test" if test else "continue")
+        what, due = "test" if test else "continue", self._checkpoint_is_due(seconds)
+        self._session.decide(commit.round, what, checkpoint=due)
         return not (test and self._session.lead)
 
     def _warn(self, message: str) -> None:

@@ -102,13 +102,15 @@ def sum_of(commit: Commit, total: npt.NDArray[np.float32]) -> dict[str, Any]:
     """What all members have of a round.
 
     total: the sum that they read, float32 (lanes,), over `n` samples, with accumulators whose lowest bit is 2**unit.
-    members: of so many a switch adds the lanes, 0 if the hosts add. counted: rows (member number, samples).
+    members: of so many a switch adds the lanes, 0 if the hosts add. counted: rows (member number, samples). exchange:
+    its name.
     """
     return {
         "total": total,
         "n": commit.samples,
         "unit": commit.unit,
         "members": commit.members,
+        "exchange": commit.exchange.name,
         "counted": np.array(sorted(commit.counted.items()), np.int64).reshape(-1, 2),
     }
 

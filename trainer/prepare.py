@@ -126,6 +126,8 @@ def _prepare(
             }
         )
     resumed = {"round": training.state.round, "unit": training.unit}
+    if resume is not None:  # by which each host finds its residual
+        resumed |= {"run": resume.parent.parent.name, "state": training.digest()}
     averaged = rehearse(training, sets)  # it changes everything: after all else is written
     if saved is not None:  # what has stopped moving may move again: the largest value so far
         averaged |= frozenset(saved.head.get("averaged", ()))

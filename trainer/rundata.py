@@ -146,7 +146,7 @@ class _Life:
     @property
     def events(self) -> list[Row]:
         """All in the time line but times with the token."""
-        return [row for row in self.timeline if row["kind"] not in (*TOKEN_KINDS, "commit")]
+        return [row for row in self.timeline if row["kind"] not in (*TOKEN_KINDS, "sums", "commit")]
 
     def move(self, seconds: float) -> None:
         """Subtract so much from all times."""

@@ -26,9 +26,11 @@ class Settings:
     epochs, rounds: the job ends after so many, whichever comes first, or when its `done` says so.
     lane: integers on the wire: "i32", "i16" or "i8".
     exchange: how the gradients of a round become one sum: "broadcast", every host adds what the others broadcast;
-        "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto" chooses.
+        "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto", the switch
+        where the starting host believes one, else stripes.
     quorum: part of the batch after which a round closes (R13).
-    micro_batches: parts in which a member works its share of the batch; at least 10 (R13).
+    micro_batches: parts in which a member works its share of the batch; at least 10 (R13). Where the quorum is 1 no
+        round closes early, and 1 is enough.
     seed: of the initial weights, the order of the data and dropout.
     test_every: rounds between two tests; None: an epoch.
     test_batch: samples that are tested at once.
@@ -155,8 +157,8 @@ def check(settings: Settings) -> None:
     _demand(settings, "exchange", settings.exchange in EXCHANGES, " or ".join(EXCHANGES))
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
     _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
-    enough = settings.micro_batches >= MIN_MICRO_BATCHES
-    _demand(settings, "micro_batches", enough, f"at least {MIN_MICRO_BATCHES}")
+    least = MIN_MICRO_BATCHES if settings.quorum < 1 else 1
+    _demand(settings, "micro_batches", settings.micro_batches >= least, f"at least {least}")
     _demand(settings, "seed", 0 <= settings.seed < 2**63, "from 0 to 2^63 - 1")
     for key in ("microbatch_seconds", "checkpoint_s"):
         _demand(settings, key, getattr(settings, key) >= 0, "at least 0")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * The wire of nicps, for C. Generated from nicps/wire.py by `python -m nicps.wiregen`:
+ * The wire of nicps, for C. Generated from nicps/wire by `python -m nicps.wiregen`:
  * change it there. Read by the XDP and TC programs, and by any C program in user space.
  * The EtherType can be set from the compiler's command line.
  */
@@ -20,7 +20,7 @@
 #define NICPS_BLOCK_LANES 1440             /* accumulators in a block of the map */
 #define NICPS_MAX_FRAME_BYTES 1500         /* longest frame, from version on */
 #define NICPS_NAME_BYTES 14                /* host name in a member list */
-#define NICPS_QUANTUM 256                  /* fragments that a holder sends at a time, where a switch adds */
+#define NICPS_QUANTUM 256                  /* fragments by which a member may be ahead of its sums, where a switch adds */
 #define NICPS_SWITCH 2673237782643         /* MAC address of a switch that adds */
 #define NICPS_ETHERNET_BYTES 14            /* Ethernet header, before version */
 #define NICPS_HEADER_BYTES 32              /* header */
@@ -54,6 +54,7 @@ enum nicps_type {
 	NICPS_TYPE_SUM = 15,          /* in stripes: the aggregator's, to all, or to who has asked */
 	NICPS_TYPE_ASK = 16,          /* in stripes: a member lacks that sum */
 	NICPS_TYPE_LACKING = 17,      /* in stripes: it cannot be made yet, and whose part is lacking */
+	NICPS_TYPE_SWITCH = 18,       /* a Linux switch that adds, and the members that believe it */
 };
 
 /* The header's `flags`. */
@@ -66,6 +67,8 @@ enum nicps_flag {
 	NICPS_FLAG_ADD = 32,          /* a fragment that the switch is to add; of sender 0, the sum */
 	NICPS_FLAG_ANSWER = 64,       /* made by the XDP program out of a frame that came: it has numbers of its own */
 	NICPS_FLAG_COMPLETE = 128,    /* WANT: this member has all that the round's closed list comes to */
+	NICPS_FLAG_OFFERED = 256,     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
+	NICPS_FLAG_SAVES = 512,       /* with COMPLETE: as the mark SAVES */
 };
 
 /* The token's `state`: gradients may still come, or the list is closed. */
@@ -79,6 +82,8 @@ enum nicps_mark {
 	NICPS_MARK_CONTRIBUTED = 1,
 	NICPS_MARK_COMPLETE = 2,    /* has every fragment of the list */
 	NICPS_MARK_SKIPPED = 4,     /* had a gradient that does not fit the unit: asks for a larger one */
+	NICPS_MARK_SAVES = 8,       /* R22: the lead's: it writes a checkpoint of the state after this round */
+	NICPS_MARK_SAVED = 16,      /* the same, of the round committed last */
 };
 
 /* What a decision starts: a series of rounds, except FINISH and STOP. */
@@ -104,12 +109,20 @@ enum nicps_stage {
 	NICPS_STAGE_FILES = 1,   /* it has the job's files; its training program starts */
 	NICPS_STAGE_WAITING = 2, /* its training program waits for the state */
 	NICPS_STAGE_ASKS = 3,    /* it only wants to be told which view is in force */
+	NICPS_STAGE_GROUP = 4,   /* it is in no job; a program waits for the group that the answer names */
 };
 
 /* Of a PROBE frame. */
 enum nicps_probe_step {
 	NICPS_PROBE_STEP_ASK = 1,   /* count the train of this nonce from now on, and say what was counted so far */
 	NICPS_PROBE_STEP_TRAIN = 2, /* one of many, as long as a fragment: counted in the kernel, and dropped */
+};
+
+/* Of a SWITCH frame. */
+enum nicps_switch_step {
+	NICPS_SWITCH_STEP_HELLO = 1, /* the switch asks which view is in force */
+	NICPS_SWITCH_STEP_GRANT = 2, /* a member says so, and gives it the view's key */
+	NICPS_SWITCH_STEP_READY = 3, /* the switch adds for these members */
 };
 
 /* Common to all frames of ours; follows the Ethernet header. */
@@ -181,18 +194,18 @@ _Static_assert(sizeof(struct nicps_range) == 8, "struct nicps_range has a hole")
 struct nicps_call {
 	__be64 nonce;  /* names this formation; 0: the job admits nobody, and no answer is wanted */
 	__be32 view;   /* in force at the caller; 0 if it starts a network */
-	__be32 ballot; /* under which that view was installed */
+	__be32 ballot; /* under which that view was installed; in no view: the group that forms, 0 for a job */
 };
 _Static_assert(sizeof(struct nicps_call) == 16, "struct nicps_call has a hole");
 
 /* R2, R20: a host takes part. The tail is its name. */
 struct nicps_answer {
-	__be64 nonce;     /* of the call */
-	__be64 fresh;     /* random: the list that takes this host in must name it */
-	__be32 view;      /* highest view this host has been in */
-	__u8 stage;       /* 0 nothing of the job, 1 its files, 2 a training program that waits, 3 only asks */
-	__u8 reserved;    /* 0 */
-	__be16 reserved2; /* 0 */
+	__be64 nonce;  /* of the call */
+	__be64 fresh;  /* random: the list that takes this host in must name it */
+	__be32 view;   /* highest view this host has been in */
+	__u8 stage;    /* 0 nothing of the job, 1 its files, 2 a training program that waits, 3 only asks, 4 a program that waits for a group */
+	__u8 reserved; /* 0 */
+	__be16 group;  /* with stage 4: which group, a hash of its name and size */
 };
 _Static_assert(sizeof(struct nicps_answer) == 24, "struct nicps_answer has a hole");
 
@@ -276,7 +289,9 @@ struct nicps_want {
 	__be32 ready;  /* samples worked so far in the round */
 	__be32 read;   /* last round read out and applied */
 	__be32 digest; /* of the state after that round; 0: none */
-	__be32 lacks;  /* entries that follow: what is sent again and does not come */
+	__s8 unit;     /* with OFFERED: log2 of the step of its coarsest fragment */
+	__u8 reserved; /* 0 */
+	__be16 lacks;  /* entries that follow: what is sent again and does not come */
 };
 _Static_assert(sizeof(struct nicps_want) == 16, "struct nicps_want has a hole");
 
@@ -332,11 +347,11 @@ struct nicps_contribution {
 	__be64 members;   /* the closed list; bit k - 1 is member k */
 	__be32 index;     /* place in the vector, from 0 */
 	__be32 fragments; /* fragments in the vector */
-	__be32 number;    /* 0 */
+	__be32 number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
 	__u8 width;       /* bits of a lane: 32, 16, 8 */
 	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
 	__s8 unit;        /* log2 of what all sums of the round are multiples of */
-	__u8 reserved;    /* 0 */
+	__u8 behind;      /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 };
 _Static_assert(sizeof(struct nicps_contribution) == 24, "struct nicps_contribution has a hole");
 
@@ -345,11 +360,11 @@ struct nicps_sum {
 	__be64 members;   /* the closed list; bit k - 1 is member k */
 	__be32 index;     /* place in the vector, from 0 */
 	__be32 fragments; /* fragments in the vector */
-	__be32 number;    /* 0 */
+	__be32 number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
 	__u8 width;       /* bits of a lane: 32, 16, 8 */
 	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
 	__s8 unit;        /* log2 of what all sums of the round are multiples of */
-	__u8 reserved;    /* 0 */
+	__u8 behind;      /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 };
 _Static_assert(sizeof(struct nicps_sum) == 24, "struct nicps_sum has a hole");
 
@@ -358,11 +373,11 @@ struct nicps_ask {
 	__be64 members;   /* the closed list; bit k - 1 is member k */
 	__be32 index;     /* place in the vector, from 0 */
 	__be32 fragments; /* fragments in the vector */
-	__be32 number;    /* 0 */
+	__be32 number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
 	__u8 width;       /* bits of a lane: 32, 16, 8 */
 	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
 	__s8 unit;        /* log2 of what all sums of the round are multiples of */
-	__u8 reserved;    /* 0 */
+	__u8 behind;      /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 };
 _Static_assert(sizeof(struct nicps_ask) == 24, "struct nicps_ask has a hole");
 
@@ -371,12 +386,42 @@ struct nicps_lacking {
 	__be64 members;   /* the closed list; bit k - 1 is member k */
 	__be32 index;     /* place in the vector, from 0 */
 	__be32 fragments; /* fragments in the vector */
-	__be32 number;    /* 0 */
+	__be32 number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
 	__u8 width;       /* bits of a lane: 32, 16, 8 */
 	__s8 exponent;    /* of the lanes: value = lane * 2**exponent; 127: not finite */
 	__s8 unit;        /* log2 of what all sums of the round are multiples of */
-	__u8 reserved;    /* 0 */
+	__u8 behind;      /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 };
 _Static_assert(sizeof(struct nicps_lacking) == 24, "struct nicps_lacking has a hole");
+
+/* Between a Linux switch that adds (sender 0) and the members that believe it (docs/linux-switch.md). */
+struct nicps_switch {
+	__be64 boot;      /* random, of this start of the switch */
+	__be64 nonce;     /* hello: a fresh one; grant: that of the hello */
+	__be64 members;   /* ready: whose grants of this view are here; bit k - 1 is member k */
+	__be32 number;    /* grant, ready: of the view */
+	__be32 fragments; /* grant: of the vectors to come, 0: unknown; ready: room for such */
+	__u8 width;       /* bits of a lane of these */
+	__u8 step;        /* 1 hello, 2 grant, 3 ready */
+	__be16 reserved;  /* 0 */
+	__be32 reserved2; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_switch) == 40, "struct nicps_switch has a hole");
+
+/* What a switch must know to add in a view; the live members follow, in order of their numbers. */
+struct nicps_grant {
+	__u8 seed[16];    /* that the view was agreed on with: it names the list */
+	__u8 siphash[16]; /* key of tokens and fragments; zeros without one */
+	__u8 name[14];    /* of the host that grants, UTF-8, zero padded */
+	__be16 lead;      /* acts as node 1 (R22) */
+};
+_Static_assert(sizeof(struct nicps_grant) == 48, "struct nicps_grant has a hole");
+
+/* A live member. */
+struct nicps_grant_member {
+	__u8 mac[6];   /* MAC address */
+	__be16 number; /* from 1 */
+};
+_Static_assert(sizeof(struct nicps_grant_member) == 8, "struct nicps_grant_member has a hole");
 
 #endif /* NICPS_WIRE_H */

@@ -24,6 +24,7 @@ The socket:
     peer.py         a connection and its limits
     closing.py      closing a connection, which may take long
     commands.py     messages of commands and training programs
+    group.py        a program that waits for a group
     status.py       what `nicps status` shows
     notifier.py     messages to the operator, submitters and watchers; the alarm's hook
 

@@ -21,6 +21,7 @@ from nicps.agent.driver import Driver, log
 from nicps.agent.executor import Executor
 from nicps.agent.folders import check_runs, check_work, sweep
 from nicps.agent.frames import Frames
+from nicps.agent.group import Groups
 from nicps.agent.keyring import Keyring
 from nicps.agent.lives import rescue
 from nicps.agent.loop import Loop
@@ -55,7 +56,7 @@ class Agent:
         self.settings = settings
         user = User.named(settings.user)
         access = Access.of(user.uid, settings.group)
-        self._keys = Keyring.read(settings.key)
+        self._keys = Keyring.read(settings.key, settings.switch_key)
         sweep(settings.work, self._rescue)
         check_work(settings.work, user)
         check_runs(settings.runs)
@@ -88,6 +89,7 @@ class Agent:
             settings.name,
             settings.network,
             exchange=settings.exchange,
+            believes_switch=settings.believes_switch,
             keyed=self._keys.keyed,
             runs=str(settings.runs),
             timings=settings.timings,
@@ -119,12 +121,14 @@ class Agent:
             lambda: preparation.folder,
         )
         program = Program(driver, loop, children, self.dataplane, executor, settings.trainer)
+        self._groups = Groups(driver, self._control, preparation, program, self.dataplane)
         notifier = Notifier(self._control, children, settings)
         commands = Commands(
             driver,
             self._control,
             program,
             preparation,
+            self._groups,
             self._prober,
             self.dataplane,
             user.name,
@@ -142,6 +146,7 @@ class Agent:
                 act.UseAccumulators: executor.use_accumulators,
                 act.DropAccumulators: executor.drop_accumulators,
                 act.RenewAccumulators: executor.renew_accumulators,
+                act.RetirePlaces: executor.retire_places,
                 act.StartProgram: program.start,
                 act.EndProgram: program.end,
                 act.ShareArena: program.share_arena,
@@ -196,11 +201,13 @@ class Agent:
         self._loop.handle(events)
         self._frames.sync_from_kernel()
         self._frames.pump()  # others wait for it: what is due at this host comes after
-        key_is_spent = self.dataplane.maps.sequence >= Sequences.NUMBERS
+        maps = self.dataplane.maps
+        key_is_spent = max(maps.sequence, maps.sequence_of_switch) >= Sequences.NUMBERS
         driver.carry_out(life.renew_view(now, key_is_spent))
         driver.carry_out(life.tick(now, self._frames.sender.waits))
         self.children.tick(now)
         self._prober.tick()
+        self._groups.tick()
         if doubt := self._keys.find_doubt(now):
             driver.carry_out(life.warn(now, doubt))
         self._frames.pump()

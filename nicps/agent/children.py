@@ -103,11 +103,15 @@ class Children:
         self._loop.watch(child.fileno(), partial(self._is_gone, child))
         return child
 
-    def end(self, child: Child) -> None:
-        """Kill it, and what it has started in its session; nobody is told."""
+    def end(self, child: Child, moment_s: float = 0.0) -> None:
+        """Kill it, and what it has started in its session, or let it end within a moment; nobody is told."""
         known = self._known.get(child)
-        if known is not None:
-            known.done = None
+        if known is None:
+            return
+        known.done = None
+        if moment_s:
+            known.until = min(known.until, self._clock() + moment_s)
+        else:
             child.kill()
 
     def once_gone(self, then: Callable[[], None]) -> None:

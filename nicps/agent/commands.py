@@ -8,6 +8,7 @@ from typing import Any
 
 from nicps.agent.control import ControlSocket
 from nicps.agent.driver import Driver
+from nicps.agent.group import Groups
 from nicps.agent.peer import Peer
 from nicps.agent.preparation import Preparation
 from nicps.agent.probe import Prober
@@ -26,6 +27,7 @@ from nicps.session.messages import (
     AskStatus,
     Attach,
     Cancel,
+    JoinGroup,
     Leave,
     Ok,
     Status,
@@ -51,6 +53,7 @@ class Commands:
         control: ControlSocket,
         program: Program,
         preparation: Preparation,
+        groups: Groups,
         prober: Prober,
         dataplane: DataPlane,
         trainer: str,
@@ -58,7 +61,8 @@ class Commands:
         stop: Callable[[], None],
     ) -> None:
         self._driver, self._control, self._program = driver, control, program
-        self._preparation, self._prober, self._dataplane = preparation, prober, dataplane
+        self._preparation, self._groups = preparation, groups
+        self._prober, self._dataplane = prober, dataplane
         self._trainer, self._status, self._stop = trainer, status, stop
 
     def take_message(self, peer: Peer, message: dict[str, Any]) -> None:
@@ -81,12 +85,13 @@ class Commands:
     def forget(self, peer: Peer) -> None:
         """A connection has ended."""
         self._prober.forget(peer)
+        self._groups.forget(peer)
         if peer.is_trainer:
             self._program.detach(peer.channel)
 
     def _carry_out(self, peer: Peer, raw: Mapping[str, Any]) -> None:
         """Do what a command says, or refuse it."""
-        if not peer.commands and raw.get("op") != Attach.op:
+        if not peer.commands and raw.get("op") not in (Attach.op, JoinGroup.op):
             raise UsageProblem(
                 f"user {peer.uid} may not give this agent commands: run it as root, or let the agent"
                 " admit a group of yours (`nicps join --group NAME`)"
@@ -94,6 +99,9 @@ class Commands:
         command = decode_command(raw)
         if isinstance(command, Attach):
             self._attach(peer, command.form)
+        elif isinstance(command, JoinGroup):
+            self._check_trains(peer)
+            self._groups.join(peer, command)
         elif isinstance(command, AskStatus):
             peer.post(self._status())
         elif isinstance(command, Watch):
@@ -114,9 +122,12 @@ class Commands:
         self._dataplane.check_interface()
         peer.submission = self._preparation.begin(job)
 
-    def _attach(self, peer: Peer, form: str) -> None:
+    def _check_trains(self, peer: Peer) -> None:
         if not peer.trains:
             raise UsageProblem(f"user {peer.uid} may not train here, only {self._trainer}")
+
+    def _attach(self, peer: Peer, form: str) -> None:
+        self._check_trains(peer)
         if self._driver.life.part is None:
             raise NetworkProblem("no job is under way that a training program could join")
         if form == "json":  # megabytes of text are for another process to read

@@ -16,7 +16,7 @@ from nicps import wire
 from nicps.agent.bundle import OutStream
 from nicps.agent.children import Children
 from nicps.agent.driver import Driver, JobNotOpen
-from nicps.agent.jobfiles import JobFiles, Reserved
+from nicps.agent.jobfiles import CHECKPOINTS, JobFiles, Reserved
 from nicps.agent.lives import earlier_files, keep_programs
 from nicps.agent.loop import Loop
 from nicps.agent.metrics import METRICS, check_metrics
@@ -77,8 +77,15 @@ class Executor:
         streams, self.streams = self.streams, {}
         self._timeline.records = None
         if job is not None:
-            clear = partial(job.clear, streams, action.keep_records)
-            self._children.once_gone(lambda: self._loop.background(clear, _nothing))
+            clear = partial(job.clear, streams, action.keep_records, action.saved)
+            stripes = self._dataplane.maps.stripes
+            stripes.retire()
+
+            def end() -> None:
+                self._loop.background(stripes.release, _nothing)
+                self._loop.background(clear, _nothing)
+
+            self._children.once_gone(end)
             return
         for stream in streams.values():  # of a job whose folder could not be made
             stream.close()
@@ -124,7 +131,9 @@ class Executor:
 
     def use_accumulators(self, action: act.UseAccumulators) -> None:
         """The old ones go, once nobody reads them any more."""
-        self._use(self._here.reserved.pop(action.accumulators), action.places)
+        self._here.reserved.pop(action.accumulators).use(self._dataplane)
+        driver = self._driver  # this host may enter a list that it had no places for
+        driver.carry_out(self._life.room_made(driver.now))
 
     def drop_accumulators(self, action: act.DropAccumulators) -> None:
         """They are not needed."""
@@ -132,16 +141,11 @@ class Executor:
 
     def renew_accumulators(self, action: act.RenewAccumulators) -> None:
         """Others, at once: the round goes on."""
-        self._use(Reserved.make(self._dataplane, action.blocks, action.room), action.places)
+        Reserved.make(self._dataplane, action.blocks, action.room).use(self._dataplane)
 
-    def _use(self, reserved: Reserved, places: int) -> None:
-        maps = self._dataplane.maps
-        if reserved.accumulators is not None:
-            maps.use(reserved.accumulators)
-        if reserved.stripes is not None:
-            maps.stripes.use(reserved.stripes)
-        if places:
-            maps.stripes.use_places(places)
+    def retire_places(self, _: act.RetirePlaces) -> None:
+        """Contributions to the own stripe are dropped until it has other places."""
+        self._dataplane.maps.stripes.retire_places()
 
     # ---- in the background
 
@@ -178,11 +182,11 @@ class Executor:
     def _prepare(self, ticket: int, task: act.Task) -> Callable[[], Any]:
         """What is done in the thread; it works on what is here now."""
         match task:
-            case act.ReserveAccumulators(blocks, room):
+            case act.ReserveAccumulators(blocks, room, places):
                 reserved = self._here.reserved
 
                 def reserve() -> int:
-                    reserved[ticket] = Reserved.make(self._dataplane, blocks, room)
+                    reserved[ticket] = Reserved.make(self._dataplane, blocks, room, places)
                     return ticket
 
                 return reserve
@@ -192,6 +196,8 @@ class Executor:
                 return self._prepare_window(task)
             case act.KeepCheckpoint(name):
                 return partial(keep_checkpoint, self._here, name)
+            case act.KeepResidual():
+                return self._here.keep_residual
             case act.KeepRecords(facts, last_round):
                 return partial(_keep_records, self._here, {**self._facts(), **facts}, last_round)
             case act.MakeResult():
@@ -259,7 +265,7 @@ def _open(streams: dict[int, OutStream], number: int, folder: Path, files: Any) 
 
 def keep_checkpoint(job: JobFiles, name: str) -> None:
     names = {"job.tar": "job.tar", "prepared.json": "prepared.json", name: CHECKPOINT}
-    keep_files(job.folder, job.run / "checkpoint", names)
+    keep_files(job.folder, job.run / CHECKPOINTS, names)
 
 
 def _keep_records(job: JobFiles, facts: dict[str, Any], last_round: int) -> list[str]:
@@ -283,7 +289,7 @@ def _explain(task: act.Task, error: Exception) -> str:
     """Why a task has no outcome, in one line."""
     if isinstance(task, act.MakeResult):
         return f"cannot make the summary of the run: {error}"
-    if isinstance(task, act.KeepCheckpoint) and isinstance(error, OSError):
+    if isinstance(task, act.KeepCheckpoint | act.KeepResidual) and isinstance(error, OSError):
         about = f"{error.filename}: " if error.filename else ""
         return f"{about}{error.strerror}"
     return explain("go on with the job here", error)

@@ -17,7 +17,7 @@ from nicps.barrier import barrier
 from nicps.dataplane import DataPlane
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
 from nicps.job.actions import EnterView, Transmit
-from nicps.protocol import KernelState, Send, SendFragments
+from nicps.protocol import KernelState, Phase, Send, SendFragments
 
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _MALFORMED_SHOWN = 3
@@ -93,9 +93,12 @@ class Frames:
         bells = self._dataplane.doorbell.take()
         self.sync_from_kernel()
         for bell in bells:
+            of = bell.tag >> 32, bell.tag & 0xFFFFFFFF
             if not bell.count:
-                of = bell.tag >> 32, bell.tag & 0xFFFFFFFF
                 driver.carry_out(life.list_came(driver.now, *of, bell.members, bell.unit))
+            elif bell.count == bell.fragments:
+                now = time.monotonic()
+                self._timeline.note("sums", now, now, of[1])
         if any(bell.count for bell in bells):
             driver.carry_out(life.sums_came(driver.now))
 
@@ -147,7 +150,20 @@ class Frames:
             driver = self._driver
             driver.carry_out(self._life.fragments_sent(driver.now, action.fragments))
         else:
+            self._note_sent(action.fragments, action.phase)
             self.sender.fragments_of(action.fragments, action.phase, source)
+
+    def _note_sent(self, action: SendFragments, phase: Phase) -> None:
+        """The program goes on where this contribution to stripes ends, as sums come."""
+        striped = action.striped
+        if striped is None or striped.type is not wire.FrameType.CONTRIBUTION or action.repair:
+            return
+        total = striped.fragments or phase.fragments_in(action.round)
+        stripes = self._dataplane.maps.stripes
+        stripes.set_rest(action.round, striped.rest_view, striped.behind)
+        for first, count in action.ranges:
+            owner = striped.owner(first, total)
+            stripes.set_sent(action.round, owner, first + count)
 
     def _note_hold(self) -> None:
         """For the time line: the token has left this host."""

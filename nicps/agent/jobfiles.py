@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -13,42 +13,63 @@ from nicps.agent.driver import log
 from nicps.agent.folders import remove, working_folder
 from nicps.agent.lives import keep_life
 from nicps.agent.process import User
-from nicps.agent.records import Records
+from nicps.agent.records import Records, keep_files, open_file
 from nicps.dataplane import DataPlane
 from nicps.dataplane.maps import Accumulators
-from nicps.dataplane.stripes import StripesRoom
+from nicps.dataplane.stripes import StripesPlaces, StripesRoom
 from nicps.errors import explain
 from nicps.job.actions import Receive
+from nicps.session import residual_file
+
+CHECKPOINTS = "checkpoint"  # the folder of a run that `nicps resume` goes on from
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """Memory of the kernel's that nothing uses yet."""
 
-    accumulators: Accumulators | None
-    stripes: StripesRoom | None
+    accumulators: Accumulators | None = None
+    stripes: StripesRoom | None = None
+    places: StripesPlaces | None = None
 
     @classmethod
-    def make(cls, dataplane: DataPlane, blocks: int, room: int) -> Self:
+    def make(cls, dataplane: DataPlane, blocks: int, room: int, places: int = 0) -> Self:
         """Accumulators of so many blocks a bank, and what stripes of so many fragments need; 0: none.
+
+        Args:
+            places: blocks a bank for the own stripe.
 
         Raises:
             EnvironmentProblem: there is not enough memory.
             BpfLoadError: the kernel refuses the program that takes stripes.
         """
-        accumulators = dataplane.maps.reserve(blocks) if blocks else None
+        maps, made = dataplane.maps, cls()
         try:
+            if blocks:
+                made = replace(made, accumulators=maps.reserve(blocks))
             if room:
                 dataplane.open_stripes()
-            return cls(accumulators, dataplane.maps.stripes.reserve(room) if room else None)
+                made = replace(made, stripes=maps.stripes.reserve(room))
+            if places:
+                made = replace(made, places=maps.stripes.reserve_places(places))
+            return made
         except BaseException:
-            if accumulators is not None:
-                accumulators.close()
+            made.close()
             raise
+
+    def use(self, dataplane: DataPlane) -> None:
+        """The program works with it from now on."""
+        maps = dataplane.maps
+        if self.accumulators is not None:
+            maps.use(self.accumulators)
+        if self.stripes is not None:
+            maps.stripes.use(self.stripes)
+        if self.places is not None:
+            maps.stripes.use_places(self.places)
 
     def close(self) -> None:
         """It is not needed after all."""
-        for made in (self.accumulators, self.stripes):
+        for made in (self.accumulators, self.stripes, self.places):
             if made is not None:
                 made.close()
 
@@ -113,17 +134,48 @@ class JobFiles:
         )
         return former
 
-    def clear(self, streams: dict[int, OutStream], keep_records: bool) -> None:
+    def keep_residual(self) -> None:
+        """Copy what the training program has written into the run's folder.
+
+        Raises:
+            OSError: it is missing, or is no regular file; the disk is full, or the folder cannot be written.
+        """
+        kept = self._residual_of(self.run)
+        keep_files(self.folder, kept.parent, {residual_file.NAME: kept.name})
+
+    def open_residual(self, run: str) -> int | None:
+        """A descriptor of this host's residual of that run; None, and a line in the log, if there is none."""
+        path = self._residual_of(self.run.with_name(run))
+        try:
+            return open_file(path)
+        except OSError as error:
+            text = f"no residual of this host is in {path} ({error.strerror})"
+            log(f"{text}: its rounding errors begin at zero")
+            return None
+
+    def _residual_of(self, run: Path) -> Path:
+        """Hosts may share a folder for their runs."""
+        return run / CHECKPOINTS / f"{self.kept.name}.{residual_file.NAME}"
+
+    def clear(
+        self, streams: dict[int, OutStream], keep_records: bool, keep_residual: bool = False
+    ) -> None:
         """Close all that is open, these streams too, and remove the folder. In the thread that may be using it.
 
         Args:
             keep_records: keep what agent and programs have written down.
+            keep_residual: keep the training program's residual, if it has written one.
         """
         for stream in (self.incoming, *streams.values()):
             if stream is not None:
                 stream.close()
         for accumulators in self.reserved.values():
             accumulators.close()
+        if keep_residual and (self.folder / residual_file.NAME).exists():
+            try:
+                self.keep_residual()
+            except OSError as error:
+                log(explain("keep the residual", error))
         try:
             self.records.close()
             if keep_records:

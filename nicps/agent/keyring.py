@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network's key, and those of the views that are made from it: who may say what to this agent.
+"""The network's key, those of the views that are made from it, and a Linux switch's: who may say what to this agent.
 
 Tokens, fragments and frames of stripes are signed and checked in the kernel. Here it is control frames: those outside
 a view are tagged with the network key and bound to fresh nonces; those of a view with a key of its own, under numbers
-that only rise.
+that only rise. What a Linux switch says is tagged with the switch's key, under numbers that rise in one boot; what is
+granted to it is sealed with that key.
 """
 
 from __future__ import annotations
@@ -14,13 +15,24 @@ from typing import Self
 
 from nicps import wire
 from nicps.auth import NetworkKey, Sequences, ViewKey, view_key
+from nicps.errors import UsageProblem
 from nicps.protocol import View
+from nicps.switchauth import SwitchKey
 
 #: Signed and checked in the kernel; what it passes up of them is a member's, and fresh.
 _KERNELS = (wire.FrameType.TOKEN, wire.FrameType.FRAGMENT, wire.FrameType.LACKING)
 _HEADER = wire.Layout.of(wire.Header)
 _VIEW_AT = _HEADER.offsets[_HEADER.names.index("view")]
 _SEQUENCE_AT = _HEADER.offsets[_HEADER.names.index("sequence")]
+_SWITCH = wire.Layout.of(wire.Switch)
+_BOOT_AT, _STEP_AT = (
+    wire.HEADER_BYTES + _SWITCH.offsets[_SWITCH.names.index(name)] for name in ("boot", "step")
+)
+_GRANT = wire.Layout.of(wire.Grant)
+_SIPHASH_AT = (
+    wire.HEADER_BYTES + _SWITCH.struct.size + _GRANT.offsets[_GRANT.names.index("siphash")]
+)
+_BOOTS = 2  # of a switch: the newest, and the one before
 _QUIET_S = 60.0  # between two warnings: anybody can send such frames
 _DOUBT_S = 300.0  # and without more of them
 
@@ -28,11 +40,15 @@ _DOUBT_S = 300.0  # and without more of them
 class Keyring:
     """Without a key every frame is admitted.
 
+    Args:
+        switch: the key of a Linux switch that this host believes.
+
     Attributes: `refused` counts by reason; `strange`, those of them that were sent under another network key, or none.
     """
 
-    def __init__(self, network: NetworkKey | None) -> None:
-        self._network = network
+    def __init__(self, network: NetworkKey | None, switch: SwitchKey | None = None) -> None:
+        self._network, self._switch = network, switch
+        self._boots: dict[int, Sequences] = {}  # the numbers of a switch's frames
         self._views: dict[int, tuple[ViewKey, Sequences]] = {}  # this one, and the one before
         self.refused: Counter[str] = Counter()
         self.strange = 0
@@ -41,13 +57,23 @@ class Keyring:
         self._in_doubt = False
 
     @classmethod
-    def read(cls, path: Path | None) -> Self:
-        """The key in that file, if there is one.
+    def read(cls, path: Path | None, switch: Path | None = None) -> Self:
+        """The key in that file, if there is one, and that of a Linux switch.
 
         Raises:
             EnvironmentProblem: it is no key, or others can read it.
+            UsageProblem: the two are one key.
         """
-        return cls(NetworkKey.read(path) if path is not None else None)
+        network = NetworkKey.read(path) if path is not None else None
+        if switch is None:
+            return cls(network)
+        key = SwitchKey.read(switch)
+        if network is not None and key == SwitchKey.of(network.secret):
+            raise UsageProblem(
+                f"{switch} holds the network's key, which a switch must not have: make another with"
+                " `nicps key new FILE`, for the switch and its hosts"
+            )
+        return cls(network, key)
 
     @property
     def keyed(self) -> bool:
@@ -65,10 +91,15 @@ class Keyring:
         return key.siphash
 
     def sign(self, frame: bytes, source: bytes) -> bytes:
-        """A control frame of ours with its tag."""
+        """A control frame of ours with its tag; a grant to a switch with the view's key in it, and sealed."""
         if self._network is None:
             return frame
         view = _u32(frame, _VIEW_AT)
+        if frame[1] == wire.FrameType.SWITCH:
+            assert self._switch is not None and view in self._views, "nothing to grant"
+            siphash = self._views[view][0].siphash
+            frame = frame[:_SIPHASH_AT] + siphash + frame[_SIPHASH_AT + len(siphash) :]
+            return self._switch.seal(frame, source)
         key = self._views[view][0] if view in self._views else self._network
         return key.sign(frame, source)
 
@@ -77,7 +108,11 @@ class Keyring:
         if source == own:
             self.refused["echo"] += 1
             return False
-        if self._network is None or len(frame) < wire.HEADER_BYTES or frame[1] in _KERNELS:
+        if len(frame) < wire.HEADER_BYTES:
+            return True
+        if frame[1] == wire.FrameType.SWITCH:
+            return self._admits_switch(source, frame)
+        if self._network is None or frame[1] in _KERNELS:
             return True
         view = _u32(frame, _VIEW_AT)
         if view == 0:
@@ -95,6 +130,30 @@ class Keyring:
             self.refused["forged"] += 1
             return False
         if not sequences.accept(source, _u32(frame, _SEQUENCE_AT)):
+            self.refused["replayed"] += 1
+            return False
+        return True
+
+    def _admits_switch(self, source: bytes, frame: bytes) -> bool:
+        """Whether a frame is of a switch that adds, and fresh. What members grant to it is not for this host.
+
+        A host that has no key for it believes nothing of it, and is told all the same that it is there.
+        """
+        if len(frame) <= _STEP_AT or frame[_STEP_AT] == wire.SwitchStep.GRANT:
+            return False
+        if source != wire.SWITCH:
+            self.refused["stranger"] += 1
+            return False
+        if self._switch is None:
+            return True
+        if not self._switch.control.verify(frame, source):
+            self.refused["forged"] += 1
+            return False
+        boot = int.from_bytes(frame[_BOOT_AT : _BOOT_AT + 8], "big")
+        self._boots.setdefault(boot, Sequences())
+        self._boots = {one: self._boots[one] for one in sorted(self._boots)[-_BOOTS:]}
+        numbers = self._boots.get(boot)
+        if numbers is None or not numbers.accept(source, _u32(frame, _SEQUENCE_AT)):
             self.refused["replayed"] += 1
             return False
         return True

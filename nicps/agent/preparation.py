@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,16 @@ from nicps.agent.children import Children
 from nicps.agent.driver import Driver
 from nicps.agent.folders import new_job_id, remove, working_folder
 from nicps.agent.loop import Loop
-from nicps.agent.prepared import read_prepared
+from nicps.agent.prepared import NAME, read_prepared
 from nicps.agent.process import Child, User, python
-from nicps.errors import EnvironmentProblem, JobFailed, NicpsError, UsageProblem
+from nicps.errors import (
+    EnvironmentProblem,
+    JobFailed,
+    NetworkProblem,
+    NicpsError,
+    UsageProblem,
+    explain,
+)
 from nicps.job.actions import CloseSubmission
 from nicps.session.messages import Submit
 
@@ -66,6 +74,26 @@ class Preparation:
             if isinstance(error, KeyError | TypeError | ValueError):
                 raise UsageProblem(f"no job can be made of what was submitted: {error!r}") from None
             raise
+
+    def begin_group(self, number: int, prepared: Mapping[str, Any]) -> None:
+        """A group begins to form; there is nothing to prepare.
+
+        Raises:
+            NicpsError, OSError: its folder cannot be made.
+        """
+        driver, life = self._driver, self._driver.life
+        self._number = number
+        try:
+            self._base = working_folder(self._work)
+            self.folder.mkdir()
+            files = [{"path": NAME, "store": "all"}]
+            (self.folder / NAME).write_bytes(orjson.dumps({**prepared, "files": files}))
+            job_id, read = read_preparation(self.folder)
+        except (NicpsError, OSError) as error:
+            reason = explain("form a group", error)
+            driver.carry_out(life.submission_failed(driver.now, number, reason))
+            raise NetworkProblem(reason) from None
+        driver.carry_out(life.submission_prepared(driver.now, number, job_id, read))
 
     def _start(self, number: int, job: Submit) -> None:
         """As the training user; no other host hears of it yet."""

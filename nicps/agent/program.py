@@ -26,6 +26,7 @@ from nicps.session.fields import Message, encode
 from nicps.session.shared_form import Abort, FromProgram
 
 _HURRIED = -10  # nice value
+_LAST_MOMENT_S = 3.0  # in which a program may write its residual
 
 
 class Program:
@@ -33,6 +34,8 @@ class Program:
 
     Args:
         trainer: the command that trains, in place of the job's own.
+
+    Attributes: `expects`, the program of a group is to attach here.
     """
 
     def __init__(
@@ -54,12 +57,17 @@ class Program:
         self._arena: Arena | None = None
         self._doorbell = -1
         self._hurried = False
+        self._adopted = False  # it runs, and was not started here
+        self.expects = False
 
     # ---- processes
 
     def start(self, action: act.StartProgram) -> None:
-        """Run it as the training user, in the job's folder."""
+        """Run it as the training user, in the job's folder; of a group, it runs already."""
         self._number = action.program
+        self._adopted = self.expects = action.adopts
+        if action.adopts:
+            return
         job = self._executor.job
         assert job is not None
         set_aside(job.folder / "out", job.base)  # what the one before has written down
@@ -89,12 +97,12 @@ class Program:
         """End it, whatever it is doing."""
         if self._channel is not None:
             with contextlib.suppress(ChannelClosed):
-                self._channel.post(encode(Abort(action.reason)))
+                self._channel.post(encode(Abort(action.reason, action.saved)))
         for child in (self._child, self._gateway):
             if child is not None:
-                self._children.end(child)
+                self._children.end(child, _LAST_MOMENT_S if action.saved else 0.0)
         self._child = self._gateway = self._channel = None
-        self._hurried = False
+        self._hurried = self._adopted = self.expects = False
         if self._arena is not None:
             self._loop.unwatch(self._doorbell)
             os.close(self._doorbell)
@@ -117,7 +125,7 @@ class Program:
         """
         driver = self._driver
         actions = self._life.attach(driver.now)
-        self._channel = channel
+        self._channel, self.expects = channel, False
         driver.carry_out(actions)
 
     def start_gateway(self, connection: int) -> None:
@@ -151,8 +159,14 @@ class Program:
     def detach(self, channel: Channel) -> None:
         """A connection is closed."""
         if channel is self._channel:
-            self._channel = None
-            self._life.detach(self._number)
+            self._lose_connection()
+
+    def _lose_connection(self) -> None:
+        self._channel = None
+        self._life.detach(self._number)
+        if self._adopted:  # it is gone, as far as anybody can know
+            driver, reason = self._driver, "it has closed its connection"
+            driver.carry_out(self._life.program_ended(driver.now, self._number, -1, reason))
 
     def handle_message(self, message: FromProgram) -> None:
         """It says something."""
@@ -195,8 +209,7 @@ class Program:
         try:
             self._channel.post(encode(message), fds)
         except ChannelClosed:
-            self._channel = None
-            self._life.detach(number)
+            self._lose_connection()
 
     # ---- memory
 
@@ -207,8 +220,15 @@ class Program:
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Every write wakes; reading it could block, as the program has a say in its flags.
         self._loop.watch(self._doorbell, self._note_converted, edge=True)
-        descriptors = (self._arena.fd, self._doorbell)
-        self._post(action.program, shared_form.Arena(action.fragments), descriptors)
+        descriptors: tuple[int, ...] = (self._arena.fd, self._doorbell)
+        job = self._executor.job
+        kept = job.open_residual(action.resumed) if job is not None and action.resumed else None
+        if kept is None:
+            self._post(action.program, shared_form.Arena(action.fragments), descriptors)
+            return
+        message = shared_form.Arena(action.fragments, action.state)
+        self._post(action.program, message, (*descriptors, kept))
+        os.close(kept)
 
     def _note_converted(self) -> None:
         """More of a contribution has been converted; the loop sends it at the end of this step."""

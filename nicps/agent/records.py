@@ -43,7 +43,7 @@ class Records:
         self.event("begin", now, 0, job=job, name=name)
 
     def note(self, kind: str, started: float, ended: float, round_: int, **more: Any) -> None:
-        """For the time line: "hold", "send", "repair" or "commit", in seconds of CLOCK_MONOTONIC."""
+        """For the time line: "hold", "send", "repair", "sums" or "commit", in seconds of CLOCK_MONOTONIC."""
         self._rows.append({"t0": started, "t1": ended, "kind": kind, "round": round_, **more})
         if len(self._rows) >= _FLUSH_ROWS or ended > self._flushed + _FLUSH_S:
             self._flushed = ended
@@ -103,7 +103,7 @@ def read_file(path: Path, most: int) -> bytes:
     Raises:
         OSError: it is missing, is no regular file, or holds more than `most` bytes.
     """
-    fd = _open_file(path)
+    fd = open_file(path)
     try:
         with open(fd, "rb", closefd=False) as file:
             data = file.read(most + 1)
@@ -133,7 +133,7 @@ def copy_file(source: Path, target: Path) -> None:
     Raises:
         OSError: it is missing, or is no regular file; the disk is full, or the folder cannot be written.
     """
-    fd = _open_file(source)
+    fd = open_file(source)
     try:
         _copy_file(fd, target)
     finally:
@@ -162,7 +162,7 @@ def keep_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
     folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for name, kept in names.items():
-            fd = _open_file(name, folder)
+            fd = open_file(name, folder)
             try:
                 _copy_file(fd, target / kept, sync=True)
             finally:
@@ -178,7 +178,7 @@ def keep_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
             break
 
 
-def _open_file(name: str | Path, folder: int | None = None) -> int:
+def open_file(name: str | Path, folder: int | None = None) -> int:
     """A descriptor of a regular file; nothing else is read, or waited for."""
     wrong = OSError(errno.EINVAL, "Not a regular file", str(name))
     try:

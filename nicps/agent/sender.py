@@ -131,6 +131,7 @@ class Sender:
         header = self._header(action.flags, action.round)
         total, width = phase.fragments_in(action.round), phase.width
         if action.striped is not None:
+            total = action.striped.fragments or total
             template = self._stripes.template(header, action.striped, total, width)
         else:
             lanes = wire.lanes_per_fragment(width)

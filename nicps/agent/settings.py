@@ -20,14 +20,15 @@ class AgentSettings:
 
     `trainer` is the command that trains, in place of `python -m trainer run --workdir DIR`; it finds the agent through
     NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
-    what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `alarm_hook` is a shell
+    what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `switch_key` is that of a
+    Linux switch whose sums are believed; in a network without a key `trust_switch` is enough. `alarm_hook` is a shell
     command for when a job has been given up, or no majority is left, with the reason as $1 (R18, R22). Frames go to
     `destination`: to all, or to a multicast group. `exchange` is that of the jobs that this host leads,
-    and the one whose sums it believes; of a switch, in a network with a key, only with `trust_switch`.
+    and the one whose sums it believes; of a P4 switch, in a network with a key, only with `trust_switch`.
 
     Raises:
-        UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted; or somebody
-            has, and none is to add.
+        UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted; or what was
+            said of a Linux switch does not fit the network.
     """
 
     iface: str
@@ -40,6 +41,7 @@ class AgentSettings:
     work: Path = Path("/var/tmp")
     trainer: tuple[str, ...] = ()
     key: Path | None = None
+    switch_key: Path | None = None
     alarm_hook: str = ""
     ethertype: int = ETHERTYPE
     destination: bytes = BROADCAST
@@ -53,9 +55,22 @@ class AgentSettings:
                 "a switch has no key, so nothing shows that its sums are right: add --trust-switch, or leave"
                 " --mode switch out"
             )
-        if self.trust_switch and not self.exchange.needs_trust:
-            raise UsageProblem("no switch is to add here: give --trust-switch with --mode switch")
+        if self.switch_key is not None and self.key is None:
+            raise UsageProblem(
+                "--switch-key is for a network with a key (--key): in one without, give --trust-switch"
+            )
+        trusts_linux = self.trust_switch and not self.exchange.needs_trust
+        if trusts_linux and self.switch_key is not None:
+            raise UsageProblem(
+                "--switch-key says already that the switch is believed: leave --trust-switch out"
+            )
+        if trusts_linux and self.key is not None:
+            raise UsageProblem(
+                "in a network with a key a Linux switch must have one, too: give --switch-key FILE in place of"
+                " --trust-switch (or, for a P4 switch, add --mode switch)"
+            )
 
-    def believes(self, exchange: Exchange) -> bool:
-        """Whether this host takes part in it: its user has said so where others' sums must be believed."""
-        return not exchange.needs_trust or self.exchange.needs_trust
+    @property
+    def believes_switch(self) -> bool:
+        """Whether this host believes the sums of a Linux switch."""
+        return self.switch_key is not None or (self.trust_switch and not self.exchange.needs_trust)

@@ -45,6 +45,7 @@ def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -
         view=view.number,
         lead=view.lead,
         trouble=publisher.trouble,
+        switch=_switch_of(life),
         other_job=publisher.other_job,
         warning=keys.doubt,
         keyed=keys.keyed,
@@ -60,3 +61,10 @@ def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -
         control_refused=dict(keys.refused),
         counters=dataplane.maps.counters(),
     )
+
+
+def _switch_of(life: Life) -> str:
+    """What is to be said of a Linux switch."""
+    phase, told = life.node.phase_in_force, life.node.switch.describe()
+    adds = phase is not None and phase.exchange.central and len(life.node.view.live) > 1
+    return "adds" if adds and told == "ready" else told

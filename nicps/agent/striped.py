@@ -19,6 +19,7 @@ _BODIES = {
     FrameType.SUM: wire.Sum,
     FrameType.ASK: wire.Ask,
 }
+_SWITCH: U8 = np.frombuffer(wire.SWITCH, np.uint8)
 _NOT_FINITE = 127  # the exponent of a fragment without a value
 
 
@@ -37,7 +38,7 @@ def header_dtype(body: type[Any]) -> np.dtype[np.void]:
 
 
 class StripeFrames:
-    """Fills in what differs from frame to frame.
+    """Makes the headers and destinations of a batch of frames from one template.
 
     Args:
         most: frames in a batch.
@@ -49,11 +50,15 @@ class StripeFrames:
         dtype = header_dtype(wire.Contribution)
         self._rows = np.zeros((most, dtype.itemsize), np.uint8)
         self._records = self._rows.view(dtype).reshape(most)
-        self._questions = 0  # asked so far: a number is answered once
+        self._questions = 0  # numbers used so far: the kernel answers each one once
 
     def template(self, header: wire.Header, striped: Striped, fragments: int, width: int) -> U8:
         """The header that all frames of a contribution have, uint8 (56,)."""
-        body = _BODIES[striped.type](striped.members, 0, fragments, 0, width, 0, striped.unit)
+        view, behind = striped.rest_view, striped.behind
+        if striped.type is FrameType.ASK:  # `number` is the question's
+            view = behind = 0
+        what = striped.members, 0, fragments, view, width, 0, striped.unit, behind
+        body = _BODIES[striped.type](*what)
         frame = wire.pack(header, body, tail=bytes(wire.PAYLOAD_BYTES))
         return np.frombuffer(frame[: self._rows.shape[1]], np.uint8)
 
@@ -70,7 +75,7 @@ class StripeFrames:
         """Headers, uint8 (count, 56), and where the frames go: uint8 (count, 6), (6,), or None for all hosts.
 
         Raises:
-            JobFailed: an exponent is too large for the round. No kernel takes that: it would be sent again for ever.
+            JobFailed: an exponent is too large for the round. No kernel takes that: it would be retransmitted for ever.
         """
         rows, records = self._rows[:count], self._records[:count]
         rows[:] = template
@@ -80,7 +85,7 @@ class StripeFrames:
             records["number"] = np.arange(self._questions + 1, self._questions + count + 1)
             self._questions += count
         else:
-            # A copy: the training program can still write to its own.
+            # A copy: the training program can still write to its own records.
             x = records["exponent"]
             x[:] = np.asarray(exponents, np.uint8).view(np.int8)
             over = (x > striped.unit + wire.MAX_SHIFT[width]) & (x != _NOT_FINITE)
@@ -98,8 +103,8 @@ class StripeFrames:
         members = self._members()
         if striped.members.bit_count() == 1:
             return np.frombuffer(members[striped.members.bit_length() - 1].mac, np.uint8)
+        if 0 in striped.aggregators:
+            return _SWITCH
         n = len(striped.aggregators)
-        ends = np.array([fragments * (rank + 1) // n for rank in range(n)])
         macs = np.array([list(members[k - 1].mac) for k in striped.aggregators], np.uint8)
-        ranks = np.searchsorted(ends, np.arange(first, first + count), side="right")
-        return macs[ranks]
+        return macs[(np.arange(first + 1, first + count + 1) * n - 1) // fragments]

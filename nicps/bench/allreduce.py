@@ -20,7 +20,7 @@ from nicps.bench.arguments import free_memory, host_count, names, need_memory, s
 from nicps.bench.barrier import median
 from nicps.bench.engines import Engine, Size
 from nicps.bench.profile import Profile
-from nicps.errors import JobFailed, UsageProblem
+from nicps.errors import JobFailed
 from nicps.extras import require_extra
 from nicps.lab import format_rate, parse_rate
 from nicps.lab.agents import open_folder
@@ -50,7 +50,10 @@ class Measured:
         cpu_seconds_per_host, cpu_seconds_machine: of a round, by the machine's busy time.
         cpu_seconds_agents, cpu_seconds_programs: of a round, of all hosts' processes; what XDP does in other
             processes' time, or in none, is not in them.
+        cpu_seconds_switch: the same of the process of a switch that adds. It only speaks with members; its XDP
+            program is in the machine's time, and `--profile` shows it.
         idle_processors: what the engine takes while the others have their turn.
+        stages: seconds of a round's parts by name (`nicps.bench.stages`); empty where hosts tell of none.
     """
 
     engine: str
@@ -68,10 +71,12 @@ class Measured:
     cpu_seconds_machine: float
     cpu_seconds_agents: float
     cpu_seconds_programs: float
+    cpu_seconds_switch: float
     idle_processors: float
     peak_rss_bytes: int
     worst_error: float
     profile: Profile | None
+    stages: dict[str, float]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -94,7 +99,8 @@ def add_parser(subparsers: Any) -> None:
         "--exchange",
         type=names(EXCHANGES),
         default=("auto",),
-        help="exchanges to measure: broadcast,stripes (that of a job that names none)",
+        help="exchanges to measure: broadcast,stripes,switch (that of a job that names none); the lab of `switch` has"
+        " a Linux box that adds",
     )
     parser.add_argument("--against", choices=("gloo", "none"), default="gloo")
     parser.add_argument("--rounds", type=whole(1), default=20, help="counted (%(default)s)")
@@ -114,10 +120,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    if "switch" in args.exchange:
-        raise UsageProblem(
-            "the lab's switch does not add, so that --exchange switch cannot be measured: see `nicps bench switch`"
-        )
     rates = [parse_rate(rate) for rate in args.rate.split(",")]
     sizes = [
         Size(hosts, params, rate)
@@ -126,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
     gloo = args.against == "gloo" and not args.key
     wanted = [(size, _engines(args, size, gloo=gloo)) for size in sizes]
     for size, chosen in wanted:
-        size.shape("bench")
+        for engine in chosen:
+            size.shape("bench", engine.switch)
         need_memory(max(engine.memory for engine in chosen), f"--params {size.params:,}")
     if gloo:
         require_extra("torch")
@@ -179,23 +182,31 @@ def _measure(
     profile: bool,
 ) -> list[Measured]:
     with contextlib.ExitStack() as stack:
-        running = []
+        running, folders = [], []
         for engine, number in zip(group, numbers, strict=False):
+            folders.append(folder / str(number))
             started = engine.start(
-                folder / str(number), f"bench-{os.getpid()}-{number}", counted + rounds.WARM_UP
+                folders[-1], f"bench-{os.getpid()}-{number}", counted + rounds.WARM_UP
             )
             running.append(stack.enter_context(started))
         times = rounds.measure(running, counted, profile=profile)
         peaks = [each.end() for each in running]
-    return [_row(*found, counted) for found in zip(group, times, peaks, strict=True)]
+        stages = [each.stages.medians(at) for each, at in zip(times, folders, strict=True)]
+    return [_row(*found, counted) for found in zip(group, times, peaks, stages, strict=True)]
 
 
-def _row(engine: Engine, times: rounds.Times, peak: int, counted: int) -> Measured:
+def _row(
+    engine: Engine, times: rounds.Times, peak: int, stages: dict[str, float], counted: int
+) -> Measured:
     worst = max(message["error"] for message in times.last)
     if not worst <= engine.worst_error:
         raise JobFailed(
             f"{engine.name}, {engine.exchange}, {engine.lane}: the sum is off by {worst:.3g}, at most"
             f" {engine.worst_error:.3g} can be explained"
+        )
+    if other := times.exchanges - {engine.exchange, ""}:
+        raise JobFailed(
+            f"{engine.name}, {engine.exchange}, {engine.lane}: rounds were summed by {', '.join(sorted(other))}"
         )
     size, limit = engine.size, engine.bytes * 8 / engine.size.rate_bps
     return Measured(
@@ -214,10 +225,12 @@ def _row(engine: Engine, times: rounds.Times, peak: int, counted: int) -> Measur
         cpu_seconds_machine=round(times.busy / counted, 4),
         cpu_seconds_agents=_rounded(times.agents / counted),
         cpu_seconds_programs=_rounded(times.programs / counted),
+        cpu_seconds_switch=_rounded(times.switch / counted),
         idle_processors=_rounded(times.idle),
         peak_rss_bytes=max(peak, *(message.get("rss", 0) for message in times.last)),
         worst_error=worst,
         profile=times.profile,
+        stages={name: _rounded(seconds) for name, seconds in stages.items()},
     )
 
 
@@ -227,13 +240,16 @@ def _show(rows: Sequence[Measured]) -> None:
     for row in rows:
         beside = row.seconds_median / first.setdefault(row.lane, row).seconds_median - 1
         _print(
-            f"{row.engine:<8} {row.exchange:<9} {row.lane:<8} median {_shown(row.seconds_median)} s  "
+            f"{row.engine:<8} {row.exchange:<12} {row.lane:<8} median {_shown(row.seconds_median)} s  "
             f"min {_shown(row.seconds_min)} s  "
             f"limit {_shown(row.wire_limit_seconds)} s  ({row.seconds_median / row.wire_limit_seconds - 1:+.1%})  "
             f"cpu {row.cpu_seconds_per_host:.3f} s/host  rss {row.peak_rss_bytes / 1e6:.0f} MB  "
             f"worst error {row.worst_error:.2g}"
             + (f"  {beside:+.1%}" if row is not first[row.lane] else "")
         )
+        if row.profile is not None and row.stages:
+            parts = "  ".join(f"{name} {seconds * 1e3:.4g}" for name, seconds in row.stages.items())
+            _print(f"         stages, ms  {parts}")
         if row.profile is not None:
             _show_profile(row, row.profile)
 

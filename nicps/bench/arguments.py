@@ -14,6 +14,9 @@ from pathlib import Path
 
 from nicps.errors import UsageProblem
 from nicps.lab.settings import MOST_HOSTS
+from nicps.lab.shield import orderly
+
+Run = Callable[[argparse.Namespace], int]
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -96,3 +99,13 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def in_order(run: Run) -> Run:
+    """A benchmark that removes its labs and its processes however the user ends it."""
+
+    def measure(args: argparse.Namespace) -> int:
+        with orderly():
+            return run(args)
+
+    return measure

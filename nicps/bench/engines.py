@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from nicps import wire
-from nicps.auth import write_key
 from nicps.bench.barrier import BarrierServer, peak_rss_bytes
+from nicps.dataplane.switch import SwitchPlane
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
-from nicps.lab import Lab, LabSettings
+from nicps.lab import Lab, LabSettings, adding
+from nicps.lab.adding import Keys
 from nicps.lab.agents import joined
 from nicps.session.commands import await_result, raise_failure
 
@@ -30,12 +31,18 @@ _SILENCE_S = 2.0
 _TCP_BYTES = wire.ETHERNET_BYTES + 20 + 32
 #: Of a host's processes, with vectors of next to nothing.
 _PROCESS_BYTES = 200_000_000
+#: A switch that adds is told of so much, or more.
+_LEAST_SWITCH_BYTES = 64 << 20
 
 
 #: Bytes of memory of one host for a value, in its processes and in the kernel: always, for each byte of a lane, and for
-#: a value of the own stripe. By the maps' sizes (docs/stripes.md), and what was measured beyond them
-#: (benchmarks/README.md).
-_HELD = {"broadcast": (25.3, 2.0, 0.0), "stripes": (8.6, 4.06, 16.5)}
+#: a value of the own stripe (docs/architecture.md, "Memory of a host"). Where a switch adds no host has one: the switch
+#: has all, twice.
+_HELD = {
+    "broadcast": (32.4, 2.0, 0.0),
+    "stripes": (12.2, 4.06, 16.5),
+    "linux-switch": (12.2, 4.06, 0.0),
+}
 _HELD_GLOO = {"float32": 13.0, "float16": 35.0}
 
 
@@ -47,24 +54,25 @@ class Size:
     params: int
     rate_bps: int
 
-    def shape(self, lab_name: str) -> LabSettings:
+    def shape(self, lab_name: str, switch: str = "bridge") -> LabSettings:
         """A lab for it.
 
         Raises:
             UsageProblem: there is no such lab.
         """
-        return LabSettings(lab_name, self.hosts, self.rate_bps)
+        return LabSettings(lab_name, self.hosts, self.rate_bps, switch=switch)
 
 
 @dataclass(frozen=True)
 class Running:
     """An engine's processes. `agents` and `programs`: their pids; `end` waits for them and returns the bytes of memory
-    of the largest agent, or rank."""
+    of the largest agent, or rank. `switch`: the pids of a switch that adds."""
 
     server: BarrierServer
     check: Callable[[], None]
     pids: Callable[[], tuple[list[int], list[int]]]
     end: Callable[[], int]
+    switch: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,11 @@ class Engine(ABC):
     exchange: str
     lane: str
     size: Size
+
+    @property
+    def switch(self) -> str:
+        """Of its lab (`LabSettings.switch`)."""
+        return "bridge"
 
     @property
     @abstractmethod
@@ -129,7 +142,8 @@ class Engine(ABC):
         """
         folder.mkdir()
         folder.chmod(0o755)
-        with Lab(self.size.shape(lab_name)) as lab, contextlib.ExitStack() as stack:
+        shape = self.size.shape(lab_name, self.switch)
+        with Lab(shape) as lab, contextlib.ExitStack() as stack:
             server = BarrierServer(folder / "barrier.sock", self.size.hosts)
             stack.callback(server.close)
             yield self._begin(lab, folder, server, rounds, stack)
@@ -156,7 +170,10 @@ class Nicps(Engine):
     @classmethod
     def of(cls, asked: str, lane: str, size: Size, *, keyed: bool = False) -> Nicps:
         """An engine whose job's `exchange` is `asked`."""
-        exchange = Plan.choose({"exchange": asked}, Exchange.BROADCAST)
+        if asked == Exchange.SWITCH.name:  # the lab's switch adds
+            exchange = Exchange.LINUX_SWITCH
+        else:
+            exchange = Plan.choose({"exchange": asked}, Exchange.BROADCAST)
         return cls("with key" if keyed else "nicps", exchange.name, lane, size, asked, keyed)
 
     @property
@@ -164,12 +181,22 @@ class Nicps(Engine):
         return int(self.lane[1:])
 
     @property
+    def switch(self) -> str:
+        return "xdp" if self._central else super().switch
+
+    @property
     def _absolute(self) -> bool:
         return Exchange.named(self.exchange).absolute
 
     @property
+    def _central(self) -> bool:
+        return Exchange.named(self.exchange).central
+
+    @property
     def copies(self) -> float:
         n = self.size.hosts
+        if self._central:
+            return 1.0
         return 2 * (n - 1) / n if self._absolute else n
 
     @property
@@ -189,6 +216,17 @@ class Nicps(Engine):
         always, lane, stripe = _HELD[self.exchange]
         return always + lane * self.bits / 8 + stripe / self.size.hosts
 
+    @property
+    def memory(self) -> float:
+        return super().memory + (self._switch_memory if self._central else 0)
+
+    @property
+    def _switch_memory(self) -> int:
+        """Bytes that a switch which adds needs for the vectors."""
+        lanes = wire.lanes_per_fragment(self.bits)
+        needed = SwitchPlane.memory(-(-self.size.params // lanes), self.bits)
+        return max(needed, _LEAST_SWITCH_BYTES)
+
     def _begin(
         self,
         lab: Lab,
@@ -199,10 +237,15 @@ class Nicps(Engine):
     ) -> Running:
         # All hosts share a machine, which stands still while it makes room for large vectors: nobody has died.
         arguments = ["--silence", f"{_SILENCE_S:g}"]
-        if self.keyed:
-            key = folder / "network.key"
-            write_key(key)
-            arguments += ["--key", str(key)]
+        keys = Keys.make(folder) if self.keyed else None
+        switch: tuple[int, ...] = ()
+        if self._central:
+            told = (*adding.key_arguments(keys), "--memory", str(self._switch_memory))
+            log = folder / "switch.log"
+            switch = (stack.enter_context(adding.serving(lab, *told, log=log)).pid,)
+            arguments += adding.trusting(keys)
+        elif keys is not None:
+            arguments += ["--key", str(keys.network)]
         agents = stack.enter_context(joined(lab, lab.hosts, folder, *arguments))
         settings = {
             "params": self.size.params,
@@ -212,6 +255,7 @@ class Nicps(Engine):
             "batch": self.size.hosts,
             "quorum": 1.0,
             "exchange": self.asked,
+            "feedback": False,
         }
         channel = agents[0].submit(folder, entry="nicps.bench.reduce_job", settings=settings)
         stack.callback(channel.close)
@@ -219,7 +263,7 @@ class Nicps(Engine):
         def pids() -> tuple[list[int], list[int]]:
             ours = [agent.process.pid for agent in agents]
             found = [process.pid for host in lab.processes().values() for process in host]
-            return ours, [pid for pid in found if pid not in ours]
+            return ours, [pid for pid in found if pid not in (*ours, *switch)]
 
         def end() -> int:
             rss = max(peak_rss_bytes(agent.process.pid) for agent in agents)
@@ -228,7 +272,7 @@ class Nicps(Engine):
                 raise JobFailed("the hosts' sums differ")
             return rss
 
-        return Running(server, lambda: raise_failure(channel), pids, end)
+        return Running(server, lambda: raise_failure(channel), pids, end, switch)
 
 
 @dataclass(frozen=True)

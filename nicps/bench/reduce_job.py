@@ -16,6 +16,7 @@ from nicps.bench import program, workload
 from nicps.bench.barrier import BarrierClient
 from nicps.bench.program import leave_record
 from nicps.client import Session
+from nicps.errors import JobFailed
 
 
 def run(workdir: Path) -> None:
@@ -32,8 +33,18 @@ def run(workdir: Path) -> None:
         for number in range(rounds):
             round_ = phase.first_round + number
             barrier.wait(said)
-            session.all_reduce(round_, vector, out)
-            barrier.send({"ended": time.monotonic()})
+            session.contribute(round_, vector, 1, finite=False)
+            converted = time.monotonic()
+            commit = session.wait_commit(round_, out)
+            if commit is None or session.number not in commit.counted:
+                raise JobFailed(f"round {round_} was closed without this host")
+            session.sum(commit, out)
+            session.applied(commit)
+            ended = time.monotonic()
+            exchange = commit.exchange.name
+            barrier.send(
+                {"ended": ended, "converted": converted, "round": round_, "exchange": exchange}
+            )
             said = {"digest": workload.digest(out)}
             if session.number == 1:
                 session.decide(round_, "end" if number == rounds - 1 else "continue")

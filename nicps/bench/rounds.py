@@ -13,6 +13,7 @@ from typing import Any
 from nicps.bench.barrier import busy_ticks
 from nicps.bench.engines import Running
 from nicps.bench.profile import Profile, Profiler, processor_seconds, profiler, statistics
+from nicps.bench.stages import Stages
 from nicps.errors import JobFailed
 from nicps.session.channel import ChannelClosed
 
@@ -31,9 +32,11 @@ class Times:
     Attributes:
         seconds: per counted round.
         busy: seconds of the machine's processors in all of them, less those of an idle machine.
-        agents, programs: seconds of processors of these processes in all of them.
+        agents, programs, switch: seconds of processors of these processes in all of them.
         idle: processors that its processes take while the engines wait.
         last: the workers' last messages.
+        stages: of the counted rounds.
+        exchanges: by which the counted rounds were summed, as the hosts say; empty where they say nothing.
         profile: of a round, if that was asked for.
     """
 
@@ -41,9 +44,12 @@ class Times:
     busy: float = 0.0
     agents: float = 0.0
     programs: float = 0.0
+    switch: float = 0.0
     idle: float = 0.0
     last: list[dict[str, Any]] = field(default_factory=list)
     profile: Profile | None = None
+    stages: Stages = field(default_factory=Stages)
+    exchanges: set[str] = field(default_factory=set)
 
 
 class _Turn:
@@ -58,29 +64,31 @@ class _Turn:
     def round(self, number: int, baseline: float) -> None:
         """A round, which counts after those that warm up."""
         server, times, counts = self.running.server, self.times, number >= WARM_UP
-        agents, programs = processor_seconds(self.agents), processor_seconds(self.programs)
+        groups = self.agents, self.programs, self.running.switch
+        before = [processor_seconds(pids) for pids in groups]
         if counts and self.profiler:
             self.profiler.begin()
         start = server.start()
         time.sleep(max(0.0, start - time.monotonic()))
         ticks = busy_ticks()
-        ended = max(message["ended"] for message in server.gather())
+        told = server.gather()
+        ended = max(message["ended"] for message in told)
         ticks = busy_ticks() - ticks
         if counts and self.profiler:
             self.profiler.end()
-        agents, programs = (
-            processor_seconds(self.agents) - agents,
-            processor_seconds(self.programs) - programs,
-        )
+        took = [processor_seconds(pids) - then for pids, then in zip(groups, before, strict=True)]
         times.last = server.gather()
         if len({message["digest"] for message in times.last}) != 1:
             raise JobFailed(f"round {number + 1}: the hosts' sums differ")
         if counts:
             times.seconds.append(ended - start)
+            times.stages.add(start, told)
+            times.exchanges |= {message.get("exchange", "") for message in told}
             hertz = os.sysconf("SC_CLK_TCK")
             times.busy += max(0.0, ticks / hertz - baseline * (ended - start))
-            times.agents += agents
-            times.programs += programs
+            times.agents += took[0]
+            times.programs += took[1]
+            times.switch += took[2]
 
 
 def measure(engines: Sequence[Running], rounds: int, *, profile: bool) -> list[Times]:
@@ -99,7 +107,8 @@ def measure(engines: Sequence[Running], rounds: int, *, profile: bool) -> list[T
         turns = []
         for running in engines:
             agents, programs = running.pids()
-            made = stack.enter_context(profiler(agents)) if profile else None
+            ours = [*agents, *running.switch]
+            made = stack.enter_context(profiler(ours)) if profile else None
             turns.append(_Turn(running, agents, programs, made))
         baseline = _measure_idle(turns)
         try:

@@ -23,6 +23,7 @@ from nicps import wire
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import Maps
 from nicps.errors import JobFailed, UsageProblem
+from nicps.exchange import Exchange
 from nicps.session.lanes import F32, U8, LaneFormat, Quantiser, Summer
 
 _NETWORK, _VIEW, _ROUND = 1, 1, 1
@@ -100,6 +101,7 @@ def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, 
 
     Raises:
         JobFailed: a sum differs, or a gradient that was counted is missing.
+        UsageProblem: sums were made in stripes, or by a Linux switch: each is rounded once more.
         NotRoot, KernelHeadersMissing, BpfLoadError: as `loader.load`.
     """
     quantisers: dict[tuple[int, str], Quantiser] = {}
@@ -110,6 +112,12 @@ def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, 
             if not sums:
                 continue  # it was begun, and not committed
             first = next(iter(sums.values()))
+            exchange = str(first.get("exchange", ""))
+            if exchange and Exchange.named(exchange).absolute:
+                raise UsageProblem(
+                    f"round {round_}: the run's exchange is {exchange}, whose sums are rounded once more:"
+                    " run the job with --set exchange=broadcast"
+                )
             counted, unit = first["counted"][:, 0].tolist(), int(first["unit"])
             format = LaneFormat(len(first["total"]), width, int(first["members"]))
             if set(counted) - members.keys():

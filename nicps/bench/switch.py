@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nicps bench switch`: how many fragments a second a BMv2 adds, and whether any is lost.
 
-Hosts in a lab take turns: who has the token sends a quantum of full fragments from its TX ring, and hands the token on
-through the switch; the XDP program of each takes the sums. There is no agent and no training: this is the switch, and
-what hosts need for it. All sums must have come to all hosts in the end, without one having been asked for, and what the
-XDP program of each has stored must be what the hosts have sent.
+The hosts of a lab send full fragments from their TX rings, all at once, each at most a window ahead of the sums that
+have come. The XDP program of each takes the sums, and wakes its sender after every half a window. There is no agent and
+no training: this is the switch, and what hosts need for it. In the end all sums must have come to all hosts, without
+one having been asked for, and what the XDP program of each has stored must be what the hosts have sent.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from nicps.switch.runtime import Member
 _NETWORK, _VIEW = wire.network_id("nicps"), 1
 _TOKEN_S = 5.0
 _DONE_S = 10.0
-_POLL_S = 0.0005
+_POLL_MS = 5
 
 DESCRIPTION = """\
-Fragments a second that a BMv2 adds (adding mode), from hosts that take turns, to all of which it sends the sums. Needs
-root and simple_switch."""
+Fragments a second that a BMv2 adds (adding mode), from hosts that send all at once, to all of which it sends the sums.
+Needs root and simple_switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--hosts", type=whole(2, 16), default=4, help="2 to 16 (%(default)s)")
     parser.add_argument("--lane", choices=("i32", "i16", "i8"), default="i32")
-    parser.add_argument("--windows", type=whole(1), default=100, help="of each host (%(default)s)")
+    parser.add_argument(
+        "--windows",
+        type=whole(1),
+        default=100,
+        help=f"of {wire.QUANTUM} fragments, of each host (%(default)s)",
+    )
     parser.add_argument("--repeat", type=whole(1), default=3, help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
@@ -77,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
         lab = Lab(LabSettings(f"bench-{os.getpid()}", args.hosts))
         stack.callback(lab.close)
         bmv2 = stack.enter_context(in_place_of_the_bridge(lab))
-        members = [Turns(lab, number, stack) for number in range(1, args.hosts + 1)]
+        members = [Sender(lab, number, stack) for number in range(1, args.hosts + 1)]
         for round_ in range(1, args.repeat + 1):
             begin(bmv2, members, width, args.windows * wire.QUANTUM, round_)
-            seconds = take_turns(members, width, args.windows, round_)
+            seconds = send_all(members, args.windows * wire.QUANTUM, round_)
             row = count(members, args.lane, args.windows * wire.QUANTUM, seconds, round_)
             banks = {m.number: m.plane.maps.accumulators[round_ & 1] for m in members}
             compare(banks, width, args.windows)
@@ -97,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class Turns:
-    """One host: its data plane, and its part in the turns."""
+class Sender:
+    """One host: its data plane, and how far it has sent."""
 
     def __init__(self, lab: Lab, number: int, stack: contextlib.ExitStack) -> None:
         self.number = number
@@ -107,9 +112,12 @@ class Turns:
         stack.callback(self.plane.close)
         self._poll = select.poll()
         self._poll.register(self.plane.rx_fileno(), select.POLLIN)
+        self._here = self._sent = (
+            0  # sums that have come, and fragments that were sent, from the first on
+        )
 
     def enter(self, macs: list[bytes], width: int, fragments: int, round_: int) -> None:
-        """Take sums of that round, and nothing else."""
+        """Take sums of that round, and nothing else; nothing has been sent."""
         plane, config = self.plane, self.plane.maps.config
         blocks = -(-fragments // wire.fragments_per_block(width))
         if plane.maps.blocks != blocks:
@@ -117,8 +125,29 @@ class Turns:
         plane.enter_view(_VIEW, self.number, macs, self.number % len(macs) + 1)
         config["round"] = config["round_low"] = config["round_high"] = round_
         config["sums"] = config["enabled"] = 1
+        self._window = wire.QUANTUM // len(macs)
+        config["clock"] = max(1, self._window // 2)
+        plane.doorbell.take()
+        self._here = self._sent = 0
+        self._lanes = _lanes(self.number)
+        self._rows = _rows(self.number, width, fragments, round_)
+        self._total, self._round = fragments, round_
 
-    def send(self, rows: U8, payload: U8) -> None:
+    def advance(self) -> None:
+        """Send what the sums that have come make room for: no further than a window ahead of them."""
+        self.plane.doorbell.take()
+        self._here, _ = self.plane.maps.reached(self._round, _VIEW, self._here, self._sent)
+        end = min(self._total, self._here + self._window)
+        while self._sent < end:
+            window, first = divmod(self._sent, wire.QUANTUM)
+            count = min(end - self._sent, wire.QUANTUM - first)
+            rows = self._rows[:count]
+            index = np.arange(self._sent, self._sent + count, dtype=">u4")
+            rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + 4] = index.view(np.uint8).reshape(-1, 4)
+            self._send(rows, _of_window(self._lanes, window)[first : first + count])
+            self._sent += count
+
+    def _send(self, rows: U8, payload: U8) -> None:
         """So many fragments, as fast as the ring takes them."""
         tx, done = self.plane.tx, 0
 
@@ -126,17 +155,13 @@ class Turns:
             tx.flush()
             return tx.free() or None
 
-        def empty() -> bool | None:
-            tx.flush()
-            return None if tx.unsent() else True
-
         while done < len(rows):
             free = until(room, "room in the ring", _TOKEN_S, 0.0001)
             done += tx.push(rows[done : done + free], payload[done : done + free])
-        until(empty, "the ring is empty", _TOKEN_S, 0.0001)
+        tx.flush()
 
-    def wait(self, round_: int, hop: int) -> None:
-        """Until the token of that round and hop is here.
+    def wait(self, round_: int) -> None:
+        """Until the token of that round is here.
 
         Raises:
             NetworkProblem: it does not come.
@@ -146,12 +171,12 @@ class Turns:
             self._poll.poll(100)
             for _, data in self.plane.receive():
                 body = wire.unpack(data).body
-                if isinstance(body, wire.Token) and (body.generation, body.hop) >= (round_, hop):
+                if isinstance(body, wire.Token) and body.generation >= round_:
                     return
         raise NetworkProblem(f"the token did not come to host {self.number}")
 
 
-def begin(bmv2: Bmv2, members: list[Turns], width: int, fragments: int, round_: int) -> None:
+def begin(bmv2: Bmv2, members: list[Sender], width: int, fragments: int, round_: int) -> None:
     """The switch knows its members and nothing else, the hosts wait for sums."""
     macs = [member.plane.mac for member in members]
     with bmv2.connect() as switch:
@@ -161,34 +186,25 @@ def begin(bmv2: Bmv2, members: list[Turns], width: int, fragments: int, round_: 
         member.enter(macs, width, fragments, round_)
 
 
-def take_turns(members: list[Turns], width: int, windows: int, round_: int) -> float:
-    """All windows of all; seconds from the first fragment to the last sum at the last host."""
-    quantum, n = wire.QUANTUM, len(members)
-    lanes = {m.number: _lanes(m.number) for m in members}
-    total = windows * quantum
-    templates = {m.number: _rows(m.number, width, total, round_) for m in members}
-    hop = 1
-    members[-1].plane.send(_token(n, 1, hop, 0, n, round_))
-    members[0].wait(round_, hop)
-    begun = time.monotonic()
-    for window in range(windows):
-        for place, member in enumerate(members):
-            rows = templates[member.number]
-            index = np.arange(window * quantum, (window + 1) * quantum, dtype=">u4")
-            rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + 4] = index.view(np.uint8).reshape(-1, 4)
-            member.send(rows, _of_window(lanes[member.number], window))
-            hop += 1
-            settled = quantum * (window if place == n - 1 else max(0, window - 1))
-            after = members[(place + 1) % n]
-            member.plane.send(_token(member.number, after.number, hop, settled, n, round_))
-            after.wait(round_, hop)
-    deadline = time.monotonic() + _DONE_S
-    while lacking(members, total, round_) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+def send_all(members: list[Sender], total: int, round_: int) -> float:
+    """All fragments of all at once; seconds from the first fragment to the last sum at the last host."""
+    poll = select.poll()
+    by_bell = {member.plane.doorbell.fileno(): member for member in members}
+    for bell in by_bell:
+        poll.register(bell, select.POLLIN)
+    members[-1].plane.send(_token(members[-1].number, len(members), round_))
+    members[0].wait(round_)
+    begun = moved = time.monotonic()
+    for member in members:
+        member.advance()
+    while lacking(members, total, round_) and time.monotonic() < moved + _DONE_S:
+        for bell, _ in poll.poll(_POLL_MS):
+            by_bell[bell].advance()
+            moved = time.monotonic()
     return time.monotonic() - begun
 
 
-def lacking(members: list[Turns], total: int, round_: int) -> int:
+def lacking(members: list[Sender], total: int, round_: int) -> int:
     """Sums that have not come, of all hosts."""
     return sum(total - member.plane.maps.count(round_, _VIEW, 0) for member in members)
 
@@ -215,12 +231,13 @@ def _rows(number: int, width: int, fragments: int, round_: int) -> U8:
     return np.tile(np.frombuffer(frame, np.uint8), (wire.QUANTUM, 1)).copy()
 
 
-def _token(number: int, owner: int, hop: int, settled: int, members: int, round_: int) -> bytes:
+def _token(number: int, members: int, round_: int) -> bytes:
+    """Of a closed list with everybody in it: all that the switch has to know."""
     header = wire.Header(network=_NETWORK, view=_VIEW, round=round_, sender=number)
     body = wire.Token(
         generation=round_,
-        hop=hop,
-        owner=owner,
+        hop=1,
+        owner=1,
         state=wire.TokenState.CLOSING,
         members=members,
         idle=0,
@@ -229,13 +246,12 @@ def _token(number: int, owner: int, hop: int, settled: int, members: int, round_
         unit=0,
         unit_before=0,
         listed=(1 << members) - 1,
-        settled=settled,
     )
     entry = wire.Entry(samples=1, marks=wire.Mark.CONTRIBUTED)
     return wire.pack(header, body, [entry] * members, [])
 
 
-def count(members: list[Turns], lane: str, total: int, seconds: float, round_: int) -> Row:
+def count(members: list[Sender], lane: str, total: int, seconds: float, round_: int) -> Row:
     """What came of it.
 
     Raises:

@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "leave": "take this host out of the network",
     "key": "make the key that all hosts of a network share",
     "doctor": "check this host, and say how to mend what is wrong",
-    "switch": "run a P4 switch that follows the token",
+    "switch": "run a switch that adds: a Linux box, or P4",
     "lab": "a LAN of namespaces on this machine",
     "bench": "measure",
     "wire": "print the frame formats, read a capture",

@@ -13,6 +13,7 @@ BENCHMARKS = (
     "handout",
     "idle",
     "kernel",
+    "memory",
     "silence",
     "sums",
     "switch",
@@ -25,3 +26,6 @@ def add_parser(subparsers: Any) -> None:
     own = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     for name in BENCHMARKS:
         importlib.import_module(f"nicps.bench.{name}").add_parser(own)
+    in_order = importlib.import_module("nicps.bench.arguments").in_order
+    for benchmark in own.choices.values():
+        benchmark.set_defaults(func=in_order(benchmark.get_default("func")))

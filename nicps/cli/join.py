@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 from pathlib import Path
@@ -109,7 +110,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--trust-switch",
         action="store_true",
-        help="with --mode switch and a key: believe the switch's sums, which nothing authenticates",
+        help="believe the sums of a Linux switch that adds (`nicps switch xdp run`), in a network without a key; with"
+        " --mode switch and a key: those of the P4 switch, which nothing authenticates",
+    )
+    parser.add_argument(
+        "--switch-key",
+        type=Path,
+        metavar="FILE",
+        help="in a network with a key: believe the Linux switch that holds this key (`nicps key new FILE` makes one; it"
+        " is not the network's)",
     )
     parser.set_defaults(func=run)
 
@@ -132,6 +141,8 @@ def group_address(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
+    # The agent has no use for NumPy's threads. What it starts is given an environment of its own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from nicps.agent import Agent, AgentSettings
 
     if not 0.05 <= args.silence <= 60:
@@ -147,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
         work=args.work.absolute(),
         trainer=tuple(shlex.split(args.trainer or "")),
         key=args.key,
+        switch_key=args.switch_key,
         alarm_hook=args.alarm_hook,
         destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
         exchange=Exchange.SWITCH if args.mode == "switch" else Exchange.BROADCAST,

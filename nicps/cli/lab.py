@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nicps import wire
-from nicps.cli.arguments import add_data
+from nicps.cli.arguments import add_data, parse_size
 from nicps.cli.submit import parse_settings
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
@@ -25,6 +25,7 @@ from nicps.lab import (
     LabNotFound,
     LabProblem,
     LabSettings,
+    adding,
     down,
     parse_delay,
     parse_loss,
@@ -34,10 +35,12 @@ from nicps.lab import (
     state,
     the_only,
 )
+from nicps.lab.adding import Keys
 from nicps.lab.jobs import RunSettings, run_job
-from nicps.lab.lab import require_root
+from nicps.lab.settings import SWITCHES
 from nicps.lab.shield import orderly
 from nicps.lab.show import describe, describe_process, faults_text, headline, rows
+from nicps.lab.teardown import require_root
 
 DEFAULT_NAME = "lab"
 
@@ -60,10 +63,11 @@ def add_parser(subparsers: Any) -> None:
     text = "make hosts h1 to hN, joined by a switch"
     command = _add(commands, "up", _up, text, DEFAULT_NAME)
     _add_shape(command, LabSettings())
+    _add_switch(command)
     command.add_argument("--json", action="store_true", help="print the lab as JSON")
 
     command = _add(commands, "exec", _exec, "run a command on a host")
-    command.add_argument("host", metavar="HOST", help="h1 to hN")
+    command.add_argument("host", metavar="HOST", help="h1 to hN, or a switch that adds")
     command.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
 
     command = _add(commands, "status", _status, "show the labs that stand", otherwise="all")
@@ -108,6 +112,9 @@ def add_parser(subparsers: Any) -> None:
                 help=f"only the {what}",
             )
 
+    command = _add(commands, "start", _start, "start a switch that adds again, as it was started")
+    command.add_argument("what", metavar="switch", choices=("switch",), help="the switch")
+
     command = _add(commands, "down", _down, "take a lab down, with all that runs in it")
     command.add_argument("--all", action="store_true", help="every lab on this machine")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -115,6 +122,7 @@ def add_parser(subparsers: Any) -> None:
     text = "make a lab, run a job in it, take it down; ends with a JSON line"
     command = _add(commands, "run", _run, text, otherwise="a new one")
     _add_shape(command, LabSettings())
+    _add_switch(command)
     command.add_argument("job", metavar="JOB_DIR", type=Path, help="the job's folder")
     add_data(command)
     command.add_argument(
@@ -173,6 +181,24 @@ def _add_shape(command: argparse.ArgumentParser, defaults: LabSettings) -> None:
     )
 
 
+def _add_switch(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--switch",
+        choices=SWITCHES,
+        default="bridge",
+        help="xdp: `nicps switch xdp run` on the switch's ports, which adds; the cables' middle is shaped"
+        " (default: %(default)s)",
+    )
+    command.add_argument(
+        "--memory", metavar="SIZE", help="with --switch xdp: the most that it may take for sums"
+    )
+    command.add_argument(
+        "--key",
+        action="store_true",
+        help="with --switch xdp: fresh keys, one of the network and one of the switch",
+    )
+
+
 def _in_order(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     def guarded(args: argparse.Namespace) -> int:
         with orderly():
@@ -188,13 +214,34 @@ def _settings(args: argparse.Namespace, name: str) -> LabSettings:
         rate_bps=parse_rate(args.rate) if args.rate is not None else None,
         mtu=args.mtu,
         loss=parse_loss(args.loss),
+        switch=args.switch,
     )
 
 
+def _switch_arguments(args: argparse.Namespace) -> tuple[str, ...]:
+    """More of `nicps switch xdp run`, but for its key."""
+    if args.switch == "bridge" and (args.memory is not None or args.key):
+        option = "--key" if args.key else "--memory"
+        raise UsageProblem(f"{option} needs --switch xdp")
+    if args.memory is None:
+        return ()
+    parse_size(args.memory)
+    return ("--memory", args.memory)
+
+
 def _up(args: argparse.Namespace) -> int:
-    lab = Lab(_settings(args, args.lab))
+    arguments = _switch_arguments(args)
+    settings = _settings(args, args.lab)
+    lab = Lab(settings, _keys_folder(args.lab) if args.key else None)
     try:
         lab.up()
+        keys = None
+        if args.key:
+            folder = _keys_folder(args.lab)
+            folder.mkdir(mode=0o700)
+            keys = Keys.make(folder)
+        if settings.adds:
+            adding.start(lab, *adding.key_arguments(keys), *arguments)
         described = json.dumps(describe(lab))
     except BaseException:
         lab.close()
@@ -206,6 +253,23 @@ def _up(args: argparse.Namespace) -> int:
         print(line)
     option = "" if standing() == [lab.name] else f" --lab {lab.name}"
     print(f"run on a host: nicps lab exec{option} h1 -- ping -c1 {lab.hosts[-1].ip}")
+    if settings.adds:
+        believe = " ".join(adding.trusting(keys))
+        print(
+            f"agents that believe the switch: nicps lab exec{option} h1 -- nicps join --iface eth1 {believe}"
+        )
+        print(f"what the switch says: {state.switch_log(lab.name)}")
+    return 0
+
+
+def _keys_folder(name: str) -> Path:
+    """Where a lab's keys are; it goes with the lab."""
+    return state.LABS_DIR / f"{name}.keys"
+
+
+def _start(args: argparse.Namespace) -> int:
+    process = adding.start_again(Lab.open(args.lab))
+    print(f"started {process.pid} {args.what}")
     return 0
 
 
@@ -340,6 +404,8 @@ def _run(args: argparse.Namespace) -> int:
         settings=tuple(args.settings),
         user=args.user,
         runs=args.runs,
+        switch=_switch_arguments(args),
+        keyed=args.key,
     )
     require_root()
     check_runs(args.runs.absolute())

@@ -14,7 +14,8 @@ from nicps.session.messages import Submit
 DESCRIPTION = """\
 Go on with a job from its last checkpoint: weights, optimizer, scheduler, and how far it was. The host that led the
 job writes one every checkpoint_s seconds, and when too few members are left, into RUN/checkpoint; so does every host
-that is left without a majority. The job's code comes from there; its data are read again."""
+that is left without a majority. The job's code comes from there; its data are read again. Every host adds what it
+has kept there of rounding errors (NAME.residual.npz) if that belongs to the checkpoint."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -72,7 +73,7 @@ def find(runs: Path, name: str | None) -> Path:
         )
     if (folder / "checkpoint.npz").is_file():
         return folder  # the checkpoint's own folder, as messages name it
-    if not (folder / "checkpoint").is_dir():
+    if not (folder / "checkpoint" / "checkpoint.npz").is_file():
         raise UsageProblem(
             f"{folder} holds no checkpoint: it is on the host that led the job, or that was left without a majority"
         )

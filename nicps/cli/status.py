@@ -59,6 +59,8 @@ def text(status: Status) -> str:
         lines.append(f"trouble    {status.trouble}")
     if status.warning:
         lines.append(f"warning    {status.warning}")
+    if status.switch:
+        lines.append(f"switch     {status.switch}")
     if status.job:
         lines.append(f"job        {status.job}")
         if status.progress:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps switch p4`: run a BMv2 switch that follows the token.
+"""`nicps switch p4`: run a BMv2 switch that follows the token. (`nicps switch xdp` is in `switch_xdp`.)
 
 nicps switch p4 connect                      what the switch is, and what it runs
 nicps switch p4 load --ports 1,2,3,4         our program, for one network, on these ports
@@ -23,6 +23,7 @@ import orjson
 
 from nicps import wire
 from nicps.auth import NetworkKey
+from nicps.cli import switch_xdp
 from nicps.errors import EnvironmentProblem, NetworkProblem, UsageProblem
 from nicps.shutdown import ending_signals
 
@@ -39,9 +40,10 @@ _RETRY_S = 0.2
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `switch` and its `p4`."""
-    parser = subparsers.add_parser("switch", help="run a P4 switch that follows the token")
-    kinds = parser.add_subparsers(metavar="p4", required=True)
+    """Add `switch` with its `p4` and its `xdp`."""
+    parser = subparsers.add_parser("switch", help="run a switch that adds: a Linux box, or P4")
+    kinds = parser.add_subparsers(metavar="KIND", required=True)
+    switch_xdp.add_parser(kinds)
     p4 = kinds.add_parser("p4", help="a BMv2 simple_switch", description=DESCRIPTION)
     commands = p4.add_subparsers(metavar="COMMAND", required=True)
 

@@ -7,6 +7,7 @@ command failed; the rooms above turn those that a user can mend into errors of `
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -19,6 +20,7 @@ _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390
 
 MAP_CREATE = 0
 MAP_UPDATE_ELEM = 2
+MAP_DELETE_ELEM = 3
 PROG_LOAD = 5
 PROG_TEST_RUN = 10
 PROG_GET_FD_BY_ID = 13
@@ -40,6 +42,7 @@ XDP_FLAGS_DRV_MODE = 1 << 2
 
 _ATTR_BYTES = 128
 _MAP_INFO_BYTES, _BTF_AT = 88, 64  # struct bpf_map_info: btf_id, btf_key_type_id, btf_value_type_id
+_MOST_MAPS = 64
 _PROG_INFO_BYTES, _RUN_TIME_AT = 208, 192  # struct bpf_prog_info: run_time_ns, run_cnt
 _libc: ctypes.CDLL | None = None
 
@@ -111,6 +114,13 @@ def map_update(map_fd: int, key: bytes, value: bytes) -> None:
         "map update",
         _attr("I4xQQQ", map_fd, ctypes.addressof(k), ctypes.addressof(v), 0),
     )
+
+
+def map_delete(map_fd: int, key: bytes) -> None:
+    """Empty one element; nothing happens where it is empty. On a map of maps this returns as `map_update` does."""
+    k = ctypes.create_string_buffer(key, len(key))
+    with contextlib.suppress(FileNotFoundError):
+        _bpf(MAP_DELETE_ELEM, "map delete", _attr("I4xQ", map_fd, ctypes.addressof(k)))
 
 
 def map_freeze(map_fd: int) -> None:
@@ -203,6 +213,17 @@ def program_info(program_fd: int) -> ProgramInfo:
     """Id and name of a program (names are cut to 15 characters)."""
     raw = _info(program_fd, 80)
     return ProgramInfo(struct.unpack_from("=I", raw, 4)[0], raw[64:80].split(b"\0")[0].decode())
+
+
+def program_maps(program_fd: int) -> list[int]:
+    """Ids of the maps that a program uses, at most `_MOST_MAPS`."""
+    ids = (ctypes.c_uint32 * _MOST_MAPS)()
+    asked = struct.pack("=52xIQ", _MOST_MAPS, ctypes.addressof(ids))
+    out = ctypes.create_string_buffer(asked, 80)
+    attr = _attr("IIQ", program_fd, 80, ctypes.addressof(out))
+    _bpf(OBJ_GET_INFO_BY_FD, "object info", attr)
+    (count,) = struct.unpack_from("=I", out.raw, 52)
+    return list(ids[: min(count, _MOST_MAPS)])
 
 
 def program_run_time(program_fd: int) -> tuple[int, int]:

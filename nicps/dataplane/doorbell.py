@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring buffer by which the XDP program wakes the agent in rounds of stripes (BPF_MAP_TYPE_RINGBUF)."""
+"""Ring buffers by which an XDP program wakes a process (BPF_MAP_TYPE_RINGBUF); the agent's, of rounds of stripes."""
 
 from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nicps.barrier import barrier
 from nicps.dataplane import bpf
@@ -18,7 +20,7 @@ _BUSY, _DISCARDED = 1 << 31, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Bell:
-    """What the program tells (`struct nicps_bell`): a list, if `count` is 0; or how many sums there are.
+    """A message of the program (`struct nicps_bell`): a list if `count` is 0, otherwise how many sums are here.
 
     Attributes: `tag`, view << 32 | round. `members`, the list, bit number - 1. `fragments`, of the round.
     `unit`, of the round, where `count` is 0.
@@ -31,17 +33,18 @@ class Bell:
     unit: int
 
 
-class Doorbell:
-    """The reader of the ring, of which there may be one only.
+class Ring:
+    """The reader of a ring whose records are all alike. A ring has one reader at most.
 
-    The first page holds how far it has read, the second how far the program has written; then come the records, in
-    memory that is mapped twice, so that none is in two pieces.
+    The first page holds the reader's position, the second the program's. The records follow. Their memory is mapped
+    twice in a row, so that every record is contiguous.
 
     Args:
         fd: the map's; the caller keeps it open as long as this lives.
+        record: what the program writes.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, record: np.dtype[Any]) -> None:
         page, self._fd = mmap.PAGESIZE, fd
         self._size = bpf.map_info(fd).entries
         consumer = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -49,28 +52,38 @@ class Doorbell:
         self._read = np.frombuffer(consumer, np.uint64, 1)
         self._written = np.frombuffer(rest, np.uint64, 1)
         self._records = np.frombuffer(rest, np.uint8, offset=page)
-        bell = layout().records["bell"]
-        self._record = np.dtype([("length", "=u4"), ("page", "=u4"), ("bell", bell)])
-        assert self._record.itemsize == _HEAD_BYTES + bell.itemsize
+        self._record = np.dtype([("length", "=u4"), ("page", "=u4"), ("record", record)])
+        assert self._record.itemsize == _HEAD_BYTES + record.itemsize
 
     def fileno(self) -> int:
-        """Readable while there is something to take."""
+        """A descriptor that is readable while `read` would return something."""
         return self._fd
 
-    def take(self) -> list[Bell]:
-        """What was told since the last time, oldest first."""
+    def read(self) -> npt.NDArray[Any]:
+        """A copy of the records since the last call, oldest first."""
         begin, end = int(self._read[0]), int(self._written[0])
         barrier()  # a record's length is written before the position, the record before its length
-        each = self._record.itemsize
         at = begin % self._size
         records = np.frombuffer(self._records[at : at + end - begin], self._record)
         written = np.flatnonzero(records["length"] & (_BUSY | _DISCARDED))
         records = records[: written[0]] if len(written) else records
         barrier()
-        bells = records["bell"]
+        copied = records["record"].copy()
+        barrier()  # they have been read: the program may write over them
+        self._read[0] = begin + len(records) * self._record.itemsize
+        return copied
+
+
+class Doorbell(Ring):
+    """The reader of the agent's ring."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, layout().records["bell"])
+
+    def take(self) -> list[Bell]:
+        """The bells since the last call, oldest first."""
+        bells = self.read()
         names = ("tag", "members", "count", "fragments")
         columns = [bells[name].tolist() for name in names]
         units = bells["unit"].view(np.int8).tolist()
-        barrier()  # they have been read: the program may write over them
-        self._read[0] = begin + len(records) * each
         return [Bell(*values) for values in zip(*columns, units, strict=True)]

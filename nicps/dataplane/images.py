@@ -30,6 +30,10 @@ _INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("offset", "=i2"),
 _LOAD_64 = 0x18  # BPF_LD | BPF_IMM | BPF_DW
 _MAP_DESCRIPTOR = 1  # BPF_PSEUDO_MAP_FD, as its source register
 _SOURCE_SHIFT = 4 if sys.byteorder == "little" else 0
+_DEVMAPS = (14, 25)  # BPF_MAP_TYPE_DEVMAP, BPF_MAP_TYPE_DEVMAP_HASH
+_PROGRAMS_ONLY_READ = (
+    1 << 7
+)  # BPF_F_RDONLY_PROG: the kernel sets it on a devmap, and refuses it from others
 _NESTED = re.compile(r'BPF_ARRAY_OF_MAPS\((\w+), "(\w+)"')
 
 
@@ -54,7 +58,8 @@ def make(text: str, programs: Mapping[str, bytes], maps: Mapping[str, int]) -> b
     shapes = {}
     for name in names:
         info = bpf.map_info(maps[name])
-        shape = (info.kind, info.key, info.value, info.entries, info.flags)
+        flags = info.flags & ~(_PROGRAMS_ONLY_READ if info.kind in _DEVMAPS else 0)
+        shape = (info.kind, info.key, info.value, info.entries, flags)
         shapes[name] = (*shape, nested.get(name))
     codes = {
         name: base64.b64encode(_exchanged(code, {maps[n]: at for at, n in enumerate(names)}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps that are as large as a job's vectors: they are made at run time, and put into the program's maps of maps."""
+"""Maps whose size depends on a job's vectors: made at run time, and put into the program's maps of maps."""
 
 from __future__ import annotations
 
@@ -56,8 +56,13 @@ def make(fds: Mapping[str, int], wanted: tuple[Wanted, ...], what: str) -> list[
 
 
 def put(outer_fd: int, inner_fd: int) -> None:
-    """From now on the program finds that one there. Returns when none is at work that saw the former (10 to 30 ms)."""
+    """Replace the inner map. Returns once no run of the program uses the former one (10 to 30 ms)."""
     bpf.map_update(outer_fd, bytes(4), inner_fd.to_bytes(4, sys.byteorder))
+
+
+def take_out(outer_fd: int) -> None:
+    """Leave the program no inner map there. Returns as `put` does; a map that nobody else holds is freed then."""
+    bpf.map_delete(outer_fd, bytes(4))
 
 
 def view(fd: int, dtype: np.dtype[Any], banks: int, writable: bool = True) -> npt.NDArray[Any]:
@@ -68,10 +73,10 @@ def view(fd: int, dtype: np.dtype[Any], banks: int, writable: bool = True) -> np
 
 @contextmanager
 def disabled(config: Any) -> Iterator[None]:
-    """The program takes no frames in here, and none with settings or maps that only partly are the new ones.
+    """The program takes no frames inside this context, and never one with a mixture of old and new settings or maps.
 
-    That needs two calls of `put` in here: after the first no program is at work, and one that finds `enabled` set
-    again finds what was written before the second.
+    The caller must call `put` twice in the context. After the first call no run of the program is active. A run that
+    finds `enabled` set again sees all that was written before the second call.
     """
     enabled = int(config["enabled"][0])
     config["enabled"] = 0
@@ -79,6 +84,19 @@ def disabled(config: Any) -> Iterator[None]:
         yield
     finally:
         config["enabled"] = enabled
+
+
+def find_reach(here: npt.NDArray[np.bool_], first: int) -> tuple[int, int]:
+    """How far they have come, of which the first has the number `first`.
+
+    Returns the number of the first that is not there (one past the last if all are), and one past the last that is
+    (`first` if none is).
+    """
+    found, lacking = np.flatnonzero(here), np.flatnonzero(~here)
+    return (
+        first + (int(lacking[0]) if len(lacking) else len(here)),
+        first + int(found[-1]) + 1 if len(found) else first,
+    )
 
 
 def find_gaps(here: npt.NDArray[np.bool_], first: int, limit: int) -> list[tuple[int, int]]:

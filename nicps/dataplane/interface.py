@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nicps.dataplane.ports import find_port
@@ -47,7 +49,7 @@ def read_interface(name: str) -> Interface:
     except (OSError, ValueError):
         there = ", ".join(sorted(other for _, other in socket.if_nameindex())) or "none"
         raise InterfaceMissing(f"there is no interface {name}; there are: {there}") from None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+    with _unless_gone(name), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
 
         def ask(request: int) -> bytes:
             return fcntl.ioctl(query, request, struct.pack("16s24x", name.encode()))[16:]
@@ -71,14 +73,34 @@ def usable(name: str) -> Interface:
     found = read_interface(name)
     if not found.up:
         raise InterfaceDown(f"interface {name} is down; run: ip link set {name} up")
-    if found.mtu < LEAST_MTU:
-        raise InterfaceUnfit(
-            f"interface {name} has an MTU of {found.mtu} bytes, {LEAST_MTU} are needed; "
-            f"run: ip link set {name} mtu {LEAST_MTU}"
-        )
-    if (port := find_port(found.index)) is not None:
+    need_mtu(found)
+    with _unless_gone(name):
+        port = find_port(found.index)
+    if port is not None:
         raise InterfaceUnfit(f"interface {name} is {port}; {port.mend(name)}")
     return found
+
+
+def need_mtu(interface: Interface) -> None:
+    """Raise InterfaceUnfit if our frames are too long for an interface."""
+    if interface.mtu < LEAST_MTU:
+        raise InterfaceUnfit(
+            f"interface {interface.name} has an MTU of {interface.mtu} bytes, {LEAST_MTU} are needed; "
+            f"run: ip link set {interface.name} mtu {LEAST_MTU}"
+        )
+
+
+@contextlib.contextmanager
+def _unless_gone(name: str) -> Iterator[None]:
+    """The interface may be deleted between two questions about it."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        yield
+    except (OSError, NetlinkError) as error:
+        if errno.ENODEV not in (getattr(error, "errno", 0), getattr(error, "code", 0)):
+            raise
+        raise InterfaceMissing(f"interface {name} has gone") from None
 
 
 def current_name(index: int, name: str) -> str:
@@ -90,6 +112,19 @@ def current_name(index: int, name: str) -> str:
     try:
         return socket.if_indextoname(index)
     except OSError:
+        raise InterfaceMissing(f"interface {name} has gone") from None
+
+
+def still_usable(name: str) -> None:
+    """See whether an interface that was usable still is.
+
+    Raises:
+        InterfaceMissing: it has gone, perhaps since its name was found out.
+        InterfaceUnfit, InterfaceDown: as `usable`.
+    """
+    try:
+        usable(name)
+    except InterfaceMissing:
         raise InterfaceMissing(f"interface {name} has gone") from None
 
 
@@ -107,9 +142,13 @@ def explain_send(name: str, error: OSError) -> NicpsError:
 
 
 class LinkChanges:
-    """The kernel's notices that an interface has changed: up or down, its MTU, its master (rtnetlink(7))."""
+    """The kernel's notices that an interface has changed: up or down, its MTU, its master (rtnetlink(7)).
 
-    def __init__(self, index: int) -> None:
+    Args:
+        index: the interface's; None for all interfaces of this network namespace.
+    """
+
+    def __init__(self, index: int | None) -> None:
         self._index = index
         kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
@@ -124,7 +163,7 @@ class LinkChanges:
         return self._socket.fileno()
 
     def drain(self) -> bool:
-        """Take all notices; whether one is about this interface."""
+        """Take all notices; whether one is about this interface (about any, where there is no index)."""
         changed = False
         while True:
             try:
@@ -140,7 +179,7 @@ class LinkChanges:
         at = 0
         while at + _MESSAGE.size <= len(data):
             length, kind, *_, index = _MESSAGE.unpack_from(data, at)
-            if kind in (_RTM_NEWLINK, _RTM_DELLINK) and index == self._index:
+            if kind in (_RTM_NEWLINK, _RTM_DELLINK) and self._index in (None, index):
                 return True
             at += max(length + 3 & ~3, _MESSAGE.size)
         return False

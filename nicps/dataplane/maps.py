@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nicps.barrier import barrier
 from nicps.dataplane import bpf, inner
 from nicps.dataplane.inner import Records, Wanted
-from nicps.dataplane.stripes import Stripes
+from nicps.dataplane.stripes import Flags, Stripes
 from nicps.layout import layout
 from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 
@@ -110,6 +110,12 @@ class Maps:
         """Frames signed in this view, of the way out that had more; at 2^32 no more go out until the next view."""
         return int(max(self._outgoing[way][0] for way in ("sequence", "answers")))
 
+    @property
+    def sequence_of_switch(self) -> int:
+        """The same of the frames of a Linux switch that were taken in this view. It sends every sum by itself."""
+        window = self._windows[0]
+        return int(max(window["highest"], window["answers"]))
+
     def set_key(self, key: bytes | None) -> None:
         """The view's key of 16 bytes, with numbers from 1 on again; None on a trusted LAN.
 
@@ -156,6 +162,7 @@ class Maps:
         live = [place for place, mac in enumerate(members) if mac is not None]
         config["live"], config["live_members"] = len(live), sum(1 << place for place in live)
         self.stripes.set_ranks((), ())
+        self.stripes.forget_sent()
         config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
         self.ring["seen"] = self.ring["bounced"] = config["position"] = 0
         self.set_key(key)
@@ -226,28 +233,45 @@ class Maps:
     def missing(
         self, round_: int, view: int, sender: int, fragments: int, limit: int
     ) -> list[tuple[int, int]]:
-        """At most `limit` ranges (first, count) of a contribution's fragments that have not come; sender 0: of sums."""
+        """At most `limit` ranges (first, count) of a contribution's fragments that have not come."""
         if self.count(round_, view, sender) == fragments:
             return []
-        slots = self._slots[round_ % self._banks, :fragments]
+        return inner.find_gaps(self._taken(round_, view, sender, 0, fragments), 0, limit)
+
+    def _taken(self, round_: int, view: int, sender: int, first: int, end: int) -> Flags:
+        """Whether each of these fragments has come; sender 0: each of a switch's sums."""
+        slots = self._slots[round_ % self._banks, first:end]
         bit = np.uint64(1 << max(sender - 1, 0))
         tagged = slots["tag"] == np.uint64(view << 32 | round_)
         barrier()  # the first seen-bits are written before the tag
-        return inner.find_gaps(tagged & (slots["seen"] & bit != 0), 0, limit)
+        found: Flags = tagged & (slots["seen"] & bit != 0)
+        return found
+
+    def _switched(self, round_: int) -> bool:
+        later = round_ > self.config["round"]
+        return bool(self.config["sums_next" if later else "sums"])
 
     def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
-        """`Stripes.reached`"""
+        """`Stripes.reached`, also of sums that a switch makes."""
+        if self._switched(round_):
+            return inner.find_reach(self._taken(round_, view, 0, first, end), first)
         return self.stripes.reached(round_, view, first, end)
 
     def missing_sums(
         self, round_: int, view: int, first: int, end: int, limit: int
     ) -> list[tuple[int, int]]:
-        """`Stripes.missing_sums`"""
+        """`Stripes.missing_sums`, also of sums that a switch makes."""
+        if self._switched(round_):
+            return inner.find_gaps(self._taken(round_, view, 0, first, end), first, limit)
         return self.stripes.missing_sums(round_, view, first, end, limit)
 
     def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
         """`Stripes.converted`"""
         return self.stripes.converted(round_, conversion, first, end)
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        """`Stripes.next_to_send`"""
+        return self.stripes.next_to_send(round_, aggregator)
 
     def absent(
         self, round_: int, view: int, first: int, count: int, members: int

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import socket
 import struct
+from collections.abc import Collection, Sequence
 
 from nicps.dataplane.interface import QUEUE_FULL, Interface, explain_send
 from nicps.errors import InterfaceDown, NicpsError
@@ -20,6 +21,8 @@ _PACKET_IGNORE_OUTGOING = 23
 _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
 _RECEIVE_BYTES = 4 << 20
 _LONGEST = 2048
+# Instructions of classic BPF.
+_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x15, 0x06
 
 
 class PacketSocket:
@@ -117,15 +120,33 @@ class PacketSocket:
 def _take_only(packets: socket.socket, destination: bytes) -> None:
     """Let the kernel drop all frames to other destinations: a classic BPF program (linux/filter.h)."""
     word, half = struct.unpack(">IH", destination)
-    load_word, load_half, equal, done = 0x20, 0x28, 0x15, 0x06
     program = (
-        (load_word, 0, 0, 0),
-        (equal, 0, 3, word),  # if not: skip 3
-        (load_half, 0, 0, 4),
-        (equal, 0, 1, half),
-        (done, 0, 0, 0xFFFFFFFF),
-        (done, 0, 0, 0),
+        (_LOAD_WORD, 0, 0, 0),
+        (_EQUAL, 0, 3, word),  # if not: skip 3
+        (_LOAD_HALF, 0, 0, 4),
+        (_EQUAL, 0, 1, half),
+        (_RETURN, 0, 0, 0xFFFFFFFF),
+        (_RETURN, 0, 0, 0),
     )
+    attach_filter(packets, program)
+
+
+def take_types(packets: socket.socket, ethertype: int, types: Collection[int]) -> None:
+    """Let the kernel drop all but frames of ours of these types."""
+    checks = [(_EQUAL, len(types) - at, 0, kind) for at, kind in enumerate(types)]  # to the end
+    program = (
+        (_LOAD_HALF, 0, 0, ETHERNET_BYTES - 2),
+        (_EQUAL, 0, len(types) + 1, ethertype),
+        (_LOAD_BYTE, 0, 0, ETHERNET_BYTES + 1),
+        *checks,
+        (_RETURN, 0, 0, 0),
+        (_RETURN, 0, 0, 0xFFFFFFFF),
+    )
+    attach_filter(packets, program)
+
+
+def attach_filter(packets: socket.socket, program: Sequence[tuple[int, int, int, int]]) -> None:
+    """A classic BPF program: code, jumps if true and if not, and a number, for each instruction."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
     filter = struct.pack("@HP", len(program), ctypes.addressof(code))
     packets.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter)

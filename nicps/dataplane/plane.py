@@ -16,7 +16,7 @@ import numpy as np
 from nicps import wire
 from nicps.dataplane import bpf, egress, loader, xdp
 from nicps.dataplane.doorbell import Doorbell
-from nicps.dataplane.interface import LinkChanges, current_name, usable
+from nicps.dataplane.interface import LinkChanges, current_name, still_usable, usable
 from nicps.dataplane.maps import Maps
 from nicps.dataplane.packet import PacketSocket
 from nicps.dataplane.txring import TxRing
@@ -165,7 +165,7 @@ class DataPlane:
             InterfaceMissing: it is not there any more.
         """
         self.iface = current_name(self._ifindex, self.iface)
-        usable(self.iface)
+        still_usable(self.iface)
 
     def rx_fileno(self) -> int:
         """Readable when `receive` has something."""

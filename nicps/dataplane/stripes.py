@@ -7,6 +7,7 @@ Where a bank is meant, it is that of a round: its parity. A fragment's tag is vi
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.barrier import barrier
-from nicps.dataplane import inner
+from nicps.dataplane import bpf, inner
 from nicps.dataplane.inner import Records, Wanted
 from nicps.layout import layout
 from nicps.wire import MAX_MEMBERS
@@ -32,8 +33,20 @@ class StripesRoom:
 
     def close(self) -> None:
         """They are not needed after all."""
-        os.close(self.own_fd)
-        os.close(self.sums_fd)
+        _close(self.own_fd, self.sums_fd)
+
+
+@dataclass(frozen=True, slots=True)
+class StripesPlaces:
+    """Places for an own stripe, `blocks` blocks a bank, all zero, that the program does not use yet."""
+
+    blocks: int
+    gathers_fd: int
+    blocks_fd: int
+
+    def close(self) -> None:
+        """They are not needed after all."""
+        _close(self.gathers_fd, self.blocks_fd)
 
 
 class Stripes:
@@ -44,9 +57,10 @@ class Stripes:
         config, members, progress: views of these maps; `progress` by bank and sender.
 
     Attributes: `room`, fragments of a bank of `own` and of `sums`; `places`, blocks of a bank of the own stripe, which
-    has `BLOCK_SLOTS` places for each. `own_fd`, `sums_fd`, `blocks_fd`, descriptors for the training program, -1 before
-    there is one: it may write to the first only. `own` (2, room), `struct nicps_own`; `sums` (2, room), read-only,
-    `struct nicps_stored`; `gathers` (2, 8 * places), read-only, `struct nicps_gather`.
+    has `BLOCK_SLOTS` places for each; both are 0 as long as there are none. `own_fd`, `sums_fd`, `blocks_fd`,
+    descriptors for the training program, -1 before there is one: it may write to the first only. `own` (2, room),
+    `struct nicps_own`; `sums` (2, room), read-only, `struct nicps_stored`; `gathers` (2, 8 * places), read-only,
+    `struct nicps_gather`.
     """
 
     def __init__(
@@ -55,12 +69,15 @@ class Stripes:
         self._fds, self._config, self._members, self._progress = fds, config, members, progress
         shapes, limits = layout().records, layout().limits
         self._banks, self._each = limits["BANKS"], limits["BLOCK_SLOTS"]
+        self._swapping = threading.Lock()  # the maps that the program uses
         self.own_fd = self.sums_fd = self.blocks_fd = self._gathers_fd = -1
         self.room = self.places = 0
-        self._stale = True  # the places are of another room, or there are none
         self.own: Records = np.zeros((self._banks, 0), shapes["own"])
         self.sums: Records = np.zeros((self._banks, 0), shapes["stored"])
         self.gathers: Records = np.zeros((self._banks, 0), shapes["gather"])
+        words = bpf.map_info(fds["sent"]).entries
+        sent = np.frombuffer(bpf.map_memory(fds["sent"]), np.uint64, words)
+        self._sent = sent.reshape(self._banks, words // self._banks)
 
     # ---- what the maps are
 
@@ -76,54 +93,91 @@ class Stripes:
         )
         return StripesRoom(room, *inner.make(self._fds, wanted, "own lanes and sums"))
 
-    def use(self, reserved: StripesRoom) -> None:
-        """From now on the program takes lanes from there, and puts sums there; there are none.
-
-        The places of the own stripe are those of the former sums, for `use_places` to replace. Who has the old maps
-        mapped keeps them. Takes no frames while it works (20 to 60 ms).
-        """
-        shapes = layout().records
-        with inner.disabled(self._config):
-            inner.put(self._fds["own"], reserved.own_fd)
-            self._progress[:, 0] = np.zeros((), self._progress.dtype)
-            self._config["room"] = reserved.room
-            inner.put(self._fds["sums"], reserved.sums_fd)
-        _close(self.own_fd, self.sums_fd)
-        self.room, self.own_fd, self.sums_fd = reserved.room, reserved.own_fd, reserved.sums_fd
-        self.own = inner.view(self.own_fd, shapes["own"], self._banks)
-        self.sums = inner.view(self.sums_fd, shapes["stored"], self._banks, writable=False)
-        self._stale = True
-
-    def use_places(self, blocks: int) -> None:
-        """From now on there are `blocks` blocks (at least one) for the own stripe, with nothing in them.
-
-        Nothing changes where there are as many, and they were made for this room. Takes no frames while it
-        works (20 to 60 ms).
+    def reserve_places(self, blocks: int) -> StripesPlaces:
+        """New places of an own stripe for `use_places`, at least one block; may be done in another thread.
 
         Raises:
-            EnvironmentProblem: there is not enough memory; then all is as it was.
+            EnvironmentProblem: there is not enough memory.
         """
         blocks = max(blocks, 1)
-        if blocks == self.places and not self._stale:
-            return
-        shapes = layout().records
         wanted = (
             Wanted("nicps_gathers", "gathers_shape", self._banks * blocks * self._each),
             Wanted("nicps_gathered", "blocks_shape", self._banks * blocks, frozen=True),
         )
-        gathers_fd, blocks_fd = inner.make(self._fds, wanted, "places for an own stripe")
-        with inner.disabled(self._config):
-            inner.put(self._fds["gathers"], gathers_fd)
-            self._config["gather_blocks"] = blocks
-            inner.put(self._fds["gather_blocks"], blocks_fd)
-        _close(self._gathers_fd, self.blocks_fd)
-        self.places, self._gathers_fd, self.blocks_fd = blocks, gathers_fd, blocks_fd
-        self.gathers = inner.view(gathers_fd, shapes["gather"], self._banks, writable=False)
-        self._stale = False
+        return StripesPlaces(blocks, *inner.make(self._fds, wanted, "places for an own stripe"))
+
+    def use(self, reserved: StripesRoom) -> None:
+        """From now on the program takes lanes from there, and puts sums there; there are none.
+
+        There are no places of the own stripe until `use_places`. A process that has mapped the old maps keeps them.
+        Takes no frames while it works (20 to 60 ms).
+        """
+        shapes = layout().records
+        with self._swapping, inner.disabled(self._config):
+            inner.put(self._fds["own"], reserved.own_fd)
+            self._progress[:, 0] = np.zeros((), self._progress.dtype)
+            self._config["room"], self._config["gather_blocks"] = reserved.room, 0
+            inner.put(self._fds["sums"], reserved.sums_fd)
+            self.forget_sent()
+            _close(self.own_fd, self.sums_fd)
+            self.room, self.own_fd, self.sums_fd = reserved.room, reserved.own_fd, reserved.sums_fd
+        self.own = inner.view(self.own_fd, shapes["own"], self._banks)
+        self.sums = inner.view(self.sums_fd, shapes["stored"], self._banks, writable=False)
+        self._forget_places()
+
+    def use_places(self, reserved: StripesPlaces) -> None:
+        """From now on contributions to the own stripe go there; there are none.
+
+        Takes no frames while it works (20 to 60 ms).
+        """
+        with self._swapping, inner.disabled(self._config):
+            inner.put(self._fds["gathers"], reserved.gathers_fd)
+            self._config["gather_blocks"] = reserved.blocks
+            inner.put(self._fds["gather_blocks"], reserved.blocks_fd)
+            _close(self._gathers_fd, self.blocks_fd)
+            self._gathers_fd, self.blocks_fd = reserved.gathers_fd, reserved.blocks_fd
+        self.places = reserved.blocks
+        gather = layout().records["gather"]
+        self.gathers = inner.view(self._gathers_fd, gather, self._banks, writable=False)
+
+    def retire_places(self) -> None:
+        """The program takes no contributions to the own stripe until `use_places`.
+
+        To be called while `config["enabled"]` is 0 and no frame is in the program, as after `Maps.enter_view`. What the
+        places hold stays for who has them mapped: a round of the view before may still be committed.
+        """
+        self._config["gather_blocks"] = 0
+        self._forget_places()
+
+    def retire(self) -> None:
+        """The job is over: the program takes no frames of stripes into these maps, and `release` frees them."""
+        self._config["room"] = self._config["gather_blocks"] = 0
+        shapes = layout().records
+        self.own = np.zeros((self._banks, 0), shapes["own"])
+        self.sums = np.zeros((self._banks, 0), shapes["stored"])
+        self.room = 0
+        self._forget_places()
+
+    def release(self) -> None:
+        """Give the memory of retired maps back to the kernel, unless others are in use since.
+
+        Takes up to 0.1 s, and may be done in another thread. A process that has mapped the maps keeps them.
+        """
+        with self._swapping:
+            if self.room or self.own_fd < 0:
+                return
+            for name in ("own", "sums", "gathers", "gather_blocks"):
+                inner.take_out(self._fds[name])
+            self.close()
+
+    def _forget_places(self) -> None:
+        self.places = 0
+        self.gathers = np.zeros((self._banks, 0), layout().records["gather"])
 
     def forget_own(self) -> None:
         """No lanes are converted: another training program will write them."""
         self.own["conversion"] = 0
+        self.forget_sent()
 
     def close(self) -> None:
         """Close the maps; views that somebody holds stay readable."""
@@ -133,13 +187,14 @@ class Stripes:
     # ---- what a view and a phase say
 
     def set_ranks(self, open_: Sequence[int], later: Sequence[int]) -> None:
-        """Say who aggregates in the view that was entered; this host may be one of them.
+        """Set the aggregators of the view that was entered; this host may be one of them.
 
         Within a view an order may come and go at any time. Another order of the same view needs `config["enabled"]` to
         be 0, and then `Maps.quiesce`.
 
         Args:
             open_: the aggregators' numbers, in the order of their ranks, in the open round; empty if it is not striped.
+                (0,) is a Linux switch that adds: the only aggregator then, and no member.
             later: the same of later rounds.
         """
         table = np.zeros((len(self._members), 2), np.uint8)
@@ -158,6 +213,42 @@ class Stripes:
         for name, count in counts.items():
             self._config[name] = count
 
+    def set_rest(self, round_: int, view: int, behind: int) -> None:
+        """What the program's own contributions to a Linux switch say of remainders (docs/linux-switch.md).
+
+        To be called before the round's first fragment is sent.
+
+        Args:
+            round_: in which the contributions are.
+            view: that in which the round was committed whose remainders belong to this one.
+            behind: that round is so many before this one, at most 255; 0: none belongs to it.
+        """
+        if not 0 <= behind <= 255:
+            raise ValueError(f"remainders of {behind} rounds before cannot be named")
+        bank = round_ % self._banks
+        self._config["rest_view"][0, bank] = view if behind else 0
+        self._config["rest_behind"][0, bank] = behind
+
+    # ---- what has been sent
+
+    def forget_sent(self) -> None:
+        """Nothing has been sent: another view has other stripes, another program other lanes."""
+        self._sent[...] = 0
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        """The fragment of that aggregator's stripe that is sent next; 0: nothing has been sent to it in that round."""
+        of, index = divmod(int(self._sent[round_ % self._banks, aggregator]), 1 << 32)
+        return index if of == round_ else 0
+
+    def set_sent(self, round_: int, aggregator: int, index: int) -> None:
+        """The agent sends what is before fragment `index` of that stripe. The program sends what follows.
+
+        The program raises the same word as sums come. Where it does so at this moment, some fragments are sent twice;
+        none is left out, because whoever raises the word sends what it has passed.
+        """
+        if self.next_to_send(round_, aggregator) < index:
+            self._sent[round_ % self._banks, aggregator] = round_ << 32 | index
+
     # ---- what has come
 
     def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
@@ -166,12 +257,7 @@ class Stripes:
         Returns the index of the first that is not here (`end` if all are), and one past the last that is (`first` if
         none is).
         """
-        here = self._sums_here(round_, view, first, end)
-        found, lacking = np.flatnonzero(here), np.flatnonzero(~here)
-        return (
-            first + int(lacking[0]) if len(lacking) else end,
-            first + int(found[-1]) + 1 if len(found) else first,
-        )
+        return inner.find_reach(self._sums_here(round_, view, first, end), first)
 
     def missing_sums(
         self, round_: int, view: int, first: int, end: int, limit: int
@@ -180,10 +266,20 @@ class Stripes:
         return inner.find_gaps(self._sums_here(round_, view, first, end), first, limit)
 
     def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
-        """How many records of `own` in a row, from `first` to at most `end`, are of that conversion (above 0)."""
+        """How many records of `own` in a row, from `first` to at most `end`, are of that conversion (above 0).
+
+        None count as long as the own stripe has no places: this host must not enter a list before it has. Where a
+        switch adds, no host has a stripe of its own.
+        """
+        if not self.places and not self._switch_adds(round_):
+            return 0
         found = self.own["conversion"][round_ % self._banks, first:end] == conversion
         barrier()  # the lanes are written before their conversion
         return int(np.argmin(np.append(found, False))) if conversion else 0
+
+    def _switch_adds(self, round_: int) -> bool:
+        later = round_ > self._config["round"][0]
+        return bool(self._members["rank"][0, int(later)])
 
     def absent(
         self, round_: int, view: int, first: int, count: int, members: int

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ Mode = Literal["native", "generic"]
 
 #: The kernel keeps 15 characters of a program's name. What carries it is ours.
 PROGRAM = "nicps_xdp"
+#: That on the ports of a Linux switch.
+SWITCH_PROGRAM = "nicps_switch"
 
 _FLAGS: dict[Mode, int] = {"native": bpf.XDP_FLAGS_DRV_MODE, "generic": bpf.XDP_FLAGS_SKB_MODE}
 #: As pyroute2 names the kernel's XDP_ATTACHED_*.
@@ -71,7 +74,7 @@ def clear(interface: Interface) -> bool:
     there = attached(interface.index)
     if there is None:
         return False
-    if there.name != PROGRAM:
+    if there.name not in (PROGRAM, SWITCH_PROGRAM):
         raise InterfaceBusy(
             f"interface {interface.name} has another XDP program, {there.name} (id {there.id}, {there.mode}); "
             f"if nobody needs it: ip link set {interface.name} xdp off"
@@ -88,28 +91,31 @@ def clear(interface: Interface) -> bool:
         if error.code != errno.EBUSY:
             raise
         # The kernel does not let a program go that a link holds, and only a process (or a pin) holds a link.
+        what = "nicps" if there.name == PROGRAM else "nicps switch xdp"
         raise InterfaceBusy(
-            f"nicps runs on interface {interface.name} already (XDP program id {there.id}); see: nicps status"
+            f"{what} runs on interface {interface.name} already (XDP program id {there.id}); see: {what} status"
         ) from None
     _log.warning("took away the XDP program that an older run left on %s", interface.name)
     return True
 
 
-def attach(program_fd: int, interface: Interface) -> tuple[int, Mode]:
-    """Attach a program, natively where the driver can, else in generic mode.
+def attach(
+    program_fd: int, interface: Interface, modes: Sequence[Mode] = ("native", "generic")
+) -> tuple[int, Mode]:
+    """Attach a program in the first of these modes that the driver has: natively, else in generic mode.
 
     Returns the link's descriptor, with whose closing (at the latest when the process ends, however) the program
     goes, and the mode.
 
     Raises:
         InterfaceBusy: another program is there.
-        EnvironmentProblem: the interface takes XDP programs in neither mode.
+        EnvironmentProblem: the interface takes XDP programs in none of these modes.
     """
     clear(interface)
     refused: list[str] = []
-    for mode, flags in _FLAGS.items():
+    for mode in modes:
         try:
-            return bpf.xdp_link(program_fd, interface.index, flags), mode
+            return bpf.xdp_link(program_fd, interface.index, _FLAGS[mode]), mode
         except OSError as error:
             if error.errno in (errno.EBUSY, errno.EEXIST):
                 raise InterfaceBusy(

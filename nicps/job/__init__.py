@@ -18,6 +18,7 @@ Its roles in a job:
     submission.py     a job submitted here, until it has ended
     lead.py           the lead's side, and what that needs of this host's own part
     course.py         what the lead decides, from the first hand-out to the end (R5 to R7, R14, R15, R20 to R22)
+    choice.py         which exchange the next training phase has
     plan.py           what a job's settings fix; the phases that the lead decides on
 
 Its part in it:

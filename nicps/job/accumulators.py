@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from nicps import wire
 from nicps.job.actions import (
@@ -12,12 +13,15 @@ from nicps.job.actions import (
     DropAccumulators,
     RenewAccumulators,
     ReserveAccumulators,
+    RetirePlaces,
     UseAccumulators,
 )
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders
 from nicps.job.tasks import Tasks
 from nicps.protocol import Phase
+
+_Sizes: TypeAlias = tuple[int, int, int]  # blocks, room and places
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,13 @@ class Accumulators:
         self._node, self._tasks, self._owner = node, tasks, owner
         self.memory = Memory()
         self._of_hand_out = False
+        self._reserved: dict[int, _Sizes] = {}  # what is made, and not in use yet, by number
+        self._awaited = 0  # the how manieth places that the own stripe waits for are
+
+    @property
+    def lacks_places(self) -> bool:
+        """The own stripe waits for its places, and the list for this host: its training program is not to blame."""
+        return bool(self.memory.room and not self.memory.places)
 
     def fit(self, phase: Phase) -> bool:
         """Whether the phase can use them."""
@@ -61,27 +72,56 @@ class Accumulators:
 
     def reserve(self, phase: Phase, then: Callable[[float, int], Orders]) -> BeginTask:
         """Make what lacks for the phase; `then` takes its number."""
-        blocks, room, _ = self._lacks(phase)
-        return self._tasks.begin(self._owner, ReserveAccumulators(blocks, room), then)
+        sizes = self._lacks(phase)
+
+        def made(now: float, number: int) -> Orders:
+            self._reserved[number] = sizes
+            return then(now, number)
+
+        return self._tasks.begin(self._owner, ReserveAccumulators(*sizes), made)
 
     def use(self, phase: Phase, number: int) -> Orders:
         """What was reserved comes into use."""
-        _, _, places = self._change(phase)
-        return [UseAccumulators(number, places)]
+        self._change(phase, self._reserved.pop(number))
+        return [UseAccumulators(number)]
 
     def drop(self, number: int) -> Orders:
         """The phase that they were reserved for does not come."""
+        self._reserved.pop(number, None)
         return [DropAccumulators(number)]
 
-    def renew(self, phase: Phase) -> Orders:
-        """The phase goes on at once: others, where these do not fit."""
-        return [] if self.fit(phase) else [RenewAccumulators(*self._change(phase))]
+    def renew(self, phase: Phase, then: Callable[[float], Orders]) -> Orders:
+        """The phase goes on at once, in another view: others, where these do not fit.
 
-    def _lacks(self, phase: Phase) -> tuple[int, int, int]:
+        Places of an own stripe take long. They are made meanwhile, and what is sent to it is dropped, and asked for
+        again. `then` follows as they come into use.
+        """
+        if self.fit(phase):
+            return []
+        blocks, room, places = self._lacks(phase)
+        orders: Orders = [RenewAccumulators(blocks, room)] if blocks or room else []
+        self._change(phase, (blocks, room, 0))
+        return [*orders, *self._renew_places(phase, places, then)] if places else orders
+
+    def _renew_places(self, phase: Phase, places: int, then: Callable[[float], Orders]) -> Orders:
+        self.memory = replace(self.memory, places=0)
+        self._awaited += 1
+        awaited = self._awaited
+
+        def made(now: float, number: int) -> Orders:
+            if awaited != self._awaited:  # another view has come, or another phase
+                return [DropAccumulators(number)]
+            self._change(phase, (0, 0, places))
+            return [UseAccumulators(number), *then(now)]
+
+        task = ReserveAccumulators(0, 0, places)
+        return [RetirePlaces(), self._tasks.begin(self._owner, task, made)]
+
+    def _lacks(self, phase: Phase) -> _Sizes:
         """Blocks, room and places that must be made; 0 for what is there."""
         hands_out, there = phase.kind is wire.PhaseKind.HANDOUT, self.memory
         fragments = max(phase.fragments, phase.last_fragments)
-        aggregators = len(phase.aggregators(self._node.view.live))
+        aggregators = phase.aggregators(self._node.view.live)
         # Stripes need no accumulators, but for the test rounds in between.
         blocks = 1 if phase.exchange.absolute else phase.blocks
         if (there.blocks, self._of_hand_out) == (blocks, hands_out):
@@ -89,17 +129,18 @@ class Accumulators:
         if not aggregators:
             return blocks, 0, 0
         room = fragments if fragments != there.room else 0
-        longest = fragments // aggregators + 1
-        places = -(-longest // phase.per_block)
+        longest = 1 if phase.exchange.central else fragments // len(aggregators) + 1
+        places = -(-longest // phase.per_block)  # a block, also where there is no own stripe
         return blocks, room, places if room or places != there.places else 0
 
-    def _change(self, phase: Phase) -> tuple[int, int, int]:
-        """From now on there is what lacked; it."""
-        new, there = self._lacks(phase), self.memory
+    def _change(self, phase: Phase, new: _Sizes) -> None:
+        """From now on there is that."""
+        there = self.memory
         if new[0]:
             self._of_hand_out = phase.kind is wire.PhaseKind.HANDOUT
+        if new[2]:
+            self._awaited += 1  # those that are being made are not needed any more
         sizes = (there.blocks, there.room, there.places)
         blocks, room, places = (n or old for n, old in zip(new, sizes, strict=True))
         first, second, third = (made + bool(n) for made, n in zip(there.made, new, strict=True))
         self.memory = Memory(blocks, room, places, (first, second, third))
-        return new

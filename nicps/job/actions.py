@@ -66,11 +66,10 @@ class CountFragments:
 class UseAccumulators:
     """The outcome of a `ReserveAccumulators` comes into use; the former ones go once nobody reads them.
 
-    `places`: so many blocks a bank for the own stripe are made as well; 0: those that there are do.
+    `Life.room_made` follows.
     """
 
     accumulators: int
-    places: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,20 @@ class DropAccumulators:
 class RenewAccumulators:
     """New accumulators of so many blocks a bank come into use at once, and what stripes need; 0: what there is does.
 
-    `room`: fragments in a bank of own lanes and sums. `places`: blocks in a bank of the own stripe.
+    `room`: fragments in a bank of own lanes and sums. The own stripe has no places then.
     """
 
     blocks: int
     room: int = 0
-    places: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RetirePlaces:
+    """The own stripe is another one, in a view that the kernel has just entered: it has no places until others are
+    made.
+
+    What the old ones hold stays for the training program.
+    """
 
 
 # ---- the training program
@@ -97,27 +104,41 @@ class RenewAccumulators:
 
 @dataclass(frozen=True, slots=True)
 class StartProgram:
-    """Run the job's training program, the `program`-th at this host: `python -m ENTRY run`, or the user's own."""
+    """Run the job's training program, the `program`-th at this host: `python -m ENTRY run`, or the user's own.
+
+    `adopts`: of a group. It runs already, and waits at the agent's socket or comes there.
+    """
 
     program: int
     entry: str
     network_access: bool
+    adopts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EndProgram:
-    """End it, whatever it is doing, and free the memory that is shared with it; nothing more is heard of it."""
+    """End it, whatever it is doing, and free the memory that is shared with it; nothing more is heard of it.
+
+    `saved`: its state is saved, and it has a moment to write its residual beside that.
+    """
 
     program: int
     reason: str
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ShareArena:
-    """Make the memory that a gradient of so many fragments is sent from, and give it to the program."""
+    """Make the memory that a gradient of so many fragments is sent from, and give it to the program.
+
+    A job that goes on from a checkpoint of the run `resumed`, with the digest `state`, gives it this host's residual of
+    that run, too.
+    """
 
     program: int
     fragments: int
+    resumed: str = ""
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +208,12 @@ class OpenJob:
 class CloseJob:
     """The job is over: once its programs are gone and the tasks that have begun are done, remove its files.
 
-    `keep_records`: what agent and programs have written down goes into the run's folder first.
+    `keep_records`: what agent and programs have written down goes into the run's folder first. `saved`: so does the
+    residual, as the job's state is saved.
     """
 
     keep_records: bool = False
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +305,13 @@ class Settle:
 class ReserveAccumulators:
     """Make accumulators of so many blocks a bank, if any; the outcome is a number for them.
 
-    `room`: fragments in a bank of own lanes and sums, which stripes need; 0: none are.
+    `room`: fragments in a bank of own lanes and sums, which stripes need; `places`: blocks in a bank of the own stripe.
+    0: none are made.
     """
 
     blocks: int
     room: int = 0
+    places: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +364,11 @@ class KeepCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepResidual:
+    """Copy the training program's residual into the run's folder, beside the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeepRecords:
     """Copy what the training program has left, and this host's facts, into the run's folder.
 
@@ -373,6 +403,7 @@ Task: TypeAlias = (
     | OpenStream
     | StoreWindow
     | KeepCheckpoint
+    | KeepResidual
     | KeepRecords
     | MakeResult
     | DrawReport
@@ -397,6 +428,7 @@ Action: TypeAlias = (
     | UseAccumulators
     | DropAccumulators
     | RenewAccumulators
+    | RetirePlaces
     | StartProgram
     | EndProgram
     | ShareArena

@@ -4,18 +4,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from nicps.job.actions import BeginTask, KeepCheckpoint, Post
+from nicps.job.actions import BeginTask, KeepCheckpoint, KeepResidual, Post
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders, ShowTrouble, Warn
 from nicps.job.program import Program
 from nicps.job.tasks import Tasks
+from nicps.job.text import is_run_name
 from nicps.session.shared_form import Keep
 
 STATE = "state.npz"  # between members (R20)
 CHECKPOINT = "checkpoint.npz"  # for after an alarm (R22)
 _ANSWER_LIMIT_S = 60.0  # for the training program, which may be in the middle of a micro-batch
+
+
+def resumed_from(prepared: Mapping[str, Any]) -> tuple[str, str]:
+    """The run that a prepared job goes on from, and the digest of the state with which it does; empty if from none."""
+    found = prepared.get("resume")
+    if not isinstance(found, dict):
+        return "", ""
+    run, state = found.get("run"), found.get("state")
+    if isinstance(run, str) and isinstance(state, str) and is_run_name(run):
+        return run, state
+    return "", ""
 
 
 class Checkpoints:
@@ -49,6 +62,16 @@ class Checkpoints:
         if error:
             return self._show_outcome(error)
         return [self.keep_state(CHECKPOINT, lambda error: self._show_outcome(error, rounds))]
+
+    def keep_residual(self, error: str) -> Orders:
+        """The program has written its residual; or `error` says why it has not, or why the former one is dropped."""
+
+        def failed(now: float, error: str) -> Orders:
+            return [Warn(f"no residual in {self.folder}: {error}")]
+
+        if error:
+            return [Warn(error)]
+        return [self._tasks.begin(self._owner, KeepResidual(), lambda now, _: [], failed)]
 
     # ---- no majority (R18)
 

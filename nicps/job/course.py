@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job import plan as phases
+from nicps.job.choice import Choice
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import (
     CallHosts,
@@ -45,7 +46,7 @@ class Course:
         self.unit = plan.unit  # the next training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
-        self.exchange = plan.exchange  # as long as it makes sums
+        self.choice = Choice(plan, node, found.failed if found is not None else ())
         self._unit_of = Exchange.BROADCAST  # the exchange that `unit` is for
         if found is not None and found.unit is not None:
             self.round_committed(found.unit, found.exchange)
@@ -56,7 +57,8 @@ class Course:
         self._trained = found is not None and found.trained
         self._finishing = found is not None and found.finishing
         self._crash = found.crash if found is not None else ""
-        self._decided: tuple[int, str] | None = None  # the training program's last word
+        # The training program's last word; and whether it asks for a round after which it writes a checkpoint.
+        self._decided: tuple[int, str, bool] | None = None
         self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
         self._collecting = False
         self._waiting: dict[bytes, Answered] = {}  # hosts that want to come back
@@ -83,7 +85,8 @@ class Course:
             if view.number_of(mac) in node.learners
         }
         remaining = len(view.live) / len(view.members)
-        if self._begun and remaining < self.plan.alarm_below and not self.stopping:
+        thin = remaining < self.plan.alarm_below and not self.plan.group
+        if self._begun and thin and not self.stopping:
             left = view.names(set(range(1, len(view.members) + 1)) - view.live)
             self.raise_alarm(f"{left} left: {len(view.live)} of {len(view.members)} members remain")
         return [*self._call_hosts(), *self._go_on_in(view, phase)]
@@ -118,10 +121,11 @@ class Course:
             return self._train()
         if phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
             return self._test()
-        if phase.exchange.fallback == self.exchange:
+        if self.choice.has_failed(phase.exchange):
             return self._train()
         if self._decided is not None and self._decided[0] == node.open_round - 1:
-            return self.round_judged(*self._decided)
+            round_, what, saves = self._decided
+            return self.round_judged(round_, what, saves=saves)
         return []  # the training program is going to judge the last round
 
     def stream_opened(self, purpose: str, source: int, size: int, index_bytes: int) -> Orders:
@@ -159,17 +163,23 @@ class Course:
             return self._train()
         return []
 
-    def round_judged(self, round_: int, what: str) -> Orders:
-        """The training program here says what comes after a round: "continue", "test" or "end" (R14, R15)."""
+    def round_judged(self, round_: int, what: str, *, saves: bool = False) -> Orders:
+        """The training program here says what comes after a round: "continue", "test" or "end" (R14, R15).
+
+        Args:
+            saves: it will write a checkpoint after the next training round.
+        """
         if self.stopping or self._finishing:
             return []
-        self._decided = round_, what
+        self._decided = round_, what, saves
         phase = self._node.phase_in_force
         if round_ != self._node.open_round - 1:
             return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
         # Where training is being opened, the state is saved after the round that this begins with.
+        if self.plan.group and what == "end":
+            return self.stop(None)
         if self._alarm is not None and phase is not None and not self._opening:
             self._saving = True
             return [SaveState(Saving.ALARM)]
@@ -181,8 +191,9 @@ class Course:
             return []  # a round before the one that training goes on from: its end is the time to take hosts back
         if taken := self._take_back():
             return taken
-        if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
-            return [CommitNext()]
+        trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
+        if phase is not None and trains and not self.choice.improves(phase, self.fragments):
+            return self._go_on()
         return self._train()
 
     def round_committed(self, unit: int, exchange: Exchange) -> None:
@@ -211,7 +222,9 @@ class Course:
             return self._collect_next()
         if phase.kind is wire.PhaseKind.TRAIN:
             # A learner that has just been counted need not be called any more.
-            return [*self._call_hosts(), *([] if self._trained else [PublishEvent("training")])]
+            begun: Orders = [] if self._trained else [PublishEvent("training")]
+            saves = self._decided is not None and self._decided[2]
+            return [*self._call_hosts(), *begun, *(self._go_on() if saves else [])]
         return []
 
     def host_answered(self, answer: Answered) -> Orders:
@@ -227,18 +240,36 @@ class Course:
             return [PublishEvent("warning", {"message": f"{joiner.name} is not taken back: {why}"})]
         return []
 
-    def switch_silent(self) -> Orders:
-        """The switch makes no sums: the hosts add from now on, and run the round again."""
-        if self.stopping or self._finishing or self._saving:
+    def exchange_fails(self, exchange: Exchange) -> Orders:
+        """There are no sums: the exchange is replaced from now on, and the round is run again.
+
+        What is said of a phase before, or again before the next one is in force, changes nothing.
+        """
+        phase = self._node.phase_in_force
+        if self.stopping or self._finishing or self._saving or self.choice.has_failed(exchange):
             return []
-        text = "the switch does not add what it is sent: the hosts do it from now on"
-        told: Orders = []
-        if self.exchange.fallback is not None:
-            self.exchange = self.exchange.fallback
-            told = [PublishEvent("warning", {"message": text})]
+        if phase is None or phase.exchange != exchange:
+            return []
+        if self.plan.group:
+            return self.stop(
+                "the sums of stripes do not come: this network does not carry frames to one host, which a group needs"
+            )
+        told = self.choice.give_up(exchange)
         if self._purpose:
             return told  # training is opened anyway, after the hand-out
         return [*told, *self._train()]
+
+    def switch_changed(self) -> Orders:
+        """What is known of a Linux switch has changed: perhaps training waits for it."""
+        wait, switch = self.choice.wait, self._node.switch
+        if wait is None or (switch.heard and switch.find_lack(self.fragments, self.plan.width)):
+            return []
+        return self._train(wait.joined)
+
+    def go_on_without_switch(self) -> Orders:
+        """Training has waited long enough for it."""
+        wait = self.choice.wait
+        return self._train(wait.joined) if wait is not None else []
 
     def raise_alarm(self, reason: str) -> None:
         """R22: at the end of the batch the model is saved, and all stand by."""
@@ -252,6 +283,8 @@ class Course:
         if self.stopping or self._finishing or self._alarm is not None:
             return []
         self._cancelled = True
+        if self.plan.group:
+            return self.stop(reason)
         self.raise_alarm(reason)
         return [] if self._trained else self.stop(reason)
 
@@ -265,6 +298,7 @@ class Course:
         return self._decide(self._stop)
 
     def _decide(self, phase: Phase) -> Orders:
+        self.choice.wait = None
         self._opening = phase.kind is wire.PhaseKind.TRAIN
         return [Decide(phase)]
 
@@ -273,17 +307,27 @@ class Course:
         node, plan = self._node, self.plan
         if not self.fragments:
             return []  # `model_built` comes here again
+        exchange = self.choice.make(self.fragments, joined)
+        if exchange is None:
+            return []  # `switch_changed` comes here again, or `go_on_without_switch`
         counted = (node.view.live - node.learners) | joined
-        exchange = self.exchange.among(len(node.view.live))
+        told = self.choice.explain(exchange, self.fragments)
         if self._unit_of.shared_step and not exchange.shared_step:
             self.unit, self._unit_of = (
                 plan.unit,
                 exchange,
             )  # it was as coarse as gradients are large
         first_round = node.open_round + 1
-        return self._decide(
-            plan.training(node.view, first_round, counted, self.fragments, self.unit, exchange)
-        )
+        phase = plan.training(node.view, first_round, counted, self.fragments, self.unit, exchange)
+        return [*told, *self._decide(phase)]
+
+    def _go_on(self) -> Orders:
+        """The open round, or the first one of a phase, may be committed."""
+        if self._decided is None:
+            return [CommitNext()]
+        round_, what, saves = self._decided
+        self._decided = round_, what, False
+        return [CommitNext(saves)]
 
     def _test(self) -> Orders:
         view = self._node.view
@@ -308,7 +352,7 @@ class Course:
     def _call_hosts(self) -> Orders:
         view, learners = self._node.view, self._node.learners
         missing = len(view.live) < len(view.members) or bool(learners) or self.plan.admit
-        calls = missing and not self.stopping
+        calls = missing and not self.stopping and not self.plan.group
         return [CallHosts(self.plan.job, calls, closed=not self._admits)]
 
     @property

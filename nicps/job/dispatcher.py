@@ -87,8 +87,11 @@ class Dispatcher:
                 orders = self._prepare(now, phase)
             case protocol.PhaseAgreed(phase, answers):
                 orders = self._agreed(phase, answers)
-            case protocol.NotAdded():
-                orders = lead.course.switch_silent() if lead else []
+            case protocol.NotAdded(_, exchange):
+                orders = lead.course.exchange_fails(exchange) if lead else []
+            case protocol.SwitchChanged(text, warns):
+                orders = [ask.Warn(text) if warns else Log(text)] if text else []
+                orders += lead.course.switch_changed() if lead else []
             case protocol.Installed():
                 orders = self._install(now, action)
             case protocol.Ready(view):
@@ -143,9 +146,10 @@ class Dispatcher:
             if roles.part is None:
                 orders += self._begin_part(now, str(phase.settings["job"]))
             if not self.settings.believes(phase.exchange):
+                option = "--trust-switch" if phase.exchange.central else "--mode switch"
                 raise JobFailed(
                     "the network's switch is to add, which this host has not been told to believe: "
-                    "run `nicps join` with --mode switch there too"
+                    f"run `nicps join` with {option} there too"
                 )
             assert roles.part is not None
             return [*orders, *roles.part.prepare(now, phase)]
@@ -204,6 +208,8 @@ class Dispatcher:
         trouble, part = ask.ShowTrouble(text), self.part
         if part is None:
             return [trouble, RunHook(text)]
+        if part.group:  # nobody could save anything
+            return [trouble, *part.programs.end(text), ask.Depart(text)]
         noted = part.note_event("alarm", why=text)
         return [trouble, noted, *part.checkpoints.save_without_majority(now, text, part.program)]
 
@@ -248,8 +254,10 @@ class Dispatcher:
         match order:
             case ask.Acknowledge(number, answer):
                 return node.prepared(now, number, answer)
-            case ask.Offer(round_, samples, unit, skip, conversion):
-                return node.offer(now, round_, samples, unit, skip, conversion)
+            case protocol.Offer():
+                return node.offer(now, order)
+            case ask.NeedRoom(fragments, width):
+                return node.need_room(now, fragments, width)
             case ask.MarkReady(round_, samples):
                 return node.progress(now, round_, samples)
             case ask.MarkRead(round_, digest):
@@ -258,8 +266,8 @@ class Dispatcher:
                 return node.fail(now, reason)
             case ask.Cancel():
                 return node.cancel(now)
-            case ask.CommitNext():
-                return node.go_on(now)
+            case ask.CommitNext(saves):
+                return node.go_on(now, saves=saves)
             case ask.RebuildView(joiners):
                 return node.rebuild(now, joiners)
             case ask.Evict(numbers):
@@ -311,8 +319,8 @@ class Dispatcher:
                 return self._end_hand_out(now, phase)
             case ask.ModelBuilt():
                 return lead.model_built(now, part) if lead else []
-            case ask.RoundJudged(round_, what):
-                return lead.round_judged(now, round_, what) if lead else []
+            case ask.RoundJudged(round_, what, saves):
+                return lead.round_judged(now, round_, what, saves=saves) if lead else []
             case ask.Reported(values):
                 return self._report(values)
         return None

@@ -7,8 +7,8 @@ from nicps import wire
 from nicps.errors import JobFailed
 from nicps.job.actions import CloseStream, DropFragments, Receive, StoreWindow
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import Offer, Orders
-from nicps.protocol import Committed, Phase
+from nicps.job.orders import Orders
+from nicps.protocol import Committed, Offer, Phase
 
 
 class HandOut:
@@ -34,8 +34,9 @@ class HandOut:
         return bool(phase.settings["source"] == self._node.number)
 
     def stream_of(self, phase: Phase) -> int:
-        """The stream that this host hands out in that phase; 0 if it does not."""
-        return self._streams.get(phase.first_round, 0) if self.is_source(phase) else 0
+        """The stream that this host hands out in that phase; 0 if it does not, or has been withdrawn."""
+        stream = self._streams.get(phase.first_round, 0) if self.is_source(phase) else 0
+        return stream if stream == self.outgoing else 0
 
     def prepare(self, phase: Phase, has_job: bool) -> Orders:
         """A hand-out is decided: open what receives it. `has_job`: the job's files are here already.

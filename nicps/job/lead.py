@@ -13,6 +13,7 @@ from typing import Any
 from nicps import wire
 from nicps.job.actions import CloseStream, Folder, Log, OpenStream, StreamSize
 from nicps.job.checkpoints import STATE
+from nicps.job.choice import Wait
 from nicps.job.course import Course
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import OfferStream, Order, Orders, PublishEvent, SaveState, Saving
@@ -24,6 +25,7 @@ from nicps.job.text import one_line
 from nicps.protocol import Phase, View
 
 CANCEL_S = 60.0  # for the batch of a job that is cancelled to end, and the model to be saved
+SWITCH_S = 3.0  # for a Linux switch that is heard to be ready, before training is decided on
 _MOST_ERROR = 100  # characters: a decision must fit a frame
 
 
@@ -54,6 +56,8 @@ class Lead:
         self._node, self._tasks, self._streams = node, tasks, streams
         self._mark = now
         self._cancel_at = math.inf  # the job is stopped then, whatever the batch does
+        self._awaited: Wait | None = None  # the wait for a Linux switch that ends at this time
+        self._switch_by = math.inf
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -93,11 +97,11 @@ class Lead:
         self._mark = now
         return self.course.model_built(program.fragments)
 
-    def round_judged(self, now: float, round_: int, what: str) -> Orders:
+    def round_judged(self, now: float, round_: int, what: str, *, saves: bool = False) -> Orders:
         """R14, R15: the training program here says what comes after a round."""
         if what == "end":
             self.training_s = now - self._mark
-        return self.course.round_judged(round_, what)
+        return self.course.round_judged(round_, what, saves=saves)
 
     def decision_agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> Orders:
         """Every member has acknowledged a decision."""
@@ -123,12 +127,22 @@ class Lead:
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        return math.inf if self.course.stopping else self._cancel_at
+        if self.course.stopping:
+            return math.inf
+        if self.course.choice.wait is not self._awaited:
+            return -math.inf
+        return min(self._cancel_at, self._switch_by)
 
     def tick(self, now: float) -> Orders:
-        """A batch that does not end must not keep a job from being cancelled."""
+        """A batch that does not end must not keep a job from being cancelled, nor a switch it from training."""
+        wait = self.course.choice.wait
+        if wait is not self._awaited:
+            self._awaited = wait
+            self._switch_by = now + SWITCH_S if wait is not None else math.inf
         if now < self.deadline():
             return []
+        if now >= self._switch_by:
+            return self.course.go_on_without_switch()
         self._cancel_at = math.inf
         return self.course.model_saved(f"the batch has not ended for {CANCEL_S:g} s")
 
@@ -141,10 +155,15 @@ class Lead:
         """
         if phase.kind not in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST, wire.PhaseKind.FINISH):
             return phase
-        settings = {"job": self.plan.job}
+        settings: dict[str, Any] = {"job": self.plan.job}
         if phase.kind is not wire.PhaseKind.FINISH:
             assert part is not None and part.program is not None
             settings |= {"handout": part.digest, "model": part.program.digest}
+        if phase.kind is wire.PhaseKind.TRAIN:
+            assert part is not None
+            if part.switch_failed or self.course.choice.switch_failed:
+                settings |= {"switch_failed": True}
+            phase = replace(phase, rest=part.rest)
         return replace(phase, settings=settings)
 
     def open_hand_out(

@@ -24,7 +24,7 @@ from nicps.job.orders import Cancel, Fail, Orders, Warn
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
 from nicps.job.tasks import Tasks
-from nicps.protocol import Node, NodeState
+from nicps.protocol import Group, Node, NodeState
 from nicps.session.shared_form import FromProgram
 
 _GOODBYE_S = 2.0  # that an agent which leaves waits for the others
@@ -47,7 +47,16 @@ class Life:
     ) -> None:
         self.settings = settings
         name, network, timings = settings.name, settings.network, settings.timings
-        self.node = Node(mac, name, network, receiver, nonce, timings, self._stage)
+        self.node = Node(
+            mac,
+            name,
+            network,
+            receiver,
+            nonce,
+            timings,
+            self._stage,
+            believes_switch=settings.believes_switch,
+        )
         self._tasks = Tasks()
         self.roles = Roles(settings, self.node, self._tasks)
         self._dispatcher = Dispatcher(settings, self.node, self.roles)
@@ -223,6 +232,10 @@ class Life:
             self.part.program.note_movement(now)
         return self._dispatcher.process(now, self.node.advance(now))
 
+    def room_made(self, now: float) -> list[Action]:
+        """Memory of the kernel's has come into use (`UseAccumulators`)."""
+        return self._dispatcher.process(now, self.node.advance(now))
+
     def program_unstarted(self, now: float, number: int, reason: str) -> list[Action]:
         """A training program could not be started."""
         part = self.part
@@ -269,6 +282,26 @@ class Life:
         self.check_free()
         return self.roles.submit().number
 
+    def form_group(self, group: Group) -> int:
+        """A program here waits for a group, which this host begins to form: the submission's number.
+
+        Raises:
+            NetworkProblem: a job is under way.
+        """
+        self.check_free()
+        self.node.wait_for(group)
+        return self.roles.submit(group).number
+
+    def withdraw_group(self, now: float) -> tuple[list[Action], tuple[str, ...]]:
+        """The program waits no more: what follows, and the hosts that were found, this one included."""
+        self.node.wait_for(None)
+        submission = self.roles.submission
+        if submission is None or submission.group is None or self.node.state is NodeState.MEMBER:
+            return [], ()
+        found = self.node.abandon()
+        orders = self.roles.fail_submission("the program waits no more")
+        return self._dispatcher.process(now, (), orders), found
+
     def withdraw_submission(self) -> None:
         """It cannot even be prepared."""
         self.roles.withdraw_submission()
@@ -281,10 +314,17 @@ class Life:
         if submission is None or submission.number != number:
             return []
         try:
-            plan = submission.plan(job_id, prepared, self.settings.exchange)
+            settings = self.settings
+            plan = submission.plan(
+                job_id, prepared, settings.exchange, believes_switch=settings.believes_switch
+            )
         except JobFailed as error:
             return self._dispatcher.process(now, (), roles.fail_submission(str(error)))
         roles.begin_lead(now, plan)
+        if submission.group is not None:
+            return self._dispatcher.process(
+                now, self.node.start(now, self._nonce(), submission.group)
+            )
         forming = roles.publish_event("forming", job_id, {"data": prepared.get("data")})
         return self._dispatcher.process(now, self.node.start(now, self._nonce()), forming)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from nicps.protocol import Phase, View
+from nicps.protocol import Phase, SwitchLink, View
 
 
 class NodeInfo(Protocol):
@@ -46,3 +46,7 @@ class NodeInfo(Protocol):
     @property
     def phase_in_force(self) -> Phase | None:
         """The phase in force: its first token has been seen."""
+
+    @property
+    def switch(self) -> SwitchLink:
+        """What is known of a Linux switch that adds."""

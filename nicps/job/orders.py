@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from nicps.job.actions import Action, StreamSize
-from nicps.protocol import Joiner, Phase
+from nicps.protocol import Joiner, Offer, Phase
 
 # ---- of the node
 
@@ -23,14 +23,11 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A contribution is ready (`Node.offer`)."""
+class NeedRoom:
+    """The model's size is known: so many fragments of lanes so wide, for a Linux switch (`Node.need_room`)."""
 
-    round: int
-    samples: int
-    unit: int | None = None
-    skip: bool = False
-    conversion: int = 0
+    fragments: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,9 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class CommitNext:
-    """The lead: the next round may be committed (`Node.go_on`, R14)."""
+    """The lead: the next round may be committed (`Node.go_on`, R14); it `saves` the state after that."""
+
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +180,14 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class RoundJudged:
-    """The training program says what comes after a round: "continue", "test" or "end" (R14, R15)."""
+    """The training program says what comes after a round: "continue", "test" or "end" (R14, R15).
+
+    `saves`: if it is the lead's, it will write a checkpoint after the round that comes next.
+    """
 
     round: int
     what: str
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,7 @@ Order: TypeAlias = (
     Action
     | Acknowledge
     | Offer
+    | NeedRoom
     | MarkReady
     | MarkRead
     | Fail

@@ -23,7 +23,7 @@ from nicps.job.actions import (
     ShowNeed,
     Stored,
 )
-from nicps.job.checkpoints import Checkpoints
+from nicps.job.checkpoints import Checkpoints, resumed_from
 from nicps.job.contribution import Contribution
 from nicps.job.finish import Finish
 from nicps.job.handout import HandOut
@@ -36,7 +36,7 @@ from nicps.job.orders import (
     MarkRead,
     MarkReady,
     ModelBuilt,
-    Offer,
+    NeedRoom,
     Order,
     Orders,
     Reported,
@@ -45,11 +45,12 @@ from nicps.job.orders import (
     StateSaved,
     Warn,
 )
+from nicps.job.plan import is_group
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
-from nicps.protocol import Committed, Installed, Phase, SendFragments
+from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
 from nicps.session import shared_form as says
 
 
@@ -59,13 +60,13 @@ class Part:
     Args:
         programs, streams: numbers for training programs and streams.
         window: fragments in a hand-out's round.
-        exchange: the one that this host believes.
         checkpoints: the folder that they are kept in, for the user.
 
     Attributes: `phase`, the one that this host is in or getting ready for. `digest`, of what was handed out, once all
     of it is here; `prepared`, what that says of the job. `unit`, the next training round's, once one has counted;
-    `unit_of`: the exchange of the phase in which it has. `exchange`, of the last training phase. `finishing`: the end
-    has been decided. `cancelled`: the user of this host has cancelled the job.
+    `unit_of`: the exchange of the phase in which it has. `exchange`, of the last training phase, None before the first;
+    `switch_failed`: a Linux switch was given up before that; `rest`: the committed round whose remainders such a switch
+    adds next. `finishing`: the end has been decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -76,7 +77,6 @@ class Part:
         programs: Iterator[int],
         streams: Iterator[int],
         window: int,
-        exchange: Exchange,
         checkpoints: str,
         now: float,
     ) -> None:
@@ -95,10 +95,15 @@ class Part:
         self.digest = ""
         self.prepared: Mapping[str, Any] = {}
         self.finishing = self.cancelled = False
-        self.exchange = exchange
+        self.exchange: Exchange | None = None
+        self.switch_failed = False
+        self.rest = NO_REST
         self._waiting: Phase | None = None  # for the program to be ready, or to have the state
         self._has_state = False  # another's, that the program has not loaded yet
         self._saving: Saving | None = None
+        self._left = (
+            False  # the program of a group has said that it ends, and need not be there any more
+        )
 
     @property
     def program(self) -> Program | None:
@@ -110,6 +115,11 @@ class Part:
         """The job's settings, as they were handed out; a training program cannot change them."""
         settings = self.prepared.get("settings", {})
         return settings if isinstance(settings, dict) else {}
+
+    @property
+    def group(self) -> bool:
+        """It is no job but a group of programs (`nicps.collective`)."""
+        return is_group(self.settings)
 
     @property
     def entry(self) -> str:
@@ -149,7 +159,8 @@ class Part:
         """
         self._waiting = None  # of a decision before, which does not come
         if phase.kind is wire.PhaseKind.TRAIN:
-            self.exchange = phase.exchange
+            self.exchange, self.rest = phase.exchange, phase.rest
+            self.switch_failed = bool(phase.settings.get("switch_failed"))
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self.finishing = False
         if phase.kind is wire.PhaseKind.HANDOUT:
@@ -190,15 +201,17 @@ class Part:
         self.checkpoints.note_majority()
         phase, program = action.phase, self.program
         noted = self.note_view()
+        if self._node.number in self._node.learners:
+            self.rest = NO_REST  # it has missed rounds
         self.phase, self._waiting = phase, None
         if phase is None:
             memory = self.accumulators.memory
             shown = program.show_view(now, self._node, None, memory) if program is not None else []
             return [noted, *shown]
         # It was getting ready for another phase, or stripes are longer now.
-        orders: Orders = [noted, *self.accumulators.renew(phase)]
-        hands_out = phase.kind is wire.PhaseKind.HANDOUT
-        if hands_out or not self._has_share(phase) or program is None or not program.holds_state:
+        orders: Orders = [noted, *self.accumulators.renew(phase, self._show_places)]
+        program = self._program_in(phase)
+        if program is None:
             return orders  # a program that was in no phase yet comes into a later one
         # The samples that were enough in the view before are not those of this one.
         memory = self.accumulators.memory
@@ -207,6 +220,21 @@ class Part:
         if action.again and not self.finishing:  # it was told of the phase that now does not come
             orders += program.enter(now, phase, self._node.open_round, memory, self._node)
         return orders
+
+    def _show_places(self, now: float) -> Orders:
+        """The own stripe has places again."""
+        program = self._program_in(self.phase)
+        if program is None:
+            return []
+        program.note_movement(now)  # it could do nothing meanwhile
+        return program.show_view(now, self._node, self.phase, self.accumulators.memory)
+
+    def _program_in(self, phase: Phase | None) -> Program | None:
+        """The training program, if it takes part in that phase."""
+        program = self.program
+        if phase is None or phase.kind is wire.PhaseKind.HANDOUT or not self._has_share(phase):
+            return None
+        return program if program is not None and program.holds_state else None
 
     def stand_by(self, reason: str) -> Orders:
         """R19: this host is in no view; number, model and data stay."""
@@ -298,6 +326,7 @@ class Part:
         if phase.kind is wire.PhaseKind.HANDOUT:
             return self._store(phase, commit)
         self.finish.note_commit(commit)
+        self.rest = commit.rest_after(self.rest)
         test = phase.kind is wire.PhaseKind.TEST
         orders: Orders = [NoteCommit(commit.round, test), CountFragments(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
@@ -398,9 +427,12 @@ class Part:
                 return [RemoveState(), *self._enter_training(now)]
             case says.Checkpoint(round_, error):
                 return self.checkpoints.write(round_, one_line(error))
-            case says.Decide(round_, what) if program.ready:
+            case says.Residual(error):
+                return self.checkpoints.keep_residual(one_line(error))
+            case says.Decide(round_, what, saves) if program.ready:
                 program.note_judged(round_, what)
-                return [RoundJudged(round_, what)]
+                self._left |= self.group and what == "end"
+                return [RoundJudged(round_, what, saves)]
             case says.Report(values) if program.ready:
                 return [Reported(values)]
             case says.Fail(reason):
@@ -431,8 +463,10 @@ class Part:
         except (ValueError, KeyError):
             raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
         program.note_ready(max(1, -(-lanes // per_fragment)), digest)
-        arena = ShareArena(program.number, program.fragments)
-        return [arena, *self._enter_training(now), ModelBuilt()]
+        bits = int(str(width).removeprefix("i"))
+        room = [NeedRoom(program.fragments, bits)] if not self.group else []  # hosts add in a group
+        arena = ShareArena(program.number, program.fragments, *resumed_from(self.prepared))
+        return [arena, *room, *self._enter_training(now), ModelBuilt()]
 
     # ---- the training program: its process
 
@@ -478,6 +512,8 @@ class Part:
         return [*ended, *self._lose_program(now, code, f"its gateway: {last}")]
 
     def _lose_program(self, now: float, code: int, last: str) -> Orders:
+        if self.group:
+            return self._lose_group_program(last)
         if self.finishing and not code:  # whatever phase a change of the view has gone back to
             return self.finish.keep(self.train_rounds)
         reason = f"the training program ended: {last}"
@@ -490,10 +526,21 @@ class Part:
         again = self.programs.start_again(now, self.entry, self.settings, last)
         return [*dropped, departs, *again]
 
+    def _lose_group_program(self, last: str) -> Orders:
+        """The others go on without this host, which cannot start another program."""
+        program = self.program
+        if program is None or self._left:
+            return []
+        if not program.attached and not program.ready:
+            return self.programs.fail(f"no program has joined the group here: {last}")
+        self.programs.crash = f"{self._node.name}: its program has left the group: {last}"
+        return [DropFragments(), Depart(self.programs.crash)]
+
     # ---- time
 
     def deadline(self, awaited: bool) -> float:
         """When `tick` wants to be called next."""
+        awaited = awaited and not self.accumulators.lacks_places
         return min(self.programs.deadline(awaited), self.checkpoints.deadline())
 
     def tick(self, now: float, awaited: bool) -> Orders:
@@ -503,11 +550,12 @@ class Part:
             awaited: all members wait for the rest of its gradient.
         """
         orders = self.checkpoints.tick(now)
+        awaited = awaited and not self.accumulators.lacks_places
         stalled, ended = self.programs.find_stall(now, awaited)
         orders += ended
         return [*orders, *self._lose_program(now, -9, stalled)] if stalled else orders
 
-    def close(self, reason: str) -> Orders:
-        """The job is over, however it ended."""
+    def close(self, reason: str, *, saved: bool = False) -> Orders:
+        """The job is over, however it ended; `saved`: so that it can be resumed."""
         self._tasks.forget(self)
-        return self.programs.end(reason)
+        return self.programs.end(reason, saved=saved)

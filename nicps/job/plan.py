@@ -16,6 +16,8 @@ from nicps.protocol.view import View
 
 _STOP_BYTES = 900  # of the reason, as JSON in a frame
 
+_ALL = (1 << 31) - 1  # a quorum that needs every member
+
 DEFAULT_UNIT = -40  # sums to 1.3e5 fit lanes of any width, with steps of 1e-12 at the fine end
 DEFAULT_QUORUM = 0.9  # R13
 DEFAULT_ALARM = 0.5  # R22
@@ -29,8 +31,11 @@ class Plan:
 
     `alarm_below`: with fewer members than this part of those that began, the job is saved and stopped (R22).
     `admit`: hosts that were not there at the start may come in (R20). `redeal`: every host has all files; otherwise
-    nobody can hand them out a second time. `exchange`: that of training rounds. `window`: fragments in a hand-out's
-    round.
+    nobody can hand them out a second time. `exchange`: that of training rounds, where no Linux switch adds;
+    `tries_switch`: one is taken where it is ready; `names_switch`: the user has asked for it. `feedback`: what rounding
+    leaves over goes into later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no
+    job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
+    feedback, and nothing that is saved or shown.
     """
 
     job: str
@@ -43,10 +48,22 @@ class Plan:
     redeal: bool = True
     exchange: Exchange = Exchange.BROADCAST
     window: int = WINDOW_FRAGMENTS
+    tries_switch: bool = False
+    names_switch: bool = False
+    feedback: bool = True
+    group: bool = False
 
     @classmethod
-    def of(cls, job: str, settings: Mapping[str, Any], exchange: Exchange) -> Plan:
-        """Out of a prepared job's settings, and the lead's own."""
+    def of(
+        cls,
+        job: str,
+        settings: Mapping[str, Any],
+        exchange: Exchange,
+        *,
+        believes_switch: bool = False,
+    ) -> Plan:
+        """Out of a prepared job's settings, and the lead's own; `believes_switch`: it believes a Linux switch."""
+        asked, group = _asked(settings), is_group(settings)
         return cls(
             job,
             int(settings["batch"]),
@@ -57,28 +74,42 @@ class Plan:
             bool(settings.get("admit", False)),
             bool(settings.get("redeal", True)),
             exchange,
+            tries_switch=believes_switch and not group and asked in ("auto", Exchange.SWITCH.name),
+            names_switch=asked == Exchange.SWITCH.name,
+            feedback=bool(settings.get("feedback", not group)),
+            group=group,
         )
 
     @staticmethod
-    def choose(settings: Mapping[str, Any], own: Exchange) -> Exchange:
-        """The exchange of a job with these settings, at a host whose own is that: the switch's, where one adds.
+    def choose(
+        settings: Mapping[str, Any], own: Exchange, *, believes_switch: bool = False
+    ) -> Exchange:
+        """The exchange of a job with these settings, where no Linux switch is ready: a P4 switch's, or `stripes`.
+
+        Args:
+            own: `Exchange.SWITCH` where this host believes a P4 switch.
+            believes_switch: it believes a Linux switch.
 
         Raises:
             JobFailed: the setting is no exchange, or one that this host has not been told to believe.
         """
-        name = str(settings.get("exchange", "auto"))
+        name = _asked(settings)
         if name == "auto":
-            return own
+            return own if own.needs_trust else Exchange.STRIPES
         try:
             exchange = Exchange.named(name)
+            if exchange.central:
+                raise ValueError(f"{name!r} is not a setting: name `switch`")
         except ValueError as error:
             raise JobFailed(f"the job's exchange: {error}, or auto") from None
-        if exchange.needs_trust and not own.needs_trust:
-            raise JobFailed(
-                f"the job's exchange is {name}, and this host has not been told to believe one: run `nicps join` with"
-                " --mode switch"
-            )
-        return exchange
+        if not exchange.needs_trust or own.needs_trust:
+            return exchange
+        if believes_switch:
+            return Exchange.STRIPES
+        raise JobFailed(
+            f"the job's exchange is {name}, and this host has not been told to believe one: run `nicps join` with"
+            " --trust-switch or --switch-key for a Linux switch, or with --mode switch for a P4 switch"
+        )
 
     def hand_out(
         self, view: View, first_round: int, purpose: str, source: int, size: int, index_bytes: int
@@ -126,10 +157,22 @@ class Plan:
             last_fragments=fragments,
             width=self.width,
             shares=equal_shares(batch, len(view.members), counted),
-            quorum=math.ceil(self.quorum * batch - 1e-9),
+            quorum=_ALL if self.group else math.ceil(self.quorum * batch - 1e-9),
             unit=unit,
             exchange=exchange,
+            feedback=self.feedback,
+            sized=self.group,
         )
+
+
+def is_group(settings: Mapping[str, Any]) -> bool:
+    """Whether these settings are those of a group."""
+    return isinstance(settings.get("group"), Mapping)
+
+
+def _asked(settings: Mapping[str, Any]) -> str:
+    """The job's setting `exchange`."""
+    return str(settings.get("exchange", "auto"))
 
 
 def test_round(view: View, first_round: int, counted: Collection[int]) -> Phase:
@@ -166,7 +209,8 @@ class Found:
 
     `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what comes
     after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
-    counted; `exchange`: that of the phase in which it has. `crash`: what ended this host's last training program, if
+    counted; `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed
+    here. `crash`: what ended this host's last training program, if
     one has crashed.
     """
 
@@ -175,4 +219,5 @@ class Found:
     finishing: bool
     unit: int | None = None
     exchange: Exchange = Exchange.BROADCAST
+    failed: frozenset[Exchange] = frozenset()
     crash: str = ""

@@ -29,6 +29,7 @@ class Program:
     Args:
         number: of the program: the how manieth of this host's agent.
         stall_s: the job's setting.
+        patient: nothing is expected of it at any time, but the rest of what it has begun to convert.
 
     Attributes: `attached`, it has connected; `gateway`, a process connects for it. `ready`, it has built the model,
     whose gradient has `fragments`. `ended`, its process is gone. `digest`, of the state that it holds (hexadecimal).
@@ -37,9 +38,10 @@ class Program:
     "load", "judge" or "end"); empty while it waits for this host.
     """
 
-    def __init__(self, number: int, stall_s: float, now: float) -> None:
+    def __init__(self, number: int, stall_s: float, now: float, *, patient: bool = False) -> None:
         self.number = number
         self.stall_s = stall_s
+        self._patient = patient
         self.duty = "start"
         self.attached = self.gateway = self.ready = self.ended = self.holds_state = False
         self.digest = ""
@@ -96,7 +98,8 @@ class Program:
         Args:
             awaited: all members wait for the rest of its gradient.
         """
-        return self._moved + self.silence_limit_s(awaited) if awaited or self.duty else math.inf
+        owes = self.duty and not (self._patient and self.attached)
+        return self._moved + self.silence_limit_s(awaited) if awaited or owes else math.inf
 
     def silence_limit_s(self, awaited: bool) -> float:
         """For how long it may be silent."""
@@ -184,6 +187,7 @@ class Program:
             seconds_waited,
             commit.view,
             commit.aggregators,
+            commit.saved,
         )
         return [Post(self.number, message)]
 
@@ -194,12 +198,12 @@ class Program:
         new, self._shown = memory.since(self._shown), memory.made
         return new
 
-    def end(self, reason: str) -> Orders:
-        """End it, whatever it is doing, and let go of what was shared with it."""
+    def end(self, reason: str, *, saved: bool = False) -> Orders:
+        """End it, whatever it is doing, and let go of what was shared with it; `saved`: the job's state is."""
         if self._released:
             return []
         self.ended = self._released = True
-        return [EndProgram(self.number, reason)]
+        return [EndProgram(self.number, reason, saved and self.holds_state)]
 
     # ---- what it says
 

@@ -11,6 +11,7 @@ from nicps.errors import JobFailed
 from nicps.job.actions import StartProgram
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Fail, Orders, Warn
+from nicps.job.plan import is_group
 from nicps.job.program import STALL_S, Program
 
 _MOST_STARTS = 4  # of a program that is killed again and again before it has trained a round
@@ -75,9 +76,10 @@ class Programs:
         stall_s = settings.get("stall_s")
         if not isinstance(stall_s, int | float) or stall_s < 1:
             stall_s = STALL_S
-        self.current = Program(next(self._numbers), float(stall_s), now)
+        adopts = is_group(settings)
+        self.current = Program(next(self._numbers), float(stall_s), now, patient=adopts)
         network_access = settings.get("network_access") is True
-        return [*orders, StartProgram(self.current.number, entry, network_access)]
+        return [*orders, StartProgram(self.current.number, entry, network_access, adopts)]
 
     def start_again(
         self, now: float, entry: str, settings: Mapping[str, Any], last: str = ""
@@ -98,9 +100,9 @@ class Programs:
         again = "the training program cannot be started again: " if self._starts > 1 else ""
         return self.fail(f"{again}{reason}")
 
-    def end(self, reason: str) -> Orders:
-        """End the current one, whatever it is doing."""
-        return self.current.end(reason) if self.current is not None else []
+    def end(self, reason: str, *, saved: bool = False) -> Orders:
+        """End the current one, whatever it is doing; `saved`: the job's state is."""
+        return self.current.end(reason, saved=saved) if self.current is not None else []
 
     def fail(self, reason: str) -> Orders:
         """It cannot go on, and no other could. The lead names the host, as it does with a FAIL frame's."""

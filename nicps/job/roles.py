@@ -30,8 +30,8 @@ from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
 from nicps.job.publisher import Publisher, exit_code, run_hook
 from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
-from nicps.job.text import one_line
-from nicps.protocol import Evicted, Node, Phase, Timings
+from nicps.job.text import is_run_name, one_line
+from nicps.protocol import Evicted, Group, Node, Phase, Timings
 from nicps.session.messages import Warned
 
 
@@ -39,13 +39,15 @@ from nicps.session.messages import Warned
 class LifeSettings:
     """What `nicps join` was told, as far as the life of a job needs it.
 
-    `exchange`: that of the jobs that this host leads, and the one whose sums it believes. `keyed`: the network has a
-    key. `runs`: where jobs leave their results, for the user. `window`: fragments in a hand-out's round.
+    `exchange`: that of the jobs that this host leads, and the one whose sums it believes; `believes_switch`: those of
+    a Linux switch, too. `keyed`: the network has a key. `runs`: where jobs leave their results, for the user.
+    `window`: fragments in a hand-out's round.
     """
 
     name: str
     network: str
     exchange: Exchange = Exchange.BROADCAST
+    believes_switch: bool = False
     keyed: bool = False
     runs: str = ""
     window: int = WINDOW_FRAGMENTS
@@ -53,6 +55,8 @@ class LifeSettings:
 
     def believes(self, exchange: Exchange) -> bool:
         """Whether this host takes part in it: its user has said so where others' sums must be believed."""
+        if exchange.central:
+            return self.believes_switch
         return not exchange.needs_trust or self.exchange.needs_trust
 
 
@@ -83,9 +87,9 @@ class Roles:
 
     # ---- the submitter
 
-    def submit(self) -> Submission:
-        """A job is submitted here."""
-        self.submission = Submission(next(self._submissions))
+    def submit(self, group: Group | None = None) -> Submission:
+        """A job is submitted here, or a program waits for a group."""
+        self.submission = Submission(next(self._submissions), group=group)
         self._node.busy = True  # about to start a network of its own
         return self.submission
 
@@ -101,6 +105,8 @@ class Roles:
         self._node.busy = False
         if submission is None:
             return []
+        if submission.group is not None:  # its program goes on waiting
+            return [CloseSubmission(submission.number), Log(f"this host begins no group: {reason}")]
         told = self.publisher.make_end(submission.job_id, submission.number, {}, reason, code)
         return [CloseSubmission(submission.number), Log(f"job stopped: {reason}"), *told]
 
@@ -112,7 +118,7 @@ class Roles:
         Raises:
             JobFailed: its name cannot be a folder's.
         """
-        if "/" in job_id or job_id in ("", ".", ".."):
+        if not is_run_name(job_id):
             raise JobFailed(f"{job_id!r} is not a valid run name")
         orders: Orders = []
         if self.part is not None:
@@ -128,19 +134,22 @@ class Roles:
             self._programs,
             self._streams,
             self._settings.window,
-            self._settings.exchange,
             folder,
             now,
         )
         return [*orders, OpenJob(job_id), self.part.note_view(), Log(f"job {job_id}")]
 
-    def end_part(self, reason: str, keep_records: bool = False) -> Orders:
-        """The job is over at this host. Its records are kept where others go on, and this host may come back."""
+    def end_part(self, reason: str, keep_records: bool = False, saved: bool = False) -> Orders:
+        """The job is over at this host. Its records are kept where others go on, and this host may come back.
+
+        Args:
+            saved: the job's state is, and so is this host's residual.
+        """
         part, self.part = self.part, None
         self.publisher.progress = {}
         if part is None:
             return [DropFragments()]
-        return [DropFragments(), *part.close(reason), CloseJob(keep_records)]
+        return [DropFragments(), *part.close(reason, saved=saved), CloseJob(keep_records, saved)]
 
     def decline(self, reason: str) -> Orders:
         """This host has come to the others' job, and cannot take part: it leaves the job to them."""
@@ -191,9 +200,9 @@ class Roles:
         plan = Plan("", 1, 8)
         if part is not None and able:
             try:
-                believed = self._settings.believes(part.exchange)
-                exchange = part.exchange if believed else Exchange.BROADCAST
-                plan = Plan.of(part.id, part.settings, exchange)
+                exchange = self._exchange_of(part)
+                believes = self._settings.believes_switch
+                plan = Plan.of(part.id, part.settings, exchange, believes_switch=believes)
             except (NicpsError, ValueError, KeyError, TypeError) as error:
                 able = False
                 orders.append(Warn(f"the job cannot be led from here: {error}"))
@@ -203,11 +212,34 @@ class Roles:
             finishing=part is not None and part.finishing,
             unit=part.unit if part is not None else None,
             exchange=part.unit_of if part is not None else Exchange.BROADCAST,
+            failed=self._failed_in(part) if part is not None else frozenset(),
             crash=one_line(part.programs.crash) if part is not None else "",
         )
         orders.append(Log("this host leads the job from now on"))
         self._drop_lead()
         return [*orders, *self.begin_lead(now, plan, found).model_built(now, part)]
+
+    def _exchange_of(self, part: Part) -> Exchange:
+        """With which a job goes on that this host takes over, without a Linux switch.
+
+        It is that with which the job was trained; before the first training phase, what its settings say.
+        """
+        settings = self._settings
+        if part.exchange is None:
+            own, believes = settings.exchange, settings.believes_switch
+            try:
+                return Plan.choose(part.settings, own, believes_switch=believes)
+            except JobFailed:  # the host that has started the job believes a switch
+                return Exchange.BROADCAST
+        if part.exchange.central:
+            return part.exchange.fallback or Exchange.BROADCAST
+        return part.exchange if settings.believes(part.exchange) else Exchange.BROADCAST
+
+    def _failed_in(self, part: Part) -> frozenset[Exchange]:
+        """The exchanges that a job does not go on with where this host leads it."""
+        switches = Exchange.LINUX_SWITCH, Exchange.SWITCH
+        failed = {exchange for exchange in switches if not self._settings.believes(exchange)}
+        return frozenset(failed | ({Exchange.LINUX_SWITCH} if part.switch_failed else set()))
 
     def _drop_lead(self) -> None:
         """What is still on its way to the lead is for nothing."""
@@ -230,6 +262,9 @@ class Roles:
                 *self.end_part("the job has ended"),
                 *self._end_unheard(action.ending, action.lead, crash),
             ]
+        if part is not None and part.group:  # no host comes back to a group
+            reason = f"this host is out of the group: {action.reason}"
+            return [LeaveView(), *self.end_part(reason), *self.fail_submission(reason)]
         stands_by = part.stand_by(action.reason) if part is not None else []
         return [LeaveView(), *stands_by, ShowTrouble(f"standing by: {action.reason}")]
 
@@ -245,11 +280,12 @@ class Roles:
         """The job has ended, and is not led from here."""
         settings = stop.settings
         ok, message = settings.get("ok"), str(settings.get("message", ""))
-        orders = self.end_part("the job is done" if ok else message)
+        saved = bool(settings.get("saved"))
+        orders = self.end_part("the job is done" if ok else message, saved=saved)
         said = "job done, standing by" if ok else f"job stopped: {message}"
         view = self._node.view
         lead = view.members[view.lead - 1].name
-        if settings.get("saved"):
+        if saved:
             said += "; it was saved where it was led: `nicps resume` goes on from there"
         return [*orders, *self._end_job_of_another_lead(settings, said, lead)]
 
@@ -281,10 +317,17 @@ class Roles:
         alarmed, cancelled = stop.settings.get("alarm"), stop.settings.get("cancelled")
         kept = part if alarmed or cancelled else None
         noted = [kept.note_event("alarm", why=message)] if kept is not None and alarmed else []
-        orders: Orders = [*noted, *self.end_part("the job is done" if ok else message, bool(kept))]
+        saved = bool(stop.settings.get("saved"))
+        ended = self.end_part("the job is done" if ok else message, bool(kept), saved)
+        orders: Orders = [*noted, *ended]
         self._node.busy = False
         if submission is not None:
             orders.append(CloseSubmission(number))
+        if lead.plan.group:
+            return [
+                *orders,
+                Log(f"group {lead.plan.job} is over: {message or 'its programs are done'}"),
+            ]
         if ok and part is not None:
             names = [self._node.name, *part.hand_out.collected]
             about = lead.figures | about

@@ -10,28 +10,39 @@ from typing import Any
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
+from nicps.protocol import Group
 
 
 @dataclass(slots=True)
 class Submission:
     """From `nicps submit` until the job has ended, wherever it is led from then on.
 
-    `number`: of the submission, at this host. `job_id` is empty until the job is prepared.
+    `number`: of the submission, at this host. `job_id` is empty until the job is prepared. `group`: it is no job, but a
+    program that waits for that group.
     """
 
     number: int
     job_id: str = ""
     prepared: Mapping[str, Any] = field(default_factory=dict)
+    group: Group | None = None
 
-    def plan(self, job_id: str, prepared: Mapping[str, Any], exchange: Exchange) -> Plan:
-        """The job is prepared: what its settings fix.
+    def plan(
+        self,
+        job_id: str,
+        prepared: Mapping[str, Any],
+        exchange: Exchange,
+        *,
+        believes_switch: bool = False,
+    ) -> Plan:
+        """The job is prepared: what its settings fix. The rest is what this host believes (`Plan.choose`).
 
         Raises:
             JobFailed: the preparation left nothing that can be used.
         """
         try:
             settings = prepared["settings"]
-            plan = Plan.of(job_id, settings, Plan.choose(settings, exchange))
+            chosen = Plan.choose(settings, exchange, believes_switch=believes_switch)
+            plan = Plan.of(job_id, settings, chosen, believes_switch=believes_switch)
             self.job_id, self.prepared = job_id, prepared
             assert self.files is not None
         except (ValueError, KeyError, TypeError) as error:

@@ -14,6 +14,11 @@ def one_line(text: object) -> str:
     return " ".join(plain.split())[:_MOST_TEXT]
 
 
+def is_run_name(text: str) -> bool:
+    """Whether a folder can have that name."""
+    return "/" not in text and text not in ("", ".", "..")
+
+
 def shorten(digest: str) -> int:
     """A state's digest as it travels in the token: 32 bits, 0 for none.
 

@@ -6,7 +6,7 @@ that it runs in one.
 """
 
 from nicps.lab.errors import AgentFailed, LabExists, LabNotFound, LabProblem
-from nicps.lab.lab import Host, Lab, PortCounters, Removed, down, standing, the_only
+from nicps.lab.lab import Host, Lab, PortCounters
 from nicps.lab.links import LinkStatus
 from nicps.lab.port import PortCount, PortFaults
 from nicps.lab.settings import (
@@ -18,6 +18,7 @@ from nicps.lab.settings import (
     parse_probability,
     parse_rate,
 )
+from nicps.lab.teardown import Removed, down, standing, the_only
 
 __all__ = [
     "AgentFailed",

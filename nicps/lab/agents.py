@@ -106,11 +106,15 @@ class AgentProcess:
             return values(ask(channel, AskStatus(), Status, 10.0))
 
     def submit(
-        self, job: Path, settings: Mapping[str, Any] | None = None, entry: str | None = None
+        self,
+        job: Path,
+        settings: Mapping[str, Any] | None = None,
+        entry: str | None = None,
+        data: str | None = None,
     ) -> Channel:
         """Submit a job; events and the result come through the channel (`nicps.session.commands.follow`)."""
         channel = self.connect()
-        submit(channel, Submit(str(job), settings=settings, entry=entry))
+        submit(channel, Submit(str(job), settings=settings, entry=entry, data=data))
         return channel
 
     def last_words(self) -> str:

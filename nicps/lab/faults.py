@@ -15,14 +15,16 @@ from dataclasses import replace
 from nicps.dataplane import bpf
 from nicps.dataplane.loader import Loaded
 from nicps.errors import UsageProblem
-from nicps.lab import delayline, links, namespaces, port, processes, state
+from nicps.lab import delayline, links, port, processes, state
 from nicps.lab.errors import LabNotFound, LabProblem
 from nicps.lab.port import PortCount, PortFaults
 from nicps.lab.settings import Faults
 from nicps.lab.state import LabState, ProcessRecord
 
-#: Whose process the delay line is, in the lab's state.
+#: Whose process the delay line is, in the lab's state; and the switch among what is cut.
 SWITCH = "switch"
+#: Of no interface: where the side of a cut is kept that a switch which adds is on.
+SWITCH_INDEX = 0
 
 Change = Callable[[PortFaults], PortFaults]
 
@@ -31,6 +33,9 @@ def install(found: LabState, loaded: Loaded) -> LabState:
     """Put the programs onto the ports; the state that tells of them, which the caller writes."""
     ports, line = links.add_faults(found.settings, loaded)
     maps = loaded.maps
+    if found.settings.adds:
+        numbers = {int(host.removeprefix("h")): index for host, index in ports.items()}
+        port.write_middles(maps["ports"], numbers)
     for index in ports.values():
         loss = Faults(loss=found.settings.loss)
         port.write_faults(maps["faults"], index, PortFaults(loss, line=line))
@@ -57,7 +62,10 @@ def counted(lab: str, ports: dict[str, int]) -> dict[str, tuple[PortCount, PortC
 
 
 def change(lab: str, ports: dict[str, int], hosts: Iterable[str], how: Change) -> None:
-    """Tell the ports of these hosts something else; the first time, the programs are loaded."""
+    """Tell the ports of these hosts something else; the first time, the programs are loaded.
+
+    A switch that adds is no host, but it may be on a side of a cut: where `ports` names it, by an index of its own.
+    """
     with _installed(lab) as (found, faults):
         new = {host: how(port.read_faults(faults, ports[host])) for host in hosts}
         if any(_delays(told.faults) for told in new.values()):
@@ -120,7 +128,7 @@ def _read(lab: str) -> LabState:
 
 
 def _line_serves(found: LabState) -> bool:
-    return any(p.host == SWITCH and processes.alive(p) for p in found.processes)
+    return any(delayline.__file__ in p.argv and processes.alive(p) for p in found.processes)
 
 
 def _start_line(found: LabState, faults: int) -> None:
@@ -131,7 +139,7 @@ def _start_line(found: LabState, faults: int) -> None:
     lab = found.settings.name
     child = processes.start(
         lab,
-        namespaces.switch_name(lab),
+        links.ports_netns(found.settings),
         argv,
         None,
         {

@@ -20,6 +20,8 @@ from typing import Any
 
 from nicps import wire
 from nicps.errors import JobFailed, UsageProblem
+from nicps.lab import adding
+from nicps.lab.adding import Keys
 from nicps.lab.agents import (
     AgentProcess,
     Folders,
@@ -29,8 +31,9 @@ from nicps.lab.agents import (
     open_folder,
     start_agent,
 )
-from nicps.lab.lab import Host, Lab, require_root
+from nicps.lab.lab import Host, Lab
 from nicps.lab.settings import LabSettings
+from nicps.lab.teardown import require_root
 
 UNPRIVILEGED = "nobody"
 
@@ -53,7 +56,8 @@ for path in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What to run where. `settings` are KEY=VALUE texts; `user` None lets the lab choose."""
+    """What to run where. `settings` are KEY=VALUE texts; `user` None lets the lab choose. `switch` is more of `nicps
+    switch xdp run`, where the switch adds; `keyed`: there are keys."""
 
     job: Path
     shape: LabSettings
@@ -61,6 +65,8 @@ class RunSettings:
     settings: tuple[str, ...] = ()
     user: str | None = None
     runs: Path = Path("runs")
+    switch: tuple[str, ...] = ()
+    keyed: bool = False
 
     def __post_init__(self) -> None:
         if self.shape.mtu < wire.LEAST_MTU:
@@ -104,9 +110,15 @@ def run_job(settings: RunSettings) -> Outcome:
             lab = Lab(settings.shape, scratch)
             try:
                 lab.up()
+                more: list[str] = []
+                if settings.shape.adds:
+                    keys = Keys.make(scratch) if settings.keyed else None
+                    more = adding.trusting(keys)
+                    arguments = [*adding.key_arguments(keys), *settings.switch]
+                    adding.start(lab, *arguments, log=work / "switch.log")
                 for host in lab.hosts:
                     folders = _folders(settings, host, work, scratch)
-                    agents.append(start_agent(lab, host, folders, user=user))
+                    agents.append(start_agent(lab, host, folders, *more, user=user))
                 await_agents(agents)
                 modes = {host.read_link().xdp_mode for host in lab.hosts}
                 outcome = _submit(lab, settings)
@@ -231,6 +243,8 @@ def _mode(modes: set[str | None]) -> str:
 def _keep_logs(work: Path, result: Mapping[str, Any]) -> None:
     report = result.get("report")
     if isinstance(report, str) and (folder := Path(report).parent).is_dir():
+        if (said := work / "switch.log").exists():
+            shutil.move(said, folder / said.name)
         for log in work.glob("*/agent.log"):
             target = folder / log.parent.name
             target.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pyroute2 import NetlinkError
 
 from nicps.dataplane.loader import Loaded
-from nicps.errors import NotRoot, UsageProblem
+from nicps.errors import UsageProblem
 from nicps.lab import enter, faults, links, namespaces, port, processes, signals, state
 from nicps.lab.errors import LabExists, LabNotFound, LabProblem
 from nicps.lab.links import LinkStatus
@@ -25,7 +25,14 @@ from nicps.lab.settings import Faults, LabSettings
 from nicps.lab.shield import shielded
 from nicps.lab.signals import Part
 from nicps.lab.state import LabState, ProcessRecord
-from nicps.programs import require_programs
+from nicps.lab.teardown import (
+    describe_error,
+    down,
+    remove,
+    require_root,
+    standing,
+    the_only,
+)
 
 Cable = Literal["up", "down", "unplugged"]
 
@@ -86,8 +93,13 @@ class Lab:
 
     @property
     def switch_netns(self) -> str:
-        """The namespace of the switch, whose ports are p1 to pN."""
+        """The namespace of the switch; its ports are p1 to pN, or eth1 to ethN where it adds."""
         return namespaces.switch_name(self.name)
+
+    @property
+    def ports_netns(self) -> str:
+        """The namespace of p1 to pN, which do to frames what the lab's faults are."""
+        return links.ports_netns(self.settings)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -107,7 +119,7 @@ class Lab:
             raise LabNotFound(f"no lab {name} stands: run `nicps lab up --lab {name}`")
         lab = cls(found.settings)
         lab._owned = False
-        made = {lab.switch_netns, *(host.netns for host in lab.hosts)}
+        made = {lab.switch_netns, lab.ports_netns, *(host.netns for host in lab.hosts)}
         if gone := sorted(made - {*namespaces.find().get(name, ())}):
             raise LabNotFound(
                 f"lab {name} has lost {', '.join(gone)}: run `nicps lab down --lab {name}`"
@@ -145,10 +157,10 @@ class Lab:
                     self._make(xdp_program, loaded)
                 except BaseException:
                     with shielded():
-                        _remove(self.name)
+                        remove(self.name)
                     raise
         except (OSError, NetlinkError) as error:
-            raise LabProblem(f"lab {self.name} cannot be made: {_reason(error)}") from error
+            raise LabProblem(f"lab {self.name} cannot be made: {describe_error(error)}") from error
 
     def close(self) -> None:
         """Take the lab down, if this process made it, with everything that was started in it."""
@@ -172,38 +184,41 @@ class Lab:
     def run(
         self, host: str | Host, argv: Sequence[str], *, user: str | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start `argv` on a host, as a direct child with a session of its own.
+        """Start `argv` on a host, or at a `switch` that adds, as a direct child with a session of its own.
 
         `options` go to `subprocess.Popen`. The process ends with the lab, if it has not before.
         A command that is not there ends with exit code 127.
         """
-        where = host if isinstance(host, Host) else self.host(host)
-        child = processes.start(self.name, where.netns, argv, user, options)
+        name, netns = (host.name, host.netns) if isinstance(host, Host) else self._place(host)
+        child = processes.start(self.name, netns, argv, user, options)
         self._children.append(child)
-        self.record(child.pid, where, argv)
+        self.record(child.pid, name, argv)
         return child
 
     def become(self, host: str, argv: Sequence[str]) -> int:
         """Let this very process become `argv` on a host; returns only if that fails (126, 127)."""
-        where = self.host(host)
-        self.record(os.getpid(), where, argv)
+        name, netns = self._place(host)
+        self.record(os.getpid(), name, argv)
         os.environ.update(processes.environment(self.name, {}))
-        enter.enter(where.netns)
+        enter.enter(netns)
         return enter.become_command(list(argv))
 
-    def record(self, pid: int, host: Host, argv: Sequence[str]) -> None:
+    def record(self, pid: int, host: str, argv: Sequence[str]) -> None:
         """Note in the lab's state that a process belongs to it."""
         start = processes.start_time(pid)
         if start is not None:
-            record = ProcessRecord(pid, start, host.name, tuple(argv))
+            record = ProcessRecord(pid, start, host, tuple(argv))
             state.add_process(self.name, record, processes.alive)
 
     def processes(self) -> dict[str, list[Running]]:
-        """The live processes that were started in the lab, by host: in its namespace, or, where they have one of
-        their own, by a process that is."""
+        """The live processes that were started in the lab, by host, and at a `switch` that adds: in its namespace, or,
+        where they have one of their own, by a process that is."""
         found = state.read(self.name)
-        result: dict[str, list[Running]] = {host.name: [] for host in self.hosts}
-        places = {namespaces.identity(enter.path_of(h.netns)): h.name for h in self.hosts}
+        netns = {host.name: host.netns for host in self.hosts}
+        if self.settings.adds:
+            netns[faults.SWITCH] = self.switch_netns
+        result: dict[str, list[Running]] = {name: [] for name in netns}
+        places = {namespaces.identity(enter.path_of(at)): name for name, at in netns.items()}
         ours = processes.find(self.name, found.processes if found else ())
         by_pid = {process.pid: process for process in ours}
         for process in ours:
@@ -223,6 +238,16 @@ class Lab:
     def faults(self) -> dict[str, PortFaults]:
         """What every switch port does to frames, and on which side of a cut it is, by host."""
         return faults.told(self.name, self._ports())
+
+    def switch_side(self) -> int:
+        """Of a switch that adds: its side of a cut."""
+        return faults.told(self.name, self._sides())[faults.SWITCH].side
+
+    def switch_ports(self) -> dict[str, LinkStatus]:
+        """The ports eth1 to ethN of a switch that adds, those that there are."""
+        found = links.read_links(self.switch_netns)
+        names = [links.switch_port_name(host.number) for host in self.hosts]
+        return {name: found[name] for name in names if name in found}
 
     def line_lost(self) -> bool:
         """Whether the process in which delayed frames wait has ended, so that they are lost."""
@@ -274,12 +299,16 @@ class Lab:
         faults.change(self.name, self._ports(), self.select(hosts), how)
 
     def cut(self, hosts: str) -> None:
-        """Cut these hosts from all others, but not from one another. Cuts add up until `heal`."""
-        faults.cut(self.name, self._ports(), self.select(hosts))
+        """Cut these hosts from all others, but not from one another. Cuts add up until `heal`.
+
+        A `switch` that adds is on a side too: what it says itself others do not hear, nor it them.
+        """
+        faults.cut(self.name, self._sides(), self._select_all(hosts))
 
     def heal(self) -> None:
         """Undo all cuts."""
-        faults.change(self.name, self._ports(), self.select("all"), lambda b: replace(b, side=0))
+        sides = self._sides()
+        faults.change(self.name, sides, sides, lambda b: replace(b, side=0))
 
     def link(self, hosts: str, how: Cable) -> None:
         """`down`: take the hosts' eth1 down; `unplugged`: pull their cables, so that eth1 is up but
@@ -287,12 +316,16 @@ class Lab:
         for name in self.select(hosts):
             host = self.host(name)
             host.set_link(how != "down")
-            links.set_link(self.switch_netns, links.port_name(host.number), how != "unplugged")
+            ends = [links.port_name(host.number)]
+            if self.settings.adds:
+                ends.append(links.far_port_name(host.number))
+            for end in ends:
+                links.set_link(self.ports_netns, end, how != "unplugged")
 
     def pause(self, hosts: str, part: Part = "both") -> list[Running]:
         """Stop (SIGSTOP) the hosts' agents, what the agents have started, or both; who was.
 
-        Of `all` hosts those where nothing of the kind runs are left out, here and below.
+        Of `all` hosts those where nothing of the kind runs are left out, here and below. `switch` is the one that adds.
         """
         return self._signalled(hosts, part, signals.pause)
 
@@ -313,17 +346,32 @@ class Lab:
             return [host.name for host in self.hosts]
         return [self.host(name.strip()).name for name in hosts.split(",")]
 
+    def _select_all(self, hosts: str) -> list[str]:
+        """The same, a `switch` that adds included."""
+        given = [name.strip() for name in hosts.split(",")]
+        if faults.SWITCH not in given or not self.settings.adds:
+            return self.select(hosts)
+        rest = ",".join(name for name in given if name != faults.SWITCH)
+        return [faults.SWITCH, *(self.select(rest) if rest else ())]
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """A host, or a switch that adds: its name and its namespace."""
+        if name == faults.SWITCH and self.settings.adds:
+            return name, self.switch_netns
+        host = self.host(name)
+        return host.name, host.netns
+
     def _signalled(
         self, hosts: str, part: Part, act: Callable[[Sequence[Running]], None]
     ) -> list[Running]:
         running = self.processes()
         if hosts == "all":  # those without an agent are left out
-            everyone = [process for on_host in running.values() for process in on_host]
+            everyone = [process for host in self.hosts for process in running[host.name]]
             chosen = signals.choose("any host", everyone, part)
         else:
             chosen = [
                 process
-                for name in self.select(hosts)
+                for name in self._select_all(hosts)
                 for process in signals.choose(name, running[name], part)
             ]
         act(chosen)
@@ -333,9 +381,14 @@ class Lab:
         """The indices of the switch ports, by host."""
         return {name: link.index for name, link in self._port_links().items()}
 
+    def _sides(self) -> dict[str, int]:
+        """All that can be cut off: the ports, and where the side of a switch that adds is kept."""
+        switch = {faults.SWITCH: faults.SWITCH_INDEX} if self.settings.adds else {}
+        return self._ports() | switch
+
     def _port_links(self) -> dict[str, LinkStatus]:
         """The switch ports, by host."""
-        found = links.read_links(self.switch_netns)
+        found = links.read_links(self.ports_netns)
         ports = {host.name: links.port_name(host.number) for host in self.hosts}
         if lost := [port for port in ports.values() if port not in found]:
             raise LabProblem(
@@ -354,83 +407,12 @@ class Lab:
     def _make(self, xdp_program: int, loaded: Loaded | None) -> None:
         made = LabState(self.settings, scratch=self._scratch)
         state.write(made)
-        namespaces.create([self.switch_netns, *(host.netns for host in self.hosts)])
+        middle = [self.ports_netns] if self.settings.adds else []
+        namespaces.create([self.switch_netns, *middle, *(host.netns for host in self.hosts)])
         links.build(self.settings, xdp_program)
         if loaded is not None:
             made = faults.install(made, loaded)
         state.write(replace(made, ready=True))
-
-
-@dataclass(frozen=True)
-class Removed:
-    """What `down` found: `strangers` were not started by the lab, and go on running."""
-
-    namespaces: tuple[str, ...]
-    ended: tuple[Running, ...]
-    strangers: tuple[Running, ...]
-
-
-def standing() -> list[str]:
-    """The names of all labs that stand, or of which something is left."""
-    return sorted({*state.names(), *namespaces.find()})
-
-
-def the_only() -> str:
-    """The name of the lab that is meant where none is named.
-
-    Raises:
-        LabNotFound: none stands, or several do.
-    """
-    names = standing()
-    if not names:
-        raise LabNotFound("no lab stands: run `nicps lab up`")
-    if len(names) > 1:
-        raise LabNotFound(f"the labs {', '.join(names)} stand: say which one with --lab NAME")
-    return names[0]
-
-
-def down(name: str = "lab") -> Removed:
-    """Take a lab down, also one that a crash left half made. Nothing there: nothing happens."""
-    require_root()
-    try:
-        # Ending processes can take seconds: not under the lock. Under it, none can be added.
-        found = state.read(name)
-        ended = processes.end(name, found.processes if found else ())
-        with state.lock():
-            removed = _remove(name)
-        if found and found.scratch:  # a tree may be deeper than Python recurses
-            (rm,) = require_programs("rm", purpose="taking a lab down")
-            subprocess.run([rm, "-rf", "--", found.scratch], stderr=subprocess.DEVNULL)
-        return replace(removed, ended=(*ended, *removed.ended))
-    except (OSError, NetlinkError) as error:
-        raise LabProblem(f"lab {name} cannot be taken down: {_reason(error)}") from error
-
-
-def require_root() -> None:
-    """Raise NotRoot unless we may make namespaces."""
-    if os.geteuid() != 0:
-        raise NotRoot("the lab makes network namespaces, which needs root: run it with sudo")
-
-
-def _remove(name: str) -> Removed:
-    found = state.read(name)
-    recorded = found.processes if found else ()
-    ended = processes.end(name, recorded)
-    names = namespaces.find().get(name, [])
-    left = processes.strangers(names, ())
-    # The switch first: its bridge and all its cables go at once.
-    for netns in sorted(names, key=lambda netns: netns != namespaces.switch_name(name)):
-        if _mounted(netns):
-            links.clear(netns)
-    namespaces.remove(names)
-    state.remove(name)
-    return Removed(tuple(names), tuple(ended), tuple(left))
-
-
-def _mounted(netns: str) -> bool:
-    """Whether a namespace is behind the name: an `up` that was killed may have left a bare file."""
-    path = enter.path_of(netns)
-    return os.stat(path).st_dev != os.stat(enter.NETNS_DIR).st_dev
 
 
 def _host(lab: str, number: int) -> Host:
@@ -442,11 +424,3 @@ def _host(lab: str, number: int) -> Host:
         links.mac_of(number),
         links.ip_of(number),
     )
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, NetlinkError):
-        return f"netlink: {error.args[1] if len(error.args) > 1 else error}"
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error)

@@ -8,6 +8,15 @@
   +----[ br0 ]---+            a fault
 
                [line]---[wait]  there too: a veth between the ports' programs and the delay line
+
+Where the switch adds, each cable has a middle, because what XDP sends passes no queueing discipline:
+
+[ p1 ]         [ p2 ]         namespace nicps-<lab>-cables; tbf towards the host, faults
+  |b1            |b2          a bridge for each cable
+[ q1 ]         [ q2 ]         tbf towards the switch
+  |              |            veth
+[eth1]         [eth2]         namespace nicps-<lab>-switch, where `nicps switch xdp run` works
+  +----[ br0 ]---+
 """
 
 from __future__ import annotations
@@ -53,6 +62,22 @@ T = TypeVar("T")
 def port_name(number: int) -> str:
     """The switch's end of host `number`'s cable."""
     return f"p{number}"
+
+
+def far_port_name(number: int) -> str:
+    """Where the switch adds: the other end of the middle of host `number`'s cable."""
+    return f"q{number}"
+
+
+def switch_port_name(number: int) -> str:
+    """Where the switch adds: its port for host `number`."""
+    return f"eth{number}"
+
+
+def ports_netns(settings: LabSettings) -> str:
+    """The namespace of p1 to pN: that of the switch, or of the cables' middle."""
+    name = namespaces.cables_name if settings.adds else namespaces.switch_name
+    return name(settings.name)
 
 
 def mac_of(number: int) -> str:
@@ -101,8 +126,18 @@ def build(settings: LabSettings, xdp_program: int) -> None:
     numbers = range(1, settings.hosts + 1)
 
     def switch(ipr: Any) -> None:
-        bridge = _add_bridge(ipr, settings.mtu)
+        bridge = _add_bridge(ipr, BRIDGE, settings.mtu)
+        for number in numbers if settings.adds else ():
+            index = index_of(ipr, switch_port_name(number))
+            ipr.link("set", index=index, master=bridge, state="up")
+
+    def ports(ipr: Any) -> None:
+        bridge = 0 if settings.adds else _add_bridge(ipr, BRIDGE, settings.mtu)
         for number in numbers:
+            if settings.adds:
+                bridge = _add_bridge(ipr, f"b{number}", settings.mtu)
+                far = _add_far_port(ipr, settings, number, bridge)
+                attach(ipr, far, xdp_program)
             netns = namespaces.host_name(settings.name, f"h{number}")
             index = _add_cable(ipr, settings, number, netns, bridge)
             attach(ipr, index, xdp_program)
@@ -114,7 +149,9 @@ def build(settings: LabSettings, xdp_program: int) -> None:
         _shape(ipr, index, settings.rate_bps)
         ipr.link("set", index=index, state="up")
 
-    with_netlink(namespaces.switch_name(settings.name), switch)
+    with_netlink(ports_netns(settings), ports)
+    if settings.adds:
+        with_netlink(namespaces.switch_name(settings.name), switch)
     for number in numbers:
         netns = namespaces.host_name(settings.name, f"h{number}")
         with_netlink(netns, partial(host, number))
@@ -138,7 +175,7 @@ def add_faults(settings: LabSettings, loaded: Loaded) -> tuple[dict[str, int], i
             _hook(ipr, index, [from_host, to_host])
         return ports, line
 
-    return with_netlink(namespaces.switch_name(settings.name), work)
+    return with_netlink(ports_netns(settings), work)
 
 
 def clear(netns: str) -> None:
@@ -181,11 +218,11 @@ def index_of(ipr: Any, name: str) -> int:
     return found[0]
 
 
-def _add_bridge(ipr: Any, mtu: int) -> int:
+def _add_bridge(ipr: Any, name: str, mtu: int) -> int:
     ipr.link("set", index=1, state="up")
     ipr.link(
         "add",
-        ifname=BRIDGE,
+        ifname=name,
         kind="bridge",
         address="02:00:0a:4e:00:00",
         mtu=mtu,
@@ -193,31 +230,40 @@ def _add_bridge(ipr: Any, mtu: int) -> int:
         br_forward_delay=0,
         br_mcast_snooping=0,
     )
-    bridge = index_of(ipr, BRIDGE)
+    bridge = index_of(ipr, name)
     ipr.link("set", index=bridge, state="up")
     return bridge
 
 
 def _add_cable(ipr: Any, settings: LabSettings, number: int, netns: str, bridge: int) -> int:
+    peer = {"ifname": HOST_INTERFACE, "address": mac_of(number)}
+    return _add_veth(ipr, settings, port_name(number), port_mac_of(number), netns, peer, bridge)
+
+
+def _add_far_port(ipr: Any, settings: LabSettings, number: int, bridge: int) -> int:
+    netns = namespaces.switch_name(settings.name)
+    peer = {"ifname": switch_port_name(number), "address": f"02:00:0a:4c:00:{number:02x}"}
+    name, mac = far_port_name(number), f"02:00:0a:4f:00:{number:02x}"
+    return _add_veth(ipr, settings, name, mac, netns, peer, bridge)
+
+
+def _add_veth(
+    ipr: Any,
+    settings: LabSettings,
+    name: str,
+    mac: str,
+    netns: str,
+    peer: dict[str, Any],
+    bridge: int,
+) -> int:
+    """A bridge's port, shaped, whose other end is in `netns`; its index."""
     fd = os.open(enter.path_of(netns), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        peer = {
-            "ifname": HOST_INTERFACE,
-            "net_ns_fd": fd,
-            "address": mac_of(number),
-            "mtu": settings.mtu,
-        }
-        ipr.link(
-            "add",
-            ifname=port_name(number),
-            kind="veth",
-            address=port_mac_of(number),
-            mtu=settings.mtu,
-            peer=peer,
-        )
+        there = {**peer, "net_ns_fd": fd, "mtu": settings.mtu}
+        ipr.link("add", ifname=name, kind="veth", address=mac, mtu=settings.mtu, peer=there)
     finally:
         os.close(fd)
-    index = index_of(ipr, port_name(number))
+    index = index_of(ipr, name)
     ipr.link("set", index=index, master=bridge, state="up")
     _shape(ipr, index, settings.rate_bps)
     return index

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named network namespaces: made, found, entered by a thread, removed.
 
-Only names of the form `nicps-<lab>-switch` and `nicps-<lab>-h<number>` are ever touched. Entering
+Only names of the form `nicps-<lab>-switch`, `-cables` and `-h<number>` are ever touched. Entering
 a namespace is a property of a thread, so every piece of work inside one runs in a thread of its
 own, which ends with the work: the caller's thread never leaves its namespace, whatever happens.
 """
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from nicps.lab import enter
 
-_NAME = re.compile(r"nicps-(?P<lab>.+)-(?P<role>switch|h[1-9][0-9]*)")
+_NAME = re.compile(r"nicps-(?P<lab>.+)-(?P<role>switch|cables|h[1-9][0-9]*)")
 
 T = TypeVar("T")
 
@@ -27,6 +27,11 @@ T = TypeVar("T")
 def switch_name(lab: str) -> str:
     """The namespace of the lab's switch."""
     return f"nicps-{lab}-switch"
+
+
+def cables_name(lab: str) -> str:
+    """The namespace in the middle of the cables, where the switch adds (`LabSettings.switch`)."""
+    return f"nicps-{lab}-cables"
 
 
 def host_name(lab: str, host: str) -> str:

@@ -92,6 +92,12 @@ def opened(map_id: int) -> Iterator[int]:
         os.close(fd)
 
 
+def write_middles(map_fd: int, indices: dict[int, int]) -> None:
+    """Tell all ports that cables have a middle: the ports' own indices by host number."""
+    for number, index in {0: 1, **indices}.items():  # at 0: that there is one
+        bpf.map_update(map_fd, struct.pack("=I", number), struct.pack("=I", index))
+
+
 def read_counts(map_fd: int, ifindex: int) -> tuple[PortCount, PortCount]:
     """What the port did to frames from its host and to it."""
     with bpf.map_memory(map_fd) as memory:

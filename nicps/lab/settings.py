@@ -15,6 +15,7 @@ MOST_MTU = 65_521
 #: With a larger MTU a veth takes only XDP programs that know fragmented frames.
 MOST_RATE_BPS = 34_000_000_000
 LEAST_RATE_BPS = 8_000
+SWITCHES = ("bridge", "xdp")
 MOST_DELAY_MS = 10_000.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
@@ -29,7 +30,8 @@ class LabSettings:
     """One lab: a switch with `hosts` ports.
 
     `rate_bps` shapes both ends of every cable, in bits per second (None: unshaped); `loss` is the
-    probability, 0 to 1, that a switch port drops a frame, in each direction on its own.
+    probability, 0 to 1, that a switch port drops a frame, in each direction on its own. `switch` is
+    `bridge`, or `xdp`: a namespace for `nicps switch xdp run`, behind cables that have a middle.
     """
 
     name: str = "lab"
@@ -37,6 +39,7 @@ class LabSettings:
     rate_bps: int | None = None
     mtu: int = wire.LEAST_MTU
     loss: float = 0.0
+    switch: str = "bridge"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -51,6 +54,19 @@ class LabSettings:
             raise UsageProblem(f"the loss must be 0 to 1 (or 0% to 100%), not {self.loss}")
         if self.rate_bps is not None and not LEAST_RATE_BPS <= self.rate_bps <= MOST_RATE_BPS:
             raise UsageProblem(f"the rate must be 8kbit to 34gbit, not {self.rate_bps} bit/s")
+        if self.switch not in SWITCHES:
+            raise UsageProblem(
+                f"a lab's switch is one of {', '.join(SWITCHES)}, not {self.switch!r}"
+            )
+        if self.adds and self.mtu < wire.LEAST_MTU:
+            raise UsageProblem(
+                f"a switch that adds needs an MTU of {wire.LEAST_MTU} at least, not {self.mtu}"
+            )
+
+    @property
+    def adds(self) -> bool:
+        """Whether its switch adds."""
+        return self.switch == "xdp"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nicps import wire
+from nicps.lab import state
 from nicps.lab.lab import Host, Lab
 from nicps.lab.port import PortFaults
 from nicps.lab.processes import Running, program
@@ -47,14 +48,24 @@ def describe(lab: Lab) -> dict[str, Any]:
                 "processes": [describe_process(process) for process in processes[host.name]],
             }
         )
-    return {**asdict(lab.settings), "switch_netns": lab.switch_netns, "hosts": hosts}
+    described = {**asdict(lab.settings), "switch_netns": lab.switch_netns, "hosts": hosts}
+    if lab.settings.adds:
+        running = [describe_process(process) for process in processes["switch"]]
+        described["adding_switch"] = {
+            "side": lab.switch_side(),
+            "log": str(state.switch_log(lab.name)),
+            "ports": {name: link.xdp_mode for name, link in lab.switch_ports().items()},
+            "processes": running,
+        }
+    return described
 
 
 def headline(lab: Lab) -> str:
     """The lab in a line."""
     shape = lab.settings
+    adds = ", a switch that adds" if shape.adds else ""
     return (
-        f"lab {lab.name}: {shape.hosts} hosts, {format_rate(shape.rate_bps)}, MTU {shape.mtu}, "
+        f"lab {lab.name}: {shape.hosts} hosts, {format_rate(shape.rate_bps)}, MTU {shape.mtu}{adds}, "
         f"namespaces {lab.hosts[0].netns} ..."
     )
 
@@ -81,6 +92,10 @@ def rows(lab: Lab) -> list[tuple[str, ...]]:
                 "; ".join(map(_process, running)) or "-",
             )
         )
+    if lab.settings.adds:
+        shown = "; ".join(map(_process, processes["switch"])) or "-"
+        cut = faults_text(PortFaults(side=lab.switch_side()))
+        found.append(("switch", "-", wire.mac_text(wire.SWITCH), "-", "-", "-", "-", cut, shown))
     return found
 
 

@@ -19,11 +19,15 @@ _POLL_S = 0.005
 
 
 def choose(host: str, running: Sequence[Running], part: Part) -> list[Running]:
-    """Of what runs on a host: the agent (`nicps join`), what agents have started, or both.
+    """Of what runs on a host: the agent (`nicps join`), what agents have started, or both. Of a switch that adds: it.
 
     Raises:
         NothingRuns: there is nothing of the kind.
     """
+    if host == "switch":
+        if switches := [p for p in running if processes.program(p.command) == "switch"]:
+            return switches
+        raise NothingRuns("no switch runs: start it with `nicps lab start switch`")
     agents = [process for process in running if processes.program(process.command) == "agent"]
     pids = {process.pid for process in agents}
     started: list[Running] = []

@@ -36,7 +36,8 @@ class ProcessRecord:
 @dataclass(frozen=True)
 class LabState:
     """`ready` is False while `up` works. The maps are the kernel's ids of what the ports are told and
-    of what they count; None until the first fault. `scratch` is a folder that goes with the lab."""
+    of what they count; None until the first fault. `scratch` is a folder that goes with the lab. `switch` is more of
+    `nicps switch xdp run`, as the switch was started last."""
 
     settings: LabSettings
     ready: bool = False
@@ -44,6 +45,7 @@ class LabState:
     counts_map: int | None = None
     processes: tuple[ProcessRecord, ...] = ()
     scratch: Path | None = None
+    switch: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -61,6 +63,11 @@ def lock() -> Iterator[None]:
 def path_of(name: str) -> Path:
     """The lab's state file."""
     return LABS_DIR / f"{name}.json"
+
+
+def switch_log(name: str) -> Path:
+    """What the lab's switch says, where that adds."""
+    return LABS_DIR / f"{name}.switch.log"
 
 
 def names() -> list[str]:
@@ -84,6 +91,7 @@ def read(name: str) -> LabState | None:
                 for p in raw["processes"]
             ),
             scratch=Path(raw["scratch"]) if raw.get("scratch") else None,
+            switch=tuple(raw.get("switch", ())),
         )
     except (OSError, ValueError, KeyError, TypeError, UsageProblem):
         return None
@@ -101,6 +109,7 @@ def write(state: LabState) -> None:
         "counts_map": state.counts_map,
         "processes": [asdict(process) for process in state.processes],
         "scratch": str(state.scratch) if state.scratch else None,
+        "switch": state.switch,
     }
     draft.write_text(json.dumps(document, indent=1) + "\n")
     os.replace(draft, path)
@@ -109,7 +118,7 @@ def write(state: LabState) -> None:
 def remove(name: str) -> None:
     """Take the lab's state away, and drafts that a killed process left."""
     path = path_of(name)
-    for leftover in (path, *LABS_DIR.glob(f".{path.name}.*")):
+    for leftover in (path, switch_log(name), *LABS_DIR.glob(f".{path.name}.*")):
         leftover.unlink(missing_ok=True)
 
 

@@ -6,6 +6,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     actions.py       what the machines ask for
     signals.py       what a part reports to the part above it
     kernel.py        the XDP program as the machines know it
+    offers.py        broadcast offers, which tell a round's list without the token
     phase.py         what a decision starts; waiting times
     view.py          the member list in force, and what follows it
     token.py         the token, as its holder works on it
@@ -28,6 +29,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     lead.py          signs of life between phases (R17)
     membership.py    one member's part in views (R3, R17 to R20)
     bystander.py     a host that comes while a job admits nobody
+    switch_link.py   a Linux switch that adds: what is known of it, what it is granted
     admission.py     calls and answers (R2, R19, R20)
     inbox.py         which part a frame is for
     node.py          all of this behind one set of events
@@ -57,13 +59,18 @@ from nicps.protocol.actions import (
     Send,
     SendFragments,
     Striped,
+    SwitchChanged,
 )
+from nicps.protocol.control import Offer
+from nicps.protocol.formation import Group
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
-from nicps.protocol.phase import Member, Phase, Timings
+from nicps.protocol.phase import NO_REST, Member, Phase, Rest, Timings
+from nicps.protocol.switch_link import SwitchLink
 from nicps.protocol.view import View
 
 __all__ = [
+    "NO_REST",
     "Action",
     "Answered",
     "Called",
@@ -75,6 +82,7 @@ __all__ = [
     "Differs",
     "Evicted",
     "Failed",
+    "Group",
     "Installed",
     "Joiner",
     "KernelState",
@@ -85,14 +93,18 @@ __all__ = [
     "NodeState",
     "NotAdded",
     "NotAdmitted",
+    "Offer",
     "Phase",
     "PhaseAgreed",
     "Prepare",
     "Ready",
     "Receiver",
+    "Rest",
     "Send",
     "SendFragments",
     "Striped",
+    "SwitchChanged",
+    "SwitchLink",
     "Timings",
     "View",
 ]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol.phase import Phase
+from nicps.protocol.phase import Phase, Rest
 from nicps.protocol.view import View
 
 
@@ -25,13 +25,22 @@ class Striped:
     """What frames of stripes say of their round: the closed list (a bit a member), its unit, and what they are.
 
     A CONTRIBUTION and an ASK go to the fragment's aggregator, of which `aggregators` has the numbers in order of rank,
-    or to who alone has contributed; a SUM, of lanes that only this member has contributed, to all.
+    or to who alone has contributed; a SUM, of lanes that only this member has contributed, to all. Number 0 is a Linux
+    switch, which adds the remainders of the round `behind` rounds before this one, in the view `rest_view`; 0: of none.
+    `fragments`: of the round, if rounds have sizes of their own; otherwise 0.
     """
 
     type: wire.FrameType
     members: int
     unit: int
     aggregators: tuple[int, ...]
+    rest_view: int = 0
+    behind: int = 0
+    fragments: int = 0
+
+    def owner(self, index: int, fragments: int) -> int:
+        """The aggregator of that fragment, of so many in the round."""
+        return self.aggregators[((index + 1) * len(self.aggregators) - 1) // fragments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +223,8 @@ class Committed:
 
     `phase` is the round's. `counted` maps member numbers to samples; members whose gradient is not in the sum are
     missing from it. `exchange` is the one that made the sum: where a lone member adds for itself it is not the phase's.
-    `view` is the one in which it was made, and `aggregators` are those of its stripes, in order of rank.
+    `view` is the one in which it was made, and `aggregators` are those of its stripes, in order of rank. `saved`: the
+    lead writes a checkpoint of the state after the round (R22).
     """
 
     phase: Phase
@@ -225,13 +235,30 @@ class Committed:
     exchange: Exchange = Exchange.BROADCAST
     view: int = 0
     aggregators: tuple[int, ...] = ()
+    saved: bool = False
+
+    def rest_after(self, before: Rest) -> Rest:
+        """Whose remainders a Linux switch adds to later rounds: this one's, if it has left some there."""
+        leaves = self.exchange.central and self.phase.feedback and len(self.counted) > 1
+        return (self.view, self.round) if leaves else before
 
 
 @dataclass(frozen=True, slots=True)
 class NotAdded:
-    """The lead only: all have sent again and again, and no sum of that round comes from the switch."""
+    """The lead only: all have sent again and again, and no sums of that round come. The network may not do what the
+    `exchange` of the phase in force needs."""
 
     round: int
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchChanged:
+    """A Linux switch that adds comes, goes, or becomes ready (`Node.switch`). `text` is for the operator, if there is
+    something new to say; `warns`: for the user too."""
+
+    text: str = ""
+    warns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +300,7 @@ Action: TypeAlias = (
     | Closed
     | Committed
     | NotAdded
+    | SwitchChanged
     | Declined
     | Cancelled
     | Failed

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from nicps import wire
-from nicps.protocol.actions import Answered, Called, Joiner, Send
+from nicps.protocol.actions import Answered, Called, Joiner, NotAdmitted, Send
 from nicps.protocol.bystander import Bystander
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
@@ -58,11 +58,16 @@ class Admission:
         assert isinstance(call, wire.Call)
         host, membership = self._host, self._membership
         if not call.nonce:
-            return self._bystander.hear(frame.tail.decode(errors="replace"))
+            job = frame.tail.decode(errors="replace")
+            if self._formation.starting is not None:
+                return [NotAdmitted(job)]
+            return self._bystander.hear(job)
         if not call.view:
+            if host.leads and call.ballot:  # a group cannot form beside a job
+                return [*self._readmission.announce_job(now)]
             if host.is_member or (membership.busy and self._formation.starting is None):
                 return []
-            if not self._formation.on_call(now, source):
+            if not self._formation.on_call(now, source, call.ballot):
                 return []
             stage = wire.Stage.NOTHING
         elif (host.state is NodeState.STANDBY and not membership.busy) or (

@@ -14,7 +14,8 @@ from nicps.protocol.actions import Action, Closed, Committed, Need
 from nicps.protocol.digests import Digests
 from nicps.protocol.exchange import Exchanger
 from nicps.protocol.kernel import KernelState
-from nicps.protocol.phase import Phase
+from nicps.protocol.offers import Offers
+from nicps.protocol.phase import NO_REST, Phase, Rest
 from nicps.protocol.token import Line, TokenState
 from nicps.protocol.view import View
 
@@ -23,12 +24,13 @@ _NO_LINE = Line()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A gradient that waits for the token.
+    """A member's contribution to `round`, which is ready and waits for the token (`Node.offer`).
 
     `unit` is what it asks for in the next round, if it does; with absolute exponents, the largest of them.
     `skip`: it does not fit the open round's, and is left out. `conversion`: of its lanes, in stripes.
     """
 
+    round: int
     samples: int
     unit: int | None = None
     skip: bool = False
@@ -40,7 +42,8 @@ class Carried:
     """What a member takes along from its ring in one view to that in the next.
 
     `offer` is its gradient of the open round, counted or not, that it still holds; `passes`: it has dropped it, as the
-    round closed without it. `read` and `digest` are of the last round that its training program has applied.
+    round closed without it. `read` and `digest` are of the last round that its training program has applied. `rest`:
+    whose remainders a Linux switch adds to the open round.
     """
 
     round: int
@@ -51,11 +54,12 @@ class Carried:
     ready: int = 0
     passes: bool = False
     undecided: bool = False
+    rest: Rest = NO_REST
 
     @classmethod
     def at_the_start(cls, phase: Phase) -> Carried:
         """Of a phase: a training program is prepared only once it has read all rounds before."""
-        return cls(phase.first_round, phase.unit, phase.first_round - 1)
+        return cls(phase.first_round, phase.unit, phase.first_round - 1, rest=phase.rest)
 
 
 class Control:
@@ -67,6 +71,7 @@ class Control:
         token: the latest that was seen; None before the ring's first one.
         complete: this member has all that the closed list comes to, and has marked itself so.
         frozen: another phase or view is coming: it contributes, closes and marks nothing more, but forwards the token.
+        offers: what members have broadcast.
     """
 
     def __init__(
@@ -92,10 +97,19 @@ class Control:
         self._closed = 0  # round whose closing without this member has been reported
         self._undecided = carried.undecided
         self._need = 0
-        self._forward = 0  # the round that was committed last by marks that were said aloud
-        self._marked: set[int] = set()  # who has said aloud that it has all of the open round
+        self._forward = 0  # the round that was committed last by broadcast marks
+        self._saves = False  # the lead: it writes a checkpoint of the state after the open round
+        self._saved = False  # the lead does so after the round committed last
+        self.offers = Offers(phase, view, broadcast=exchange.kind.broadcasts_marks)
         exchange.open(carried.round)
-        exchange.conversion = carried.offer.conversion if carried.offer is not None else 0
+        exchange.rest = carried.rest
+        if carried.offer is not None:
+            self._give(carried.offer)
+
+    def _give(self, offer: Offer) -> None:
+        """The exchange knows what this member contributes."""
+        self.exchange.conversion = offer.conversion
+        self.exchange.size = wire.size_of(offer.samples) if self.phase.sized else 0
 
     def line(self) -> Line:
         """This member's entry in the token."""
@@ -103,7 +117,7 @@ class Control:
 
     def want(self, lacks: int) -> wire.Want:
         """What a WANT frame says of this member; entries for what it `lacks` follow."""
-        return wire.Want(self._ready, self._read, self._digest, lacks)
+        return wire.Want(self._ready, self._read, self._digest, lacks=lacks)
 
     @property
     def waits_to_enter(self) -> bool:
@@ -126,6 +140,7 @@ class Control:
             self._held,
             self._ready,
             passes or self._passes,
+            rest=self.exchange.rest,
         )
 
     def unit_of(self, round_: int) -> int:
@@ -147,12 +162,17 @@ class Control:
 
     # ---- what the agent reports
 
-    def offer(self, round_: int, offer: Offer) -> bool:
+    def offer(self, offer: Offer) -> bool:
         """A gradient is ready; whether it can still be listed."""
-        if round_ != self.round or self.line().settled or not self.phase.shares[self.number - 1]:
+        if (
+            offer.round != self.round
+            or self.line().settled
+            or self.has_offered
+            or not self.phase.shares[self.number - 1]
+        ):
             return False
         self._offer = self._held = offer
-        self.exchange.conversion = offer.conversion
+        self._give(offer)
         self._passes = False
         self._ready = offer.samples
         return True
@@ -169,11 +189,15 @@ class Control:
         if round_ < self._read:
             return False
         self._read, self._digest = round_, digest
-        return self.token is not None and self.round - self.line().read >= 2
+        return self.token is not None and self._read_waits
 
-    def go_on(self) -> None:
-        """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
-        self._undecided = False
+    def go_on(self, *, saves: bool) -> None:
+        """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14).
+
+        Args:
+            saves: it writes a checkpoint of the state after that round, which all members must know (R22).
+        """
+        self._undecided, self._saves = False, self._saves or saves
 
     # ---- what others report
 
@@ -197,10 +221,20 @@ class Control:
         self._enter_marks(token)
         self.token = token
         actions += self._digests.compare(token, self.round)
+        actions += self.close_offered(now)
+        token = self.token
         if token.state == wire.TokenState.CLOSING and not self.line().settled:
             actions += self._close_without_us()
         actions += self.exchange.on_token(now, token)
         return actions + self._publish_need()
+
+    def take_bounced(self, now: float, token: TokenState) -> None:
+        """The kernel has forwarded an open token, for which this member had no use then."""
+        if token.round != self.round and not self.bring_forward(token):
+            return
+        self.token = token
+        if self.offers.listed:
+            self.close_offered(now)  # what is sent for that has been begun
 
     def hear_ready(self, sender: int, want: wire.Want) -> list[Action]:
         """A member has so many samples ready."""
@@ -210,7 +244,7 @@ class Control:
         return self._publish_need()
 
     def hear_read(self, sender: int, want: wire.Want) -> list[Action]:
-        """To the holder of a parked token: what a member has read out."""
+        """What a member has read out, to the holder of a parked token, or broadcast to all."""
         token = self.token
         assert token is not None
         line = token.lines[sender - 1]
@@ -219,13 +253,62 @@ class Control:
         line.read, line.digest = want.read, want.digest
         return self._digests.compare(token, self.round)
 
-    def hear_mark(self, sender: int) -> None:
+    def saves(self, round_: int) -> bool:
+        """Whether this member knows that the lead writes a checkpoint after that round: the open one or the one before.
+
+        Of the open one only the lead does.
+        """
+        return self._saves if round_ == self.round else self._saved
+
+    def hear_mark(self, sender: int, marks: int) -> None:
         """A member has all of the open round."""
-        self._marked.add(sender)
+        self.offers.marks[sender] = marks
         if self.token is not None:
             self._enter_marks(self.token)
 
-    # ---- marks that are said aloud (`Exchange.marks_aloud`)
+    # ---- broadcast offers and marks (`Exchange.broadcasts_marks`)
+
+    @property
+    def has_offered(self) -> bool:
+        """This member has broadcast its offer to the open round. In this view it cannot change it any more."""
+        return self.offers.said(self.round, self.number) is not None
+
+    def broadcast_offer(self) -> bool:
+        """Offer without the token, if all members must be listed; then it must say so."""
+        offer, token = self._offer, self.token
+        if offer is None or offer.skip or offer.unit is None or self._passes or self.frozen:
+            return False
+        if token is None or self.line().settled or not self.offers.takes(self.number):
+            return False
+        if self.has_offered or not self.exchange.may_enter():
+            return False
+        self.offers.hear(self.round, self.number, offer.samples, offer.unit)
+        return True
+
+    def announcement(self) -> tuple[int, wire.Want]:
+        """What this member broadcasts of the open round: the flags, and its offer."""
+        said = self.offers.said(self.round, self.number)
+        flags = wire.Flag.COMPLETE * self.complete
+        if said is None:
+            return flags, self.want(0)
+        return flags | wire.Flag.OFFERED, replace(self.want(0), ready=said[0], unit=said[1])
+
+    def close_offered(self, now: float) -> list[Action]:
+        """Close the list without the token, once all members that it must have are known to offer.
+
+        Nobody can close another one: the quorum is not reached without each of them, and what they have broadcast they
+        enter into the token too.
+        """
+        token = self.token
+        if token is None or token.round != self.round or token.state != wire.TokenState.OPEN:
+            return []
+        if not self.offers.closes(self.round) or (self.frozen and not self.offers.listed):
+            return []
+        self.offers.listed = True
+        self.token = token = self.offers.close(token)
+        self._enter_marks(token)
+        self._offer = None
+        return self.exchange.on_closed(now, token)
 
     def mark(self) -> bool:
         """Mark this member complete without the token, if it is; then it must say so."""
@@ -235,7 +318,7 @@ class Control:
         if self._held_back() or not self.exchange.is_complete(token):
             return False
         self.complete = True
-        self.hear_mark(self.number)
+        self.hear_mark(self.number, wire.Mark.COMPLETE | wire.Mark.SAVES * self._saves)
         return True
 
     @property
@@ -261,17 +344,27 @@ class Control:
         return self._commit(token)
 
     def bring_forward(self, token: TokenState) -> bool:
-        """Commit a token of the round before too, if that was committed here without it; whether it is such a one."""
-        committed = token.round == self._forward == self.round - 1
-        if not committed or token.state != wire.TokenState.CLOSING:
+        """Bring a token of an earlier round up to the open one, if the round before was committed here without it.
+
+        Returns whether it is such a one. It may have missed several rounds.
+        """
+        known = self.token
+        if known is None or self._forward != self.round - 1 or token.round >= self.round:
             return False
-        token.commit(self.phase.exchange)
+        for line, ours in zip(token.lines, known.lines, strict=True):
+            line.samples_before, line.samples, line.ready = ours.samples_before, 0, 0
+            line.marks, line.unit = ours.marks & wire.Mark.SAVED, ours.unit
+        token.lines[self._view.lead - 1].marks |= wire.Mark.SAVED * self._saved
+        token.unit_before, token.unit = known.unit_before, self.unit
+        token.round, token.state = self.round, wire.TokenState.OPEN
+        token.sent = token.settled = 0
+        token.ranges = []
         return True
 
     def _enter_marks(self, token: TokenState) -> None:
         if (token.round, token.state) == (self.round, wire.TokenState.CLOSING):
-            for number in self._marked:
-                token.lines[number - 1].marks |= wire.Mark.COMPLETE
+            for number, marks in self.offers.marks.items():
+                token.lines[number - 1].marks |= marks
 
     # ---- with the token in hand
 
@@ -285,7 +378,7 @@ class Control:
             contributed, sent = self._contribute(token, line)
             actions += sent
             changed |= contributed
-            if token.quorum_reached(self.phase):
+            if token.quorum_reached(self.phase) and not self.offers.awaits(token):
                 token.state = wire.TokenState.CLOSING
                 changed = True
                 if not line.settled:
@@ -303,7 +396,7 @@ class Control:
             changed |= not complete and self.exchange.ask(now, token)
         if token.state == wire.TokenState.CLOSING and complete and not self._held_back():
             if not line.complete:
-                line.marks |= wire.Mark.COMPLETE
+                line.marks |= wire.Mark.COMPLETE | wire.Mark.SAVES * self._saves
                 self.complete = changed = True
             if all(token.lines[k - 1].complete for k in self._view.order):
                 token.commit(self.phase.exchange)
@@ -317,14 +410,22 @@ class Control:
         if token is None:
             return self._offer is not None
         line = self.line()
-        if self.round - line.read >= 2 and self._read > line.read:
+        if self._read_waits and self._read > line.read:
             return True
         if token.state == wire.TokenState.OPEN:
             if line.settled or self.frozen:
                 return False
             offers = self._offer is not None and self.exchange.may_enter()
+            offers = offers and (self.offers.unheard or not self.has_offered)
             return self._passes or (offers and self._bank_free(token))
         return not line.complete and not self._held_back() and self.exchange.wants_token(token)
+
+    @property
+    def _read_waits(self) -> bool:
+        """Others wait to hear that this member has read a bank, and it broadcasts no offer that tells them."""
+        skips = self._passes or (self._offer is not None and self._offer.skip)
+        tells = self.offers.takes(self.number) and not (self.offers.unheard or skips)
+        return not tells and self.round - self.line().read >= 2
 
     def kernel(self, holding: bool) -> KernelState:
         """What the XDP program must know now."""
@@ -415,7 +516,10 @@ class Control:
             self.exchange.kind,
             self._view.number,
             self.exchange.aggregators,
+            token.saved,
         )
+        self.exchange.rest = committed.rest_after(self.exchange.rest)
+        self._saved, self._saves = token.saved, False
         self.round = token.round
         self.unit = token.unit
         self._offer = self._held = None
@@ -425,7 +529,7 @@ class Control:
         self._ready_of = {}
         self.complete = False
         self._need = 0
-        self._marked = set()
+        self.offers.open(self.round)
         # R14: before the lead has decided on a round, the next one must not be committed, whatever comes in first.
         lead = self.number == self._view.lead
         self._undecided = lead and self.phase.kind is wire.PhaseKind.TRAIN
@@ -435,6 +539,8 @@ class Control:
         """Tell the trainer how many samples are still enough (R13)."""
         token = self.token
         if token is None or self.line().settled or self.exchange.owns_ready(token):
+            return []
+        if self.phase.sized:  # no samples are counted
             return []
         counted = token.counted
         if not counted:

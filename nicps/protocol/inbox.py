@@ -12,6 +12,7 @@ from nicps.protocol.local_host import LocalHost
 from nicps.protocol.membership import Membership
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import Steps
+from nicps.protocol.switch_link import SwitchLink
 from nicps.protocol.view_change import DONE, ENDED
 
 
@@ -26,6 +27,7 @@ class Inbox:
         decisions: Decisions,
         rings: Rings,
         lead: LeadWatch,
+        switch: SwitchLink,
     ) -> None:
         self._host = host
         self._admission = admission
@@ -33,6 +35,7 @@ class Inbox:
         self._decisions = decisions
         self._rings = rings
         self._lead = lead
+        self._switch = switch
 
     def on_frame(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
         """A frame that came up from that address.
@@ -59,12 +62,23 @@ class Inbox:
             if header.sender == view.lead:  # only now: what is malformed is no sign of life
                 self._lead.hear(now)
             return steps
-        ring = self._rings.current
-        if isinstance(body, wire.Fragment) and not header.sender:
-            if ring is not None and (header.view, header.round) == (view.number, ring.round):
-                return ring.on_completion(now)  # the last of a switch's sums
-        elif isinstance(body, wire.View) and header.view < view.number:
+        if source == wire.SWITCH and not header.sender:
+            return self._on_switch_frame(now, frame)
+        if isinstance(body, wire.View) and header.view < view.number:
             return self._membership.send_view(view.number_of(source), body.nonce)
+        return []
+
+    def _on_switch_frame(self, now: float, frame: wire.Frame) -> Steps:
+        """A Linux switch says something, or answers a question of this member; or a P4 switch has made the last sum."""
+        header, body, ring = frame.header, frame.body, self._rings.current
+        if isinstance(body, wire.Switch):
+            return self._switch.on_frame(now, body)
+        if ring is None or (header.view, header.round) != (self._host.view.number, ring.round):
+            return []
+        if isinstance(body, wire.Fragment):
+            return ring.on_completion(now)
+        if isinstance(body, wire.Lacking) and ring.asks_switch and not self._membership.changing:
+            return ring.on_lacking(now, body)
         return []
 
     def _on_member_frame(self, now: float, source: bytes, frame: wire.Frame) -> Steps:

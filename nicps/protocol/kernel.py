@@ -11,7 +11,8 @@ from typing import Protocol
 class Receiver(Protocol):
     """What has arrived: the kernel's maps in production, a model in tests.
 
-    `count` and `missing` are of fragments as their senders broadcast them, `reached` and what follows of stripes.
+    `count` and `missing` are of fragments as their senders broadcast them, `reached` and `missing_sums` of the round's
+    sums, whoever makes them, and what follows of stripes.
     """
 
     def count(self, round_: int, view: int, sender: int) -> int:
@@ -32,6 +33,12 @@ class Receiver(Protocol):
 
     def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
         """How many of this host's own fragments in a row, from `first` on, have lanes of that conversion."""
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        """The fragment of that aggregator's stripe that this host sends next; 0: it has sent none in that round.
+
+        The program sends one for each sum of that stripe that comes.
+        """
 
     def absent(
         self, round_: int, view: int, first: int, count: int, members: int

@@ -115,6 +115,10 @@ class Membership:
             return []
         return self._follow(now, self.view_change.rebuild(now, self._place(), joiners))
 
+    def renew(self, now: float) -> Steps:
+        """A view of the same members, unless another one is coming anyway."""
+        return [] if self.changing else self.rebuild(now, ())
+
     def on_view(self, now: float, source: bytes, sender: int, frame: wire.Frame) -> Steps:
         """Somebody proposes, or wants a value accepted."""
         assert self.view_change is not None

@@ -17,8 +17,10 @@ from nicps.protocol.actions import (
     Cancelled,
     Committed,
     Failed,
+    Installed,
     Joiner,
     NoProgress,
+    NotAdded,
     PhaseAgreed,
     Prepare,
     Ready,
@@ -27,9 +29,10 @@ from nicps.protocol.actions import (
 )
 from nicps.protocol.admission import Admission
 from nicps.protocol.bystander import Bystander
+from nicps.protocol.control import Offer
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
-from nicps.protocol.formation import Formation
+from nicps.protocol.formation import Formation, Group
 from nicps.protocol.inbox import Inbox
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.lead import LeadWatch
@@ -40,7 +43,17 @@ from nicps.protocol.progress import Standstill
 from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
-from nicps.protocol.signals import AskForLaterView, Chosen, Formed, Freeze, Lacking, Silent, Steps
+from nicps.protocol.signals import (
+    AskForLaterView,
+    Chosen,
+    Formed,
+    Freeze,
+    Lacking,
+    Renew,
+    Silent,
+    Steps,
+)
+from nicps.protocol.switch_link import SwitchLink
 from nicps.protocol.token import MOST_HOPS
 from nicps.protocol.view import View, numbered, safe_name
 
@@ -52,8 +65,10 @@ class Node:
         receiver: what has arrived (the kernel's maps).
         nonce: fresh random 64-bit numbers, never 0.
         stage: how much this host has of a job, by the job's name (R20); None if it wants no part in it.
+        believes_switch: the user has said that a Linux switch that adds is believed.
 
-    Attributes: `membership`, this host's part in views; `rings`, that of the phase in force and of the one to come.
+    Attributes: `membership`, this host's part in views; `rings`, that of the phase in force and of the one to come;
+    `switch`, what is known of a Linux switch that adds.
     """
 
     def __init__(
@@ -65,6 +80,8 @@ class Node:
         nonce: Callable[[], int],
         timings: Timings | None = None,
         stage: Callable[[str], wire.Stage | None] = lambda job: wire.Stage.NOTHING,
+        *,
+        believes_switch: bool = False,
     ) -> None:
         self.network = wire.network_id(network)
         self.timings = timings = timings or Timings()
@@ -102,8 +119,15 @@ class Node:
             self._bystander,
         )
         self._standstill = Standstill(host, timings)
+        self.switch = SwitchLink(host, believes=believes_switch)
         self._inbox = Inbox(
-            host, self._admission, self.membership, self._decisions, self.rings, self._lead
+            host,
+            self._admission,
+            self.membership,
+            self._decisions,
+            self.rings,
+            self._lead,
+            self.switch,
         )
 
     # ---- what others ask
@@ -224,11 +248,22 @@ class Node:
         """This host has begun: it asks whether a job is under way (`NotAdmitted`)."""
         self._bystander.begin(now)
 
-    def start(self, now: float, nonce: int) -> list[Action]:
-        """R1: this host starts the network. `nonce` is a random 64-bit number."""
+    def start(self, now: float, nonce: int, group: Group | None = None) -> list[Action]:
+        """R1: this host starts the network, perhaps a group's. `nonce` is a random 64-bit number."""
         assert not self._host.is_member
         self._host.state = NodeState.FORMING
-        return self._take(now, self._formation.start(now, nonce, self.view.number))
+        return self._take(now, self._formation.start(now, nonce, self.view.number, group))
+
+    def wait_for(self, group: Group | None) -> None:
+        """A program on this host waits for that group, or (None) no more."""
+        self._formation.waits = group
+
+    def abandon(self) -> tuple[str, ...]:
+        """This host forms no network any more; the hosts that have answered, this one included."""
+        found, self._formation.starting = self._formation.found, None
+        if self._host.state is NodeState.FORMING:
+            self._host.state = NodeState.STANDBY
+        return found
 
     def decide(self, now: float, phase: Phase) -> list[Action]:
         """The lead only: open `phase`; its number and generation are filled in here.
@@ -306,22 +341,17 @@ class Node:
         self._readmission.job, self._readmission.calls = job, calls
         self._readmission.closed = closed
 
+    def need_room(self, now: float, fragments: int, width: int) -> list[Action]:
+        """The size of this job's vectors is known: a Linux switch is to have room for them."""
+        steps = self.switch.need_room(now, fragments, width)
+        return self._take(now, steps) if steps else []
+
     # ---- the trainer's (or the hand-out's) side of the ring
 
-    def offer(
-        self,
-        now: float,
-        round_: int,
-        samples: int,
-        unit: int | None = None,
-        skip: bool = False,
-        conversion: int = 0,
-    ) -> list[Action]:
+    def offer(self, now: float, offer: Offer) -> list[Action]:
         """A contribution is ready (`Ring.offer`)."""
-        ring = self.rings.of_round(round_)
-        if ring is None:
-            return self._take(now, [])
-        return self._take(now, ring.offer(now, round_, samples, unit, skip, conversion))
+        ring = self.rings.of_round(offer.round)
+        return self._take(now, ring.offer(now, offer) if ring is not None else [])
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""
@@ -342,10 +372,10 @@ class Node:
             self.ring.sent(now)
         return self._take(now, [])
 
-    def go_on(self, now: float) -> list[Action]:
-        """The lead has decided to train on after the last round (`Ring.go_on`)."""
+    def go_on(self, now: float, *, saves: bool = False) -> list[Action]:
+        """The lead has decided to train on after the last round (`Control.go_on`)."""
         decided = self.ring is not None and self._may_decide
-        return self._take(now, self.ring.go_on(now) if self.ring and decided else [])
+        return self._take(now, self.ring.go_on(now, saves=saves) if self.ring and decided else [])
 
     def advance(self, now: float) -> list[Action]:
         """Sums of stripes came, or lanes were converted (`Ring.advance`)."""
@@ -405,7 +435,7 @@ class Node:
         actions += self._carry_out(now, self._departure.tick(now))
         if self._lead_is_watched and self._host.follows and now >= self._lead.silent_at():
             actions += self._carry_out(now, self.membership.suspect(now, self.view.lead))
-        steps = self._admission.tick(now)
+        steps = [*self._admission.tick(now), *self.switch.tick(now)]
         if self._lead_is_watched and self._host.leads and now >= self._lead.beacon_due():
             steps.append(self._lead.beacon(now, self.open_round))
         if self._admission.calls and now >= self._readmission.call_due():
@@ -420,6 +450,7 @@ class Node:
             self._decisions.deadline(),
             self._departure.deadline(),
             self._admission.deadline(),
+            self.switch.deadline(),
         )
         if self.membership.changing:
             return due
@@ -462,10 +493,13 @@ class Node:
         agreed = decisions.take_agreed()
         if agreed is not None:
             actions += self._agreed(now, agreed.phase, agreed.answers)
+        entered = False
         for action in actions:
             if isinstance(action, Committed):
                 self._readmission.note_counted(action)
-        return actions
+                self._standstill.note_counted(action)
+            entered |= isinstance(action, Installed)
+        return actions + (self._carry_out(now, self.switch.enter_view(now)) if entered else [])
 
     def _agreed(self, now: float, phase: Phase, answers: dict[int, bytes]) -> list[Action]:
         """The lead: everybody is prepared."""
@@ -487,8 +521,9 @@ class Node:
             elif isinstance(step, Formed):
                 actions += self._carry_out(now, self.membership.form(now, step))
             elif isinstance(step, Lacking):
-                found = self._standstill.hear(now, step, self.learners)
-                actions += [*found, *self._carry_out(now, self._evict_at_fault(now, found))]
+                actions += self._carry_out(now, self._hear_lacking(now, step))
+            elif isinstance(step, Renew):
+                actions += self._carry_out(now, self.membership.renew(now))
             elif isinstance(step, Send):
                 frame = step.frame
                 header = self._numbered(frame.header)
@@ -497,11 +532,32 @@ class Node:
                 actions.append(step)
         return actions
 
-    def _evict_at_fault(self, now: float, found: list[NoProgress]) -> Steps:
-        """R16: of the full members that stay, the lowest proposes to go on without that one."""
+    def _hear_lacking(self, now: float, lacking: Lacking) -> Steps:
+        """R16: what a member lacks of members; or of a switch, which is number 0. Nobody is evicted for that."""
+        if 0 in lacking.lacks:
+            self._standstill.excuse(lacking.round)
+            return self._give_up(lacking.round)
+        return self._find_fault(now, self._standstill.hear(now, lacking, self.learners))
+
+    def _give_up(self, round_: int) -> Steps:
+        """The lead is told that the exchange makes no sums, unless it has marked the round: others may commit it."""
+        ring = self.rings.current
+        if ring is None or ring.complete or not self._host.leads:
+            return []
+        return [NotAdded(round_, ring.phase.exchange)]
+
+    def _find_fault(self, now: float, found: list[NoProgress]) -> Steps:
+        """R16: of the full members that stay, the lowest proposes to go on without the one at fault.
+
+        If it may be the network, the lead is told instead.
+        """
         evicted = frozenset(one.evicted for one in found if one.evicted)
+        phase = self.phase_in_force
+        if evicted and phase is not None and self._standstill.blames_network(phase):
+            told = [one for one in found if not one.evicted]
+            return [*told, *self._give_up(found[-1].round)]
         lowest = min(self.view.live - self.learners - evicted, default=0)
-        return self.membership.evict(now, evicted) if lowest == self.number else []
+        return [*found, *(self.membership.evict(now, evicted) if lowest == self.number else [])]
 
 
 __all__ = ["Node", "NodeState", "WireError"]

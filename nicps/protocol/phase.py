@@ -6,11 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from nicps import wire
 from nicps.errors import WireError
 from nicps.exchange import Exchange
+
+#: The committed round whose remainders a Linux switch adds next: its view and number; zeros: none.
+Rest: TypeAlias = tuple[int, int]
+NO_REST: Rest = (0, 0)
 
 #: Phases that are series of rounds.
 ROUND_KINDS = (wire.PhaseKind.HANDOUT, wire.PhaseKind.TRAIN, wire.PhaseKind.TEST)
@@ -110,7 +114,10 @@ class Phase:
     `rounds` is how many there are (0: until the next decision). Every contribution of a round has `fragments`
     fragments, the last round's `last_fragments`. `shares[k-1]` is member k's part of the batch in samples, 0 for who
     only receives. `quorum` is in samples (R13). `unit` is the log2 of the accumulators' lowest bit. `exchange`: how the
-    contributions of a round become one sum.
+    contributions of a round become one sum. `rest`: the committed round whose remainders a Linux switch adds first, as
+    the lead knew it. `feedback`: what rounding leaves over goes into later rounds. `sized`: every round has a size of
+    its own, at most `fragments`, which its offers name in `samples` (`wire.size_of`), and its list has all members that
+    have a share.
     """
 
     number: int
@@ -126,6 +133,9 @@ class Phase:
     unit: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     exchange: Exchange = Exchange.BROADCAST
+    rest: Rest = NO_REST
+    feedback: bool = True
+    sized: bool = False
 
     @property
     def ending(self) -> wire.Ending:
@@ -157,9 +167,13 @@ class Phase:
         return self.first_round + self.rounds - 1
 
     def aggregators(self, live: Collection[int]) -> tuple[int, ...]:
-        """Where the exchange has stripes: whose they are among the live members, in order of rank."""
+        """Where the exchange has stripes: whose they are among the live members, in order of rank; 0 is a switch."""
         if not self.exchange.absolute:
             return ()
+        return (0,) if self.exchange.central else self.sharing(live)
+
+    def sharing(self, live: Collection[int]) -> tuple[int, ...]:
+        """The live members with a share of the batch, in order."""
         return tuple(k for k, share in enumerate(self.shares, 1) if share and k in live)
 
     @property
@@ -175,8 +189,16 @@ class Phase:
 
     def pack(self) -> bytes:
         """The decision's tail: JSON of all but what the frame's own fields say."""
+        values: dict[str, Any] = {}
+        if self.rest != NO_REST:
+            values["rest"] = self.rest
+        if not self.feedback:
+            values["feedback"] = False
+        if self.sized:
+            values["sized"] = True
         return json.dumps(
-            {
+            values
+            | {
                 "first_round": self.first_round,
                 "rounds": self.rounds,
                 "fragments": self.fragments,
@@ -204,10 +226,13 @@ class Phase:
             values = json.loads(tail)
             settings, shares = values.pop("settings"), tuple(values.pop("shares"))
             adding, exchange = values.pop("adding"), Exchange.named(values.pop("exchange"))
+            view, round_ = rest = tuple(values.pop("rest", NO_REST))
+            flags = feedback, sized = values.pop("feedback", True), values.pop("sized", False)
             kind = wire.PhaseKind(decision.phase)
-            numbers = [*values.values(), *shares]
+            numbers = [*values.values(), *shares, view, round_]
             whole = all(type(number) is int for number in numbers)
-            if not whole or not isinstance(settings, dict) or adding is not exchange.to_json():
+            typed = isinstance(settings, dict) and all(isinstance(flag, bool) for flag in flags)
+            if not whole or not typed or adding is not exchange.to_json():
                 raise ValueError("a value of the wrong type")
             phase = cls(
                 decision.number,
@@ -216,6 +241,9 @@ class Phase:
                 shares=shares,
                 settings=settings,
                 exchange=exchange,
+                rest=rest,
+                feedback=feedback,
+                sized=sized,
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -233,7 +261,7 @@ class Phase:
             return
         limit = 1 << 26  # fragments: 96 GB of raw bytes
         sizes = (self.fragments, self.last_fragments)
-        numbers = (self.first_round, self.rounds, self.quorum, *self.shares)
+        numbers = (self.first_round, self.rounds, self.quorum, *self.shares, *self.rest)
         if len(self.shares) != members or self.width not in wire.MAX_SHIFT:
             raise WireError(
                 f"decision {self.number}: {len(self.shares)} shares of width {self.width}"
@@ -243,6 +271,9 @@ class Phase:
             raise WireError(f"decision {self.number}: a number is out of range")
         if self.exchange.includes_own and not self.width:
             raise WireError(f"decision {self.number}: nobody makes sums of raw bytes")
+        has_sizes = self.exchange.absolute and not self.exchange.central
+        if self.sized and not (has_sizes and self.fragments <= wire.MOST_SIZED):
+            raise WireError(f"decision {self.number}: rounds cannot have sizes of their own in it")
         if not self.fragments or not self.last_fragments or not self.first_round:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from nicps.protocol.actions import NoProgress
+from nicps.exchange import Exchange
+from nicps.protocol.actions import Committed, NoProgress
 from nicps.protocol.local_host import LocalHost
-from nicps.protocol.phase import Timings
+from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.signals import Lacking, Lacks
 
 #: Fragments that are sent again in vain, before a member reports what it lacks.
@@ -18,6 +19,8 @@ IN_VAIN = 30
 _PART = 1 / 3
 #: Between two reports of a member every other one reports as well; a few of them may be lost.
 _LOST = 5
+#: Verdicts of a member that may wait for the lead to replace the exchange.
+_LEADS_VERDICTS = 2
 
 
 class Progress:
@@ -72,16 +75,62 @@ class Standstill:
     def __init__(self, host: LocalHost, timings: Timings) -> None:
         self._host = host
         self._settles_s = timings.silence_most_s * _PART
-        self._round = 0, 0  # its view, and its number
+        self._round = self._excused = 0, 0  # a view, and a round's number
         self._reports: dict[int, _Report] = {}
         self._since = 0.0  # the first of them
         self._judged_at = -math.inf
+        self._judged = 0  # how often, this round
+        self._proven: set[tuple[Exchange, frozenset[bytes]]] = (
+            set()
+        )  # hosts among which that exchange has made a sum; none is part of another
+
+    def note_counted(self, commit: Committed) -> None:
+        """A round was committed: its exchange works among these members."""
+        exchange = commit.exchange
+        if exchange.fallback is None:
+            return
+        hosts = self._hosts((*commit.counted, *commit.aggregators))
+        if exchange.central:  # each of them with the switch: nothing goes from one to another
+            hosts = hosts.union(*(h for e, h in self._proven if e == exchange))
+        if not self._have_worked(exchange, hosts):
+            smaller = {(e, h) for e, h in self._proven if e == exchange and h <= hosts}
+            self._proven = self._proven - smaller | {(exchange, hosts)}
+
+    def blames_network(self, phase: Phase) -> bool:
+        """Whether the network is at fault rather than a member: the exchange has never worked among all of these.
+
+        It may need what the network does not do, as frames to one host only. An exchange that needs less takes its
+        place, and shows who is at fault if somebody is.
+
+        A host knows what has worked since its agent began, so members can differ. The lead replaces the exchange. Where
+        it has not done so by the third verdict of the others, it blames a member, and so do they.
+        """
+        exchange, live = phase.exchange, self._host.view.live
+        members = phase.sharing(live) if phase.aggregators(live) else ()
+        if not members or exchange.fallback is None:
+            return False
+        if self._judged > _LEADS_VERDICTS and not self._host.leads:
+            return False
+        return not self._have_worked(exchange, self._hosts(members))
+
+    def _hosts(self, numbers: Iterable[int]) -> frozenset[bytes]:
+        """By their addresses: in the next job's network the numbers are others'. A switch is none of them."""
+        members = self._host.view.members
+        return frozenset(members[k - 1].mac for k in numbers if k)
+
+    def _have_worked(self, exchange: Exchange, hosts: frozenset[bytes]) -> bool:
+        return any(e == exchange and hosts <= proven for e, proven in self._proven)
+
+    def excuse(self, round_: int) -> None:
+        """A member lacks sums of that round because a switch does not answer: that is not for a member to go for."""
+        self._excused = self._host.view.number, round_
 
     def hear(self, now: float, lacking: Lacking, learners: Collection[int]) -> list[NoProgress]:
         """A member reports, perhaps this one. The first report is for the user; who has missed it hears a later one."""
         view, member, round_ = self._host.view, lacking.member, lacking.round
         if (view.number, round_) != self._round:
             self._round, self._reports, self._judged_at = (view.number, round_), {}, -math.inf
+            self._judged = 0
         before = self._reports.get(member)
         turn_s = now - before.at if before is not None else 0.0
         old = now - max(self._settles_s, _LOST * turn_s)
@@ -93,8 +142,10 @@ class Standstill:
         # Members that heard different reports can each name another member to propose. So every member judges again.
         settled_at = max(self._since, self._judged_at) + self._settles_s
         # A learner knows of itself only that it is one.
-        if before is not None and now >= settled_at and self._host.number not in learners:
+        judges = before is not None and self._round != self._excused
+        if judges and now >= settled_at and self._host.number not in learners:
             self._judged_at = now
+            self._judged += 1
             all_lack = {k: self._reports[k].lacks for k in sorted(self._reports)}
             at_fault = find_fault(all_lack, view.live, learners)
             found.append(NoProgress(round_, all_lack, at_fault))

@@ -96,6 +96,11 @@ class Ring:
         return self._exchange.awaits_lanes or self._control.waits_to_enter
 
     @property
+    def asks_switch(self) -> bool:
+        """Sums are made by a Linux switch, and it is asked for those that lack."""
+        return 0 in self._exchange.aggregators
+
+    @property
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
         return self._control.kernel(self.holding)
@@ -136,18 +141,11 @@ class Ring:
             steps.append(self._send(token, 0))
         return steps + self._hold(now)
 
-    def offer(
-        self,
-        now: float,
-        round_: int,
-        samples: int,
-        unit: int | None = None,
-        skip: bool = False,
-        conversion: int = 0,
-    ) -> Steps:
-        """A gradient of `round_` is ready (`Offer`)."""
-        listed = self._control.offer(round_, Offer(samples, unit, skip, conversion))
-        return self._act_or_want(now) if listed else []
+    def offer(self, now: float, offer: Offer) -> Steps:
+        """A contribution is ready."""
+        if not self._control.offer(offer):
+            return []
+        return self._settle(now) + self._act_or_want(now)
 
     def progress(self, now: float, round_: int, samples: int) -> Steps:
         """Micro-batches of `round_` worth `samples` are done; others hear of it once somebody has contributed."""
@@ -165,18 +163,23 @@ class Ring:
             self._retransmission.left(now)
             self._detector.note_forwarded(now)
 
-    def go_on(self, now: float) -> Steps:
-        """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14)."""
-        self._control.go_on()
-        return self._act_or_want(now) + self._settle(now)
+    def go_on(self, now: float, *, saves: bool) -> Steps:
+        """The lead has decided that training goes on (`Control.go_on`)."""
+        self._control.go_on(saves=saves)
+        return self._settle(now) + self._act_or_want(now)
 
     def bounced(self, now: float, frame: wire.Frame) -> None:
-        """The kernel forwarded this token for us (R10)."""
+        """The kernel forwarded this token for us (R10).
+
+        This member may have closed the list since, or committed the round, without the token. A retransmission is what
+        the kernel has sent all the same: nobody may know two tokens of one hop.
+        """
         token = TokenState.of(frame)
         if token.key > self._key and token.generation == self.phase.generation:
             self._key = token.key
             self.parked = False
             self._note_forwarded(now, token)
+            self._control.take_bounced(now, TokenState.of(frame))
 
     def kernel_saw(self, seen: tuple[int, int], token_at: float, frame_at: float) -> None:
         """The kernel's newest (generation, hop), and when it last accepted a token, and any frame (clock of `now`).
@@ -209,13 +212,11 @@ class Ring:
         self.holding = False
         self.parked = bool(frame.header.flags & wire.Flag.PARKED)
         self._want.reset_interval()
-        steps: Steps = [*self._control.learn(now, token)]
+        steps: Steps = [*self._control.learn(now, token), *self._settle(now)]
         if token.owner == self.number and not self.parked:
             self.turns += 1
-            steps += self._hold(now)
-        else:
-            steps += self._act_or_want(now)
-        return steps + self._settle(now)
+            return steps + self._hold(now) + self._settle(now)
+        return steps + self._act_or_want(now)
 
     def _on_old_token(self, now: float, header: wire.Header, token: TokenState) -> Steps:
         """A repeat: its sender lives, and lacks perhaps what this member has sent since."""
@@ -242,26 +243,26 @@ class Ring:
 
     def advance(self, now: float) -> Steps:
         """Sums came to this host's kernel, or lanes of its contribution were converted."""
-        steps: Steps = [*self._exchange.advance(now)]
-        if (
-            self._want.at == math.inf
-        ):  # this comes often: else it has asked for the token, and asks again in time
-            steps += self._act_or_want(now)
-        return steps + self._settle(now)
+        steps: Steps = [*self._exchange.advance(now), *self._settle(now)]
+        if self._exchange.kind.broadcasts_marks and self._control.token is not None:
+            steps += self._report_lacks(now, self._control.token)
+        # This comes often. A member that has asked for the token asks again in time.
+        return steps + (self._act_or_want(now) if self._want.at == math.inf else [])
 
     def on_want(self, now: float, frame: wire.Frame) -> Steps:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""
         want, sender = frame.body, frame.header.sender
         assert isinstance(want, wire.Want)
-        token = self._control.token
-        if token is None or frame.header.round > self.round or sender == self.number:
+        token, round_ = self._control.token, frame.header.round
+        early = frame.header.flags & wire.Flag.OFFERED and round_ == self.round + 1
+        if token is None or sender == self.number or (round_ > self.round and not early):
             return []
         wanted = frame.header.flags & wire.Flag.TOKEN_WANTED
         if sender == token.owner and not wanted:
             # The holder lives, though it has nothing to forward yet. A member that wants the token has not got it.
             self._detector.hear_beacon(now)
-        if frame.header.flags & wire.Flag.COMPLETE:
-            return self._on_mark(now, sender, frame.header.round)
+        if frame.header.flags & (wire.Flag.COMPLETE | wire.Flag.OFFERED):
+            return self._on_announcement(now, frame)
         steps: Steps = []
         if frame.header.round == self.round:
             steps += self._control.hear_ready(sender, want)
@@ -274,40 +275,59 @@ class Ring:
             return steps + self._forward_to(now, sender)
         return steps + self._act_or_want(now)
 
-    def _on_mark(self, now: float, sender: int, round_: int) -> Steps:
-        """A member has all of a round: of the open one, or of the one before, which it has not committed yet."""
-        if round_ == self.round:
-            self._control.hear_mark(sender)
-            return self._settle(now)
-        if round_ == self.round - 1 and self._marks.may_answer(now):
-            return [self._mark_frame(now, round_)]
-        return []
+    def _on_announcement(self, now: float, frame: wire.Frame) -> Steps:
+        """A member offers to the open round or the next one, or has all of a round that it cannot commit yet."""
+        control, want, sender = self._control, frame.body, frame.header.sender
+        round_, flags = frame.header.round, frame.header.flags
+        assert isinstance(want, wire.Want)
+        steps: Steps = [*control.hear_read(sender, want)]
+        if round_ < self.round:  # the phase before may have dropped the round that was open in it
+            answers = self.phase.first_round <= round_ == self.round - 1
+            answers = answers and self._marks.may_answer(now)
+            return steps + (self._announce(now, round_) if answers else [])
+        if flags & wire.Flag.OFFERED:
+            control.offers.hear(round_, sender, want.ready, want.unit)
+        if flags & wire.Flag.COMPLETE and round_ == self.round:
+            saves = bool(flags & wire.Flag.SAVES)
+            control.hear_mark(sender, wire.Mark.COMPLETE | wire.Mark.SAVES * saves)
+        return steps + self._settle(now)
 
     def _settle(self, now: float) -> Steps:
-        """Say aloud that this member has all of the round, and commit it once all have said so."""
-        if not self._exchange.kind.marks_aloud:
+        """Broadcast this member's offer, and its mark once it has all of the round.
+
+        Close the list with the offers of all, and commit the round with the marks of all.
+        """
+        control = self._control
+        if not self._exchange.kind.broadcasts_marks:
             return []
         steps: Steps = []
-        if self._control.mark() and self._others:
+        if control.broadcast_offer() and self._others:
             self._marks.reset_interval()
-            steps.append(self._mark_frame(now, self.round))
-        if not self._control.all_marked:
+            steps += self._announce(now, self.round)
+        steps += control.close_offered(now)
+        if control.mark() and self._others:
+            self._marks.reset_interval()
+            steps += self._announce(now, self.round)
+        if not control.all_marked:
             return steps
-        if self.holding:
-            token = self._control.token
-            assert token is not None
-            token.idle = 0
-            return steps + (self._hold(now) if self.parked else [])
-        return [*steps, *self._control.commit_marked()]
+        if self.holding and not self.parked:
+            return steps
+        return [*steps, *control.commit_marked()]
 
-    def _mark_frame(self, now: float, round_: int) -> Send:
+    def _announce(self, now: float, round_: int) -> Steps:
+        """This member's offer and mark; of the round before, that it has all of it."""
         self._marks.said(now)
-        header = self._view.header(self.number, round_, wire.Flag.COMPLETE)
-        return Send(wire.Frame(header, self._control.want(0), ((),)))
+        flags, want = int(wire.Flag.COMPLETE), self._control.want(0)
+        if round_ == self.round:
+            flags, want = self._control.announcement()
+        if flags & wire.Flag.COMPLETE:
+            flags |= wire.Flag.SAVES * self._control.saves(round_)
+        frame = wire.Frame(self._view.header(self.number, round_, flags), want, ((),))
+        return [Send(frame), *self._control.hear_read(self.number, want)]
 
     def _hear_lacks(self, sender: int, frame: wire.Frame) -> Steps:
         """A member reports what it does not get, however often it is sent again."""
-        others = self._view.live - {sender}
+        others = self._view.live - {sender} | ({0} if self.asks_switch else set())
         lacks = {
             lack.member: lack.count
             for items in frame.items
@@ -334,7 +354,9 @@ class Ring:
             steps += self.advance(now)
         if now >= self._mark_due():
             self._marks.back_off()
-            steps.append(self._mark_frame(now, self.round))
+            self._control.offers.unheard = True
+            steps += self._announce(now, self.round)
+            steps += self._act_or_want(now)
         last, delayed = self._retransmission, self._exchange.delays_token
         if last.token is not None and not delayed:
             if not last.is_newest(self._seen):
@@ -355,9 +377,9 @@ class Ring:
         return steps + self._want_it(now)
 
     def _mark_due(self) -> float:
-        """When this member says again that it has all of the round, which it cannot commit yet."""
-        aloud = self._exchange.kind.marks_aloud and self._others and not self.frozen
-        return self._marks.due if aloud and self.complete else math.inf
+        """When this member repeats its offer or its mark of a round that it cannot commit yet."""
+        said = self.complete or self._control.has_offered
+        return self._marks.due if said and self._others and not self.frozen else math.inf
 
     def _want_it(self, now: float) -> Steps:
         """Ask for the token, if it is time to."""
@@ -430,10 +452,14 @@ class Ring:
         self.holding = self.parked = owner == self.number
         self._retransmission.reset_interval()
         self._note_forwarded(now, token)
-        return [self._send(token, wire.Flag.PARKED * self.parked)] if self._others else []
+        if not self._others:
+            return []
+        return [
+            self._send(token, wire.Flag.PARKED * self.parked),
+            *self._exchange.on_forwarded(now),
+        ]
 
     def _note_forwarded(self, now: float, token: TokenState) -> None:
-        self._control.token = token
         self._retransmission.restart(now, token if self._others else None)
         self._detector.note_forwarded(now)
 

@@ -61,6 +61,11 @@ class Lacking:
     lacks: Lacks
 
 
-Signal: TypeAlias = Silent | Lacking | Freeze | Chosen | AskForLaterView | Formed
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """A Linux switch was started again: it must have a view of its own, of the same members."""
+
+
+Signal: TypeAlias = Silent | Lacking | Freeze | Chosen | AskForLaterView | Formed | Renew
 #: What an event leads to, in order.
 Steps: TypeAlias = list[Action | Signal]

@@ -99,7 +99,7 @@ class Want:
 
 
 class MarkTimer:
-    """When a member says again that it has all of a round (`Exchange.marks_aloud`).
+    """When a member retransmits its mark of a round (`Exchange.broadcasts_marks`).
 
     Attributes: `due`, when it does, unless the round has been committed.
     """

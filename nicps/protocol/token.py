@@ -44,6 +44,12 @@ class Line:
         """It has contributed, or has said that it will not."""
         return bool(self.marks & _SETTLED)
 
+    def commit(self) -> None:
+        """The open round is committed: the next one begins."""
+        self.samples_before, self.samples, self.ready = self.samples, 0, 0
+        self.marks = wire.Mark.SAVED if self.marks & wire.Mark.SAVES else 0
+        self.unit = _NO_UNIT
+
 
 @dataclass(slots=True)
 class TokenState:
@@ -152,13 +158,24 @@ class TokenState:
             return 0
         return sum(1 << k for k, line in enumerate(self.lines) if line.contributed)
 
+    @property
+    def saved(self) -> bool:
+        """The lead writes a checkpoint of the state after the round committed last."""
+        return any(line.marks & wire.Mark.SAVED for line in self.lines)
+
     def quorum_reached(self, phase: Phase) -> bool:
         """R13: enough has been counted, or nobody is left who could contribute.
 
         Never where nobody has a share: those who had have left, and the lead decides anew.
         """
         lines = [line for line, share in zip(self.lines, phase.shares, strict=True) if share]
-        return bool(lines) and (self.counted >= phase.quorum or all(line.settled for line in lines))
+        enough = self.counted >= phase.quorum and not phase.sized
+        return bool(lines) and (enough or all(line.settled for line in lines))
+
+    @property
+    def agrees(self) -> bool:
+        """In a sized round: all contributions in the list have the same size, and are of the same call."""
+        return len({line.samples for line in self.lines if line.contributed}) <= 1
 
     def next_unit(self, exchange: Exchange) -> int:
         """log2 of the next round's unit: the largest that anybody asks for, or that it was before.
@@ -172,13 +189,9 @@ class TokenState:
 
     def commit(self, exchange: Exchange) -> None:
         """Close the open round for good and open the next one."""
-        for line in self.lines:
-            line.samples_before, line.samples = line.samples, 0
-            line.ready = 0
-            line.marks = 0
         self.unit_before, self.unit = self.unit, self.next_unit(exchange)
         for line in self.lines:
-            line.unit = _NO_UNIT
+            line.commit()
         self.round += 1
         self.state = wire.TokenState.OPEN
         self.sent = self.settled = 0

@@ -36,7 +36,7 @@ def exponent_for(largest: float, format: LaneFormat) -> int:
     return max(exponent - (format.width - 1) + over, LEAST_EXPONENT)
 
 
-def _exponents(largest: F32, format: LaneFormat) -> npt.NDArray[np.int32]:
+def exponents_of(largest: F32, format: LaneFormat) -> npt.NDArray[np.int32]:
     """The same of a batch, int32 (n,), from float32 (n,), which may not be finite."""
     mantissa, exponent = np.frexp(largest)
     over = mantissa > np.float32(math.ldexp(format.largest_lane, 1 - format.width))
@@ -47,14 +47,14 @@ def _exponents(largest: F32, format: LaneFormat) -> npt.NDArray[np.int32]:
     return np.where(np.isfinite(read), x, NOT_FINITE).astype(np.int32)
 
 
-def _scale(exponents: npt.NDArray[np.int32]) -> F32:
+def scale_of(exponents: npt.NDArray[np.int32]) -> F32:
     """2**x as a column, float32 (n, 1)."""
     column: F32 = np.ldexp(np.float32(1), exponents)[:, None]
     return column
 
 
 class AbsoluteQuantiser:
-    """Converts one vector after another, batch by batch, keeping the residual of what was counted.
+    """Converts one vector after another, batch by batch, and keeps the residual of what was counted.
 
     Args:
         format: the vector's length and the lanes' width.
@@ -94,7 +94,7 @@ class AbsoluteQuantiser:
         self._residual.next_limit = 0.0
 
     def batch(self, vector: F32, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
-        """Convert `count` fragments from `first` on, at most `format.batch`.
+        """Convert `count` fragments from `first` on, at most `format.batch`. The residual stays as it is (`keep`).
 
         Args:
             vector: float32 (format.lanes,).
@@ -109,34 +109,46 @@ class AbsoluteQuantiser:
             np.add(vector[at : at + inside], residual.kept[at : at + inside], out=flat[:inside])
         flat[inside:] = 0.0
         np.abs(value, out=scaled)
-        exponent = _exponents(scaled.max(axis=1), format)
+        exponent = exponents_of(scaled.max(axis=1), format)
         lost = exponent == NOT_FINITE
         value[lost] = 0.0
-        np.multiply(value, _scale(-exponent), out=scaled)
+        np.multiply(value, scale_of(-exponent), out=scaled)
         np.rint(scaled, out=scaled)
         np.copyto(native, scaled, casting="unsafe")
         np.copyto(lanes[first : first + count], native)
         exponents[first : first + count] = exponent
-        np.multiply(scaled, _scale(exponent), out=scaled)
-        left = residual.next[at:end].reshape(count, -1)
-        np.subtract(value, scaled, out=left)
-        left[lost] = residual.kept[at:end].reshape(count, -1)[lost]
         half = math.ldexp(0.5, int(exponent.max(where=~lost, initial=LEAST_EXPONENT)))
         former = residual.largest() if lost.any() else 0.0
         residual.next_limit = max(residual.next_limit, half, former)
 
-    def keep(self, lost: BOOL) -> None:
-        """The vector was counted.
+    def keep(self, vector: F32, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
+        """The vector converted last was counted: what rounding has left over of it is the residual.
+
+        That is computed here, from what it was converted to: so there is one residual in memory, not two.
 
         Args:
+            vector: as it was converted.
+            lanes: (fragments, per_fragment), `exponents`: int8 (fragments,), what it was converted to.
             lost: (fragments,): the sum is not finite there, and the residual stays as it was.
         """
-        residual = self._residual
-        if lost.any():
-            shape = (self.format.fragments, self.format.per_fragment)
-            residual.next.reshape(shape)[lost] = residual.kept.reshape(shape)[lost]
-            residual.next_limit = max(residual.next_limit, residual.largest())
-        residual.keep()
+        format, residual = self.format, self._residual
+        limit = max(residual.next_limit, residual.largest()) if lost.any() else residual.next_limit
+        for first in range(0, format.fragments, format.batch):
+            part = slice(first, min(first + format.batch, format.fragments))
+            gone = lost[part]
+            kept = residual.kept[part.start * format.per_fragment : part.stop * format.per_fragment]
+            rows = kept.reshape(len(gone), -1)
+            former = rows[gone]
+            scaled = self._scaled[: len(gone)]
+            np.copyto(scaled, lanes[part], casting="unsafe")
+            np.multiply(scaled, scale_of(exponents[part].astype(np.int32)), out=scaled)
+            here = vector[part.start * format.per_fragment :][: len(kept)]
+            with np.errstate(over="ignore", invalid="ignore"):  # what is lost
+                kept[: len(here)] += here
+                kept[len(here) :] = 0.0
+                np.subtract(rows, scaled, out=rows)
+            rows[gone] = former
+        residual.limit = limit
 
     def add(self, first: int, remainders: I64, exponents: I8, used: BOOL, unit: int) -> None:
         """Add what rounding a sum has left over, for fragments from `first` on.
@@ -188,7 +200,7 @@ class AbsoluteSummer:
         np.copyto(native, lanes[first : first + count])
         np.copyto(value, native, casting="unsafe")
         exponent = exponents[first : first + count].astype(np.int32)
-        scale = _scale(exponent)
+        scale = scale_of(exponent)
         scale[exponent == NOT_FINITE] = np.nan
         here = out[first * per : (first + count) * per]
         whole = len(here) // per

@@ -192,6 +192,9 @@ class Committed(Message):
     view: Annotated[int, Field(VIEW, "the number of the list in force")]
     live: Annotated[tuple[int, ...], Field(listed(MEMBER, "members"), "the members that are in")]
     lead: Annotated[bool, Field(FLAG, "whether this member acts as node 1 (R22)")]
+    checkpoint: Annotated[
+        bool, Field(FLAG, "once it has applied the sum, the lead is to write a checkpoint")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,10 @@ class Loaded(Message):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Message):
-    """`workdir`/checkpoint.npz is written anew. Only the lead says so, every `checkpoint_s` and at the end."""
+    """`workdir`/checkpoint.npz is written anew.
+
+    Only the lead says so: after a round whose `committed` says `checkpoint`, and at the end.
+    """
 
     op: ClassVar[str] = "checkpoint"
     round: Annotated[int, Field(ROUND, "rounds that have been trained")]
@@ -282,6 +288,10 @@ class Decide(Message):
     op: ClassVar[str] = "decide"
     round: Annotated[int, Field(OPEN_ROUND, "the round that was committed")]
     what: Annotated[str, Field(choice(*DECISIONS), "what comes next")]
+    checkpoint: Annotated[
+        bool,
+        Field(FLAG, "`checkpoint_s` is over: as the lead it writes one after the next round"),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,11 @@ class Residual:
         self.kept, self.next = self.next, self.kept
         self.limit = self.next_limit
 
+    def take(self, values: F32) -> None:
+        """It is that of an earlier run: float32 (lanes,), finite."""
+        self.kept[: len(values)] = values
+        self.limit = math.inf
+
     def forget(self) -> None:
         """It belongs to nothing any more."""
         self.kept[:] = 0.0

@@ -128,9 +128,21 @@ class Attach(Message):
     ] = None
 
 
-Command: TypeAlias = AskStatus | Watch | Submit | AskProbe | Cancel | Leave | Attach
+@dataclass(frozen=True, slots=True)
+class JoinGroup(Message):
+    """Be a member of a group of programs: see [collective.md](collective.md). The answer comes once it has formed."""
+
+    op: ClassVar[str] = "group"
+    name: Annotated[str, Field(TEXT, "the group's name, the same on all hosts")]
+    size: Annotated[int, Field(NO_MEMBER, "hosts of the group; 0: all whose agents stand by")] = 0
+    timeout_s: Annotated[
+        float, Field(number(0.1, 1e6), "after so long without the others: an error")
+    ] = 300.0
+
+
+Command: TypeAlias = AskStatus | Watch | Submit | AskProbe | Cancel | Leave | Attach | JoinGroup
 COMMANDS: Conversation[Command] = Conversation(
-    "the agent", AskStatus, Watch, Submit, AskProbe, Cancel, Leave, Attach
+    "the agent", AskStatus, Watch, Submit, AskProbe, Cancel, Leave, Attach, JoinGroup
 )
 
 
@@ -245,6 +257,14 @@ class Status(Message):
             TEXT,
             "what the user should look into though the host works: frames with a tag of another key; empty where"
             " all is well",
+        ),
+    ]
+    switch: Annotated[
+        str,
+        Field(
+            TEXT,
+            "of a Linux switch that adds: `adds`, `ready`, `believed`, or in one line why it cannot add, or is not"
+            " believed; empty where none is heard",
         ),
     ]
     other_job: Annotated[

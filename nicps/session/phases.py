@@ -35,6 +35,7 @@ class Commit:
     `seconds_waited` is what passed from this member's offer to the commit, its own sending left out. `members`: of so
     many a switch would add the lanes (`LaneFormat`); 0 if the kernel adds. `exchange` has made the sum.
     In stripes: `view` is the one in which it was made, and `aggregators` are those who made it, in order of rank.
+    `checkpoint`: the lead writes a checkpoint of the state after the round (R22).
     """
 
     round: int
@@ -47,3 +48,4 @@ class Commit:
     left_out: bool = False
     view: int = 0
     aggregators: tuple[int, ...] = ()
+    checkpoint: bool = False

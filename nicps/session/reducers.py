@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a training program's vectors go out and sums come back: one reducer for each way in which an exchange does that.
+"""How a training program's vectors are converted and sums are read: one reducer for each representation of lanes.
 
-A session asks the reducer of its phase, and does not ask which exchange it has.
+A session calls the reducer of its phase. It does not check which exchange the phase has.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.session import shared_form
+from nicps.session.absolute import BOOL
 from nicps.session.arena import Arena
 from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.offers import Offers
@@ -26,7 +27,7 @@ from nicps.wire import NOT_FINITE
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who is in a phase, in the view in force: `number` is this member's, `shares` are samples of a round by member."""
+    """A phase's members, in the view in force: `number` is this member's, `shares` are samples of a round by member."""
 
     number: int
     view: int
@@ -35,7 +36,7 @@ class Standing:
 
     @property
     def due(self) -> tuple[int, ...]:
-        """Who is to contribute to a round, in order; of stripes, the aggregators."""
+        """The members that contribute to a round, in order; with stripes these are the aggregators."""
         return tuple(k for k, share in enumerate(self.shares, 1) if share and k in self.live)
 
 
@@ -44,7 +45,7 @@ class Reducer(Protocol):
 
     @property
     def members(self) -> int:
-        """Of so many a switch adds the lanes; 0 if the kernel adds."""
+        """The number of members whose lanes a switch adds; 0 if the kernel adds."""
 
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """A phase begins with so many members, and with that unit of its first round."""
@@ -53,7 +54,7 @@ class Reducer(Protocol):
         """Another view is in force, or the phase that was entered last."""
 
     def wanted(self, vector: F32, *, finite: bool) -> tuple[int | None, bool]:
-        """What an offer says of the vector: its `unit`, and whether to `skip` it.
+        """The fields `unit` and `skip` of an offer of the vector.
 
         Args:
             finite: the vector must be finite, also where it need not be in order to be sent.
@@ -63,25 +64,25 @@ class Reducer(Protocol):
         """
 
     def begin(self, round_: int) -> int:
-        """Nothing of the round's vector is there yet; before the agent is told of it. The offer's conversion, or 0."""
+        """No part of the vector is converted yet. Call it before the offer is sent. Returns its conversion, or 0."""
 
     def convert(self, round_: int, vector: F32) -> None:
         """Convert the whole vector."""
 
     def expect(self, round_: int, out: F32) -> bool:
-        """A round's sum will be read into `out`, float32 (lanes,); whether there is anything to read from already."""
+        """The round's sum will be read into `out`, float32 (lanes,). Returns whether `ahead` can read already."""
 
     def ahead(self, stop: Callable[[], bool]) -> None:
-        """Read what is known of that sum by now, until `stop`."""
+        """Read the parts of that sum that are here already, until `stop` returns true."""
 
     def settle(self, message: shared_form.Committed) -> bool:
-        """A round was committed; whether a vector was left out of it as too large."""
+        """A round was committed. Returns whether a vector was left out because it was too large."""
 
     def sum(self, commit: Commit, out: F32) -> None:
         """Read the exact sum into `out`, float32 (lanes,); zeros if nobody was counted."""
 
     def finish(self, commit: Commit) -> None:
-        """The sum was read, or is not wanted: what is left to do before the memory is used for another round."""
+        """The sum was read, or is not needed. Do what must be done before another round uses the memory."""
 
 
 class AddingReducer:
@@ -110,16 +111,16 @@ class AddingReducer:
         self.offers.enter(unit, members, exchange)
 
     def change_view(self, standing: Standing) -> None:
-        """What was summed early may be sent again."""
+        """Discard what was summed early: it may be retransmitted."""
         self._standing = standing
         self.sums.forget()
         self.sums.exchange = self._exchange.among(len(standing.live))
 
     def wanted(self, vector: F32, *, finite: bool) -> tuple[int | None, bool]:
-        """The unit that is asked for in the next round, if it should be another; whether this one's is too fine.
+        """The unit that the next round should have, if that is another one; whether this round's unit is too fine.
 
         Raises:
-            NonFinite: the vector holds NaN or infinity, which no lane can be.
+            NonFinite: the vector holds NaN or infinity, which lanes cannot hold.
         """
         return self.offers.wanted(vector)
 
@@ -142,12 +143,12 @@ class AddingReducer:
         self.sums.ahead(self._standing.view, self.offers.unit, self._own, stop)
 
     def settle(self, message: shared_form.Committed) -> bool:
-        """The next round's unit is known; a much larger one is that of somebody who was left out."""
+        """The next round's unit is known; a much larger one shows that a member was left out."""
         self.offers.unit = message.next_unit
         return message.next_unit > message.unit + self.offers.coarser
 
     def sum(self, commit: Commit, out: F32) -> None:
-        """As `Reducer`; what rounding has left over of this member's part goes into its next one."""
+        """As `Reducer`; the rounding error of this member's contribution goes into its next one."""
         sums = self.sums
         if sums.exchange != commit.exchange:  # the view has changed with the commit
             sums.forget()
@@ -162,7 +163,10 @@ class AddingReducer:
 
 
 class StripedReducer:
-    """Lanes with absolute exponents, whose sums are made by the aggregators of stripes."""
+    """Lanes with absolute exponents, whose sums are made by the aggregators of stripes, or by a Linux switch.
+
+    A switch keeps what rounding its sums leaves over, and adds it to later ones. No member has a stripe then.
+    """
 
     members = 0
 
@@ -174,28 +178,30 @@ class StripedReducer:
         self.remainders = Remainders(format)
         self._fragments = format.fragments
         self._standing = Standing(number, 0, frozenset(), ())
-        self._finished = 0  # the last round
+        self._kept = self._finished = 0  # the last rounds
+        self._central = False  # a switch makes all sums
 
     def forget(self) -> None:
-        """Another member's state was taken over: the round finished last may come once more, and is another one."""
-        self._finished = 0
+        """Another member's state was loaded: the round that was finished last may be run again, as another round."""
+        self._kept = self._finished = 0
 
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
-        """Nothing hangs on the unit."""
+        """Nothing depends on the unit."""
+        self._central = exchange.central
 
     def change_view(self, standing: Standing) -> None:
-        """What is converted stays valid; what was read early is of its view."""
+        """What is converted stays valid. What was read early belongs to its view."""
         self._standing = standing
 
     def wanted(self, vector: F32, *, finite: bool) -> tuple[int | None, bool]:
-        """The vector's exponent, or a bit more; no vector is too large."""
+        """An upper bound of the vector's exponent; no vector is too large."""
         return self.offers.bound(vector, finite=finite), False
 
     def begin(self, round_: int) -> int:
         """As `Reducer`.
 
         Raises:
-            JobFailed: this member is no aggregator.
+            JobFailed: this member has no share of the round.
         """
         if self._standing.number not in self._standing.due:
             raise JobFailed(
@@ -204,14 +210,17 @@ class StripedReducer:
         return self.offers.begin(round_)
 
     def convert(self, round_: int, vector: F32) -> None:
-        """Convert the own stripe first, and then those after it."""
+        """Convert the own stripe first, then a batch of each other stripe in turn; for a switch, in order."""
         due = self._standing.due
-        rank = due.index(self._standing.number)
-        self.offers.convert(round_, vector, stripe(self._fragments, rank, len(due)).start)
+        if self._central:
+            self.offers.convert(round_, vector, 0, 1)
+            return
+        self.offers.convert(round_, vector, due.index(self._standing.number), len(due))
 
     def expect(self, round_: int, out: F32) -> bool:
         """As `Reducer`."""
-        self.sums.begin(round_, self._standing.view, len(self._standing.due), out)
+        parts = 1 if self._central else len(self._standing.due)
+        self.sums.begin(round_, self._standing.view, parts, out)
         return True
 
     def ahead(self, stop: Callable[[], bool]) -> None:
@@ -223,33 +232,48 @@ class StripedReducer:
         return False
 
     def sum(self, commit: Commit, out: F32) -> None:
-        """As `Reducer`; the sum of this member's part alone is that part."""
+        """As `Reducer`; if this member alone contributed, the sum is its contribution."""
         if not commit.counted:
             out[:] = 0.0
-        elif set(commit.counted) == {self._standing.number}:
+        elif self._alone(commit):
             self.sums.alone(commit.round, self.offers.own, out)
         else:
             self.sums.total(commit.round, commit.view, out)
+        self._keep(commit)
 
     def finish(self, commit: Commit) -> None:
-        """What rounding has left over goes into the next vector: of this member's part, and of its stripe's sums.
+        """Add the remainders of this member's stripe to the residual; a switch adds those of its sums itself.
 
-        Once a round.
+        This is done once a round, after the rounding error of its own contribution has become the residual.
         """
-        number, bank = self._standing.number, commit.round & 1
         if commit.round == self._finished or not commit.counted:
             return
+        self._keep(commit)
         self._finished = commit.round
-        alone = set(commit.counted) == {number}
-        exponents = (self.offers.own if alone else self.sums.records).exponents[bank]
-        finite = exponents != NOT_FINITE
-        if number in commit.counted:
-            self.offers.counted(~finite)
-        if len(commit.counted) > 1 and number in commit.aggregators:
-            rank = commit.aggregators.index(number)
-            own = stripe(self._fragments, rank, len(commit.aggregators))
-            here = slice(own.start, own.stop)
-            rests = self.sums.records["rest"][bank, here]
-            used = finite[here] & (rests == np.uint64(commit.view << 32 | commit.round))
-            remainders = self.remainders.of(commit.round, commit.view, len(own))
-            self.offers.add_remainders(own.start, remainders, exponents[here], used, commit.unit)
+        number, bank = self._standing.number, commit.round & 1
+        if self._alone(commit) or number not in commit.aggregators:
+            return
+        rank = commit.aggregators.index(number)
+        own = stripe(self._fragments, rank, len(commit.aggregators))
+        here = slice(own.start, own.stop)
+        rests = self.sums.records["rest"][bank, here]
+        used = self._finite(commit)[here] & (rests == np.uint64(commit.view << 32 | commit.round))
+        remainders = self.remainders.of(commit.round, commit.view, len(own))
+        exponents = self.sums.records.exponents[bank, here]
+        self.offers.add_remainders(own.start, remainders, exponents, used, commit.unit)
+
+    def _keep(self, commit: Commit) -> None:
+        """The rounding error of this member's contribution, if it counted, becomes the residual, once a round."""
+        counted = self._standing.number in commit.counted
+        if counted and commit.round not in (self._kept, self._finished):
+            self._kept = commit.round
+            self.offers.counted(commit.round, ~self._finite(commit))
+
+    def _alone(self, commit: Commit) -> bool:
+        return set(commit.counted) == {self._standing.number}
+
+    def _finite(self, commit: Commit) -> BOOL:
+        """(fragments,): whether the sums are."""
+        records = self.offers.own if self._alone(commit) else self.sums.records
+        finite: BOOL = records.exponents[commit.round & 1] != NOT_FINITE
+        return finite

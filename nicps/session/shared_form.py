@@ -42,7 +42,7 @@ PHASE = whole(0, (1 << 32) - 1)
 UNIT = whole(LEAST_UNIT, MOST_UNIT)
 CONVERSION = whole(0, (1 << 32) - 1)
 UNIT_IN_FORCE = whole(-128, 127)  # as the token carries it
-_NAME = choice("broadcast", "stripes", "switch")
+_NAME = choice("broadcast", "stripes", "switch", "linux-switch")
 EXCHANGE = Kind(
     _NAME.text, lambda value: Exchange.named(_NAME.read(value)), lambda exchange: exchange.name
 )
@@ -137,12 +137,23 @@ class Checkpoint(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Residual(Message):
+    """`residual.npz` is written into the working folder; or `error` says why not, or why the former one is dropped."""
+
+    op: ClassVar[str] = "residual"
+    error: Annotated[str, Field(TEXT, "in one line")] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Decide(Message):
     """What this member would do after a round (R14)."""
 
     op: ClassVar[str] = "decide"
     round: Annotated[int, Field(ROUND, "the round that is committed")]
     what: Annotated[str, Field(choice(*DECISIONS), "what comes next")]
+    checkpoint: Annotated[
+        bool, Field(FLAG, "as the lead it will write a checkpoint after the next round")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +190,7 @@ FromProgram: TypeAlias = (
     | Saved
     | Loaded
     | Checkpoint
+    | Residual
     | Decide
     | Report
     | Alive
@@ -187,7 +199,7 @@ FromProgram: TypeAlias = (
 FROM_PROGRAM: Conversation[FromProgram] = Conversation(
     "the agent",
     *(Ready, Prepared, Progress, Offer, Read, Saved, Loaded),
-    *(Checkpoint, Decide, Report, Alive, Fail),
+    *(Checkpoint, Residual, Decide, Report, Alive, Fail),
 )
 
 
@@ -218,10 +230,16 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True)
 class Arena(Message):
-    """The memory that gradients go out from. With it come its descriptor and the doorbell's."""
+    """The memory that gradients go out from. With it come its descriptor and the doorbell's.
+
+    With `state` comes that of this host's residual file (`nicps.session.residual_file`).
+    """
 
     op: ClassVar[str] = "arena"
     fragments: Annotated[int, Field(COUNT, "fragments that it has room for")]
+    state: Annotated[
+        str, Field(DIGEST, "of the state that the job is resumed from; empty: there is no file")
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +304,15 @@ class Committed(Message):
     ]
     view: Annotated[int, Field(VIEW, "the view under which the sum was made")] = 0
     aggregators: Annotated[
-        tuple[int, ...], Field(listed(MEMBER, "members"), "in stripes, in the order of their ranks")
+        tuple[int, ...],
+        Field(
+            listed(NO_MEMBER, "members"),
+            "in stripes, by their ranks; 0 is a Linux switch",
+        ),
     ] = ()
+    checkpoint: Annotated[
+        bool, Field(FLAG, "the lead writes a checkpoint of the state after it (R22)")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +328,9 @@ class Abort(Message):
 
     op: ClassVar[str] = "abort"
     message: Annotated[str, Field(TEXT, "why, in one line")]
+    saved: Annotated[
+        bool, Field(FLAG, "its state is saved (R22): the program has a moment for its residual")
+    ] = False
 
 
 FromAgent: TypeAlias = Error | Welcome | Arena | Phase | View | Committed | Keep | Abort

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,20 @@ _LAST_CONVERSION = (1 << 32) - 1
 def stripe(fragments: int, rank: int, aggregators: int) -> range:
     """The fragments of the aggregator of that rank, from 0."""
     return range(fragments * rank // aggregators, fragments * (rank + 1) // aggregators)
+
+
+def _in_turn(format: LaneFormat, rank: int, aggregators: int) -> Iterator[range]:
+    """All batches: those of the stripe of that rank first, then one of each other stripe in turn."""
+    stripes = [
+        stripe(format.fragments, (rank + k) % aggregators, aggregators) for k in range(aggregators)
+    ]
+    own, *others = [
+        [part[at : at + format.batch] for at in range(0, len(part), format.batch)]
+        for part in stripes
+    ]
+    yield from own
+    for turn in zip_longest(*others):
+        yield from (part for part in turn if part is not None)
 
 
 class Records:
@@ -67,6 +82,7 @@ class StripedOffers:
         self._quantiser = AbsoluteQuantiser(format, residual)
         self._own: Records | None = None
         self._conversion = 0
+        self._vector: F32 | None = None  # that was converted last
 
     def map(self, fd: int, room: int) -> None:
         """Map new own records, (2, room); the descriptor is closed."""
@@ -88,34 +104,40 @@ class StripedOffers:
         return self._quantiser.bound(vector, finite=finite)
 
     def begin(self, round_: int) -> int:
-        """The number of a new conversion, above 0, which no record has; before the agent is told of it."""
+        """The number of a new conversion, above 0, which no record has. Call it before the offer is sent."""
         self._arena.set_converted(round_, 0)
         self._arena.set_sending_since(round_, 0)
         self._conversion = self._conversion % _LAST_CONVERSION + 1
         return self._conversion
 
-    def convert(self, round_: int, vector: F32, first_fragment: int) -> None:
-        """Convert the whole vector, float32 (lanes,): from `first_fragment` to the end, then those before it."""
-        format, own, bank, done = self._format, self.own, round_ & 1, 0
-        self._quantiser.begin()
-        for part in (range(first_fragment, format.fragments), range(first_fragment)):
-            for first in part[:: format.batch]:
-                count = min(format.batch, part.stop - first)
-                lanes, exponents = own.lanes[bank], own.exponents[bank]
-                self._quantiser.batch(vector, first, count, lanes, exponents)
-                barrier()  # whoever sees the conversion sees the lanes
-                own["conversion"][bank, first : first + count] = self._conversion
-                done += count
-                self._arena.set_converted(round_, done)
-                os.eventfd_write(self._doorbell, 1)
+    def convert(self, round_: int, vector: F32, rank: int, aggregators: int) -> None:
+        """Convert the whole vector, float32 (lanes,): that rank's stripe first, then a batch of each other in turn.
 
-    def counted(self, lost: BOOL) -> None:
-        """The vector converted last is in a sum: what rounding left over goes into the next one.
+        A sum needs the lanes of all members. If each member converted the other stripes one after another, few sums
+        would be whole before all members had converted most of their vectors.
+        """
+        format, own, bank, done = self._format, self.own, round_ & 1, 0
+        self._vector = vector
+        lanes, exponents = own.lanes[bank], own.exponents[bank]
+        self._quantiser.begin()
+        for part in _in_turn(format, rank, aggregators):
+            self._quantiser.batch(vector, part.start, len(part), lanes, exponents)
+            barrier()  # a reader that sees the conversion also sees the lanes
+            own["conversion"][bank, part.start : part.stop] = self._conversion
+            done += len(part)
+            self._arena.set_converted(round_, done)
+            os.eventfd_write(self._doorbell, 1)
+
+    def counted(self, round_: int, lost: BOOL) -> None:
+        """The vector converted last is in that round's sum: what rounding left over goes into the next one.
 
         Args:
             lost: (fragments,): where the sum is not finite, and the residual stays as it was before.
         """
-        self._quantiser.keep(lost)
+        own, bank, vector = self.own, round_ & 1, self._vector
+        assert vector is not None, "nothing was converted"
+        self._quantiser.keep(vector, own.lanes[bank], own.exponents[bank], lost)
+        self._vector = None
 
     def add_remainders(
         self, first: int, remainders: I64, exponents: I8, used: BOOL, unit: int

@@ -17,6 +17,7 @@ from nicps.auth import NetworkKey, nonce
 from nicps.errors import WireError
 from nicps.protocol.view import Successor
 from nicps.switch.runtime import Member, Switch
+from nicps.switch.tally import Tally
 
 _ASKS_S = 2.0  # after a list that is not known to be in force
 _FIRST_S, _MOST_S = 0.03, 0.3  # between questions
@@ -74,7 +75,7 @@ class Recorder:
         self._asked_at = -_FIRST_S
         self._nonce = nonce()
         self._nonce_until = 0.0  # until then it may bring a list; later, only who is missing yet
-        self._answers: dict[tuple[int, bytes], dict[int, int]] = {}  # list -> member -> port
+        self._answers: Tally[tuple[int, bytes], int] = Tally()  # the members' ports
         self._late_at: float | None = None  # who has not answered by then is named
         self._changed = False
         self._unheard: str | None = None  # why no host will ever answer, to be said
@@ -114,7 +115,7 @@ class Recorder:
 
     def _renew(self, now: float) -> None:
         self._nonce, self._nonce_until = self._fresh(), now + _FRESH_S
-        self._answers = {}
+        self._answers.clear()
 
     def wait(self, now: float, most_s: float) -> float:
         """Seconds until the next question, at most so many."""
@@ -163,9 +164,9 @@ class Recorder:
                 self._answered.add(number)
                 self._record(self._members | {number: Member(number, source, port)})
         elif now < self._nonce_until:
-            heard = self._answers.setdefault(its.name, {})
-            heard.setdefault(number, port)
-            if its.successor.view(its.number, its.ballot).agreed(heard):
+            view = its.successor.view(its.number, its.ballot)
+            heard = self._answers.add(its.name, view, number, port)
+            if heard is not None:
                 self._take_over(now, its, heard)
 
     def _take_over(self, now: float, its: _List, ports: dict[int, int]) -> None:

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adding mode: a fragment is added to the sum in its slot, once for each member
-// of the round's closed list; with the last of them the sum goes to all. A slot
-// keeps its sum until the token says that all have it: who sends again what is
-// in a whole sum is answered with it. Who is not in the list may only ask.
+// of the round's closed list; with the last of them the sum goes to all. Members
+// send at the same time. A slot keeps its sum until all have it: who sends again
+// what is in a whole sum is answered with it. Who is not in the list may only
+// ask.
+//
+// All have it once a fragment that is two quanta further on comes, since a
+// member is at most one quantum ahead of its sums, and, where some members are
+// not in the list, two ahead of those that the token says all have.
 
 control Adding(inout headers_t headers, inout metadata_t meta, in token_state_t newest) {
     register<bit<96>>(NICPS_SLOTS) slot_tag; /* view, round, index */
@@ -15,6 +20,7 @@ control Adding(inout headers_t headers, inout metadata_t meta, in token_state_t 
         bit<64> member = (bit<64>)1 << (bit<8>)(headers.nicps.sender - 1);
         bit<96> tag;
         bit<64> seen;
+        bool room = (bit<32>)NICPS_SLOTS >> 1 >= (bit<32>)NICPS_QUANTUM;
         bool adds = false;
         bool first = false;
 
@@ -31,7 +37,7 @@ control Adding(inout headers_t headers, inout metadata_t meta, in token_state_t 
         } else if (headers.fragment.shift != 0) {
             meta.reason = NICPS_COUNT_SHIFT;
         } else if (headers.fragment.index < newest.settled ||
-                   headers.fragment.index - newest.settled >= NICPS_SLOTS) {
+                   (!room && headers.fragment.index - newest.settled >= NICPS_SLOTS)) {
             meta.reason = NICPS_COUNT_WINDOW;
         } else {
             slot_tag.read(tag, slot);
@@ -39,7 +45,9 @@ control Adding(inout headers_t headers, inout metadata_t meta, in token_state_t 
             if (tag != its) {
                 seen = 0;
             }
-            if (seen == newest.listed) {
+            if (tag[95:32] == its[95:32] && tag[31:0] > its[31:0]) {
+                meta.reason = NICPS_COUNT_WINDOW;
+            } else if (seen == newest.listed) {
                 meta.reason = NICPS_COUNT_ANSWERED;
                 meta.sum = true;
                 meta.asked = true;

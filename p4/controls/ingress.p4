@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of a frame. In ring mode the switch lets through what the hosts
-// would take, and they add; fragments with the flag ADD it adds itself.
+// would take, and they add, each for itself or in stripes for each other;
+// fragments with the flag ADD it adds itself.
 
 control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      inout standard_metadata_t standard) {
@@ -32,6 +33,7 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
 
     apply {
         bool known;
+        bool stripe;
         token_state_t newest;
         bit<32> arrived = standard.packet_length - (bit<32>)NICPS_ETHERNET_BYTES;
 
@@ -56,16 +58,21 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
         }
         if (meta.ours) {
             meta.reason = NICPS_COUNT_CONTROL;
-            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_ECHO) {
+            stripe = headers.nicps.type == NICPS_TYPE_CONTRIBUTION ||
+                     headers.nicps.type == NICPS_TYPE_SUM ||
+                     headers.nicps.type == NICPS_TYPE_ASK ||
+                     headers.nicps.type == NICPS_TYPE_LACKING;
+            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_LACKING) {
                 meta.refused = true;
                 meta.reason = NICPS_COUNT_TYPE;
-            } else if (headers.nicps.type == NICPS_TYPE_TOKEN ||
+            } else if (stripe || headers.nicps.type == NICPS_TYPE_TOKEN ||
                        headers.nicps.type == NICPS_TYPE_FRAGMENT) {
                 members.apply(headers, standard, known);
                 if (!known) {
                     meta.refused = true;
                     meta.reason = NICPS_COUNT_STRANGER;
-                } else if (!headers.token.isValid() && !headers.fragment.isValid()) {
+                } else if (!stripe && !headers.token.isValid() &&
+                           !headers.fragment.isValid()) {
                     meta.refused = true;
                     meta.reason = NICPS_COUNT_TRUNCATED;
                 } else {

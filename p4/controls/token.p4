@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The token as it passes: the newest one says which view is in force, who may
 // broadcast (R10), and whose gradients are to be added. Nobody has to tell the
-// switch of a new view or round.
+// switch of a new view or round. Stripes, and fragments that the switch adds,
+// are everybody's at once.
 
 control Token(in headers_t headers, inout metadata_t meta, out token_state_t newest) {
     /* Of two words each, the high one first: the run-time API reads 63 bits. */
@@ -55,7 +56,10 @@ control Token(in headers_t headers, inout metadata_t meta, out token_state_t new
         } else if (headers.nicps.view != newest.view) {
             meta.refused = true;
             meta.reason = NICPS_COUNT_VIEW;
-        } else if (headers.nicps.sender != newest.owner) {
+        } else if (!headers.fragment.isValid()) {
+            meta.reason = NICPS_COUNT_STRIPE;
+        } else if ((headers.nicps.flags & NICPS_FLAG_ADD) == 0 &&
+                   headers.nicps.sender != newest.owner) {
             meta.refused = true;
             meta.reason = NICPS_COUNT_HOLDER;
         } else {

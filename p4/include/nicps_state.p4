@@ -12,7 +12,8 @@ typedef bit<48> mac_t;
 #define NICPS_TELL 3           /* replication number of the controller's copy */
 #define NICPS_MAC_SLOTS 4096   /* of the learnt MAC addresses */
 
-// Sums that the switch has room for: two quanta, a power of two.
+// Sums that the switch has room for, a power of two: two quanta. With less room
+// it takes no fragment before all have the sum whose slot it needs.
 #ifndef NICPS_SLOTS
 #define NICPS_SLOTS 512
 #endif
@@ -28,7 +29,7 @@ typedef bit<48> mac_t;
 #define NICPS_COUNT_STRANGER 7  /* R4: not this member's MAC address and port */
 #define NICPS_COUNT_VIEW 8      /* another view than the token's */
 #define NICPS_COUNT_STALE 9     /* token not newer than the last one seen */
-#define NICPS_COUNT_HOLDER 10   /* R10: fragment of somebody who has not got the token */
+#define NICPS_COUNT_HOLDER 10   /* R10: fragment for hosts, of somebody who has not got the token */
 #define NICPS_COUNT_MALFORMED 11 /* fields that cannot be */
 #define NICPS_COUNT_ADDED 12    /* fragment added to its sum, which still lacks some */
 #define NICPS_COUNT_SUMMED 13   /* fragment that its sum lacked: the sum went to all */
@@ -38,7 +39,8 @@ typedef bit<48> mac_t;
 #define NICPS_COUNT_ROUND 17    /* of another round than the token's, or before its list is closed */
 #define NICPS_COUNT_SHIFT 18    /* another shift than the round's, which is 0 */
 #define NICPS_COUNT_WINDOW 19   /* a sum that all have, or that there is no room for yet */
-#define NICPS_COUNTERS 20
+#define NICPS_COUNT_STRIPE 20   /* a member's frame of stripes, passed on */
+#define NICPS_COUNTERS 21
 
 header ethernet_t {
     mac_t destination;

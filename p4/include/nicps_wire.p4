@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wire of nicps, for P4-16. Generated from nicps/wire.py by
+// The wire of nicps, for P4-16. Generated from nicps/wire by
 // `python -m nicps.wiregen`: change it there.
 #ifndef NICPS_WIRE_P4
 #define NICPS_WIRE_P4
@@ -11,7 +11,7 @@ const bit<16> NICPS_PAYLOAD_BYTES = 1440;           /* payload of a fragment */
 const bit<16> NICPS_BLOCK_LANES = 1440;             /* accumulators in a block of the map */
 const bit<16> NICPS_MAX_FRAME_BYTES = 1500;         /* longest frame, from version on */
 const bit<16> NICPS_NAME_BYTES = 14;                /* host name in a member list */
-const bit<16> NICPS_QUANTUM = 256;                  /* fragments that a holder sends at a time, where a switch adds */
+const bit<16> NICPS_QUANTUM = 256;                  /* fragments by which a member may be ahead of its sums, where a switch adds */
 const bit<48> NICPS_SWITCH = 2673237782643;         /* MAC address of a switch that adds */
 const bit<16> NICPS_ETHERNET_BYTES = 14;            /* Ethernet header, before version */
 const bit<16> NICPS_HEADER_BYTES = 32;              /* header */
@@ -44,6 +44,7 @@ const bit<8> NICPS_TYPE_CONTRIBUTION = 14; /* in stripes: a member's part of a s
 const bit<8> NICPS_TYPE_SUM = 15;          /* in stripes: the aggregator's, to all, or to who has asked */
 const bit<8> NICPS_TYPE_ASK = 16;          /* in stripes: a member lacks that sum */
 const bit<8> NICPS_TYPE_LACKING = 17;      /* in stripes: it cannot be made yet, and whose part is lacking */
+const bit<8> NICPS_TYPE_SWITCH = 18;       /* a Linux switch that adds, and the members that believe it */
 
 // The header's `flags`.
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
@@ -54,6 +55,8 @@ const bit<16> NICPS_FLAG_TOKEN_WANTED = 16; /* WANT: hand me the token */
 const bit<16> NICPS_FLAG_ADD = 32;          /* a fragment that the switch is to add; of sender 0, the sum */
 const bit<16> NICPS_FLAG_ANSWER = 64;       /* made by the XDP program out of a frame that came: it has numbers of its own */
 const bit<16> NICPS_FLAG_COMPLETE = 128;    /* WANT: this member has all that the round's closed list comes to */
+const bit<16> NICPS_FLAG_OFFERED = 256;     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
+const bit<16> NICPS_FLAG_SAVES = 512;       /* with COMPLETE: as the mark SAVES */
 
 // The token's `state`: gradients may still come, or the list is closed.
 const bit<8> NICPS_STATE_OPEN = 0;
@@ -63,6 +66,8 @@ const bit<8> NICPS_STATE_CLOSING = 1;
 const bit<8> NICPS_MARK_CONTRIBUTED = 1;
 const bit<8> NICPS_MARK_COMPLETE = 2;    /* has every fragment of the list */
 const bit<8> NICPS_MARK_SKIPPED = 4;     /* had a gradient that does not fit the unit: asks for a larger one */
+const bit<8> NICPS_MARK_SAVES = 8;       /* R22: the lead's: it writes a checkpoint of the state after this round */
+const bit<8> NICPS_MARK_SAVED = 16;      /* the same, of the round committed last */
 
 // What a decision starts: a series of rounds, except FINISH and STOP.
 const bit<8> NICPS_PHASE_HANDOUT = 1; /* R5, R6: raw bytes of one member to all */
@@ -82,10 +87,16 @@ const bit<8> NICPS_STAGE_NOTHING = 0; /* it has nothing of the job */
 const bit<8> NICPS_STAGE_FILES = 1;   /* it has the job's files; its training program starts */
 const bit<8> NICPS_STAGE_WAITING = 2; /* its training program waits for the state */
 const bit<8> NICPS_STAGE_ASKS = 3;    /* it only wants to be told which view is in force */
+const bit<8> NICPS_STAGE_GROUP = 4;   /* it is in no job; a program waits for the group that the answer names */
 
 // Of a PROBE frame.
 const bit<8> NICPS_PROBE_STEP_ASK = 1;   /* count the train of this nonce from now on, and say what was counted so far */
 const bit<8> NICPS_PROBE_STEP_TRAIN = 2; /* one of many, as long as a fragment: counted in the kernel, and dropped */
+
+// Of a SWITCH frame.
+const bit<8> NICPS_SWITCH_STEP_HELLO = 1; /* the switch asks which view is in force */
+const bit<8> NICPS_SWITCH_STEP_GRANT = 2; /* a member says so, and gives it the view's key */
+const bit<8> NICPS_SWITCH_STEP_READY = 3; /* the switch adds for these members */
 
 // Common to all frames of ours; follows the Ethernet header.
 header nicps_header_t {
@@ -151,17 +162,17 @@ header nicps_range_t {
 header nicps_call_t {
     bit<64> nonce;  /* names this formation; 0: the job admits nobody, and no answer is wanted */
     bit<32> view;   /* in force at the caller; 0 if it starts a network */
-    bit<32> ballot; /* under which that view was installed */
+    bit<32> ballot; /* under which that view was installed; in no view: the group that forms, 0 for a job */
 }
 
 // R2, R20: a host takes part. The tail is its name.
 header nicps_answer_t {
-    bit<64> nonce;     /* of the call */
-    bit<64> fresh;     /* random: the list that takes this host in must name it */
-    bit<32> view;      /* highest view this host has been in */
-    bit<8> stage;      /* 0 nothing of the job, 1 its files, 2 a training program that waits, 3 only asks */
-    bit<8> reserved;   /* 0 */
-    bit<16> reserved2; /* 0 */
+    bit<64> nonce;   /* of the call */
+    bit<64> fresh;   /* random: the list that takes this host in must name it */
+    bit<32> view;    /* highest view this host has been in */
+    bit<8> stage;    /* 0 nothing of the job, 1 its files, 2 a training program that waits, 3 only asks, 4 a program that waits for a group */
+    bit<8> reserved; /* 0 */
+    bit<16> group;   /* with stage 4: which group, a hash of its name and size */
 }
 
 // A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises.
@@ -235,10 +246,12 @@ header nicps_ack_t {
 
 // A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over.
 header nicps_want_t {
-    bit<32> ready;  /* samples worked so far in the round */
-    bit<32> read;   /* last round read out and applied */
-    bit<32> digest; /* of the state after that round; 0: none */
-    bit<32> lacks;  /* entries that follow: what is sent again and does not come */
+    bit<32> ready;   /* samples worked so far in the round */
+    bit<32> read;    /* last round read out and applied */
+    bit<32> digest;  /* of the state after that round; 0: none */
+    int<8> unit;     /* with OFFERED: log2 of the step of its coarsest fragment */
+    bit<8> reserved; /* 0 */
+    bit<16> lacks;   /* entries that follow: what is sent again and does not come */
 }
 
 // A member's fragments of the open round that the sender of a WANT lacks, and does not get.
@@ -288,11 +301,11 @@ header nicps_contribution_t {
     bit<64> members;   /* the closed list; bit k - 1 is member k */
     bit<32> index;     /* place in the vector, from 0 */
     bit<32> fragments; /* fragments in the vector */
-    bit<32> number;    /* 0 */
+    bit<32> number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
     bit<8> width;      /* bits of a lane: 32, 16, 8 */
     int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
     int<8> unit;       /* log2 of what all sums of the round are multiples of */
-    bit<8> reserved;   /* 0 */
+    bit<8> behind;     /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 }
 
 // The sum of the list's contributions, as wide as one of them. The lanes follow.
@@ -300,11 +313,11 @@ header nicps_sum_t {
     bit<64> members;   /* the closed list; bit k - 1 is member k */
     bit<32> index;     /* place in the vector, from 0 */
     bit<32> fragments; /* fragments in the vector */
-    bit<32> number;    /* 0 */
+    bit<32> number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
     bit<8> width;      /* bits of a lane: 32, 16, 8 */
     int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
     int<8> unit;       /* log2 of what all sums of the round are multiples of */
-    bit<8> reserved;   /* 0 */
+    bit<8> behind;     /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 }
 
 // A member asks for a sum; `number` is the question's. As long as the answer, which is written over it.
@@ -312,11 +325,11 @@ header nicps_ask_t {
     bit<64> members;   /* the closed list; bit k - 1 is member k */
     bit<32> index;     /* place in the vector, from 0 */
     bit<32> fragments; /* fragments in the vector */
-    bit<32> number;    /* 0 */
+    bit<32> number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
     bit<8> width;      /* bits of a lane: 32, 16, 8 */
     int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
     int<8> unit;       /* log2 of what all sums of the round are multiples of */
-    bit<8> reserved;   /* 0 */
+    bit<8> behind;     /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 }
 
 // The answer where a sum is not made yet; `members` have not contributed. `PAYLOAD_BYTES` of no meaning follow.
@@ -324,11 +337,38 @@ header nicps_lacking_t {
     bit<64> members;   /* the closed list; bit k - 1 is member k */
     bit<32> index;     /* place in the vector, from 0 */
     bit<32> fragments; /* fragments in the vector */
-    bit<32> number;    /* 0 */
+    bit<32> number;    /* ask: its number; to a switch: view of the round `behind`; else 0 */
     bit<8> width;      /* bits of a lane: 32, 16, 8 */
     int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
     int<8> unit;       /* log2 of what all sums of the round are multiples of */
-    bit<8> reserved;   /* 0 */
+    bit<8> behind;     /* to a switch: it adds the remainder of so many rounds before; 0: of none */
+}
+
+// Between a Linux switch that adds (sender 0) and the members that believe it (docs/linux-switch.md).
+header nicps_switch_t {
+    bit<64> boot;      /* random, of this start of the switch */
+    bit<64> nonce;     /* hello: a fresh one; grant: that of the hello */
+    bit<64> members;   /* ready: whose grants of this view are here; bit k - 1 is member k */
+    bit<32> number;    /* grant, ready: of the view */
+    bit<32> fragments; /* grant: of the vectors to come, 0: unknown; ready: room for such */
+    bit<8> width;      /* bits of a lane of these */
+    bit<8> step;       /* 1 hello, 2 grant, 3 ready */
+    bit<16> reserved;  /* 0 */
+    bit<32> reserved2; /* 0 */
+}
+
+// What a switch must know to add in a view; the live members follow, in order of their numbers.
+header nicps_grant_t {
+    bit<128> seed;    /* that the view was agreed on with: it names the list */
+    bit<128> siphash; /* key of tokens and fragments; zeros without one */
+    bit<112> name;    /* of the host that grants, UTF-8, zero padded */
+    bit<16> lead;     /* acts as node 1 (R22) */
+}
+
+// A live member.
+header nicps_grant_member_t {
+    bit<48> mac;    /* MAC address */
+    bit<16> number; /* from 1 */
 }
 
 #endif  // NICPS_WIRE_P4

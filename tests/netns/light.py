@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import trainer.__main__
@@ -11,6 +12,7 @@ from trainer import startup
 
 def main(command: str) -> int:
     """What each needs is imported where it is used: a report needs no NumPy."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads take as long as the rest of NumPy
     if command == "prepare":
         from tests.netns import light_prepare
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -55,11 +54,13 @@ class Recording(Session):
             tell(of, fragments)
 
         arena.set_converted = tell_half  # type: ignore[method-assign]
-        with mock.patch.object(lanes, "BATCH_VALUES", lanes.BATCH_VALUES // 32):
-            try:
-                super().contribute(round_, vector, samples, finite=finite)
-            finally:
-                arena.set_converted = tell  # type: ignore[method-assign]
+        batch = lanes.BATCH_VALUES
+        lanes.BATCH_VALUES = batch // 32
+        try:
+            super().contribute(round_, vector, samples, finite=finite)
+        finally:
+            lanes.BATCH_VALUES = batch
+            arena.set_converted = tell  # type: ignore[method-assign]
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         total = super().sum(commit, out)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nicps.lab import Lab
-from nicps.lab.processes import Running
 from nicps.session.channel import Channel
 from tests import reference, striped_rounds
-from tests.netns.labs import ROOT, nicps, until
-from tests.netns.members import LIGHT, Network, Run, tiny_job
-
-SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
+from tests.netns.labs import until
+from tests.netns.members import Run, tiny_job
+from tests.netns.stage import Stage
 
 #: What hosts have saved of a round, by member number.
 _Saved = dict[int, dict[str, Any]]
@@ -74,80 +70,6 @@ def loss(model, batch):
                 damage(what)
     return cross_entropy(model(batch["x"]), batch["y"].long())
 """
-
-
-@dataclass
-class Stage(Network):
-    """A lab whose training programs write down all that they offer and sum. Hosts in `away` have no agent yet.
-
-    `program` is LIGHT, or RECORDING where the scene is about PyTorch's own tensors.
-    """
-
-    keyed: bool = False
-    away: set[str] = field(default_factory=set)
-    rate_bps: int | None = None
-    program: Path | None = LIGHT
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rate_bps is not None:
-            self.lab = Lab(replace(self.lab.settings, rate_bps=self.rate_bps))
-        self.key = self.folder / "key"
-        if self.keyed:
-            assert nicps("key", "new", str(self.key)).returncode == 0
-        self.clear()
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name in super().names if name not in self.away]
-
-    def ready(self) -> None:
-        with contextlib.suppress(AssertionError, KeyError):
-            if all(agent.process.poll() is None for agent in self.agents.values()):
-                self.all_stand_by(timeout_s=5.0)
-                return
-        # All at once: a job that is under way would go on with those who are left.
-        for host in self.names:
-            self.end(host, signal.SIGKILL)
-        super().ready()
-
-    def clear(self) -> None:
-        """Forget what was written down."""
-        for host in super().names:
-            place = self.records(host)
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True, exist_ok=True)
-            place.chmod(0o777)
-
-    def records(self, host: str) -> Path:
-        """What the training programs of that host have written down."""
-        return self.folder / "records" / host
-
-    def more_arguments(self, host: str) -> list[str]:
-        more = super().more_arguments(host)
-        return [*more, "--key", str(self.key)] if self.keyed else more
-
-    def program_arguments(self, host: str) -> list[Path]:
-        return [self.records(host)]
-
-    def recorded(self) -> dict[int, dict[int, dict[str, Any]]]:
-        """That, by round and member number; of a round without a sum there are the offers only."""
-        rounds: dict[int, dict[int, dict[str, Any]]] = {}
-        for host in self.names:
-            for path in sorted(self.records(host).glob("[0-9]*.npz")):  # offers first
-                with np.load(path) as saved:
-                    of = rounds.setdefault(int(path.name.split(".")[0]), {})
-                    of.setdefault(int(saved["number"]), {}).update(saved)
-        return rounds
-
-    def path(self, host: str, what: str) -> Path:
-        """`place`, as the agent there sees it."""
-        return self.place(host, what)
-
-    def agent(self, host: str) -> Running:
-        """The process of the agent there."""
-        (found,) = [p for p in self.lab.processes()[host] if " join " in p.command]
-        return found
 
 
 @dataclass
@@ -243,6 +165,14 @@ class Drill:
     def host(self, number: int) -> str:
         """The host with that number."""
         return next(host for host in self.stage.names if self.number(host) == number)
+
+    def others(self, gone: str) -> list[str]:
+        """All hosts but this one."""
+        return [host for host in self.stage.names if host != gone]
+
+    def views(self) -> set[int]:
+        """The numbers of the views in force at all hosts."""
+        return {int(self.status(host)["view"]) for host in self.stage.names}
 
     def damage(self, host: str, what: str) -> set[int]:
         """Let the training program's weights, buffers or optimizer there change behind its back.
@@ -394,8 +324,8 @@ class Drill:
             digests = {str(own["digest"]) for k, own in sums.items() if k not in strays}
             assert not sums or round_ <= self.forgiven or len(digests) == 1, (round_, digests)
         width = int(str(self.settings.get("lane", "i16"))[1:])
-        if self.settings.get("exchange") == "stripes":
-            striped_rounds.check(width, rounds)
+        if self.settings.get("exchange") in ("stripes", "switch"):
+            striped_rounds.check(width, rounds, self.stage.boots())
         else:
             # The life under which it was offered is what the sum's rounding belongs to.
             merged = {

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from nicps.cli import build_parser
 from nicps.errors import JobFailed
 from nicps.lab import processes, state
+from tests.netns.labs import until
 
 
 def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -42,6 +44,24 @@ def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, A
     return found
 
 
+def test_a_benchmark_that_is_ended_leaves_nothing(checkout: Path) -> None:
+    """SIGTERM, while it measures."""
+    command = "allreduce --hosts 2 --params 1000 --rounds 100000 --lane i8 --against none"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nicps", "bench", *command.split()],
+        cwd=checkout,
+        stderr=subprocess.DEVNULL,
+    )
+    lab = f"bench-{process.pid}-1"
+    try:
+        until(lambda: len(processes.find(lab)) >= 4, "agents and programs run", 60.0)
+        process.terminate()
+        assert process.wait(60.0) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    assert not list(state.LABS_DIR.glob(f"{lab}*.json")) and not processes.find(lab)
+
+
 def test_idle(checkout: Path) -> None:
     found = bench(checkout, "idle --seconds 0.5 --wakes 4")
     assert found["hosts"] == found["wakes"] == 4
@@ -56,6 +76,23 @@ def test_allreduce_with_a_key_beside_one_without(checkout: Path) -> None:
     ]
 
 
+def test_memory_is_what_the_formula_says(checkout: Path) -> None:
+    """docs/architecture.md, "Memory of a host"."""
+    params = 2_000_000
+    found = bench(checkout, f"memory --hosts 2 --params {params} --lane i8")["results"]
+    broadcast, stripes = found
+    assert [row["exchange"] for row in found] == ["broadcast", "stripes"]
+    fragments = -(-params // 1440)
+    assert broadcast["maps"] == pytest.approx(2 * (11520 + 192) * fragments, rel=0.02)
+    assert broadcast["shared"] == pytest.approx(2 * 1441 * fragments, rel=0.02)
+    due = 2 * (1448 + 1472) * fragments + 2 * (11520 + 384) * (fragments // 2 + 1)
+    assert stripes["maps"] == pytest.approx(due, rel=0.02)
+    assert stripes["shared"] == 0
+    # The residual, two of them in broadcast, and two vectors; and what a batch needs.
+    for row, each in ((broadcast, 16), (stripes, 12)):
+        assert each * params <= row["program"] < each * params + 4e6
+
+
 @pytest.mark.parametrize("params", [1, 1024])
 def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
     """Its time on the line is microseconds, and no time is 0."""
@@ -63,7 +100,9 @@ def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
     assert [row["engine"] for row in found["results"]] == ["nicps", "gloo", "gloo"]
     for row in found["results"]:
         assert 0 < row["wire_limit_seconds"] < row["seconds_min"] <= row["seconds_median"]
-    assert found["results"][0]["wire_limit_seconds"] == pytest.approx(3 * params * 8 / 1e9, 1e-3)
+    assert found["results"][0]["wire_limit_seconds"] == pytest.approx(
+        4 / 3 * params * 8 / 1e9, 1e-3
+    )
 
 
 def test_allreduce_of_every_exchange_side_by_side(checkout: Path) -> None:
@@ -95,6 +134,23 @@ def test_allreduce_of_every_exchange_side_by_side(checkout: Path) -> None:
             assert runs["nicps_xdp"] > least and seconds["nicps_xdp"] > 0
         else:
             assert runs == seconds == {}
+
+
+def test_allreduce_by_a_switch_that_adds(checkout: Path) -> None:
+    """Its lab is shaped in both directions, though XDP sends; its program's runs are counted."""
+    command = (
+        "allreduce --hosts 3 --params 1440000 --rounds 2 --lane i8 --exchange stripes,switch"
+        " --rate 100mbit --against none --profile"
+    )
+    stripes, switch = bench(checkout, command)["results"]
+    assert [row["exchange"] for row in (stripes, switch)] == ["stripes", "linux-switch"]
+    assert switch["bytes"] == 1_440_000 and switch["wire_limit_seconds"] == pytest.approx(0.1152)
+    # A bucket of 128 KB goes at once.
+    assert switch["seconds_min"] > 0.85 * switch["frame_limit_seconds"]
+    assert switch["frame_limit_seconds"] < 0.76 * stripes["frame_limit_seconds"]
+    assert switch["cpu_seconds_agents"] > 0 and stripes["cpu_seconds_switch"] == 0
+    runs = switch["profile"]["bpf_runs"]
+    assert runs["nicps_switch"] >= 3000 and "nicps_switch" not in stripes["profile"]["bpf_runs"]
 
 
 def test_a_job_that_fails_is_told_at_once() -> None:

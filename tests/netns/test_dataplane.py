@@ -1,58 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data plane on real interfaces: attaching and what stands in its way, and frames over a wire."""
+"""The data plane on real interfaces: frames over a wire, and what becomes of the interface."""
 
 from __future__ import annotations
 
-import gc
-import logging
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from pyroute2 import IPRoute
 
 from nicps import wire
-from nicps.dataplane import DataPlane, bpf, interface, loader, xdp
-from nicps.errors import InterfaceBusy, InterfaceDown, InterfaceMissing, InterfaceUnfit
+from nicps.dataplane import DataPlane
+from nicps.errors import InterfaceDown, InterfaceMissing, InterfaceUnfit
+from tests.netns.planes import (
+    HOUR_NS,
+    NETWORK,
+    VIEW,
+    form,
+    fragments,
+    random_lanes,
+    send_all,
+    token,
+    until,
+)
 from tests.netns.wires import run, veth_pair
-
-NETWORK, VIEW = wire.network_id("test"), 1
-HOUR_NS = 3_600_000_000_000
-
-
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Poll until the condition holds; its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"in {timeout_s} s not: {what}"
-        time.sleep(0.005)
-    return value
-
-
-def programs(name: str) -> str:
-    """What `ip` says of a program on the interface."""
-    return "\n".join(
-        line for line in run(f"ip -d link show {name}").splitlines() if "prog/xdp" in line
-    )
-
-
-def set_by_netlink(ifindex: int, program_fd: int, mode: str) -> None:
-    """Attach a program the old way, without a link, so that it outlives its process; -1 takes away what is there."""
-    flags = {"native": bpf.XDP_FLAGS_DRV_MODE, "generic": bpf.XDP_FLAGS_SKB_MODE}[mode]
-    with IPRoute() as route:
-        attributes = {"attrs": [("IFLA_XDP_FD", program_fd), ("IFLA_XDP_FLAGS", flags)]}
-        route.link("set", index=ifindex, xdp=attributes)
 
 
 @pytest.fixture
@@ -62,221 +39,6 @@ def pair() -> Iterator[tuple[DataPlane, DataPlane]]:
         left, right = (stack.enter_context(DataPlane(name, NETWORK)) for name in names)
         form(left, right)
         yield left, right
-
-
-def form(*hosts: DataPlane, blocks: int = 64) -> None:
-    """Put the hosts into one view, with round 1 open."""
-    for number, host in enumerate(hosts, 1):
-        host.enter_view(VIEW, number, [other.mac for other in hosts], number % len(hosts) + 1)
-        host.maps.allocate(blocks)
-        config = host.maps.config
-        config["round_low"], config["round_high"], config["round"] = 1, 2, 1
-        config["enabled"] = 1
-
-
-def fragments(count: int, lanes: NDArray[np.int64], total: int = 0) -> tuple[Any, Any]:
-    """Headers (count, 48) and payload (count, 1440) of i32 lanes (count, 360), from member 1."""
-    header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=1)
-    body = wire.Fragment(0, total or count, 360, 32, 4, 1)
-    frame = wire.pack(header, body, tail=bytes(1440))
-    headers = np.tile(np.frombuffer(frame[:48], np.uint8), (count, 1))
-    headers[:, 32:36] = np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)
-    return headers, lanes.astype(">i4").view(np.uint8).reshape(count, 1440)
-
-
-def send_all(host: DataPlane, headers: NDArray[np.uint8], payload: NDArray[np.uint8]) -> int:
-    """Push everything through the ring, waiting as the agent does; how often it waited for room."""
-    poll = select.poll()
-    poll.register(host.tx.fileno(), select.POLLIN)
-    at = waits = 0
-    deadline = time.monotonic() + 30
-    while at < len(headers) or host.tx.pending():
-        assert time.monotonic() < deadline
-        taken = host.tx.push(headers[at : at + 256], payload[at : at + 256])
-        at += taken
-        host.tx.flush()
-        if not taken:
-            waits += at < len(headers)
-            poll.poll(20)
-    return waits
-
-
-def random_lanes(count: int) -> NDArray[np.int64]:
-    return np.random.default_rng(3).integers(-(2**31), 2**31, (count, 360))
-
-
-# ---- attaching
-
-
-def test_native_and_gone_again(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with veth_pair() as (left, _):
-        gc.collect()
-        descriptors = len(os.listdir("/proc/self/fd"))
-        with DataPlane(left, NETWORK) as host:
-            assert host.mode == "native"
-            assert host.mac == interface.read_interface(left).mac
-            assert host.maps.config["network"] == NETWORK
-            assert host.maps.config["enabled"] == 0
-            assert "nicps_xdp" in programs(left)
-        assert programs(left) == ""
-        host.close()
-        del host  # and with it the views, whose memory Python keeps a descriptor for
-        gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert "XDP program on left in native mode" in caplog.text
-
-
-def test_generic_where_the_driver_cannot() -> None:
-    with veth_pair(mtu=9000) as (left, _), DataPlane(left, NETWORK) as host:
-        assert host.mode == "generic"
-        assert "nicps_xdp" in programs(left)
-        host.close()
-        assert programs(left) == ""
-
-
-CHILD = """
-import sys, time
-from nicps.dataplane import DataPlane
-plane = DataPlane(sys.argv[1], 1)
-print("up", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_gone_with_its_process(how: signal.Signals, checkout: Path) -> None:
-    with veth_pair() as (left, _):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, left],
-            cwd=checkout,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"up\n"
-            assert "nicps_xdp" in programs(left)
-            with pytest.raises(InterfaceBusy, match="nicps runs on interface left already"):
-                DataPlane(left, NETWORK)
-            child.send_signal(how)
-            child.wait(10)
-        finally:
-            child.kill()
-            child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
-        until(lambda: programs(left) == "", "the program is gone")
-
-
-def test_a_second_one_is_refused() -> None:
-    with veth_pair() as (left, right), DataPlane(left, NETWORK):
-        with pytest.raises(InterfaceBusy, match="nicps runs on interface left already"):
-            DataPlane(left, NETWORK)
-        assert "nicps_xdp" in programs(left)
-        DataPlane(right, NETWORK).close()
-
-
-SOMEBODY_ELSES = """
-#include <uapi/linux/bpf.h>
-int firewall(struct xdp_md *ctx) { return XDP_PASS; }
-int nicps_xdp(struct xdp_md *ctx) { return XDP_PASS; }
-"""
-
-
-@pytest.fixture
-def others(tmp_path: Path) -> Iterator[loader.Loaded]:
-    """Programs attached by netlink, as other tools and older versions do it."""
-    source = tmp_path / "others.c"
-    source.write_text(SOMEBODY_ELSES)
-    loaded = loader.load(str(source), {"firewall": "xdp", "nicps_xdp": "xdp"})
-    yield loaded
-    loaded.close()
-
-
-@pytest.mark.parametrize("mode", ["native", "generic"])
-def test_somebody_elses_program_stays(others: loader.Loaded, mode: xdp.Mode) -> None:
-    with veth_pair() as (left, _):
-        set_by_netlink(socket.if_nametoindex(left), others.programs["firewall"], mode)
-        with pytest.raises(InterfaceBusy, match=r"another XDP program, firewall .*xdp off"):
-            DataPlane(left, NETWORK)
-        assert "firewall" in programs(left)
-
-
-@pytest.mark.parametrize("mode", ["native", "generic"])
-def test_what_an_older_run_left_is_cleared(
-    others: loader.Loaded, mode: xdp.Mode, caplog: pytest.LogCaptureFixture
-) -> None:
-    with veth_pair() as (left, _):
-        found = interface.read_interface(left)
-        set_by_netlink(found.index, others.programs["nicps_xdp"], mode)
-        assert (there := xdp.attached(found.index)) is not None
-        assert (there.name, there.mode) == ("nicps_xdp", mode)
-        with DataPlane(left, NETWORK) as host:
-            assert host.mode == "native"
-        assert "older run left on left" in caplog.text
-        assert xdp.attached(found.index) is None
-        assert not xdp.clear(found)
-
-
-def test_interfaces_that_cannot_serve() -> None:
-    with veth_pair() as (left, _):
-        with pytest.raises(InterfaceMissing, match="no interface eth9; there are: left, lo, right"):
-            DataPlane("eth9", NETWORK)
-        with pytest.raises(InterfaceUnfit, match="lo is not an Ethernet"):
-            DataPlane("lo", NETWORK)
-        for mtu in (1400, wire.LEAST_MTU - 1):
-            run(f"ip link set {left} mtu {mtu}")
-            with pytest.raises(InterfaceUnfit, match=f"MTU of {mtu} bytes, {wire.LEAST_MTU} are"):
-                DataPlane(left, NETWORK)
-        run(f"ip link set {left} mtu {wire.LEAST_MTU}")
-        run("ip link add br0 type bridge")
-        run(f"ip link set {left} master br0")
-        mend = f"give --iface br0, or run: ip link set {left} nomaster"
-        with pytest.raises(InterfaceUnfit, match=f"{left} is a port of the bridge br0, .*; {mend}"):
-            DataPlane(left, NETWORK)
-        run(f"ip link set {left} nomaster down")
-        with pytest.raises(InterfaceDown, match="ip link set left up"):
-            DataPlane(left, NETWORK)
-        assert programs(left) == ""
-
-
-# ---- interfaces below others, and above
-
-
-def hears_and_is_heard(one: DataPlane, other: DataPlane) -> None:
-    """Control frames both ways, and fragments from the other."""
-    frame = wire.pack(wire.Header(network=NETWORK), wire.Fail())
-    for sender, receiver in ((one, other), (other, one)):
-        assert sender.send(frame)
-        until(receiver.receive, "the frame")
-    form(other, one)
-    send_all(other, *fragments(64, random_lanes(64)))
-    until(lambda: one.maps.count(1, VIEW, 1) == 64, "all have come")
-
-
-def test_on_a_bridge_in_place_of_its_port() -> None:
-    """In generic mode: bridges have no native XDP."""
-    with veth_pair() as (left, right):
-        run("ip link add br0 type bridge")
-        run("ip link set br0 addrgenmode none up")
-        run(f"ip link set {left} master br0")
-        with DataPlane("br0", NETWORK) as host, DataPlane(right, NETWORK) as other:
-            assert host.mode == "generic"
-            hears_and_is_heard(host, other)
-
-
-@pytest.mark.parametrize("mode", ["bridge", "vepa", "private", "passthru"])
-def test_an_interface_with_a_macvlan_above_it(mode: str) -> None:
-    """It hears its frames, and so does the macvlan."""
-    with veth_pair() as (left, right):
-        run(f"ip link add above link {left} type macvlan mode {mode}")
-        run("ip link set above addrgenmode none up")
-        with DataPlane(right, NETWORK) as other:
-            for name, expected in ((left, "native"), ("above", "generic")):
-                with DataPlane(name, NETWORK) as host:
-                    assert host.mode == expected
-                    hears_and_is_heard(host, other)
 
 
 def test_an_interface_becomes_a_port(pair: tuple[DataPlane, DataPlane]) -> None:
@@ -295,9 +57,6 @@ def test_an_interface_becomes_a_port(pair: tuple[DataPlane, DataPlane]) -> None:
     run("ip link set left nomaster")
     assert left.link_changes.drain()
     left.check_interface()
-
-
-# ---- frames
 
 
 @pytest.mark.parametrize(
@@ -440,12 +199,6 @@ def test_an_interface_that_is_deleted(pair: tuple[DataPlane, DataPlane]) -> None
     for attempt in (left.tx.flush, lambda: left.send(b"frame"), left.check_interface):
         with pytest.raises(InterfaceMissing, match="interface left has gone"):
             attempt()
-
-
-def token(sender: int, hop: int, owner: int) -> bytes:
-    header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=sender)
-    body = wire.Token(1, hop, owner, 0, 3, 0, 0, 0, 0, 0)
-    return wire.pack(header, body, [wire.Entry()] * 3)
 
 
 def test_a_token_is_bounced_by_the_kernel(pair: tuple[DataPlane, DataPlane]) -> None:

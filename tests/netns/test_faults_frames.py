@@ -28,10 +28,6 @@ def drill(made: Drill) -> Iterator[Drill]:
     made.stage.lab.clear()
 
 
-def views(drill: Drill) -> set[int]:
-    return {int(drill.status(host)["view"]) for host in drill.stage.names}
-
-
 def lost_all(drill: Drill, host: str) -> bool:
     return not drill.stage.lab.faults()[host].lose_left
 
@@ -39,12 +35,12 @@ def lost_all(drill: Drill, host: str) -> bool:
 @pytest.mark.parametrize("count", [1, 5])
 def test_token_frames_are_lost(drill: Drill, count: int) -> None:
     """R16: the last broadcaster broadcasts again; nobody is taken for dead."""
-    before = views(drill)
+    before = drill.views()
     for host in drill.stage.names:
         drill.stage.lab.lose_next(host, wire.FrameType.TOKEN, count)
         drill.until(lambda host=host: lost_all(drill, host), "all are lost")
         drill.goes_on(*drill.stage.names)
-    assert views(drill) == before
+    assert drill.views() == before
     drill.exact()
 
 

@@ -42,10 +42,6 @@ def drill(made: Drill) -> Drill:
     return made
 
 
-def others(drill: Drill, gone: str) -> list[str]:
-    return [host for host in drill.stage.names if host != gone]
-
-
 def numbers(stage: Stage, host: str) -> np.ndarray:
     """The agent's own counter of the frames that it has signed in this view, in the kernel."""
     for info in Path(f"/proc/{stage.agent(host).pid}/fdinfo").iterdir():
@@ -63,7 +59,7 @@ def numbers(stage: Stage, host: str) -> np.ndarray:
 def test_a_key_has_served_its_time(drill: Drill, who: str) -> None:
     """The same members go on in a new view, whose keys begin with 1 again."""
     lead = drill.lead()
-    host = lead if who == "lead" else others(drill, lead)[0]
+    host = lead if who == "lead" else drill.others(lead)[0]
     view = drill.status(host)["view"]
     signed = numbers(drill.stage, host)
     signed[0] = Sequences.NUMBERS
@@ -80,7 +76,7 @@ def test_a_key_has_served_its_time(drill: Drill, who: str) -> None:
 def test_a_host_is_killed_and_joins_again(drill: Drill, part: str) -> None:
     stage = drill.stage
     stage.lab.kill("h3", part)  # type: ignore[arg-type]
-    drill.goes_on(*others(drill, "h3"))
+    drill.goes_on(*drill.others("h3"))
     stage.end("h3", signal.SIGKILL)
     stage.nothing_left("h3", work=False)
     stage.join("h3")
@@ -91,7 +87,7 @@ def test_a_host_is_killed_and_joins_again(drill: Drill, part: str) -> None:
 @pytest.mark.long
 def test_old_frames_are_sent_again(drill: Drill) -> None:
     """A stranger has recorded how a host came back: calls, answers and lists. Sent again, they change no view."""
-    stage, rest = drill.stage, others(drill, "h4")
+    stage, rest = drill.stage, drill.others("h4")
     recorded: list[bytes] = []
     kinds = {wire.FrameType.CALL, wire.FrameType.ANSWER, wire.FrameType.VIEW}
     at = wire.ETHERNET_BYTES + 1
@@ -127,7 +123,7 @@ def test_old_frames_are_sent_again(drill: Drill) -> None:
 def test_a_training_program_is_killed(drill: Drill) -> None:
     """Its agent leaves in time, starts another one, and comes back with it."""
     drill.stage.lab.kill("h2", "trainer")
-    drill.goes_on(*others(drill, "h2"))
+    drill.goes_on(*drill.others("h2"))
     drill.all_train(60.0)
     assert "the training program ended: SIGKILL has ended it" in drill.stage.log("h2")
     drill.exact()
@@ -135,7 +131,7 @@ def test_a_training_program_is_killed(drill: Drill) -> None:
 
 def test_a_training_program_that_is_always_killed(drill: Drill) -> None:
     """Its host trains no more until somebody looks after it; for all others nothing ends."""
-    stage, rest = drill.stage, others(drill, "h2")
+    stage, rest = drill.stage, drill.others("h2")
 
     def no_more_part() -> bool:
         with contextlib.suppress(LabProblem):  # there is none at the moment
@@ -154,7 +150,7 @@ def test_an_agent_is_stopped_for_10_s(drill: Drill) -> None:
     """It does not know that it was away: it finds out, stands by, and is taken back."""
     drill.stage.lab.pause("h4", "agent")
     try:
-        drill.goes_on(*others(drill, "h4"))
+        drill.goes_on(*drill.others("h4"))
         time.sleep(10.0)  # it is what the scene is about
     finally:
         drill.stage.lab.resume("h4", "agent")
@@ -166,7 +162,7 @@ def test_an_agent_is_stopped_for_10_s(drill: Drill) -> None:
 def test_a_host_stands_still(drill: Drill) -> None:
     drill.stage.lab.pause("h3")
     try:
-        drill.goes_on(*others(drill, "h3"))
+        drill.goes_on(*drill.others("h3"))
     finally:
         drill.stage.lab.resume("h3")
     drill.all_train(60.0)
@@ -176,7 +172,7 @@ def test_a_host_stands_still(drill: Drill) -> None:
 def test_the_lead_is_killed_and_joins_again(drill: Drill) -> None:
     stage, lead = drill.stage, drill.lead()
     stage.lab.kill(lead)
-    rest = others(drill, lead)
+    rest = drill.others(lead)
     drill.goes_on(*rest)
     assert drill.lead() == min(rest, key=drill.number)
     stage.end(lead, signal.SIGKILL)
@@ -192,7 +188,7 @@ def test_a_host_leaves_and_joins_again(drill: Drill) -> None:
     process = stage.agents["h3"].process
     assert stage.command("h3", "leave").code == 0
     assert process.wait(10.0) == 0
-    drill.goes_on(*others(drill, "h3"))
+    drill.goes_on(*drill.others("h3"))
     stage.agents.pop("h3")
     stage.nothing_left("h3")
     stage.join("h3")
@@ -221,7 +217,7 @@ def test_who_leaves_is_not_waited_for() -> None:
 
 def test_a_submitter_that_missed_the_end_hears_of_it(made: Drill) -> None:
     """It stands still until the others are done; its user is told who has the result."""
-    drill, rest = made, others(made, "h4")
+    drill, rest = made, made.others("h4")
     drill.begin("h4")
     drill.stage.lab.pause("h4")
     drill.goes_on(*rest)

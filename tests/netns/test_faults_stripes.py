@@ -48,14 +48,6 @@ def drill(made: Drill) -> Iterator[Drill]:
     made.stage.lab.heal()
 
 
-def others(drill: Drill, gone: str) -> list[str]:
-    return [host for host in drill.stage.names if host != gone]
-
-
-def views(drill: Drill) -> set[int]:
-    return {int(drill.status(host)["view"]) for host in drill.stage.names}
-
-
 def test_nothing_goes_wrong(drill: Drill) -> None:
     drill.all_train()
     assert drill.exact() > 3
@@ -65,11 +57,11 @@ def test_nothing_goes_wrong(drill: Drill) -> None:
 def test_an_aggregator_is_killed_in_mid_round(drill: Drill, who: str) -> None:
     """Half of what it had to send is out, and some of its sums: the round is run again without it."""
     stage, lead = drill.stage, drill.lead()
-    host = lead if who == "lead" else others(drill, lead)[-1]
+    host = lead if who == "lead" else drill.others(lead)[-1]
     with drill.half_sent(host) as round_:
         stage.lab.kill(host)
-        drill.goes_on(*others(drill, host))
-    assert drill.committed(round_) == {*others(drill, host)}
+        drill.goes_on(*drill.others(host))
+    assert drill.committed(round_) == {*drill.others(host)}
     stage.end(host, signal.SIGKILL)
     stage.join(host)
     drill.all_train()
@@ -88,8 +80,8 @@ def test_an_aggregator_goes_away_in_mid_round(drill: Drill, how: str) -> None:
             lab.pause(host, "agent")
         else:
             lab.kill(host, "trainer")
-        drill.goes_on(*others(drill, host), rounds=1 if how == "trainer" else 3)
-    assert drill.committed(round_) == {*others(drill, host)}
+        drill.goes_on(*drill.others(host), rounds=1 if how == "trainer" else 3)
+    assert drill.committed(round_) == {*drill.others(host)}
     lab.heal()
     if how == "stopped":
         lab.resume(host, "agent")
@@ -99,7 +91,7 @@ def test_an_aggregator_goes_away_in_mid_round(drill: Drill, how: str) -> None:
 
 def test_an_aggregator_stops_briefly(drill: Drill) -> None:
     """Its kernel goes on adding and answering; nobody is missed."""
-    lab, before = drill.stage.lab, views(drill)
+    lab, before = drill.stage.lab, drill.views()
     for number in (1, 2, 3, 4) * 3:
         host = drill.host(number)
         lab.pause(host, "agent")
@@ -107,7 +99,7 @@ def test_an_aggregator_stops_briefly(drill: Drill) -> None:
         lab.resume(host, "agent")
         time.sleep(0.05)
     drill.all_train()
-    assert views(drill) == before
+    assert drill.views() == before
     drill.exact()
 
 
@@ -118,7 +110,7 @@ def test_an_aggregator_stops_briefly(drill: Drill) -> None:
 )
 def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
     """The next of that kind that each host sends, the last of a round among them; they are asked for and sent again."""
-    lab, before = drill.stage.lab, views(drill)
+    lab, before = drill.stage.lab, drill.views()
     if kind is FrameType.ASK:  # somebody must ask
         lab.fault("all", loss=0.05)
     lab.lose_next("all", kind, count)
@@ -126,7 +118,7 @@ def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
         lambda: not any(port.lose_left for port in lab.faults().values()), "all are lost", 40.0
     )
     drill.all_train()
-    assert views(drill) == before
+    assert drill.views() == before
     drill.exact()
 
 
@@ -168,12 +160,12 @@ def tc(where: str, what: str, port: str, *words: str) -> None:
 @pytest.mark.parametrize("slow", [pytest.param("one", marks=pytest.mark.long), "all"])
 def test_a_switch_with_small_queues(drill: Drill, slow: str) -> None:
     """256 KB in each port, as a cheap switch has; the line of one host is a tenth as fast as those of the others."""
-    stage, before = drill.stage, views(drill)
+    stage, before = drill.stage, drill.views()
     for host in stage.names:
         shape(drill, host, "10mbit" if slow == "one" and host == "h2" else "100mbit", 256_000)
     try:
         drill.goes_on(*stage.names, rounds=8)
-        assert views(drill) == before
+        assert drill.views() == before
     finally:
         for number in range(1, 5):
             tc(switch_name(stage.lab.name), "del", port_name(number), "root")
@@ -183,7 +175,7 @@ def test_a_switch_with_small_queues(drill: Drill, slow: str) -> None:
 
 def test_a_switch_forgets_where_hosts_are(drill: Drill) -> None:
     """It sends everything to all: members drop what is for another, and nothing else changes."""
-    stage, before = drill.stage, views(drill)
+    stage, before = drill.stage, drill.views()
     where = switch_name(stage.lab.name)
 
     def learning(how: str) -> None:
@@ -203,7 +195,7 @@ def test_a_switch_forgets_where_hosts_are(drill: Drill) -> None:
         assert all(now - then > 100 for now, then in zip(astray(), found, strict=True))
     finally:
         learning("on")
-    assert views(drill) == before
+    assert drill.views() == before
     drill.exact()
 
 
@@ -241,7 +233,7 @@ def test_a_port_that_passes_no_full_frames(drill: Drill) -> None:
 
     set_mtu(1400)
     try:
-        drill.goes_on(*others(drill, host))
+        drill.goes_on(*drill.others(host))
         drill.stands_by(host, saying="the others have gone on without it")
     finally:
         set_mtu(1500)

@@ -217,7 +217,7 @@ def test_the_starter_while_training(three: Network, open_path: Path, how: str) -
 
 def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
     """Its host leaves, and is back with another one; all sums can be made again from what was kept."""
-    child = under_way(three, open_path, 120, "save_gradients=true")
+    child = under_way(three, open_path, 120, "save_gradients=true", "exchange=broadcast")
     (trainer,) = programs(three, "h2")
     os.kill(trainer.pid, signal.SIGKILL)
     result = ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=120)

@@ -11,7 +11,7 @@ from nicps.errors import JobFailed
 from nicps.session.messages import Warned
 from tests import reference
 from tests.netns.members import LIGHT, Network, tiny_job
-from tests.netns.scenes import SUMMING, Stage
+from tests.netns.stage import SUMMING, Stage
 
 
 @pytest.fixture(scope="module")
@@ -56,5 +56,5 @@ def test_a_host_that_believes_no_switch(network: Network) -> None:
     network.join("h3")
     network.answered("h3")
     with pytest.raises(JobFailed, match="with --mode switch there too"):
-        network.train(tiny_job(network.folder))
+        network.train(tiny_job(network.folder), exchange="auto")
     network.all_stand_by()

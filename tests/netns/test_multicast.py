@@ -16,7 +16,7 @@ from nicps.dataplane import DataPlane
 from nicps.lab import namespaces
 from tests.netns.labs import port_socket
 from tests.netns.members import LIGHT, Network, tiny_job
-from tests.netns.test_dataplane import (
+from tests.netns.planes import (
     NETWORK,
     VIEW,
     fragments,

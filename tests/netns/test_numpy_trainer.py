@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nicps.errors import JobFailed
@@ -111,6 +112,11 @@ def test_takes_part_without_torch(lab: Lab, open_path: Path) -> None:
         others = rows(folder / name)
         assert [row["weights_sha256"] for row in others] == [row["weights_sha256"] for row in mine]
     assert len({row["weights_sha256"] for row in training}) == ROUNDS
+    kept = Path("checkpoint") / "h4.residual.npz"  # which the gateway has written
+    with np.load(open_path / "h4" / "runs" / result["job_id"] / kept) as archive:
+        head, residual = json.loads(archive["residual.json"]), archive["residual"]
+    assert head["round"] == training[-1]["round"] and head["lanes"] == len(residual)
+    assert residual.any()
     until(lambda: not processes("", open_path), "what the agents have started has ended")
 
 

@@ -25,7 +25,7 @@ from nicps.dataplane import DataPlane, bpf, egress, interface, loader
 from nicps.doctor.interface import check_interface, check_signing
 from nicps.errors import BpfLoadError, EnvironmentProblem
 from nicps.layout import layout
-from tests.netns.test_dataplane import (
+from tests.netns.planes import (
     HOUR_NS,
     NETWORK,
     VIEW,

@@ -7,6 +7,7 @@ Of 20 fragments host 1 aggregates the first ten, host 2 the others; each sends t
 from __future__ import annotations
 
 import contextlib
+import functools
 import select
 import socket
 import threading
@@ -23,7 +24,7 @@ from nicps.dataplane import DataPlane, TxRing
 from nicps.dataplane.doorbell import Bell
 from nicps.dataplane.interface import read_interface
 from nicps.errors import BpfLoadError
-from tests.netns.test_dataplane import form, fragments, random_lanes, send_all, until
+from tests.netns.planes import form, fragments, random_lanes, send_all, until
 from tests.netns.wires import veth_pair
 from tests.stripes import LANES, NATIVE, rounded, shifted
 
@@ -42,7 +43,8 @@ class Member:
         macs = [plane.mac, other.mac] if number == 1 else [other.mac, plane.mac]
         plane.enter_view(VIEW, number, macs, 3 - number, KEY if plane.keyed else None)
         self.stripes.use(self.stripes.reserve(FRAGMENTS))
-        self.stripes.use_places(-(-HALF // wire.fragments_per_block(WIDTH)))
+        places = -(-HALF // wire.fragments_per_block(WIDTH))
+        self.stripes.use_places(self.stripes.reserve_places(places))
         self.stripes.set_ranks((1, 2), (1, 2))
         rng = np.random.default_rng(number)
         own = self.stripes.own[1]
@@ -145,6 +147,42 @@ def test_sums_of_contributions(members: tuple[Member, Member]) -> None:
     assert first.maps.sequence == (HALF if keyed else 0)
 
 
+def test_the_kernels_go_on_where_the_agents_have_begun(members: tuple[Member, Member]) -> None:
+    """Each sends three contributions; the sum of each of them sends the next one, until all are here."""
+    first, second = members
+    for member, other in ((first, 2), (second, 1)):
+        begin = STRIPES[other].start
+        member.stripes.set_sent(1, other, begin + 3)
+        member.contribute(range(begin, begin + 3))
+    for member, other in ((first, 2), (second, 1)):
+        until(lambda member=member: member.has(FRAGMENTS), "all sums", 20.0)
+        counted(member, summed=HALF, stored=HALF, clocked=HALF - 3)
+        assert member.maps.next_to_send(1, other) == STRIPES[other].stop
+    check(members)
+
+
+def test_the_kernel_sends_nothing_that_is_not_there(members: tuple[Member, Member]) -> None:
+    """Lanes that are not converted yet; and nothing of another round, or after another view."""
+    first, second = members
+    begin = STRIPES[2].start
+    first.stripes.own["conversion"][1, begin + 5] = CONVERSION - 1
+    first.stripes.set_sent(1, 2, begin + 3)
+    first.stripes.set_sent(1, 2, begin + 1)
+    assert first.maps.next_to_send(1, 2) == begin + 3, "it does not go back"
+    first.contribute(range(begin, begin + 3))
+    until(lambda: second.maps.counters()["summed"] == 5, "sums up to the gap")
+    assert first.maps.next_to_send(1, 2) == begin + 5
+    assert first.maps.next_to_send(3, 2) == first.maps.next_to_send(2, 2) == 0
+    first.stripes.own["conversion"][1, begin + 5] = CONVERSION
+    first.stripes.set_sent(3, 2, begin + 6)  # the bank's next round
+    first.contribute(range(begin + 5, begin + 8))
+    until(lambda: second.maps.counters()["summed"] == 8, "what was sent")
+    assert first.maps.counters()["clocked"] == 2
+    key = KEY[::-1] if first.plane.keyed else None
+    first.plane.enter_view(VIEW + 1, 1, [first.plane.mac, second.plane.mac], 2, key)
+    assert first.maps.next_to_send(3, 2) == 0
+
+
 def test_what_is_told_of_a_round_that_is_not_whole(members: tuple[Member, Member]) -> None:
     """Some contributions have not been sent, and some own lanes are not there."""
     first, second = members
@@ -198,7 +236,7 @@ def test_both_layouts_take_turns_in_the_ring() -> None:
             for member in (first, second):
                 member.stripes.set_ranks((1, 2), (1, 2))
                 member.stripes.use(member.stripes.reserve(FRAGMENTS))
-                member.stripes.use_places(HALF)
+                member.stripes.use_places(member.stripes.reserve_places(HALF))
                 own = np.random.default_rng(turn).integers(0, 256, (FRAGMENTS, 1440))
                 member.stripes.own["lane"][1] = own
                 member.stripes.own["conversion"] = CONVERSION
@@ -279,6 +317,13 @@ def test_every_byte_of_what_a_ring_sends() -> None:
     rng = np.random.default_rng(2)
     expected: list[bytes] = []
     got: list[bytes] = []
+
+    def have_come(count: int) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                got.append(heard.recv(2048))
+        return len(got) >= count
+
     with (
         veth_pair() as (left, right),
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(wire.ETHERTYPE)) as heard,
@@ -304,9 +349,7 @@ def test_every_byte_of_what_a_ring_sends() -> None:
                 to[at].tobytes() + head + rows[at].tobytes() + payload[at].tobytes()
                 for at in range(count)
             ]
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    got.append(heard.recv(2048))
+            until(functools.partial(have_come, len(expected)), "all have come")
         ring.close()
     assert got == expected
 

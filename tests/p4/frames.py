@@ -31,16 +31,41 @@ def header(sender: int, view: int = 3, **more: Any) -> wire.Header:
 
 
 def token(
-    sender: int, hop: int, owner: int, view: int = 3, generation: int = 4, flags: int = 0
+    sender: int,
+    hop: int,
+    owner: int,
+    view: int = 3,
+    generation: int = 4,
+    flags: int = 0,
+    listed: int = 0,
 ) -> bytes:
     entries = [wire.Entry(0, 0, 0, 0, 0, 0, 0) for _ in HOSTS]
-    body = wire.Token(generation, hop, owner, 0, len(HOSTS), 0, 0, 0, 0, 0, 0)
+    body = wire.Token(generation, hop, owner, 0, len(HOSTS), 0, 0, 0, 0, 0, listed=listed)
     return ethernet(mac(sender), wire.pack(header(sender, view, flags=flags), body, entries, []))
 
 
-def fragment(sender: int, view: int = 3, index: int = 0) -> bytes:
+def fragment(sender: int, view: int = 3, index: int = 0, flags: int = 0) -> bytes:
     body = wire.Fragment(index, 8, 360, 32, 0, 5)
-    return ethernet(mac(sender), wire.pack(header(sender, view), body, tail=bytes([sender]) * 1440))
+    tail = bytes([sender]) * 1440
+    return ethernet(mac(sender), wire.pack(header(sender, view, flags=flags), body, tail=tail))
+
+
+def stripe(
+    sender: int,
+    to: int = 0,
+    view: int = 3,
+    kind: wire.FrameType = wire.FrameType.CONTRIBUTION,
+) -> bytes:
+    """A frame of stripes: for a member, or for all."""
+    bodies = {
+        wire.FrameType.CONTRIBUTION: wire.Contribution,
+        wire.FrameType.SUM: wire.Sum,
+        wire.FrameType.ASK: wire.Ask,
+        wire.FrameType.LACKING: wire.Lacking,
+    }
+    body = bodies[kind](0b111, 0, 8, 0, 32, 0, -20)
+    data = wire.pack(header(sender, view), body, tail=bytes([sender]) * 1440)
+    return ethernet(mac(sender), data, to=mac(to) if to else BROADCAST)
 
 
 def want(sender: int) -> bytes:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 OURS = 0x88B5
-VERSION, TOKEN, FRAGMENT, VIEW, LAST_TYPE = 1, 6, 7, 3, 13
+VERSION, TOKEN, FRAGMENT, VIEW = 1, 6, 7, 3
+STRIPES, LAST_TYPE = (14, 15, 16, 17), 17
 REPEAT, ADD = 1, 32
 INSTALL = 3
 HEADER, FRAGMENT_HEADER, TOKEN_HEADER, VIEW_HEADER = 32, 16, 40, 40
@@ -97,19 +98,21 @@ class ModelSwitch:
             return "switched", True
         if not 0 < kind <= LAST_TYPE:
             return "type", False
-        if kind not in (TOKEN, FRAGMENT):
+        if kind not in (TOKEN, FRAGMENT, *STRIPES):
             return "control", True
         if (sender, frame[6:12], port) not in self.members:
             return "stranger", False
         if kind == TOKEN:
             return self._token(view, flags, length, ours)
-        if len(ours) < HEADER + FRAGMENT_HEADER:
+        if kind == FRAGMENT and len(ours) < HEADER + FRAGMENT_HEADER:
             return "truncated", False
         if view != self.view:
             return "view", False
-        if sender != self.owner:
-            return "holder", False
-        return self._add(sender, length, ours) if flags & ADD else ("fragment", True)
+        if kind != FRAGMENT:
+            return "stripe", True
+        if flags & ADD:
+            return self._add(sender, length, ours)
+        return ("fragment", True) if sender == self.owner else ("holder", False)
 
     def _add(self, sender: int, length: int, ours: bytes) -> tuple[str, bool]:
         whole = HEADER + FRAGMENT_HEADER + PAYLOAD
@@ -123,10 +126,11 @@ class ModelSwitch:
             return "round", False
         if shift:
             return "shift", False
-        if not self.settled <= index < self.settled + SLOTS:
+        found, seen = self.sums.get(index % SLOTS), self.seen(index)
+        later = found and found.tag[:2] == (self.view, round_) and found.tag[2] > index
+        if index < self.settled or later:
             return "window", False
         tag, bit = (self.view, round_, index), 1 << sender - 1
-        found, seen = self.sums.get(index % SLOTS), self.seen(index)
         if seen == self.listed:
             return "answered", True
         if not bit & self.listed:

@@ -26,7 +26,8 @@ from nicps.switch.runtime import Switch
 from tests import reference
 from tests.netns.labs import until
 from tests.netns.members import Run, tiny_job
-from tests.netns.scenes import SUMMING, Drill, Stage
+from tests.netns.scenes import Drill
+from tests.netns.stage import SUMMING, Stage
 from tests.netns.wires import run
 from tests.p4.bmv2 import controller
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -23,7 +24,7 @@ from nicps.switch import Switch
 from nicps.switch.runtime import Member
 from tests import replay, sums, switch_frames, switched
 from tests.p4.bmv2 import Wires, bench
-from tests.p4.model import FRAGMENT, ModelSwitch
+from tests.p4.model import FRAGMENT, SLOTS, ModelSwitch
 from tests.switched import CONTROLLER, NETWORK, PORTS, Bench, Recorded
 from tests.xdp.target import XdpTarget
 
@@ -208,7 +209,7 @@ def test_a_new_network_gets_no_old_sums(rig: Rig, switch: Switch, forget: str) -
             rig.begin(switch, sums.MEMBERS)
         getattr(switch, forget)()
         switch.record(members)
-        for step in sums.all_send().steps[: sums.FRAGMENTS]:
+        for step in sums.all_send().steps[: 3 * sums.FRAGMENTS : 3]:
             for hop, sender in enumerate(sums.SENDERS, 1):
                 rig.pass_on(1, sums.token(sender, hop))
                 payload = struct.pack(">i", first * sender) * 360
@@ -219,6 +220,29 @@ def test_a_new_network_gets_no_old_sums(rig: Rig, switch: Switch, forget: str) -
             assert [struct.unpack_from(">i", f, 62)[0] for f in whole] == [6 * first]
             getattr(switch, forget)()
             switch.record(members)
+
+
+def test_slots_are_used_again(rig: Rig, switch: Switch) -> None:
+    """A fragment two quanta further on takes the slot, and begins a sum of its own; late ones do not come back."""
+    send = rig.begin(switch, sums.MEMBERS).exchange
+    send(1, sums.token(1, 1))
+    heard: dict[int, list[int]] = {}
+    for index in (0, SLOTS, 2 * SLOTS):
+        for sender in sums.SENDERS:
+            payload = np.full(360, 10 * sender + index, np.int64)
+            # All send to the next slot too, and once more what was in this one.
+            indices = [index, index + 1] + [index - SLOTS] * (index > 0)
+            frames = [sums.fragment(sender, at, 32, payload) for at in indices]
+            for out in send(sender, *frames).get(sums.HEARS, ()):
+                if out[15] == FRAGMENT:
+                    found = struct.unpack_from(">I", out, 46)[0]
+                    heard.setdefault(found, []).append(struct.unpack_from(">i", out, 62)[0])
+    assert heard == {
+        index + next_: [60 + 3 * index] for index in (0, SLOTS, 2 * SLOTS) for next_ in (0, 1)
+    }
+    counted = {name: count for name, count in switch.counters().items() if count}
+    marks = counted.pop("switched")
+    assert marks and counted == {"token": 1, "added": 12, "summed": 6, "window": 6}
 
 
 def test_random_sums(rig: Rig, switch: Switch, program: XdpTarget) -> None:

@@ -18,6 +18,7 @@ from tests.p4.frames import (
     fragment,
     header,
     mac,
+    stripe,
     token,
     want,
 )
@@ -78,6 +79,52 @@ def test_only_the_holder_may_broadcast(switch: Switch, wires: Wires) -> None:
         "round": 7,
     }
     assert counted(switch) == {"view": 1, "token": 2, "fragment": 2, "holder": 2}
+
+
+STRIPES = (
+    wire.FrameType.CONTRIBUTION,
+    wire.FrameType.SUM,
+    wire.FrameType.ASK,
+    wire.FrameType.LACKING,
+)
+
+
+@pytest.mark.parametrize("kind", STRIPES)
+def test_stripes_pass_of_any_member(switch: Switch, wires: Wires, kind: wire.FrameType) -> None:
+    """To the port of the member that they are for, or to all; whoever has the token."""
+    assert wires.exchange(2, stripe(2, kind=kind)) == {}  # no token has passed yet
+    wires.exchange(1, token(1, 1, owner=1))
+    to_all, to_one = stripe(2, kind=kind), stripe(3, to=1, kind=kind)
+    assert wires.exchange(2, to_all) == {1: [to_all], 3: [to_all]}
+    assert wires.exchange(3, to_one) == {1: [to_one]}
+    assert counted(switch) == {"view": 1, "token": 1, "stripe": 2}
+
+
+@pytest.mark.parametrize("kind", STRIPES)
+def test_stripes_of_strangers_and_of_other_views_do_not_pass(
+    switch: Switch, wires: Wires, kind: wire.FrameType
+) -> None:
+    """R4: by number, MAC address and port."""
+    wires.exchange(1, token(1, 1, owner=1))
+    other_mac = ethernet(mac(9), stripe(2, kind=kind)[14:])
+    other_number = ethernet(mac(2), stripe(3, kind=kind)[14:])
+    for port, frame in ((2, other_mac), (2, other_number), (3, stripe(2, to=1, kind=kind))):
+        assert wires.exchange(port, frame) == {}
+    for view in (2, 4):
+        assert wires.exchange(2, stripe(2, to=1, view=view, kind=kind)) == {}
+    assert counted(switch) == {"token": 1, "stranger": 3, "view": 2}
+
+
+def test_a_fragment_that_the_switch_adds_is_anybodys(switch: Switch, wires: Wires) -> None:
+    """Of members in the list; one for hosts is the holder's."""
+    wires.exchange(1, token(1, 1, owner=1, listed=0b011))
+    adds = [fragment(k, flags=wire.Flag.ADD) for k in HOSTS]
+    assert wires.exchange(2, adds[1]) == {} == wires.exchange(2, fragment(2))
+    assert wires.exchange(3, adds[2]) == {}
+    assert set(wires.exchange(1, adds[0])) == {1, 2, 3}
+    assert set(wires.exchange(3, adds[2])) == {3}
+    expected = {"token": 1, "added": 1, "holder": 1, "unlisted": 1, "summed": 1, "answered": 1}
+    assert counted(switch) == expected
 
 
 def test_order_within_a_burst_is_kept(switch: Switch, wires: Wires) -> None:

@@ -19,7 +19,8 @@ from tests.p4.bmv2 import Controller, controller
 SECONDS = """
 settings = Settings(batch=64, rounds=60, quorum=1.0, test_every=1000, lane="i32", microbatch_seconds=0.02)
 """
-#: A gradient of 12 fragments (i32).
+#: Of a gradient of LONG.
+FRAGMENTS = {"i32": 12, "i8": 3}
 LONG = """
 def model():
     return nn.Sequential(nn.Linear(16, 160), nn.ReLU(), nn.Linear(160, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -66,6 +67,26 @@ def test_a_job_is_trained(made: tuple[Stage, Bmv2, Controller]) -> None:
     assert counters["stranger"] == before["stranger"]
     assert counters["malformed"] == counters["truncated"] == 0
     assert "view 1: " in running.log.read_text()
+
+
+@pytest.mark.parametrize("lane", ["i32", "i8"])
+def test_a_job_is_trained_in_stripes(made: tuple[Stage, Bmv2, Controller], lane: str) -> None:
+    """Members add for each other: their contributions and sums pass, and are exact."""
+    stage, bmv2, _ = made
+    with bmv2.connect() as switch:
+        before = switch.counters()
+    drill = Drill(stage, LONG, settings={"lane": lane, "exchange": "stripes"})
+    try:
+        drill.begin()
+        drill.goes_on(*stage.names)
+        assert drill.exact() > 2
+        assert drill.end().result["weights_identical"] is True
+    finally:
+        drill.close()
+    with bmv2.connect() as switch:
+        counters = {name: count - before[name] for name, count in switch.counters().items()}
+    assert counters["stripe"] > 3 * FRAGMENTS[lane], "of each two contributions, and a sum"
+    assert not counters["added"] + counters["type"] + counters["malformed"]
 
 
 def test_the_controller_is_killed_in_mid_job(made: tuple[Stage, Bmv2, Controller]) -> None:

@@ -5,6 +5,7 @@
 - A committed sum holds every counted gradient exactly once, and nothing else; a round is committed in one way only.
 - No two members own the same token.
 - One successor a view: no two views of one number, so no two that both commit.
+- A switch keeps a sum until all members have it.
 - What a host acknowledges it has: the model that training begins with is the same everywhere.
 """
 
@@ -23,6 +24,7 @@ from tests.simulator import endings
 from tests.simulator.lan import INSTALL, kind_of
 from tests.simulator.program import SWITCH_UNITS, State
 from tests.simulator.sums import SumChecks
+from tests.simulator.switch import Of
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -191,6 +193,10 @@ class Checks:
             places = stripes.places.blocks * stripes.places.per_block
             there = [stripes.records.room, places]
             needed = [phase.fragments, -(-phase.fragments // n)]
+            if phase.exchange.central:
+                needed[1] = 0
+            if host.part is not None and not host.part.accumulators.memory.places:
+                needed[1] = 0  # they are being made
         if all(have >= need for have, need in zip(there, needed, strict=True)):
             return
         dropped = node.phase.number > phase.number  # another phase is being prepared
@@ -202,6 +208,20 @@ class Checks:
     def offered(self, host: Host, round_: int, unit: int) -> None:
         """A gradient of a training phase is ready, in multiples of 2 to the `unit`."""
         self.units[self.branch(host), round_, host.node.number] = unit
+
+    def replaced(self, before: Of, by: Of) -> None:
+        """A switch gives the slot of a sum to another one: no member may lack it, unless its round has been dropped."""
+        if before[:2] != by[:2]:
+            return
+        view, round_, index = before
+        for host in self.lan.hosts:
+            node = host.node
+            if host.dead or (node.view.number, node.open_round) != (view, round_):
+                continue
+            if node.number in node.view.live and index not in host.kernel.taken.get(
+                (view, round_, 0), ()
+            ):
+                self.fail(f"{node.name} lacks sum {index} of round {round_}, whose slot is taken")
 
     def total(self, round_: int, counted: Mapping[int, int]) -> int:
         """The whole sum, as far as it goes into the weights."""

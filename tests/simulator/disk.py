@@ -58,13 +58,13 @@ class Disk:
         self.incoming: Incoming | None = None
         self._streams: dict[int, Any] = {}
         self._queue: deque[_Begun] = deque()
-        self._accumulators: dict[int, tuple[int, int]] = {}
+        self._accumulators: dict[int, tuple[int, int, int]] = {}
         self._busy = False
 
     # ---- at once
 
-    def take_accumulators(self, number: int) -> tuple[int, int]:
-        """Blocks of a bank, and room for stripes, of those that were reserved under that number."""
+    def take_accumulators(self, number: int) -> tuple[int, int, int]:
+        """Blocks of a bank, and room and places for stripes, of those that were reserved under that number."""
         return self._accumulators.pop(number)
 
     def hand_out(self, stream: int, first_round: int) -> bool:
@@ -113,6 +113,8 @@ class Disk:
             return self._lan.saving_s
         if isinstance(task, MakeResult | DrawReport):
             return 0.05
+        if isinstance(task, ReserveAccumulators) and task.places and not task.room:
+            return self._lan.odds.places_s()  # a view waits for them
         return self._lan.random.random() * 0.002
 
     def _finish(self) -> None:
@@ -123,7 +125,7 @@ class Disk:
     def _outcome(self, begun: _Begun) -> Any:
         task = begun.begin.task
         if isinstance(task, ReserveAccumulators):
-            self._accumulators[begun.begin.ticket] = task.blocks, task.room
+            self._accumulators[begun.begin.ticket] = task.blocks, task.room, task.places
             return begun.begin.ticket
         if isinstance(task, OpenStream):
             return self._open(task, begun.files)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated job to which something happens on purpose."""
+"""Simulated jobs: one to which something happens on purpose, and seeded schedules of faults."""
 
 from __future__ import annotations
 
+from collections import Counter
+
+from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from tests.simulator import schedules
+from tests.simulator.__main__ import one
 from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults
 from tests.simulator.lan import Lan
@@ -31,6 +35,19 @@ def training(hosts: int = 5, lost: tuple[int, ...] = ()) -> tuple[Lan, Faults]:
         lan.at(TRAINING_S + 0.6, host.restart)
         lan.trouble(TRAINING_S + 0.6)
     return lan, faults
+
+
+def run(seeds: range, hosts: int | None = None, exchange: Exchange | None = None) -> Counter[str]:
+    """How often each outcome came; a failure names the command that shows it again."""
+    outcomes: Counter[str] = Counter()
+    for seed in seeds:
+        _, what, why = one((seed, hosts, exchange))
+        options = f" --hosts {hosts}" if hosts else ""
+        options += f" --exchange {exchange.name}" if exchange else ""
+        again = f"python -m tests.simulator --seed {seed}{options} --trace 200"
+        assert what not in ("violation", "error"), f"{again}: {why}"
+        outcomes[what] += 1
+    return outcomes
 
 
 def idle(lan: Lan, seconds: float = 0.1) -> None:

@@ -227,6 +227,39 @@ class Faults:
             lan.at(start, lambda: setattr(lan.odds, "forgetful", True))
             lan.at(start + 0.1, lambda: setattr(lan.odds, "forgetful", False))
 
+    def of_linux_switch(self, after: float) -> None:
+        """A Linux switch is killed, for a while or for good, has too little memory, is not heard, or hears nothing."""
+        lan, rng = self.lan, self.lan.odds.switch
+        switch = lan.linux
+        if rng.random() < 0.1:
+            switch.memory = rng.choice((0, 3))
+        for _ in range(rng.choice((0, 1, 1, 2, 4))):
+            start = after + rng.random() * rng.choice((0.3, 1.0, 3.0))
+            lan.trouble(start)
+            kind = rng.choice(("restart", "restart", "kill", "lose", "lose", "grants", "starve"))
+            if kind in ("restart", "kill"):
+                lan.at(start, switch.kill)
+                if kind == "restart" or rng.random() < 0.5:
+                    back = start + rng.choice((0.001, 0.05, 0.5, 2.0, 4.0)) * rng.random()
+                    lan.trouble(back)
+                    lan.at(back, switch.start)
+            elif kind == "lose":
+                step, count = (
+                    rng.choice((wire.SwitchStep.HELLO, wire.SwitchStep.READY)),
+                    rng.randint(1, 5),
+                )
+                lan.at(start, lambda step=step, count=count: switch.lose.update({int(step): count}))
+            elif kind == "grants":
+                count, grant = rng.randint(1, 8), int(wire.FrameType.SWITCH)
+                lan.at(start, lambda grant=grant, count=count: lan.lose.update({grant: count}))
+            else:
+                host = rng.randrange(len(lan.hosts))
+                pair = (host, -1) if rng.random() < 0.5 else (-1, host)
+                until = start + rng.choice(LASTS_S)
+                lan.trouble(until)
+                lan.at(start, lambda pair=pair: lan.starved.add(pair))
+                lan.at(until, lambda pair=pair: lan.starved.discard(pair))
+
     def _starve(self, start: float, rng: Random) -> None:
         """Frames of stripes do not pass from one host to another, or from it to all."""
         hosts = range(len(self.lan.hosts))

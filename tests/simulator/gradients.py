@@ -55,12 +55,16 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a closed list comes to: the sums, what is left over of each in units, and what lay below the unit."""
+    """What a closed list comes to: the sums, what is left over of each in units, and what lay below the unit.
+
+    `added`: what a switch has added to each of what was left over before, in units.
+    """
 
     unit: int
     sums: tuple[Lane, ...]
     rests: tuple[int, ...]
     below: tuple[int, ...]
+    added: tuple[int, ...] = ()
 
 
 def quantise(rng: Random, residual: Sequence[int], width: int) -> Contribution:
@@ -101,23 +105,51 @@ def round_sum(total: int, width: int, unit: int, not_finite: bool) -> tuple[Lane
     return Lane(unit + shift, value), total - (value << shift)
 
 
-def reference(listed: Sequence[Contribution], largest: Sequence[int], width: int) -> Reference:
-    """Of these contributions, whose members have named these exponents as their largest."""
+def remainder_in(rest: int, before: int, exponent: int, unit: int, members: int) -> int:
+    """What a switch adds of a remainder, in the units of a later round.
+
+    Args:
+        rest, before, exponent: the remainder, the unit that it is in, and the exponent of the sum that has left it.
+        members: the largest number of a live one.
+    """
+    if unit >= before:
+        return rest >> min(unit - before, 63)
+    most = 0 if members == 64 else 57 if members > 32 else 61
+    return rest << before - unit if most and exponent - unit <= most else 0
+
+
+def reference(
+    listed: Sequence[Contribution],
+    largest: Sequence[int],
+    width: int,
+    before: Reference | None = None,
+    members: int = 0,
+) -> Reference:
+    """Of these contributions, whose members have named these exponents as their largest.
+
+    Args:
+        before: the round whose remainders a switch adds; `members` is as for `remainder_in`.
+    """
     unit = unit_of(largest, width)
-    sums, rests, below = [], [], []
-    for lanes in zip(*(one.lanes for one in listed), strict=True):
+    sums, rests, below, added = [], [], [], []
+    for index, lanes in enumerate(zip(*(one.lanes for one in listed), strict=True)):
         if len(lanes) == 1:
             sums.append(lanes[0])
             rests.append(0)
             below.append(0)
+            added.append(0)
             continue
-        total = sum(lane.units(unit, width) for lane in lanes)
-        made, rest = round_sum(total, width, unit, not all(lane.finite for lane in lanes))
+        total, more = sum(lane.units(unit, width) for lane in lanes), 0
+        if before is not None and before.sums[index].finite:
+            rest, exponent = before.rests[index], before.sums[index].exponent
+            more = remainder_in(rest, before.unit, exponent, unit, members)
+        made, rest = round_sum(total + more, width, unit, not all(lane.finite for lane in lanes))
+        added.append(more)
         sums.append(made)
         rests.append(rest)
         whole = sum(lane.whole for lane in lanes)
         below.append(whole - (total << unit - LEAST) if made.finite else 0)
-    return Reference(unit, tuple(sums), tuple(rests), tuple(below))
+    return Reference(unit, tuple(sums), tuple(rests), tuple(below), tuple(added))
 
 
 def _bits(value: int) -> int:

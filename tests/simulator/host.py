@@ -8,83 +8,30 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nicps import protocol, wire
 from nicps.errors import NetworkProblem
 from nicps.exchange import Exchange
-from nicps.job import Life, LifeSettings
+from nicps.job import LifeSettings
 from nicps.job import actions as act
-from nicps.job.dispatcher import Dispatcher
 from nicps.job.part import Part
-from nicps.protocol import Phase, View
+from nicps.protocol import View
 from nicps.session import shared_form as says
 from nicps.session.messages import Error, Progressed, Result, Warned
 from tests.simulator.disk import WINDOW, Disk, Incoming
 from tests.simulator.kernel import Kernel
-from tests.simulator.lan import FRAGMENT_S
+from tests.simulator.outbox import Outbox
 from tests.simulator.places import Places, Records
 from tests.simulator.program import Program
+from tests.simulator.watch import About, Done, Watch, WatchedLife
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
-
-
-def _delays_token(item: act.Transmit | protocol.Send) -> bool:
-    """As the agent's sender has it."""
-    return isinstance(item, protocol.Send) or item.fragments.exchange.token_waits
-
-
-@dataclass(frozen=True)
-class About:
-    """The node's action that the life of the job deals with next; the phase that this host had prepared last."""
-
-    action: protocol.Action
-    prepared: Phase | None
-
-
-@dataclass(frozen=True)
-class Done:
-    """The life of the job has dealt with it."""
-
-    action: protocol.Action
-
-
-def _in_ranges(missing: Iterable[int], limit: int) -> list[tuple[int, int]]:
-    """As (first, count), at most so many."""
-    ranges: list[tuple[int, int]] = []
-    for i in missing:
-        if ranges and sum(ranges[-1]) == i:
-            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
-        elif len(ranges) < limit:
-            ranges.append((i, 1))
-        else:
-            break
-    return ranges
-
-
-class WatchedDispatcher(Dispatcher):
-    """Says among the actions what they come from."""
-
-    def _carry_out_action(self, now: float, action: protocol.Action) -> None:
-        about: Any = About(action, self.part.phase if self.part is not None else None)
-        self._out.append(about)
-        super()._carry_out_action(now, action)
-        done: Any = Done(action)
-        self._out.append(done)
-
-
-class WatchedLife(Life):
-    """With such a hub."""
-
-    def __init__(self, mac: bytes, settings: LifeSettings, host: Host) -> None:
-        super().__init__(mac, settings, host, lambda: host.lan.random.getrandbits(63) + 1)
-        self._dispatcher = WatchedDispatcher(settings, self.node, self.roles)
 
 
 class Host:
@@ -117,7 +64,8 @@ class Host:
         settings = LifeSettings(
             f"h{self.index + 1}",
             "sim",
-            exchange=lan.plan.exchange if self.believes else Exchange.BROADCAST,
+            exchange=self._own_exchange,
+            believes_switch=self.believes and lan.plan.exchange.central,
             runs="runs",
             window=WINDOW,
             timings=lan.timings,
@@ -125,23 +73,26 @@ class Host:
         self.kernel = Kernel(self)
         self.disk = Disk(self)
         self.machine = WatchedLife(self.mac, settings, self)
+        self.watch = Watch(self)
+        self.outbox = Outbox(self)
         self.node = self.machine.node  # the protocol's part of it
         self.process: Program | None = None
         self.memory: Program | None = None  # the one whose gradient is in the shared memory
         self.submitted = False  # a job, by the user, here
         self.started = False  # a training program of the job that is here
-        self._restores = False  # it has come to the job in the middle of it
         self.losses = 0  # of training programs
         self.committed = 0  # the last training round, at this host
         self.last_commit = 0, 0, 0, False  # view, phase and round; it led
         self.judged = 0  # the last round that its training program, the lead's, has judged
         self.keys: dict[int, bytes] = {}  # view -> its seed: this one's and the one's before
         self._blocks = 0  # in a bank of the accumulators
-        self._source: Host | None = None  # of the hand-out that is under way
-        self._line: deque[act.Transmit | protocol.Send] = deque()  # waits for the program
-        self._tx_free = 0.0
         self._timer: float | None = None
-        self._stop: object = None  # that it has decided on
+
+    @property
+    def _own_exchange(self) -> Exchange:
+        """What its agent was told."""
+        exchange = self.lan.plan.exchange
+        return exchange if self.believes and not exchange.central else Exchange.BROADCAST
 
     @property
     def part(self) -> Part | None:
@@ -279,7 +230,10 @@ class Host:
             return
         self.submitted = True
         self.lan.starter = self, self.life
+        exchange = self.lan.plan.exchange if self.believes else Exchange.BROADCAST
+        exchange = Exchange.SWITCH if exchange.central else exchange
         job, prepared = self.lan.next_job_id(), self.lan.prepared
+        prepared = {**prepared, "settings": {**prepared["settings"], "exchange": exchange.name}}
         machine = self.machine
         self.do(machine.submission_prepared(self.clock(), number, job, prepared))
 
@@ -294,36 +248,7 @@ class Host:
         """In this life."""
         self.lan.at_host(self, self.lan.now + delay_s, self.wake, event)
 
-    # ---- Receiver
-
-    def count(self, round_: int, view: int, sender: int) -> int:
-        sums = self.kernel.stripes.count(round_, view) if not sender else 0
-        return sums or len(self.kernel.taken.get((view, round_, sender), ()))
-
-    def missing(
-        self, round_: int, view: int, sender: int, fragments: int, limit: int
-    ) -> list[tuple[int, int]]:
-        have = self.kernel.taken.get((view, round_, sender), set())
-        return _in_ranges((i for i in range(fragments) if i not in have), limit)
-
-    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
-        here = self.kernel.stripes.here(round_, view, first, end)
-        beyond = max((at for at, one in enumerate(here, 1) if one), default=0)
-        return first + (here.index(False) if False in here else len(here)), first + beyond
-
-    def missing_sums(
-        self, round_: int, view: int, first: int, end: int, limit: int
-    ) -> list[tuple[int, int]]:
-        here = self.kernel.stripes.here(round_, view, first, end)
-        return _in_ranges((at for at, one in enumerate(here, first) if not one), limit)
-
-    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
-        return self.kernel.stripes.converted(round_, conversion, first, end)
-
-    def absent(
-        self, round_: int, view: int, first: int, count: int, members: int
-    ) -> Mapping[int, int]:
-        return self.kernel.stripes.absent(round_, view, count, members)
+    # ---- frames and time
 
     def completion(self, round_: int, sender: int) -> bytes:
         """The fragment that went up since it completed a contribution."""
@@ -334,8 +259,6 @@ class Host:
             sender=sender,
         )
         return wire.pack(header, wire.Fragment(0, 1, 1, 16, 0), tail=bytes(wire.PAYLOAD_BYTES))
-
-    # ---- frames and time
 
     def keep_key(self, view: View) -> None:
         """A view is in force: its key, and the one before it."""
@@ -354,6 +277,10 @@ class Host:
         if data[1] == wire.FrameType.TOKEN and not self.kernel.take_token(wire.unpack(data)):
             return
         self.wake(self.frame_up, source, data)
+
+    def take_of_switch(self, data: bytes) -> None:
+        """A Linux switch says something; it needs no view's key for that."""
+        self.wake(self.frame_up, wire.SWITCH, data)
 
     def frame_up(self, source: bytes, data: bytes) -> None:
         now = self._sync()
@@ -382,7 +309,7 @@ class Host:
     def _tick(self) -> None:
         self._timer = None
         now = self._sync()
-        self.do(self.machine.tick(now, bool(self._line)))
+        self.do(self.machine.tick(now, self.outbox.waits))
 
     def _sync(self) -> float:
         kernel, now = self.kernel, self.clock()
@@ -411,15 +338,7 @@ class Host:
     def pump(self) -> None:
         """More of a gradient is converted: send what can be sent."""
         self.do(self.machine.note_converted(self.clock()))
-        while self._line and self._can_leave(self._line[0]):
-            self._put(self._line.popleft())
-
-    def _can_leave(self, action: act.Transmit | protocol.Send) -> bool:
-        if isinstance(action, protocol.Send) or action.source is not act.Source.PROGRAM:
-            return True
-        if action.fragments.striped is not None:  # only what is converted
-            return True
-        return self.memory is None or self.memory.converted(action.fragments.round)
+        self.outbox.go_on()
 
     # ---- the agent: what the life of the job asks for
 
@@ -432,7 +351,7 @@ class Host:
             return
         self.stepped = True
         self.lan.checks.moved.append(self)
-        awaited = bool(self._line)
+        awaited = self.outbox.waits
         for at, action in enumerate(actions, 1):
             self._do(action)
             if self.dead:
@@ -442,7 +361,7 @@ class Host:
                 return
         self.kernel.alive = self.clock()
         self.lan.checks.has_room(self, self._blocks)
-        if self._line and not awaited:
+        if self.outbox.waits and not awaited:
             self.later(1e-5, self._tick)
         self._arm()
 
@@ -450,34 +369,32 @@ class Host:
         lan = self.lan
         match action:
             case About():
-                self._check_action(action)
+                self.watch.check(action)
             case Done():
                 if lan.moments:
                     lan.moment(self, action.action)
-            case protocol.Send(frame):
-                if isinstance(frame.body, wire.Token) and any(map(_delays_token, self._line)):
-                    self._line.append(action)  # behind the fragments that were sent under it
-                else:
-                    self._put(action)
+            case protocol.Send():
+                self.outbox.send(action)
             case act.Transmit():
-                if self._line or not self._can_leave(action):
-                    self._line.append(action)
-                else:
-                    self._put(action)
+                self.outbox.transmit(action)
             case act.DropFragments():
-                self._drop()
+                self.outbox.drop()
             case act.EnterView(view):
                 self.keep_key(view)
                 self.kernel.clear()
                 self.kernel.alive = self.clock()
-            case act.UseAccumulators(number, places):
-                self._renew(*self.disk.take_accumulators(number), places)
-            case act.RenewAccumulators(blocks, room, places):
-                self._renew(blocks, room, places)
+            case act.UseAccumulators(number):
+                self._renew(*self.disk.take_accumulators(number))
+                if lan.plan.exchange.absolute:
+                    self.later(0.0, lambda: self.do(self.machine.room_made(self.clock())))
+            case act.RenewAccumulators(blocks, room):
+                self._renew(blocks, room)
+            case act.RetirePlaces():
+                self.kernel.stripes.retire_places()
             case act.StartProgram(number):
                 assert self.part is not None
                 self.process = self.memory = Program(self, number, self.part.settings)
-                self.process.blank = self._restores or self.started
+                self.process.blank = self.watch.restores or self.started
                 self.started = True
             case act.EndProgram(number, reason):
                 self.note(f"PROGRAM ENDED {reason}")
@@ -511,7 +428,7 @@ class Host:
             case act.RemoveState():
                 self.disk.files.pop("state.npz", None)
             case act.BeginTask():
-                self.disk.begin(action, self._source)
+                self.disk.begin(action, self.watch.source)
             case act.Log(text):
                 self.note(f"log: {text}")
             case act.Publish(message):
@@ -522,11 +439,13 @@ class Host:
                 self.note(f"HOOK {reason}")
                 self.hooks.append(reason)
 
-    def _renew(self, blocks: int, room: int, places: int) -> None:
+    def _renew(self, blocks: int, room: int, places: int = 0) -> None:
         """New memory of the kernel's; 0: what there is does."""
         self._blocks = blocks or self._blocks
         stripes = self.kernel.stripes
-        stripes.records = Records(room) if room else stripes.records
+        if room:
+            stripes.records = Records(room)
+            stripes.retire_places()
         if places:
             stripes.places = Places(places, wire.fragments_per_block(self.lan.plan.width))
 
@@ -535,121 +454,3 @@ class Host:
         if process is not None and process.number == number and process.attached:
             process.show(message, self.kernel.stripes)
             process.deliver(message)
-
-    # ---- what leaves
-
-    def _put(self, action: act.Transmit | protocol.Send) -> None:
-        lan, now = self.lan, self.lan.now
-        self._tx_free = max(now, self._tx_free)
-        if isinstance(action, protocol.Send):
-            lan.checks.sent(self, action.frame)
-            frame, token = action.frame.pack(), action.frame.body
-            lan.broadcast(self, frame, self.key_of(frame), self._tx_free)
-            if isinstance(token, wire.Token):
-                self.kernel.seen = max(self.kernel.seen, (token.generation, token.hop))
-            return
-        fragments = action.fragments
-        if action.source is act.Source.STREAM:
-            lan.checks.can_read(self, self.disk.hand_out(action.stream, action.phase.first_round))
-        lan.digest.add_contribution(self.index, self._tx_free, fragments)
-        if fragments.striped is not None:
-            total, width = action.phase.fragments_in(fragments.round), action.phase.width
-            self._tx_free = self.kernel.stripes.send(fragments, total, width, self._tx_free)
-            self.later(self._tx_free - now, lambda: self._sent(fragments, now))
-            return
-        send = lan.feed if fragments.flags & wire.Flag.ADD else lan.fragment
-        key = self.keys.get(fragments.view)
-        for first, count in fragments.ranges:
-            for index in range(first, first + count):
-                self._tx_free += FRAGMENT_S
-                fragment = (fragments.view, key, self.node.number, fragments.round, index)
-                send(self, fragment, self._tx_free)
-        self.later(self._tx_free - now, lambda: self._sent(fragments, now))
-
-    def _sent(self, fragments: protocol.SendFragments, started: float) -> None:
-        start = started * self.rate + self.index * 1000.0
-        self.do(self.machine.fragments_sent(self.clock(), fragments, start))
-
-    def _drop(self) -> None:
-        """What has not gone out does not; tokens behind it do."""
-        waiting, self._line = self._line, deque()
-        for action in waiting:
-            if isinstance(action, protocol.Send):
-                self._put(action)
-            else:
-                self.later(0.0, functools.partial(self._dropped, action.fragments))
-
-    def _dropped(self, fragments: protocol.SendFragments) -> None:
-        self.do(self.machine.fragments_sent(self.clock(), fragments))
-
-    # ---- what the node does, held against the rules
-
-    def _check_action(self, about: About) -> None:
-        checks, action = self.lan.checks, about.action
-        match action:
-            case protocol.Installed(view, _, phase):
-                on = f"goes on: {phase.kind.name}" if phase else "no phase"
-                self.note(
-                    f"VIEW {view.number} live {sorted(view.live)} lead {view.lead}, "
-                    f"round {self.node.open_round}, {on}"
-                )
-                checks.installed(self, action)
-            case protocol.Ready(view):
-                self.note(f"READY view {view.number}")
-            case protocol.Prepare(phase):
-                self.note(f"PREPARES {phase.kind.name} {phase.number} from {phase.first_round}")
-                if phase.kind is wire.PhaseKind.TRAIN:
-                    checks.unit_of(phase)
-                if phase.kind is wire.PhaseKind.STOP:
-                    self._stops(phase)
-            case protocol.PhaseAgreed(phase):
-                self.note(f"AGREED {phase.kind.name} {phase.number}")
-                if phase.kind is wire.PhaseKind.STOP:
-                    self._over(phase.settings["message"], ok=phase.settings["ok"])
-            case protocol.Committed():
-                self._check_commit(action, about.prepared)
-            case protocol.Evicted(reason, ending):
-                self.note(f"STRUCK {reason}")
-                if ending:
-                    self._over(reason, ok=ending is wire.Ending.DONE)
-            case protocol.Differs():
-                self.note(f"DIFFERS {action}")
-                checks.differs(self, action)
-            case protocol.NoProgress():
-                self.note(f"NO PROGRESS {action}")
-            case protocol.Cut(missing):
-                self.note(f"NO MAJORITY, {sorted(missing)} are silent")
-            case protocol.NotAdded(round_):
-                self.note(f"NOT ADDED, round {round_}")
-            case protocol.Declined(reason):
-                self.note(f"DECLINES {reason}")
-            case protocol.Cancelled(name):
-                self.note(f"{name} CANCELS")
-            case protocol.Failed(reason):
-                self.note(f"FAILED {reason}")
-                checks.failed(self, action)
-
-    def _stops(self, phase: Phase) -> None:
-        if not self.node.leads:
-            self._over(phase.settings["message"], ok=phase.settings["ok"])
-        elif self._stop != phase.settings:  # not a repeat
-            self._stop = phase.settings
-            self.lan.checks.stops(self, phase)
-
-    def _over(self, why: str, *, ok: bool) -> None:
-        self.note(f"JOB OVER {why}")
-        self.job_over = why or "well"
-        self.lan.over(self, why, ok)
-
-    def _check_commit(self, commit: protocol.Committed, prepared: Phase | None) -> None:
-        self.note(f"COMMITS {commit.round} {dict(commit.counted)}")
-        checks, phase = self.lan.checks, commit.phase
-        checks.in_time(self, commit, prepared)
-        checks.committed(self, commit, phase)
-        checks.decided_before(self, commit)
-        if phase.kind is wire.PhaseKind.HANDOUT:
-            source = self.node.view.members[phase.settings["source"] - 1].mac
-            self._source = next(host for host in self.lan.hosts if host.mac == source)
-            self._restores = phase.settings["purpose"] != "job"
-        elif phase.kind is wire.PhaseKind.TRAIN:
-            self.committed = commit.round

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol import KernelState
 from tests.simulator.stripes import Stripes
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
 
+_LATE_S = 5e-3  # a long step of the agent
 ALIVE_S = 0.2  # the kernel plays for its agent only so long after its last sign of life
 _REPEAT_OR_PARKED = wire.Flag.REPEAT | wire.Flag.PARKED
 
@@ -36,6 +39,7 @@ class Kernel:
         self.token_at = 0.0  # of these, a token
         self.bounced: bytes | None = None
         self.alive = 0.0  # the agent's last sign of life
+        self._late: tuple[KernelState, float] | None = None  # what it knew until a moment ago
         self.stripes.clear()
 
     @property
@@ -44,8 +48,19 @@ class Kernel:
         host = self.host
         if host.stepped:
             host.stepped = False
-            self._state = host.node.kernel
+            before, self._state = self._state, host.node.kernel
+            stripes = (
+                host.lan.plan.exchange == Exchange.STRIPES
+            )  # other schedules stay as they were
+            if stripes and before is not None and before.bounce and host.lan.odds.is_late():
+                self._late = before, host.lan.now + _LATE_S
         return self._state
+
+    def _bounces_by(self, state: KernelState) -> KernelState:
+        """What it hands a token on by: the agent's step may be under way, and nothing of it be written yet."""
+        if self._late is not None and self.host.lan.now < self._late[1]:
+            return self._late[0]
+        return state
 
     def take_fragment(
         self, view: int, key: bytes | None, sender: int, round_: int, index: int
@@ -87,6 +102,8 @@ class Kernel:
             got.add(index)
             self.heard = host.clock()
             self.sums.setdefault((view, round_), {})[index] = value
+            if state.clock and len(got) % state.clock == 0 and not host.lan.odds.lose_bell():
+                host.wake(host.sums_up)
             if len(got) == host.lan.checks.fragments(host, view, round_):
                 data = host.completion(round_, 0)
                 host.wake(host.frame_up, wire.SWITCH, data)
@@ -110,6 +127,7 @@ class Kernel:
                 or token.sent != state.sent_seen
                 or token.state != wire.TokenState.OPEN
             )
+        state = self._bounces_by(state)
         bounce = (
             state.bounce
             and host.clock() < self.alive + ALIVE_S
@@ -131,3 +149,61 @@ class Kernel:
         host.lan.checks.owned(host, view.number, on)
         host.lan.broadcast(host, self.bounced, view.seed, host.lan.now)
         return False
+
+
+class Receiver:
+    """What has arrived, as the protocol asks for it (`nicps.protocol.Receiver`)."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        sums = self._kernel.stripes.count(round_, view) if not sender else 0
+        return sums or len(self._kernel.taken.get((view, round_, sender), ()))
+
+    def missing(
+        self, round_: int, view: int, sender: int, fragments: int, limit: int
+    ) -> list[tuple[int, int]]:
+        have = self._kernel.taken.get((view, round_, sender), set())
+        return _in_ranges((i for i in range(fragments) if i not in have), limit)
+
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        here = self._sums_here(round_, view, first, end)
+        beyond = max((at for at, one in enumerate(here, 1) if one), default=0)
+        return first + (here.index(False) if False in here else len(here)), first + beyond
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        here = self._sums_here(round_, view, first, end)
+        return _in_ranges((at for at, one in enumerate(here, first) if not one), limit)
+
+    def _sums_here(self, round_: int, view: int, first: int, end: int) -> list[bool]:
+        if self._kernel.host.lan.plan.exchange == Exchange.SWITCH:
+            have = self._kernel.taken.get((view, round_, 0), set())
+            return [index in have for index in range(first, end)]
+        return self._kernel.stripes.here(round_, view, first, end)
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        return self._kernel.stripes.converted(round_, conversion, first, end)
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        return self._kernel.stripes.next_to_send(round_, aggregator)
+
+    def absent(
+        self, round_: int, view: int, first: int, count: int, members: int
+    ) -> Mapping[int, int]:
+        return self._kernel.stripes.absent(round_, view, count, members)
+
+
+def _in_ranges(missing: Iterable[int], limit: int) -> list[tuple[int, int]]:
+    """As (first, count), at most so many."""
+    ranges: list[tuple[int, int]] = []
+    for i in missing:
+        if ranges and sum(ranges[-1]) == i:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+        elif len(ranges) < limit:
+            ranges.append((i, 1))
+        else:
+            break
+    return ranges

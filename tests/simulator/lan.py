@@ -19,10 +19,11 @@ from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Timings
-from nicps.protocol.exchange import stripes
+from nicps.protocol.exchange import stripes, switch
 from tests.simulator.digest import Digest
+from tests.simulator.linux_switch import LinuxSwitch
 from tests.simulator.places import Odds, StripeFrame
-from tests.simulator.switch import QUANTUM, Switch
+from tests.simulator.switch import LEAST_WINDOW, QUANTUM, Switch
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -38,6 +39,7 @@ _STEP_AT = (
         "step"
     ]
 )
+_OF_LINUX_SWITCH = (wire.FrameType.VIEW, wire.FrameType.SWITCH)
 _TRACED = 4000  # lines of the trace that are kept
 _OVERHEARD = 100  # frames that a stranger keeps
 INSTALL = 100 + wire.ViewStep.INSTALL
@@ -82,10 +84,11 @@ def seldom_collected() -> Iterator[None]:
 def short_turns() -> Iterator[None]:
     """Small gradients go to a switch in many windows."""
     quantum, wire.QUANTUM = wire.QUANTUM, QUANTUM
+    least, switch._LEAST_WINDOW = switch._LEAST_WINDOW, LEAST_WINDOW
     try:
         yield
     finally:
-        wire.QUANTUM = quantum
+        wire.QUANTUM, switch._LEAST_WINDOW = quantum, least
 
 
 @contextlib.contextmanager
@@ -158,9 +161,15 @@ class Lan:
         self.groups: list[frozenset[int]] = []  # of host indices, while the LAN is cut
         self.trace: deque[str] = deque(maxlen=_TRACED)
         self.overheard: deque[tuple[bytes, bytes, bytes | None]] = deque(maxlen=_OVERHEARD)
-        self.switch = Switch()  # where the plan has it that one adds
+        # Where the plan has it that one adds: now and then one with less room than members think.
+        slots = random.Random(f"room {seed}").choice((2 * QUANTUM, 2 * QUANTUM, 4 * QUANTUM, 4))
+        self.switch = Switch(slots=slots)
         self.deaf: Host | None = None  # gets none of its sums
         self.starved: set[tuple[int, int]] = set()  # sender's index (-1: the switch), receiver's
+        self.unicast = True  # frames to one host get there
+        self.answers_lost: set[int] = (
+            set()
+        )  # by index: what these hosts' programs send gets nowhere
         self.checks = Checks(self)
         self.digest = Digest()
         self.odds = Odds(seed)
@@ -176,6 +185,8 @@ class Lan:
         for host in self.hosts[hosts:]:
             host.dead = True  # until it is switched on
         self.starter = self.hosts[0], 0  # and which of its lives it is
+        if plan.exchange.central:
+            self.linux = LinuxSwitch(self)
 
     def next_job_id(self) -> str:
         """The name of a run."""
@@ -194,6 +205,7 @@ class Lan:
             "alarm_below": plan.alarm_below,
             "admit": plan.admit,
             "redeal": plan.redeal,
+            "exchange": plan.exchange.name,
             "stall_s": max(STALL_S, 3 * self.compute_s),
         }
         return {"job": "job", "files": [{"path": "job.tar"}], "settings": settings}
@@ -254,6 +266,8 @@ class Lan:
         if frame[1] == wire.FrameType.TOKEN and self.plan.exchange == Exchange.SWITCH:
             passing = wire.unpack(frame)
             self._to_switch(sender, when, lambda: self.switch.follow(passing.header, passing.body))
+        if self.plan.exchange.central and frame[1] in _OF_LINUX_SWITCH:
+            self._to_switch(sender, when, lambda: self.linux.hear(sender.mac, frame))
         if kind_of(frame) in OUTSIDE:
             self.overheard.append((sender.mac, frame, key))
         self._deliver(sender, when, lambda host: host.take_frame(sender.mac, frame, key))
@@ -274,7 +288,10 @@ class Lan:
             if sender.life != life and when > sender.killed_at:
                 return
             value = self.checks.value(number, round_, index)
+            before = self.switch.sums.get(index % self.switch.slots)
             out = self.switch.add(view, round_, number, index, value)
+            if before is not None and before is not self.switch.sums[index % self.switch.slots]:
+                self.checks.replaced(before.of, (view, round_, index))
             if out is not None:
                 self._deliver(
                     None,
@@ -313,6 +330,20 @@ class Lan:
         if self.lose.get(frame.type):
             self.lose[frame.type] -= 1
             return
+        if (answers and sender.index in self.answers_lost) or not (
+            self.unicast or frame.to is None
+        ):
+            return
+
+        if frame.to == wire.SWITCH:
+
+            def feed() -> None:
+                starved = (sender.index, -1) in self.starved
+                if not starved and (sender.life == life or when <= sender.killed_at):
+                    self.linux.take(frame, sender.mac)
+
+            self._to_switch(sender, when, feed)
+            return
 
         def take(host: Host) -> None:
             passes = (sender.index, host.index) not in self.starved
@@ -322,6 +353,10 @@ class Lan:
         floods = frame.to is None or self.odds.flood()
         only = None if floods else next(h for h in self.hosts if h.mac == frame.to)
         self._deliver(sender, when, take, only, way=int(answers))
+
+    def from_switch(self, take: Callable[[Host], None], only: Host | None = None) -> None:
+        """A frame of a Linux switch: to all, or to one host."""
+        self._deliver(None, self.now, take, only)
 
     def near(self, index: int) -> Collection[int]:
         """The hosts that hear that one, and it."""

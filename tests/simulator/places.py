@@ -30,6 +30,8 @@ class StripeFrame:
     unit: int
     lane: Lane
     number: int = 0
+    rest_view: int = 0
+    behind: int = 0
 
     @property
     def tag(self) -> int:
@@ -47,6 +49,21 @@ class Odds:
         self.bells_lost = self.random.choice((0.0, 0.1, 0.5))
         self.converting_s = self.random.choice((1e-4, 1e-4, 5e-3))  # a step takes up to this
         self.forgetful = False  # the switch knows nobody's port
+        self.switch = Random(f"linux switch {seed}")
+        self._places = Random(f"places {seed}")
+        self._places_s = self._places.choice(
+            (0.002, 0.002, 0.2)
+        )  # to make those of a view takes up to this
+        self._late = Random(f"late {seed}")
+        self._lates = self._late.choice((0.0, 0.05, 0.5))
+
+    def places_s(self) -> float:
+        """How long a view's places take."""
+        return self._places.random() * self._places_s
+
+    def is_late(self) -> bool:
+        """The kernel works a moment longer by what the agent has written before."""
+        return bool(self._lates and self._late.random() < self._lates)
 
     def stall_s(self) -> float:
         """How long a processor stands still; mostly not at all."""

@@ -269,7 +269,7 @@ class Program:
         self._say(says.Offer(round_, samples, largest, skip, conversion))
         aggregators = [k for k, share in enumerate(phase.shares, 1) if share and k in self._live]
         first, end = 0, 0
-        if number in aggregators:
+        if number in aggregators and not phase.exchange.central:
             rank, n = aggregators.index(number), len(aggregators)
             first, end = bounds(len(offer.lanes), rank, n)
         order = [*range(first, end), *range(end, len(offer.lanes)), *range(first)]

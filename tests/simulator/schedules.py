@@ -93,8 +93,10 @@ def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) 
         more  # goes on where the schedule ends: the same numbers twice would tie the two together
     )
     faults = Faults(lan, rng)
-    if exchange == Exchange.STRIPES:
+    if exchange.absolute:
         faults.of_stripes(FORMED_S)
+    if exchange.central:
+        faults.of_linux_switch(FORMED_S)
     for host in lan.hosts[hosts:]:
         time = 1 + rng.random() * 2
         lan.trouble(time)

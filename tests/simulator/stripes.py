@@ -48,7 +48,14 @@ class Stripes:
     def clear(self) -> None:
         """A new view: its keys are new, and so are the windows."""
         self.asked: dict[int, Asked] = {}
+        # by bank and aggregator: the round, and the fragment that is sent next
+        self.next: dict[tuple[int, int], tuple[int, int]] = {}
         self.open: set[int] = set()
+        self.rest = [(0, 0), (0, 0)]  # by bank: what contributions to a switch say of remainders
+
+    def retire_places(self) -> None:
+        """The own stripe has none until others are made."""
+        self.places = Places(0, 1)
 
     # ---- what the agent reads
 
@@ -63,11 +70,18 @@ class Stripes:
         return [sum_.tag == tag for sum_ in self.records.sums[round_ & 1][first:end]]
 
     def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
-        """Own records in a row that are of that conversion."""
+        """Own records in a row that are of that conversion; none without places for the own stripe."""
+        if not self.places.blocks:
+            return 0
         for at, own in enumerate(self.records.own[round_ & 1][first:end]):
             if own.conversion != conversion:
                 return at
         return end - first
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        """What is sent next to that aggregator; 0: nothing has been sent to it in that round."""
+        of, index = self.next.get((round_ & 1, aggregator), (0, 0))
+        return index if of == round_ else 0
 
     def absent(self, round_: int, view: int, count: int, members: int) -> Mapping[int, int]:
         """Contributions of the listed others that lack in the own stripe."""
@@ -89,6 +103,11 @@ class Stripes:
         members = host.node.view.members
         alone = striped.members.bit_count() == 1
         for first, count in action.ranges:
+            if striped.type is FrameType.CONTRIBUTION and not action.repair:
+                self.rest[action.round & 1] = striped.rest_view, striped.behind
+                owner, end = owner_of(first, fragments, striped.aggregators), first + count
+                if self.next_to_send(action.round, owner) < end:
+                    self.next[action.round & 1, owner] = action.round, end
             for index in range(first, first + count):
                 to: bytes | None = None
                 lane, number, own = NO_LANE, 0, self.records.own[action.round & 1][index]
@@ -96,16 +115,19 @@ class Stripes:
                     self.numbers = number = self.numbers + 1
                     self.open.add(number)
                 else:
-                    host.lan.checks.sums.sent(host, action, index, own)
+                    host.lan.checks.sums.sent(host, action.round, index, own)
                     lane = own.lane
                 if striped.type is not FrameType.SUM:
                     owner = owner_of(index, fragments, striped.aggregators)
                     owner = striped.members.bit_length() if alone else owner
-                    to = members[owner - 1].mac
+                    to = members[owner - 1].mac if owner else wire.SWITCH
                 start += _FRAME_S
                 whose = action.view, host.keys.get(action.view), action.round, host.node.number
                 what = striped.members, index, fragments, width, striped.unit
-                frame = StripeFrame(striped.type, *whose, to, *what, lane, number)
+                rest = striped.rest_view, striped.behind
+                if striped.type is FrameType.ASK:
+                    rest = 0, 0
+                frame = StripeFrame(striped.type, *whose, to, *what, lane, number, *rest)
                 host.lan.stripe(host, frame, start)
         return start
 
@@ -117,7 +139,9 @@ class Stripes:
         view, number = host.node.view, host.node.number
         if state is None or frame.view != view.number or frame.key != view.seed:
             return "view"
-        if frame.sender == number or frame.sender not in view.live:
+        central = state.aggregators == (0,) or state.aggregators_next == (0,)
+        known = frame.sender in view.live or (not frame.sender and central)
+        if frame.sender == number or not known:
             return "stranger"
         if not state.round_low <= frame.round <= state.round_high:
             return "round"
@@ -140,7 +164,8 @@ class Stripes:
         )
         what = frame.members, frame.index, frame.fragments, frame.number, frame.width, 0, frame.unit
         data = wire.pack(header, wire.Lacking(*what), tail=bytes(wire.PAYLOAD_BYTES))
-        host.wake(host.frame_up, view.members[frame.sender - 1].mac, data)
+        source = view.members[frame.sender - 1].mac if frame.sender else wire.SWITCH
+        host.wake(host.frame_up, source, data)
         return ""
 
     def _aggregators(self, state: KernelState, round_: int) -> tuple[int, ...]:
@@ -256,16 +281,16 @@ class Stripes:
         return bool(place.seen & bit)
 
     def _store(self, frame: StripeFrame, aggregators: tuple[int, ...]) -> str:
-        alone = frame.members == 1 << frame.sender - 1
+        alone = frame.members == 1 << frame.sender >> 1
         stripe = self._stripe_of(frame.sender, frame, aggregators)
         if not alone and frame.index not in stripe:
             return "range"
         if frame.index >= frame.fragments or frame.index >= self.records.room:
             return "range"
-        self._go_on(self._put(frame, self.records))
+        self._go_on(self._put(frame, self.records, stripe))
         return ""
 
-    def _put(self, frame: StripeFrame, records: Records) -> Iterator[None]:
+    def _put(self, frame: StripeFrame, records: Records, stripe: range) -> Iterator[None]:
         bank, tag = frame.round & 1, frame.tag
         stored = records.sums[bank][frame.index]
         yield  # CHECKED
@@ -281,6 +306,29 @@ class Stripes:
         self.host.kernel.heard = self.host.clock()
         yield
         self._count(bank, tag, frame.fragments)
+        yield from self._send_next(frame, records, stripe)
+
+    def _send_next(self, frame: StripeFrame, records: Records, stripe: range) -> Iterator[None]:
+        """The contribution to the same stripe that goes out as a sum of it has come."""
+        host, bank = self.host, frame.round & 1
+        index = self.next_to_send(frame.round, frame.sender)
+        listed = frame.members >> host.node.number - 1 & 1
+        if not listed or not index or index >= min(stripe.stop, records.room):
+            return
+        own = records.own[bank][index]
+        if not self._is_offered(own, bank):
+            return
+        self.next[bank, frame.sender] = frame.round, index + 1
+        host.lan.checks.sums.sent(host, frame.round, index, own)
+        yield
+        lane, to = own.lane, wire.SWITCH
+        if frame.sender:
+            to = host.node.view.members[frame.sender - 1].mac
+        if lane.finite and lane.exponent - frame.unit > wire.MAX_SHIFT[frame.width]:
+            return
+        what = replace(frame, type=FrameType.CONTRIBUTION, index=index, lane=lane, number=0)
+        rest_view, behind = self.rest[bank] if not frame.sender else (0, 0)
+        self._send_back(replace(what, to=to, rest_view=rest_view, behind=behind))
 
     def _answer(self, frame: StripeFrame, state: KernelState, aggregators: tuple[int, ...]) -> str:
         host, bank, mine = self.host, frame.round & 1, 1 << self.host.node.number - 1
@@ -335,6 +383,7 @@ class Stripes:
         """The agent hears of some sums, and always of the last."""
         host, state = self.host, self.host.kernel.state
         count, clock = self.progress[bank].leave(), state.clock if state is not None else 0
-        some = clock and count % clock == 0 and not host.lan.odds.lose_bell()
+        step = min(clock, max(4, clock // 16)) if fragments - count < clock else clock
+        some = step and count % step == 0 and not host.lan.odds.lose_bell()
         if count == fragments or some:
             host.wake(host.sums_up)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from nicps import wire
-from nicps.protocol import Committed, SendFragments
+from nicps.protocol import Committed
 from nicps.session import shared_form as says
 from tests.simulator.gradients import LEAST, Contribution, Lane, Reference, reference
 from tests.simulator.places import Own, Records, bounds
@@ -39,6 +39,8 @@ class SumChecks:
         self._due: set[tuple[Round, int]] = set()  # rounds that a member has yet to apply
         self._holders: set[Name] = set()  # programs that have a residual
         self._left: dict[Name, list[int]] = {}  # the same: their residuals at their end
+        self.central: set[Round] = set()  # that a switch has summed
+        self._summed: dict[int, tuple[int, int]] = {}  # the last of these, and its view
 
     def _key(self, host: Host, round_: int) -> Round:
         """Where hosts may go on alone, each may come to another sum, and run a round again."""
@@ -52,12 +54,12 @@ class SumChecks:
         self._offers[whose] = offer, largest
         self._conversions[whose] = conversion
 
-    def sent(self, host: Host, action: SendFragments, index: int, own: Own) -> None:
+    def sent(self, host: Host, round_: int, index: int, own: Own) -> None:
         """Only what was offered goes out."""
-        offered = self._conversions.get((action.round, host.node.number))
+        offered = self._conversions.get((round_, host.node.number))
         if own.conversion != offered:
             self._checks.fail(
-                f"{host.node.name} sends fragment {index} of round {action.round} as conversion "
+                f"{host.node.name} sends fragment {index} of round {round_} as conversion "
                 f"{own.conversion} has left it, not {offered}"
             )
 
@@ -71,8 +73,9 @@ class SumChecks:
         made = self.made.get(key)
         if made is None or checks.lan.timings.alone:
             offers = [self._offers[round_, k] for k in listed]
-            width = commit.phase.width
-            made = reference([one for one, _ in offers], [most for _, most in offers], width)
+            width, members = commit.phase.width, max(host.node.view.live)
+            whose = [one for one, _ in offers], [most for _, most in offers]
+            made = reference(*whose, width, self._before(key, commit), members)
             self.made[key], self.used[key] = made, set()
             self._due |= {(key, k) for k in listed}
         if commit.unit != made.unit and len(listed) > 1:
@@ -85,6 +88,18 @@ class SumChecks:
                     f"{host.node.name}: fragment {index} of round {round_} is {found}, not "
                     f"{made.sums[index]}: {listed} counted"
                 )
+
+    def _before(self, key: Round, commit: Committed) -> Reference | None:
+        """The round whose remainders a switch has added: the last one that it has summed, if it has not lost them."""
+        if not commit.exchange.central or len(commit.counted) < 2:
+            return None
+        branch, round_ = key
+        boots = self._checks.lan.linux.boots
+        before, self._summed[branch] = self._summed.get(branch), (commit.round, commit.view)
+        self.central.add(key)
+        if before is None or boots.get(before[1]) != boots.get(commit.view):
+            return None
+        return self.made[branch, before[0]] if round_ - before[0] < 256 else None
 
     def total(self, program: Program, commit: says.Committed) -> int:
         """The whole sum as that program reads it, as far as it goes into the weights."""
@@ -157,7 +172,7 @@ class SumChecks:
             Whether all residuals and remainders are known, so that this could be looked at.
         """
         rests = (
-            index in self.used[key] or not rest
+            index in self.used[key] or not rest or key in self.central
             for key, made in self.made.items()
             for index, rest in enumerate(made.rests)
         )
@@ -168,10 +183,17 @@ class SumChecks:
             summed = sum(made.sums[index].whole for made in self.made.values())
             below = sum(made.below[index] for made in self.made.values())
             left = sum(residual[index] for residual in self._left.values())
-            if self._entered[index] != summed + below + left:
-                gone = self._entered[index] - summed - below - left
+            kept = sum(self._at_switch(key, index) for key in self.central)
+            if self._entered[index] != summed + below + left + kept:
+                gone = self._entered[index] - summed - below - left - kept
                 self._checks.fail(f"of fragment {index} {gone} was lost")
         return bool(self.made)
+
+    def _at_switch(self, key: Round, index: int) -> int:
+        """What is left over of a switch's sum, less what was added to it of the one before."""
+        made = self.made[key]
+        added = made.added[index] if made.sums[index].finite else 0
+        return made.rests[index] - added << made.unit - LEAST
 
 
 def _own_stripe(program: Program, commit: says.Committed) -> tuple[int, int]:

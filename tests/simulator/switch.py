@@ -7,27 +7,32 @@ from dataclasses import dataclass, field
 
 from nicps import wire
 
-#: Fragments in a turn: few, so that small gradients need many windows.
+#: Fragments by which a member may be ahead of its sums: few, so that small gradients need many windows.
 QUANTUM = 3
+#: As many also where there are many members: so no slot is free for longer than it must be.
+LEAST_WINDOW = QUANTUM
+
+#: A fragment of which sum: view, round, index.
+Of = tuple[int, int, int]
 
 
 @dataclass
 class Sum:
-    """What is in a slot: of which fragment (view, round, index), whose, and the sum."""
+    """What is in a slot: of which fragment, whose, and the sum."""
 
-    of: tuple[int, int, int]
+    of: Of
     seen: int = 0
     value: int = 0
 
 
 @dataclass
 class Switch:
-    """Its registers. `adds`: it does what it is there for; else fragments for it are lost."""
+    """Its registers. `adds`: it does what it is there for; else fragments for it are lost. `slots`: its room."""
 
     adds: bool = True
+    slots: int = 2 * QUANTUM
     view: int = 0
     position: tuple[int, int] = (0, 0)
-    owner: int = 0
     round: int = 0
     listed: int = 0
     settled: int = 0
@@ -35,24 +40,24 @@ class Switch:
 
     def forget(self) -> None:
         """It is started again."""
-        self.__init__(self.adds)  # type: ignore[misc]
+        self.__init__(self.adds, self.slots)  # type: ignore[misc]
 
     def follow(self, header: wire.Header, token: wire.Token) -> None:
         """A token passes."""
         position = token.generation, token.hop
         if (header.view, *position) > (self.view, *self.position):
-            self.view, self.position, self.owner = header.view, position, token.owner
+            self.view, self.position = header.view, position
             self.round, self.listed, self.settled = header.round, token.listed, token.settled
 
     def add(
         self, view: int, round_: int, sender: int, index: int, value: int
     ) -> tuple[int, bool] | None:
         """A fragment comes; the sum that goes out, if one does, and whether only to its sender."""
-        in_turn = (view, round_, sender) == (self.view, self.round, self.owner)
-        room = self.settled <= index < self.settled + 2 * QUANTUM
-        if not self.adds or not in_turn or not self.listed or not room:
+        if not self.adds or (view, round_) != (self.view, self.round) or not self.listed:
             return None
-        slot = self.sums.get(index % (2 * QUANTUM))
+        if not self._has_room(index):
+            return None
+        slot = self.sums.get(index % self.slots)
         if slot is None or slot.of != (view, round_, index):
             slot = Sum((view, round_, index))
         if slot.seen == self.listed:
@@ -61,5 +66,15 @@ class Switch:
         if not bit & self.listed or bit & slot.seen:
             return None
         slot.seen, slot.value = slot.seen | bit, slot.value + value
-        self.sums[index % (2 * QUANTUM)] = slot
+        self.sums[index % self.slots] = slot
         return (slot.value, False) if slot.seen == self.listed else None
+
+    def _has_room(self, index: int) -> bool:
+        """Whether the slot is that fragment's, or that of an earlier one that nobody lacks any more."""
+        if index < self.settled:
+            return False
+        if self.slots < 2 * QUANTUM:  # members do not see to it: they know of no smaller switch
+            return index < self.settled + self.slots
+        slot = self.sums.get(index % self.slots)
+        later = slot is not None and slot.of[:2] == (self.view, self.round) and slot.of[2] > index
+        return not later

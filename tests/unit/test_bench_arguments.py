@@ -28,6 +28,8 @@ WHOLE = {
     ("idle", "--wakes"): 1,
     ("kernel", "--params"): 1,
     ("kernel", "--passes"): 1,
+    ("memory", "--hosts"): 2,
+    ("memory", "--params"): 1,
     ("return", "--hosts"): 2,
     ("return", "--repeat"): 1,
     ("return", "--rounds"): 1,
@@ -38,7 +40,7 @@ WHOLE = {
     ("switch", "--repeat"): 1,
 }
 #: Of these, several with commas.
-LISTS = [("allreduce", "--hosts"), ("allreduce", "--params")]
+LISTS = [("allreduce", "--hosts"), ("allreduce", "--params"), ("memory", "--hosts")]
 SECONDS = [
     ("flood", "--seconds"),
     ("idle", "--seconds"),
@@ -89,8 +91,10 @@ def test_every_number_of_every_benchmark_is_checked() -> None:
         for action in parser._actions
         if action.type not in (None, Path)
     }
-    names = {("allreduce", "--lane"), ("allreduce", "--exchange"), ("silence", "--scenes")}
-    assert found == WHOLE.keys() | set(SECONDS) | names
+    names = {
+        (name, option) for name in ("allreduce", "memory") for option in ("--lane", "--exchange")
+    }
+    assert found == WHOLE.keys() | set(SECONDS) | names | {("silence", "--scenes")}
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +151,6 @@ def test_what_does_not_fit_this_machine(
         ["allreduce", "--rate", "1tbit"],
         ["allreduce", "--rate", "1gbit,1tbit"],
         ["allreduce", "--exchange", "stripes,tree"],
-        ["allreduce", "--exchange", "switch"],
         ["handout", "--bytes", "1", "--rate", "-1"],
         ["handout", "--bytes", "1", "--loss", "2"],
         ["sums", "/nonexistent"],

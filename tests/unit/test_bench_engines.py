@@ -18,6 +18,8 @@ SIZE = Size(hosts=4, params=1_440_000, rate_bps=10**9)
         (Nicps.of("stripes", "i8", SIZE), 1.5, 2_160_000, 1510 / 1440),
         (Nicps.of("stripes", "i32", SIZE), 1.5, 8_640_000, 1510 / 1440),
         (Nicps.of("stripes", "i8", Size(2, 1000, 1)), 1, 1000, 1510 / 1440),
+        (Nicps.of("switch", "i8", SIZE), 1, 1_440_000, 1510 / 1440),
+        (Nicps.of("switch", "i32", SIZE), 1, 5_760_000, 1510 / 1440),
         (Gloo.of("float16", SIZE), 1.5, 4_320_000, 1514 / 1448),
     ],
     ids=lambda value: f"{value.exchange}-{value.lane}" if isinstance(value, Engine) else "",
@@ -28,7 +30,15 @@ def test_limits(engine: Engine, copies: float, bytes_: int, frame: float) -> Non
 
 
 def test_a_job_that_names_no_exchange_has_the_one_that_it_takes() -> None:
-    assert Nicps.of("auto", "i8", SIZE).exchange == "broadcast"
+    assert Nicps.of("auto", "i8", SIZE).exchange == "stripes"
+
+
+def test_only_a_switch_that_adds_has_a_lab_of_its_own() -> None:
+    switch = Nicps.of("switch", "i8", SIZE)
+    assert (switch.exchange, switch.switch) == ("linux-switch", "xdp")
+    assert SIZE.shape("name", switch.switch).adds
+    assert Nicps.of("stripes", "i8", SIZE).switch == Gloo.of("float16", SIZE).switch == "bridge"
+    assert switch.memory - 4 * SIZE.params * switch.held >= 2 * 8 * SIZE.params
 
 
 def test_engines_that_fit_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_a_host_that_stands_by_in_the_middle_of_it_cannot() -> None:
 BEFORE = Status(
     *("nicps", "h2", "eth1"),
     keyed=False,
-    **dict.fromkeys(("xdp_mode", "trouble", "other_job", "warning", "phase"), ""),
+    **dict.fromkeys(("xdp_mode", "trouble", "switch", "other_job", "warning", "phase"), ""),
     state="member",
     **dict.fromkeys(("view", "round", "number"), 2),
     lead=1,

@@ -12,6 +12,7 @@ from nicps.protocol.exchange import BroadcastExchanger, Exchanger, SwitchExchang
 from nicps.protocol.token import Line, TokenState
 
 FRAGMENTS = 600
+W = wire.QUANTUM // 3  # the window of three members
 ROUND = 7
 VIEW = View(
     3,
@@ -44,6 +45,19 @@ class Kernel:
                 ranges.append((index, 1))
         return ranges[:limit]
 
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        have = self.got.get(0, set())
+        lacking = (index for index in range(first, end) if index not in have)
+        found = (index for index in range(end - 1, first - 1, -1) if index in have)
+        return next(lacking, end), next(found, first - 1) + 1
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        found = self.missing(round_, view, 0, end, end)
+        cut = [(max(f, first), f + c - max(f, first)) for f, c in found if f + c > first]
+        return cut[:limit]
+
 
 def exchanger(kind: Exchange, number: int, kernel: Kernel, view: View = VIEW) -> Exchanger:
     phase = Phase(
@@ -57,7 +71,9 @@ def exchanger(kind: Exchange, number: int, kernel: Kernel, view: View = VIEW) ->
         shares=(4, 4, 4),
         exchange=kind,
     )
-    return exchanger_of(phase, view, number, kernel, Timings(), 0.0)
+    part = exchanger_of(phase, view, number, kernel, Timings(), 0.0)
+    part.open(ROUND)
+    return part
 
 
 def token(*contributors: int, closed: bool = False) -> TokenState:
@@ -126,9 +142,9 @@ def test_the_keys_in_json_stay_as_they_were(kind: Exchange) -> None:
 @pytest.mark.parametrize("kind", [Exchange.BROADCAST, Exchange.SWITCH])
 def test_a_token_is_delayed_while_fragments_are_queued(kind: Exchange) -> None:
     part, closed = exchanger(kind, 2, Kernel()), token(1, 2, closed=True)
-    closed.ranges = [(2, 0, 4)] if kind is Exchange.BROADCAST else []
+    closed.ranges = [(2, 0, 4)]
     assert not part.delays_token
-    _, actions = part.serve(0.0, closed)
+    actions = part.on_token(0.0, closed) or part.serve(0.0, closed)[1]
     assert len(actions) == 1 and part.delays_token
     part.on_sent()
     assert not part.delays_token
@@ -170,31 +186,82 @@ def test_broadcast_repairs_what_is_its_own() -> None:
 # ---- the switch
 
 
-def test_the_switch_is_fed_in_windows_once_the_list_is_closed() -> None:
-    kernel = Kernel()
-    part, state = exchanger(Exchange.SWITCH, 2, kernel), token(1, 2)
-    assert part.send_listed(state) == [] and part.serve(0.0, state) == (False, [])
-    assert not part.owns_ready(state)
+def test_all_send_to_the_switch_once_the_list_is_closed() -> None:
+    """Who closes it, behind the token, from which the switch learns the list; all others when they see it."""
+    closer, other = (exchanger(Exchange.SWITCH, number, Kernel()) for number in (2, 1))
+    state = token(1, 2)
+    assert closer.send_listed(state) == [] and closer.serve(0.0, state) == (False, [])
+    assert not closer.owns_ready(state) and closer.on_token(0.0, state) == []
     state.lines[0].ready = 4
     state.state = wire.TokenState.CLOSING
-    part.on_closed(0.0, state)
-    assert part.owns_ready(state) and state.lines[0].ready == 0
+    assert closer.on_closed(0.0, state) == []
+    assert closer.owns_ready(state) and state.lines[0].ready == 0
+    window = ((0, W),)
+    assert sent(closer.on_forwarded(0.0)) == [(window, False)] == sent(other.on_token(0.0, state))
+    assert closer.on_forwarded(0.0) == [] == other.on_token(0.0, state)
 
-    _, actions = part.serve(0.0, state)
-    assert sent(actions) == [(((0, wire.QUANTUM),), False)]
-    kernel.take(0, *range(wire.QUANTUM))
-    _, actions = part.serve(0.0, state)
-    assert sent(actions) == [(((wire.QUANTUM, wire.QUANTUM),), False)]
-    assert state.lines[1].ready == wire.QUANTUM and state.settled == 0
+
+def test_sums_open_the_window_without_the_token() -> None:
+    kernel = Kernel()
+    part = exchanger(Exchange.SWITCH, 2, kernel)
+    part.on_token(0.0, token(1, 2, 3, closed=True))
+    kernel.take(0, *range(10), *range(11, W))
+    assert sent(part.advance(0.0)) == [(((W, 10),), False)], "up to a window ahead of the first gap"
+    kernel.take(0, 10)
+    assert sent(part.advance(0.0)) == [(((W + 10, W - 10),), False)]
+    kernel.take(0, *range(FRAGMENTS - 1))
+    while actions := part.advance(0.0):
+        last = sent(actions)[-1][0][-1]
+    assert sum(last) == FRAGMENTS, "and no further"
+
+
+def test_all_members_together_have_no_more_than_a_quantum_on_their_way() -> None:
+    for live in range(2, 65):
+        members = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in range(1, live + 1))
+        view = View(3, members, frozenset(range(1, live + 1)), 1)
+        part = exchanger(Exchange.SWITCH, 2, Kernel(), view)
+        lines = [Line(samples=4, marks=wire.Mark.CONTRIBUTED) for _ in members]
+        state = TokenState.create(1, 1, ROUND, -40, lines)
+        state.state = wire.TokenState.CLOSING
+        (((first, count),), _), *more = sent(part.on_token(0.0, state))
+        assert first == 0 and not more and 8 <= count <= wire.QUANTUM
+        assert count * live <= wire.QUANTUM or count == 8
+
+
+def test_members_outside_the_list_limit_the_window_by_what_all_have() -> None:
+    """Nobody waits for their fragments: they may lack sums that all in the list have."""
+    kernel, room = Kernel(), 2 * wire.QUANTUM
+    part, state = exchanger(Exchange.SWITCH, 2, kernel), token(1, 2, closed=True)
+    kernel.take(0, *range(room))
+    end, actions = 0, part.on_token(0.0, state)
+    while actions:
+        ((((_, count),), _),) = sent(actions)
+        end, actions = end + count, part.advance(0.0)
+    assert end == room
+    state.settled = 5
+    assert sent(part.on_token(0.0, state)) == [(((room, 5),), False)]
+
+
+def test_what_has_not_come_when_the_token_is_back_is_sent_again() -> None:
+    kernel = Kernel()
+    part, state = exchanger(Exchange.SWITCH, 2, kernel), token(1, 2, 3, closed=True)
+    part.on_token(0.0, state)
+    assert part.serve(0.0, state) == (True, []), "the others may not have sent it yet"
+    kernel.take(0, 0, 1, 2, 4)
     changed, actions = part.serve(0.0, state)
-    lost = ((wire.QUANTUM, wire.QUANTUM),)
-    assert changed and sent(actions) == [(lost, True)], "no room until all have the first sums"
-    assert state.ranges == [(2, *lost[0])]
+    again = ((3, 1), (5, W - 5))
+    assert changed and sent(actions) == [(again, True)]
+    assert state.lines[1].ready == 3 and state.ranges == [(2, *one) for one in again]
+    state.ranges = [(1, 0, 2), (1, W, 9)]
+    kernel.take(0, *range(W))
+    _, actions = part.serve(0.0, state)
+    assert sent(actions) == [(((0, 2),), True)], "what another lacks, as far as it was sent"
 
 
 def test_who_has_contributed_nothing_only_asks_the_switch() -> None:
     kernel = Kernel()
     part, state = exchanger(Exchange.SWITCH, 3, kernel), token(1, 2, closed=True)
+    assert part.on_token(0.0, state) == []
     part.serve(0.0, state)
     _, actions = part.serve(0.0, state)
     (asking,) = actions
@@ -205,11 +272,17 @@ def test_a_member_is_complete_with_all_sums_and_the_lead_once_all_are() -> None:
     kernel = Kernel()
     kernel.take(0, *range(FRAGMENTS))
     member, lead = (exchanger(Exchange.SWITCH, number, kernel) for number in (2, 1))
-    state = token(1, 2, closed=True)
-    member.serve(0.0, state)
-    lead.serve(0.0, state)
+    state = token(1, 2, 3, closed=True)
+
+    def turns(part: Exchanger) -> None:
+        for _ in range(FRAGMENTS // W + 1):
+            part.on_token(0.0, state)
+            part.serve(0.0, state)
+
+    turns(member)
+    turns(lead)
     assert member.is_complete(state) and not lead.is_complete(state)
-    exchanger(Exchange.SWITCH, 3, kernel).serve(0.0, state)
+    turns(exchanger(Exchange.SWITCH, 3, kernel))
     assert lead.is_complete(state)
 
 
@@ -221,10 +294,11 @@ def test_the_lead_finds_out_a_switch_that_makes_no_sums() -> None:
         now = turn * timings.sums_s / 15
         for part in (lead, member):
             found += [a for a in part.serve(now, state)[1] if isinstance(a, NotAdded)]
-    assert found == [NotAdded(ROUND)], "once, and by the lead alone"
+    assert found == [NotAdded(ROUND, Exchange.SWITCH)], "once, and by the lead alone"
 
 
 def test_a_dropped_round_is_not_fed() -> None:
     part, state = exchanger(Exchange.SWITCH, 2, Kernel()), token(1, 2, closed=True)
     part.on_dropped()
+    assert part.on_token(0.0, state) == [] == part.advance(0.0)
     assert part.serve(0.0, state) == (False, [])

@@ -155,7 +155,9 @@ def test_a_whole_job(make: Callable[..., Setting]) -> None:
     assert setting.session.reports == [{"loss": 0.5}]
     assert program.ask("alive") == {"op": "ok"}
     assert setting.session.signs_of_life == 1
-    assert program.ask("decide", round=1, what="test") == {"op": "ok"}
+    assert "checkpoint" not in commit
+    assert program.ask("decide", round=1, what="test", checkpoint=True) == {"op": "ok"}
+    assert setting.network.saves, "it asks for one after the next training round"
     assert program.ask("next")["kind"] == "test"
     assert other.next_phase().kind == "test"
     threading.Thread(target=lambda: other.tally(2, 5, 1)).start()

@@ -22,9 +22,34 @@ def test_a_switch_is_not_trusted_beside_a_key() -> None:
         AgentSettings(iface="eth1", exchange=Exchange.SWITCH, key=KEY)
 
 
-def test_no_switch_is_trusted_that_is_not_to_add() -> None:
-    with pytest.raises(UsageProblem, match="--trust-switch with --mode switch"):
-        AgentSettings(iface="eth1", trust_switch=True)
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"key": KEY, "trust_switch": True}, "give --switch-key FILE in place of --trust-switch"),
+        ({"switch_key": KEY}, "a network with a key"),
+        ({"switch_key": KEY, "trust_switch": True, "key": KEY}, "leave --trust-switch out"),
+    ],
+)
+def test_a_linux_switch_is_believed_as_the_network_has_it(
+    settings: dict[str, object], why: str
+) -> None:
+    with pytest.raises(UsageProblem, match=why):
+        AgentSettings(iface="eth1", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "believes"),
+    [
+        ({}, False),
+        ({"trust_switch": True}, True),
+        ({"key": KEY, "switch_key": KEY}, True),
+        ({"exchange": Exchange.SWITCH, "key": KEY, "trust_switch": True}, False),
+        ({"exchange": Exchange.SWITCH, "key": KEY, "trust_switch": True, "switch_key": KEY}, True),
+    ],
+)
+def test_who_believes_a_linux_switch(settings: dict[str, object], believes: bool) -> None:
+    """With --mode switch, --trust-switch is of a P4 switch."""
+    assert AgentSettings(iface="eth1", **settings).believes_switch is believes  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,10 @@ def test_parse() -> None:
 
 def test_the_headers_records_are_the_compilers() -> None:
     records, limits = layout().records, layout().limits
-    assert records["config"].itemsize == 152
+    assert records["config"].itemsize == 160
+    assert (records["switch_config"].itemsize, records["message"].itemsize) == (40, 64)
+    assert (records["place"].itemsize, records["told"].itemsize) == (48, 16)
+    assert records["lanes"].itemsize == wire.PAYLOAD_BYTES
     assert records["bell"].itemsize == 32
     assert (records["slot"].itemsize, records["progress"].itemsize) == (24, 16)
     assert records["block"].itemsize == limits["BLOCK_BYTES"] == wire.BLOCK_LANES * 8
@@ -67,7 +70,9 @@ def test_every_setting_is_read_by_a_program() -> None:
     """One that is read by nobody looks as if the kernel acted on it."""
     programs = [*bpf_sources.folder().glob("*.c"), *bpf_sources.folder().glob("*.h")]
     read = set(re.findall(r"\bconfig->(\w+)", "".join(path.read_text() for path in programs)))
-    assert read == set(layout().records["config"].names or ()) - {"reserved"}
+    records = layout().records
+    settings = {name for of in ("config", "switch_config") for name in records[of].names or ()}
+    assert read == settings - {"reserved"}
 
 
 def test_flatten(tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ from nicps.job.orders import (
     Saving,
 )
 from nicps.job.plan import Found, Plan
+from nicps.job.roles import LifeSettings, Roles
 from nicps.job.submission import Submission
-from nicps.protocol import Phase
+from nicps.protocol import Node, NodeState, Phase, View
 from tests.parts import MEMBERS, ROUND, Host, hand_out, training
+from tests.rooms import NoKernel
 
 pytestmark = pytest.mark.unit
 
@@ -173,7 +175,8 @@ def test_no_training_is_opened_while_an_alarm_saves(leader: Leader) -> None:
     course = leader.lead.course
     leader.do(course.model_built(1))
     for_the_alarm(leader)
-    leader.do(course.switch_silent())
+    leader.host.spot.phase_in_force = training(exchange=Exchange.STRIPES)
+    leader.do(course.exchange_fails(Exchange.STRIPES))
     assert not leader.decided
     leader.do(course.view_installed(leader.host.spot.view))  # it may be saved in another view only
     assert leader.host.found(SaveState) == [SaveState(Saving.ALARM)] * 2
@@ -182,12 +185,12 @@ def test_no_training_is_opened_while_an_alarm_saves(leader: Leader) -> None:
 def test_a_switch_is_given_up_as_a_state_is_got_ready(leader: Leader) -> None:
     """Training that was opened meanwhile could count rounds which the state lacks. After the hand-out hosts add."""
     course = leader.lead.course
-    course.exchange = Exchange.SWITCH
+    leader.host.spot.phase_in_force = training(exchange=Exchange.SWITCH)
     leader.do(course.model_built(1))
     for_a_learner(leader)
     leader.lead.course._open_stream("state")
-    leader.do(course.switch_silent())
-    assert not leader.decided and course.exchange == Exchange.BROADCAST
+    leader.do(course.exchange_fails(Exchange.SWITCH))
+    assert not leader.decided and course.choice.exchange == Exchange.BROADCAST
 
 
 def test_a_long_reason_fits_the_last_decision() -> None:
@@ -232,3 +235,32 @@ def test_what_is_saved_too_late_is_for_nothing(
     assert not leader.decided and not leader.host.found(OfferStream)
     closed = leader.host.found(CloseStream)
     assert closed == ([CloseStream(1)] if saves is for_a_learner else [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "own", "trained", "expected"),
+    [
+        ("auto", Exchange.BROADCAST, None, Exchange.STRIPES),
+        ("auto", Exchange.SWITCH, None, Exchange.SWITCH),
+        ("broadcast", Exchange.SWITCH, None, Exchange.BROADCAST),
+        ("stripes", Exchange.BROADCAST, None, Exchange.STRIPES),
+        ("switch", Exchange.BROADCAST, None, Exchange.BROADCAST),
+        ("stripes", Exchange.BROADCAST, Exchange.BROADCAST, Exchange.BROADCAST),
+        ("switch", Exchange.BROADCAST, Exchange.SWITCH, Exchange.BROADCAST),
+    ],
+)
+def test_who_takes_over_goes_on_with_the_exchange_of_the_job(
+    setting: str, own: Exchange, trained: Exchange | None, expected: Exchange
+) -> None:
+    """The starter is lost before anybody has trained: the job's setting holds, as far as this host believes it."""
+    host = Host()
+    host.part.digest, host.part.exchange = "abc", trained
+    host.part.prepared = {"settings": {"batch": 8, "exchange": setting}}
+    node = Node(MEMBERS[0].mac, "h1", "nicps", NoKernel(), lambda: 1)
+    node._host.state, node._host.number = NodeState.MEMBER, 1
+    node._host.view = View(1, MEMBERS, frozenset({1, 2, 3}), 1)
+    roles = Roles(LifeSettings("h1", "nicps", exchange=own, runs="/runs"), node, host.tasks)
+    roles.part = host.part
+    roles.follow_lead(0.0, leaving=False)
+    assert roles.lead is not None and roles.lead.course.able
+    assert roles.lead.plan.exchange is expected

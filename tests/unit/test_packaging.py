@@ -88,7 +88,7 @@ def test_wheel_asks_for_what_nicps_alone_needs(wheel: Path) -> None:
         "pyroute2",
     }
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
-    assert extras == {"train", "captures", "switch", "lab", "vm", "all", "dev"}
+    assert extras == {"train", "captures", "switch", "crypto", "lab", "vm", "all", "dev"}
 
 
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:

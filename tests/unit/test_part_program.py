@@ -15,7 +15,8 @@ from nicps.job.actions import (
     ShowNeed,
     StartProgram,
 )
-from nicps.job.orders import Depart, Fail, MarkRead, Offer, Warn
+from nicps.job.orders import Depart, Fail, MarkRead, Warn
+from nicps.protocol import Offer
 from nicps.session import shared_form as says
 from tests.parts import LANES, ROUND, Host, training
 

@@ -14,8 +14,9 @@ from nicps.job.actions import (
     EnterPhase,
     ShowClosed,
 )
-from nicps.job.orders import Offer, RoundJudged, Warn
+from nicps.job.orders import RoundJudged, Warn
 from nicps.job.part import Part
+from nicps.protocol import Offer
 from nicps.session import shared_form as says
 from tests.parts import ROUND, Host, training
 

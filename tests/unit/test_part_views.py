@@ -24,8 +24,8 @@ from nicps.job.actions import (
     StreamSize,
     UseAccumulators,
 )
-from nicps.job.orders import Acknowledge, Depart, Fail, HandOutEnded, MarkRead, Offer
-from nicps.protocol import Committed
+from nicps.job.orders import Acknowledge, Depart, Fail, HandOutEnded, MarkRead
+from nicps.protocol import Committed, Offer
 from nicps.session import shared_form as says
 from tests.parts import LANES, ROUND, Host, hand_out, training
 
@@ -268,6 +268,17 @@ def test_a_stream_that_is_not_handed_out_is_closed(host: Host, why: str) -> None
     host.do(orders)
     assert host.found(CloseStream) == [CloseStream(5)]
     assert host.part.hand_out.outgoing == (0 if why == "evicted" else 6)
+
+
+def test_a_phase_that_is_repaired_sends_nothing_of_a_stream_that_was_withdrawn(host: Host) -> None:
+    """A host that has died was to have its records; the next lead offers its own, and the phase before is in force."""
+    host.spot.number = 2
+    host.part.hand_out.outgoing = 5
+    phase = hand_out(3, 2400, source=2)
+    host.decides(phase)
+    host.settle()
+    host.do(host.part.hand_out.offer(6))
+    assert host.part.hand_out.stream_of(phase) == 0
 
 
 def test_the_end_of_a_hand_out_leaves_the_next_one_alone(host: Host) -> None:

@@ -16,7 +16,7 @@ from nicps.agent.loop import Loop
 from nicps.agent.records import TimeLine
 from nicps.job import Life, LifeSettings
 from nicps.protocol import Send, SendFragments
-from nicps.protocol.ring import Ring
+from nicps.protocol.ring import Offer, Ring
 from nicps.protocol.signals import Steps
 from nicps.protocol.token import TokenState
 from tests.ring_parts import START, VIEW, ring_of
@@ -86,7 +86,7 @@ def test_a_token_that_the_kernel_has_forwarded_is_not_handled_as_well() -> None:
     loop.watch = lambda *_, **__: None  # type: ignore[method-assign]
     plane: Any = kernel
     frames = Frames(Driver(life), plane, Keyring.read(None), loop, TimeLine(), lambda *_: None)
-    ring.offer(START, 1, 4)
+    ring.offer(START, Offer(1, 4))
     frames._receive()
     assert not sent(life.done, SendFragments) and not ring.holding
     loop.close()
@@ -95,7 +95,7 @@ def test_a_token_that_the_kernel_has_forwarded_is_not_handled_as_well() -> None:
 def test_a_repeat_waits_for_the_fragments_before_it() -> None:
     """As the token does: several of them would leave together, behind the fragments."""
     ring = ring_of(2)
-    ring.offer(START, 1, 4)
+    ring.offer(START, Offer(1, 4))
     steps = ring.on_token(START, first_token())
     assert sent(steps, SendFragments)
     asks = first_token()

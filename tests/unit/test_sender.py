@@ -334,6 +334,18 @@ def test_questions_go_to_the_aggregator_or_to_who_alone_has_contributed() -> Non
     assert {mac[5] for mac, _ in alone} == {3}
 
 
+def test_all_goes_to_a_linux_switch_and_names_the_remainders() -> None:
+    """A question has a number of its own in that place; a lone contributor sends its lanes to all."""
+    for kind in (wire.FrameType.CONTRIBUTION, wire.FrameType.ASK):
+        striped = Striped(kind, 0b1101, -60, (0,), rest_view=9, behind=2)
+        action = SendFragments(1, 1, 7, 4, ((3, 9),), False, Exchange.LINUX_SWITCH, striped)
+        found = send_stripes(action).frames
+        assert {mac for mac, _ in found} == {wire.SWITCH}
+        said = [(frame.body.number, frame.body.behind) for _, frame in found]
+        asks = kind is wire.FrameType.ASK
+        assert said == ([(k, 0) for k in range(1, 10)] if asks else [(9, 2)] * 9)
+
+
 def test_an_exponent_that_no_kernel_would_add_ends_the_job() -> None:
     most = -60 + wire.MAX_SHIFT[16]
     assert len(send_stripes(stripes(wire.FrameType.CONTRIBUTION, ((3, 2),)), most).frames) == 2

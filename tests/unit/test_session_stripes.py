@@ -14,7 +14,7 @@ import pytest
 
 from nicps import gradient_json
 from nicps.client import LeftOut, Session
-from nicps.errors import NonFinite
+from nicps.errors import JobFailed, NonFinite
 from nicps.gateway import Gateway
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel
@@ -36,7 +36,7 @@ class Agent:
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         members = tuple(Member(n, f"h{n}") for n in (1, 2, 3))
-        welcome = Welcome(2, members, "h2", 1, {"lane": "i8"}, "", VIEW)
+        welcome = Welcome(2, members, "h2", 1, {"lane": "i8"}, "/nowhere", VIEW)
         self.session = Session(Channel(theirs), welcome)
         self.arena, self._doorbell = Arena.create(FRAGMENTS), os.eventfd(0)
         message = {"op": "arena", "fragments": FRAGMENTS}
@@ -147,11 +147,13 @@ class Agent:
         message |= {"unit": unit, "next_unit": unit + 9, "exchange": kind, "seconds_waited": 0.5}
         if kind == "stripes":
             message |= {"view": self.view_number, "aggregators": self.live}
+        elif kind == "linux-switch":
+            message |= {"view": self.view_number, "aggregators": (0,)}
         self.channel.send(message)
 
     def same_residual(self) -> None:
         assert self.session._residual is not None
-        kept = self.session._residual.kept[:LANES]
+        kept = self.session._residual.residual.kept[:LANES]
         assert (kept.view(np.uint32) == self.mine.residual.view(np.uint32)).all()
 
     def close(self) -> None:
@@ -203,6 +205,37 @@ def test_rounds(agent: Agent, early: bool) -> None:
         assert agent.take() == {"op": "read", "round": round_, "digest": "d"}
         agent.same_residual()
     assert session.saturated == 0
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_switch_keeps_what_its_sums_leave_over(
+    agent: Agent, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The residual is that of the own conversion alone, which goes through the vector in order."""
+    monkeypatch.setattr(agent.mine, "add_rest", lambda *_: None)
+    agent.enter("train", 7, "linux-switch")
+    session, out, order = agent.session, np.full(LANES, 7, np.float32), list[int]()
+    batch = session._reduces().offers._quantiser.batch
+
+    def watched(vector: F32, first: int, *what: Any) -> None:
+        order.append(first)
+        batch(vector, first, *what)
+
+    monkeypatch.setattr(session._reduces().offers._quantiser, "batch", watched)
+    for round_ in (7, 8):
+        vector = gradient(round_)
+        session.contribute(round_, vector, 4)
+        agent.offered(round_, vector)
+        agent.others_offer(round_, others(round_))
+        expected = agent.settle(round_, (1, 2, 3), commit=False)
+        agent.commit(round_, (1, 2, 3), agent.unit, "linux-switch")
+        commit = session.wait_commit(round_, out if early else None)
+        assert commit is not None and commit.aggregators == (0,)
+        assert same(session.sum(commit, out if early else None), expected)
+        session.applied(commit, "d")
+        assert agent.take()["op"] == "read"
+        agent.same_residual()
+    assert order == sorted(order[: len(order) // 2]) * 2
 
 
 def test_sums_are_read_while_the_commit_is_waited_for(
@@ -285,6 +318,27 @@ def test_all_reduce(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.isfinite(total[1440:-7]).all()
         assert agent.take()["op"] == "read"
         agent.same_residual()
+
+
+def test_no_sum_is_read_over_the_vector(agent: Agent) -> None:
+    """What rounding left over of the vector is computed from it once the sum is there."""
+    vector = gradient(1)
+    with pytest.raises(JobFailed, match="round 7: the sum cannot be read over the vector"):
+        agent.session.all_reduce(7, vector, vector)
+    assert not agent.channel.wait(0.0), "nothing was offered"
+    agent.others_offer(7, others(1))
+    agent.session.contribute(7, vector, 4)
+    agent.offered(7, vector)
+    expected = agent.settle(7, (1, 2, 3))
+    with pytest.raises(JobFailed, match="memory of its own"):
+        agent.session.wait_commit(7, vector)
+    commit = agent.session.wait_commit(7)
+    assert commit is not None
+    with pytest.raises(JobFailed, match="memory of its own"):
+        agent.session.sum(commit, vector[:])
+    assert same(agent.session.sum(commit), expected)
+    agent.session.applied(commit)
+    agent.same_residual()
 
 
 def test_what_is_not_finite_is_offered_again(agent: Agent) -> None:

@@ -11,11 +11,19 @@ import pytest
 
 from nicps import wire
 from nicps.errors import WireError
+from nicps.exchange import Exchange
 from nicps.job.course import Course
 from nicps.job.orders import Orders
 from nicps.job.plan import Plan
-from nicps.protocol import Action, Declined, Installed, PhaseAgreed, Prepare, SendFragments
+from nicps.protocol import Action, Declined, Installed, PhaseAgreed, Prepare, Send, SendFragments
+from nicps.protocol.departure import Departure
+from nicps.protocol.local_host import LocalHost, NodeState
+from nicps.protocol.phase import AdaptiveTimeout
+from nicps.protocol.rings import Rings
+from nicps.protocol.signals import Signal, Silent
 from nicps.protocol.view import Successor
+from tests.ring_parts import TIMINGS, VIEW
+from tests.rooms import NoKernel
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, ends_well, job, training
 from tests.simulator.host import Host
@@ -246,6 +254,22 @@ def test_a_new_lead_whose_program_stands_still_is_found() -> None:
 
     lan.moments.append(offered)
     ends_well(lan)
+
+
+def test_a_lead_that_leaves_misses_the_others() -> None:
+    """Of two hosts the one has stopped the job and been started again, and the other has not heard of it: its training
+    program was lost as it led, between two phases. It decides nothing more, and nobody answers.
+    """
+    assert schedules.run(950021, 2, Exchange.STRIPES).what == "stopped"
+    host = LocalHost(bytes(6), "h2", NodeState.MEMBER, VIEW, VIEW.lead)
+    rings = Rings(host, NoKernel(), TIMINGS, AdaptiveTimeout(TIMINGS))
+    departure, now, said = Departure(host, rings, TIMINGS), 0.0, list[Action | Signal]()
+    departure.leave(now, "its training program was killed")
+    for _ in range(6):
+        now = departure.deadline()
+        said += departure.tick(now)
+    assert [step.number for step in said if isinstance(step, Silent)] == [2]
+    assert sum(isinstance(step, Send) for step in said) == 6
 
 
 @pytest.mark.parametrize("changes", [{"unit": -101}, {"quorum": -1}, {"quorum": 1 << 31}])

@@ -180,7 +180,7 @@ def test_a_slow_line(pairs: set[tuple[int, int]], monkeypatch: pytest.MonkeyPatc
     """A turn takes longer than the others wait for reports, as each sends again all that is lacking."""
     lan = trains()
     found = starved(lan, pairs)
-    lan.at(TRAINING_S, lambda: monkeypatch.setattr("tests.simulator.host.FRAGMENT_S", 0.06))
+    lan.at(TRAINING_S, lambda: monkeypatch.setattr("tests.simulator.outbox.FRAGMENT_S", 0.06))
     lan.run(lambda: any(f.evicted for f in found), limit_s=TRAINING_S + 10)
     assert {f.evicted for f in found} - {0} == ({3} if len(pairs) == 1 else {4})
 

@@ -7,8 +7,7 @@ A seed that fails names itself: `python -m tests.simulator --seed N --exchange s
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +22,7 @@ from nicps.protocol import Member, Phase, Send, View
 from nicps.protocol.exchange.stripes import RoundTrip, StripesExchanger
 from nicps.protocol.phase import Timings
 from tests.simulator import schedules
-from tests.simulator.__main__ import one
-from tests.simulator.drill import TRAINING_S
+from tests.simulator.drill import TRAINING_S, run
 from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
 from tests.simulator.places import Places, Records, StripeFrame
@@ -40,30 +38,21 @@ CHUNK = 15
 DONE = (9, 11, 12)
 
 
-def run(seeds: range, hosts: int | None = None) -> Counter[str]:
-    """How often each outcome came."""
-    outcomes: Counter[str] = Counter()
-    for seed in seeds:
-        _, what, why = one((seed, hosts, Exchange.STRIPES))
-        assert what not in ("violation", "error"), f"seed {seed}, hosts {hosts}: {why}"
-        outcomes[what] += 1
-    return outcomes
-
-
 @pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
 def test_seeds(chunk: int, done: int) -> None:
     """In the others the starter is lost, or a majority, or nobody is left who has the job."""
-    assert run(range(chunk * CHUNK, (chunk + 1) * CHUNK))["done"] >= done - 1
+    seeds = range(chunk * CHUNK, (chunk + 1) * CHUNK)
+    assert run(seeds, exchange=Exchange.STRIPES)["done"] >= done - 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(10_000, 11_000, 25))
 def test_more_seeds(first: int) -> None:
-    run(range(first, first + 25))
+    run(range(first, first + 25), exchange=Exchange.STRIPES)
 
 
 def test_two_hosts_of_which_one_may_go_on_alone() -> None:
-    run(range(100), hosts=2)
+    run(range(100), hosts=2, exchange=Exchange.STRIPES)
 
 
 def job(hosts: int = 5, conditions: Conditions | None = None, **settings: Any) -> Lan:
@@ -97,6 +86,28 @@ def test_who_does_not_get_frames_or_whose_reach_nobody_is_evicted(
     live = [set(live) for _, live, *_ in lan.checks.views.values()]
     at_fault = pairs[0][1] if len({b for _, b in pairs}) == 1 else pairs[0][0]
     assert {1, 2, 3, 4} - set.intersection(*live) == {at_fault + 1}
+
+
+@pytest.mark.parametrize(("unicast", "mute"), [(False, ()), (True, (2,)), (True, range(4))])
+def test_a_network_that_cannot_do_stripes(unicast: bool, mute: Collection[int]) -> None:
+    """Frames to one host do not arrive, or those of XDP programs. Nobody is evicted; every host adds for itself."""
+    lan = job(4, timings=Timings(silence_most_s=0.6, call_back_s=2.0), compute_s=0.05)
+    lan.unicast = unicast
+    lan.answers_lost |= set(mute)
+    lan.trouble(0.0)
+    assert schedules.finish(lan).what == "done"
+    assert {tuple(sorted(live)) for _, live, *_ in lan.checks.views.values()} == {(1, 2, 3, 4)}
+    assert not lan.checks.sums.made
+
+
+def test_an_exchange_that_has_worked_is_not_given_up() -> None:
+    """Then a member is at fault."""
+    lan = job(4, timings=Timings(silence_most_s=0.6, call_back_s=2.0), compute_s=0.05)
+    lan.at(TRAINING_S, lambda: lan.answers_lost.add(2))
+    lan.trouble(TRAINING_S)
+    assert schedules.finish(lan).what == "done"
+    live = [set(live) for _, live, *_ in lan.checks.views.values()]
+    assert {1, 2, 3, 4} - set.intersection(*live) == {3}
 
 
 def test_members_do_not_wait_longer_because_others_do() -> None:
@@ -206,6 +217,7 @@ def test_lanes_that_were_not_offered_are_found(monkeypatch: pytest.MonkeyPatch) 
     """The aggregator adds its own lanes of two rounds before: it does not convert its own stripe first."""
     monkeypatch.setattr("tests.simulator.program.bounds", lambda *_: (0, 0))
     monkeypatch.setattr(Stripes, "_is_offered", lambda *_: True)
+    monkeypatch.setattr(Stripes, "_send_next", lambda *_: iter(()))  # it would send such lanes
     monkeypatch.setattr(StripesExchanger, "may_enter", lambda self: True)
     lan = job()
     lan.odds.converting_s = 0.01

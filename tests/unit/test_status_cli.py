@@ -26,6 +26,7 @@ def status(**more: Any) -> Status:
         "state": "member",
         "phase": "train",
         "trouble": "",
+        "switch": "",
         "other_job": "",
         "warning": "",
         "view": 3,
@@ -62,6 +63,11 @@ def test_a_host_without_a_part_in_the_job_says_which_one_runs() -> None:
 def test_a_host_that_works_may_have_a_warning() -> None:
     assert "warning    is the key the same?" in text(status(warning="is the key the same?"))
     assert "warning" not in text(status())
+
+
+def test_what_is_known_of_a_switch_that_adds() -> None:
+    assert "switch     adds" in text(status(switch="adds")).splitlines()
+    assert "switch " not in text(status())
 
 
 def test_who_leads() -> None:

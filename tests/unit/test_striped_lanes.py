@@ -32,6 +32,7 @@ class Converted:
 
     def convert(self, vector: F32, batch: int = 1 << 30) -> None:
         """In batches, the last one first."""
+        self.vector = vector
         self.quantiser.begin()
         count = min(batch, self.format.batch)
         for first in reversed(range(0, self.format.fragments, count)):
@@ -39,7 +40,8 @@ class Converted:
             self.quantiser.batch(vector, first, now, self.lanes, self.exponents)
 
     def keep(self, *lost: int) -> None:
-        self.quantiser.keep(np.isin(np.arange(self.format.fragments), lost))
+        gone = np.isin(np.arange(self.format.fragments), lost) | (self.exponents == NOT_FINITE)
+        self.quantiser.keep(self.vector, self.lanes, self.exponents, gone)
 
     @property
     def highest(self) -> int:

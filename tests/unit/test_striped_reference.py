@@ -61,6 +61,34 @@ def saved_rounds(width: int) -> Rounds:
     return rounds
 
 
+@pytest.mark.parametrize("unit", [-100, -80, -71, -70, -69, -40, 0, 20])
+@pytest.mark.parametrize("members", [3, 40, 64])
+def test_a_switch_adds_what_it_has_left_over(members: int, unit: int) -> None:
+    """In whole numbers of any size: the sum's lanes and remainder are the contributions and the remainder before."""
+    rng = np.random.default_rng(unit + 200)
+    before = striped_rounds.Sums(
+        np.zeros((5, 360), np.int64),
+        -70 + np.array([0, 1, 30, 35, 50]),
+        rng.integers(-(1 << 20), 1 << 20, (5, 360)),
+        -70,
+    )
+    parts = [
+        (rng.integers(-(1 << 31), 1 << 31, (5, 360)), np.full(5, unit)) for _ in range(members)
+    ]
+    made = striped_rounds.add(parts, 32, unit, before)
+    room = 61 if members <= 32 else 57
+    for fragment in range(5):
+        short = int(before.exponents[fragment]) - unit > room or members == 64
+        for lane in range(0, 360, 40):
+            rest = int(before.rests[fragment, lane])
+            by = unit - before.unit
+            added = rest >> by if by >= 0 else 0 if short else rest << -by
+            due = sum(int(lanes[fragment, lane]) for lanes, _ in parts) + added
+            shift = int(made.exponents[fragment]) - unit
+            got = (int(made.lanes[fragment, lane]) << shift) + int(made.rests[fragment, lane])
+            assert got == due, (fragment, lane)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_both_have_the_same_sums(width: int) -> None:
     assert striped_rounds.check(width, saved_rounds(width)) == sum(map(len, LISTS))

@@ -341,10 +341,11 @@ def test_a_round_comes_once_more_after_a_state(stack: ExitStack) -> None:
 def test_the_own_stripe_is_converted_first(
     stack: ExitStack, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then those after it; each batch is whole when the doorbell rings, and has its conversion last of all."""
+    """Then a batch of each other in turn. When the doorbell rings a batch is whole, and has its conversion last."""
     members = Members(stack, 3, 300_001, width)
     program, fragments = members.programs[2], members.fragments
-    own, start = program.host.own.array, fragments // 3
+    own, batch = program.host.own.array, LaneFormat(members.lanes, width).batch
+    stripes = [slice(fragments * r // 3, fragments * (r + 1) // 3) for r in (1, 2, 0)]
     program.offer(3, gradient(1, members.lanes))
     former = program.host.offered[1]
     expected = program.reducer.offers.own.lanes[1].copy()
@@ -354,9 +355,13 @@ def test_the_own_stripe_is_converted_first(
 
     def look(fd: int, value: int) -> None:
         ready = own["conversion"][1] == number
-        order = np.roll(ready[:fragments], -start)
-        done = int(order.sum())
-        assert order[:done].all() and done == program.arena.converted(3)
+        mine, *others = ([int(ready[part].sum()), part] for part in stripes)
+        for count, part in (mine, *others):
+            assert ready[part][:count].all()
+        assert mine[0] == len(range(*mine[1].indices(fragments))) or not others[0][0]
+        assert 0 <= others[0][0] - others[1][0] <= batch
+        done = int(ready[:fragments].sum())
+        assert done == program.arena.converted(3)
         assert (
             program.reducer.offers.own.lanes[1][ready[:fragments]] == expected[ready[:fragments]]
         ).all()

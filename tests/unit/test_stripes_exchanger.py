@@ -40,6 +40,8 @@ class Kernel:
         self.sums: set[int] = set()
         self.lanes = range(FRAGMENTS)
         self.lacking: Mapping[int, int] = {}
+        self.looked_at: list[tuple[int, int]] = []  # records, whether they are converted
+        self.next_: dict[int, int] = {}  # by aggregator: what the kernel sends next
 
     def count(self, round_: int, view: int, sender: int) -> int:
         assert (round_, view, sender) == (ROUND, VIEW.number, 0)
@@ -64,9 +66,13 @@ class Kernel:
         return ranges[:limit]
 
     def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        self.looked_at.append((first, end))
         if conversion != CONVERSION:
             return 0
         return next((i for i in range(first, end) if i not in self.lanes), end) - first
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        return self.next_.get(aggregator, 0)
 
     def absent(
         self, round_: int, view: int, first: int, count: int, members: int
@@ -151,16 +157,17 @@ def test_who_is_not_listed_sends_nothing_and_asks_when_nothing_comes() -> None:
     assert [first for first, _ in action.ranges] == [2000, 0]
 
 
-def test_one_contributor_alone_sends_all_to_all_and_needs_nothing() -> None:
+def test_one_contributor_alone_sends_all_to_all_and_needs_its_own_lanes() -> None:
+    """Not before they are there is it complete: a view of its own could commit the round at once."""
     kernel = Kernel()
     kernel.lanes = range(100)
     part, token = member(kernel=kernel), closed(2)
     action = only(part.on_token(0.0, token))
     assert kind(action) is wire.FrameType.SUM and action.ranges == ((0, 100),)
-    assert part.is_complete(token) and part.awaits_lanes and part.deadline() == float("inf")
+    assert not part.is_complete(token) and part.awaits_lanes and part.deadline() == float("inf")
     kernel.lanes = range(FRAGMENTS)
     assert only(part.advance(1.0)).ranges == ((100, FRAGMENTS - 100),)
-    assert part.advance(2.0) == [] and not part.awaits_lanes
+    assert part.advance(2.0) == [] and not part.awaits_lanes and part.is_complete(token)
     other = member(4)
     assert other.on_token(0.0, token) == [] and not other.is_complete(token)
     asks = only(other.advance(other.deadline()))
@@ -190,6 +197,19 @@ def test_a_member_enters_the_list_once_its_own_stripe_is_converted() -> None:
     assert part.may_enter()
     part.conversion = CONVERSION + 1
     assert not part.may_enter()
+
+
+def test_what_is_known_to_be_converted_is_not_looked_at_again() -> None:
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    for end in (1400, 1400, 2000, 2000):
+        kernel.lanes = range(1000, end)
+        assert part.may_enter() == (end == 2000)
+    assert kernel.looked_at == [(1000, 2000), (1400, 2000), (1400, 2000)]
+    part.open(ROUND)
+    part.conversion = CONVERSION
+    assert part.may_enter()
+    assert kernel.looked_at[3:] == [(1000, 2000)], "another round has records of its own"
 
 
 def test_in_another_view_another_stripe_is_the_own() -> None:
@@ -321,8 +341,8 @@ def test_who_lacks_nothing_is_not_accused() -> None:
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 6, 12, 16, 64])
-def test_a_window_of_one_stripe_alone_brings_bells_and_shows_a_loss(hosts: int) -> None:
-    """The last stripe of a slow aggregator must not wait for a timer."""
+def test_a_window_of_one_stripe_alone_shows_a_loss(hosts: int) -> None:
+    """However small it is: whoever looks asks at once."""
     members = tuple(Member(k, bytes([2, 0, 0, 0, 1, k]), f"h{k}") for k in range(1, hosts + 1))
     view = View(3, members, frozenset(range(1, hosts + 1)), 1)
     phase = replace(PHASE, fragments=64_000, last_fragments=64_000, shares=(1,) * hosts)
@@ -333,7 +353,6 @@ def test_a_window_of_one_stripe_alone_brings_bells_and_shows_a_loss(hosts: int) 
     part.conversion = CONVERSION
     action = only(part.on_list(0.0, (1 << hosts) - 1, -40))
     first, window = action.ranges[0]
-    assert 2 * part.clock <= window
     kernel.sums |= set(range(first + 1, first + window))
     kinds = [kind(a) for a in part.advance(0.001) if isinstance(a, SendFragments)]
     assert kinds == [wire.FrameType.ASK]
@@ -355,3 +374,19 @@ def test_a_member_is_complete_with_all_sums_and_the_lead_after_all_others() -> N
         assert not lead.is_complete(token)
         token.lines[number - 1].marks |= wire.Mark.COMPLETE
     assert lead.is_complete(token)
+
+
+def test_what_the_kernel_has_sent_is_not_sent_again() -> None:
+    """It sends one for each sum that comes. The agent goes on from there, and repairs what was lost of it."""
+    kernel = Kernel()
+    part = member(2, kernel)
+    part.on_token(0.0, closed(1, 2, 4))
+    first, end = 2 * FRAGMENTS // 3, FRAGMENTS  # the stripe of member 4
+    kernel.sums |= set(range(first, first + 10))
+    kernel.next_[4] = first + WINDOW + 10
+    assert part.advance(0.001) == []
+    kernel.sums |= set(range(first + 10, first + 16))
+    assert only(part.advance(0.003)).ranges == ((first + WINDOW + 10, 6),)
+    lost = wire.Lacking(0b0010, first + WINDOW + 8, FRAGMENTS, 1, 8, 0, -40)
+    assert only(part.on_lacking(0.004, lost)).ranges == ((first + WINDOW + 8, 1),)
+    assert end > first + WINDOW + 16

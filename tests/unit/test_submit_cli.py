@@ -82,8 +82,10 @@ def test_a_run_that_is_not_there_is_told_from_one_without_a_checkpoint(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "kept"
-    for folder in ("kept/bare", "here", "kept/whole/checkpoint"):
+    for folder in ("kept/bare", "here", "kept/whole/checkpoint", "kept/member/checkpoint"):
         (tmp_path / folder).mkdir(parents=True)
+    member = runs / "member"  # of a host that did not lead
+    (member / "checkpoint" / "h2.residual.npz").touch()
     with pytest.raises(UsageProblem) as error:
         find(runs, "runs/nope")
     assert str(error.value) == (
@@ -92,10 +94,10 @@ def test_a_run_that_is_not_there_is_told_from_one_without_a_checkpoint(
     )
     with pytest.raises(UsageProblem, match="no folder /no/such/run; name"):
         find(runs, "/no/such/run")
-    for name, folder in (("bare", runs / "bare"), ("here", tmp_path / "here")):
+    for name, folder in (("bare", runs / "bare"), ("here", tmp_path / "here"), ("member", member)):
         with pytest.raises(UsageProblem, match=f"{folder} holds no checkpoint"):
             find(runs, name)
     whole = runs / "whole" / "checkpoint"
-    assert find(runs, "whole") == whole
     (whole / "checkpoint.npz").touch()
+    assert find(runs, "whole") == whole
     assert find(runs, str(whole)) == whole, "the folder that the end of a job names"

@@ -15,7 +15,8 @@ from trainer import JobError
 from trainer.idx import find
 from trainer.prepare import prepare
 
-MNIST = Path(__file__).resolve().parents[2] / "trainer" / "jobs" / "mnist"
+JOBS = Path(__file__).resolve().parents[2] / "trainer" / "jobs"
+MNIST = JOBS / "mnist"
 FILES = tuple(
     f"{part}-{name}-ubyte" for part in ("train", "t10k") for name in ("images-idx3", "labels-idx1")
 )
@@ -56,6 +57,22 @@ def test_mnist_says_what_is_missing_or_cut_off(tmp_path: Path, name: str) -> Non
     (data / name).unlink()
     with pytest.raises(JobError, match=f"no {name} or {name}.gz in {data}"):
         prepare(MNIST, tmp_path / "out", str(data), {})
+
+
+def test_text_learns_what_comes_next(tmp_path: Path) -> None:
+    """The first of twenty files and the twenty-first are the test's."""
+    (tmp_path / "text").mkdir()
+    for number in range(22):
+        start = number % 7
+        words = b"the quick brown fox jumps over the lazy dog. "
+        (tmp_path / "text" / f"{number:02}").write_bytes((words[start:] + words) * 9)
+    settings = {"batch": 64, "rounds": 40, "test_every": 100, "width": 32, "lr": 0.01}
+    data = str(tmp_path)
+    outcome = run_job(JOBS / "text", tmp_path / "run", 2, data, quorum=1.0, **settings)
+    assert outcome.errors == [None, None]
+    last = outcome.metrics(1)[-1]
+    assert last["samples"] == 9 * (45 + 45) + 9 * (39 + 45) - 16, "windows of 17 bytes"
+    assert last["accuracy"] > 0.9
 
 
 @pytest.mark.long

@@ -29,7 +29,8 @@ class Agent:
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         members = tuple(Member(n, f"h{n}") for n in (1, 2, 3))
-        welcome = Welcome(number, members, f"h{number}", lead, {"lane": "i16"}, "", VIEW)
+        settings, workdir = {"lane": "i16"}, "/nowhere"
+        welcome = Welcome(number, members, f"h{number}", lead, settings, workdir, VIEW)
         self.session = Session(Channel(theirs), welcome)
         self.arena = Arena.create(1)
         self._doorbell = os.eventfd(0)
@@ -257,6 +258,8 @@ def test_messages_about_state(agent: Agent) -> None:
     assert agent.take() == {"op": "loaded", "number": 2, "digest": "abc"}
     agent.view(2, (2, 3))
     agent.session.checkpoint(31)
+    error = agent.take()
+    assert error.pop("op") == "residual" and "No such file" in error.pop("error") and not error
     assert agent.take() == {"op": "checkpoint", "round": 31}
     agent.session.progress(7, 1)
     assert agent.take()["op"] == "progress"

@@ -76,6 +76,15 @@ def test_refuses(key: str, value: Any, message: str) -> None:
         merge(Settings(epochs=1), {key: value})
 
 
+def test_one_micro_batch_is_enough_where_no_round_closes_early() -> None:
+    whole = {"quorum": 1, "micro_batches": 1}
+    assert merge(Settings(epochs=1), whole).micro_batches == 1
+    with pytest.raises(JobError, match="micro_batches is 0; it must be at least 1"):
+        merge(Settings(epochs=1), whole | {"micro_batches": 0})
+    with pytest.raises(JobError, match="micro_batches is 1; it must be at least 10"):
+        merge(Settings(epochs=1), whole | {"quorum": 0.99})
+
+
 def test_planned_rounds() -> None:
     assert Settings(batch=512, epochs=4).planned_rounds(60000) == 468
     assert Settings(batch=512, epochs=4, rounds=20).planned_rounds(60000) == 20

@@ -9,7 +9,7 @@ import pytest
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol import Send
+from nicps.protocol import Send, exchange
 from nicps.protocol.lead import LeadWatch
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.phase import AdaptiveTimeout
@@ -21,6 +21,13 @@ pytestmark = pytest.mark.unit
 
 #: Its members send at any time: tokens overtake fragments.
 OVERTAKING = replace(Exchange.BROADCAST, name="overtaking", token_waits=False)
+
+
+@pytest.fixture(autouse=True)
+def overtaking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring can have that exchange."""
+    table = "nicps.protocol.exchange._EXCHANGERS"
+    monkeypatch.setattr(table, {**exchange._EXCHANGERS, OVERTAKING: exchange.BroadcastExchanger})
 
 
 class Kernel:

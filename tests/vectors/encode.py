@@ -2,7 +2,7 @@
 """Frames as bytes, written down a second time: nothing here comes from `nicps.wire`.
 
 The vectors are there to show that the definition and what is made of it say the same, so they have
-layouts of their own. Whoever changes `nicps/wire.py` changes this table by hand. SipHash is a library's.
+layouts of their own. Whoever changes `nicps/wire/` changes this table by hand. SipHash is a library's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYOUTS = {
     "entry": "samples_before:I samples:I ready:I digest:I read:H marks:B unit:b",
     "range": "first:I count:H sender:H",
     "call": "nonce:Q view:I ballot:I",
-    "answer": "nonce:Q fresh:Q view:I stage:B reserved:B reserved2:H",
+    "answer": "nonce:Q fresh:Q view:I stage:B reserved:B group:H",
     "view": "live:Q nonce:Q number:I base:I ballot:I addressee:H members:B values:B step:B "
     "ended:B reserved2:H reserved3:I",
     "view_value": "live:Q seed:16s follows:I phase:I round:I lead:H unit:b reserved:B",
@@ -33,22 +33,26 @@ LAYOUTS = {
     "accepted_mac:6s members:B values:B reserved:I",
     "decision": "number:I generation:I phase:B reserved:B reserved2:H reserved3:I",
     "ack": "number:I prepared:B reserved:B reserved2:H",
-    "want": "ready:I read:I digest:I lacks:I",
+    "want": "ready:I read:I digest:I unit:b reserved:B lacks:H",
     "lack": "count:I member:H reserved:H",
     "fail": "reserved:Q",
     "leave": "reserved:Q",
     "probe": "nonce:Q number:I step:B reserved:B reserved2:H",
+    "switch": "boot:Q nonce:Q members:Q number:I fragments:I width:B step:B reserved:H reserved2:I",
+    "grant": "seed:16s siphash:16s name:14s lead:H",
+    "grant_member": "mac:6s number:H",
     "echo": "nonce:Q first_ns:Q last_ns:Q count:I number:I busy:B reserved:B reserved2:H reserved3:I",
 }
 STRIPES = ("contribution", "sum", "ask", "lacking")
 LAYOUTS |= dict.fromkeys(
-    STRIPES, "members:Q index:I fragments:I number:I width:B exponent:b unit:b reserved:B"
+    STRIPES, "members:Q index:I fragments:I number:I width:B exponent:b unit:b behind:B"
 )
 TYPES = (
     *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
-    *("vote", "leave", "probe", "echo", *STRIPES),
+    *("vote", "leave", "probe", "echo", *STRIPES, "switch"),
 )
 REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD, ANSWER = 1, 2, 4, 8, 16, 32, 64
+COMPLETE, OFFERED = 128, 256
 OPEN, CLOSING = 0, 1
 ETHERTYPE = 0x88B5
 LANES = {32: ("i", 360), 16: ("h", 720), 8: ("b", 1440)}

@@ -9,6 +9,8 @@ from tests.vectors.encode import (
     ANSWER,
     BOUNCED,
     CLOSING,
+    COMPLETE,
+    OFFERED,
     PARKED,
     REPAIR,
     REPEAT,
@@ -245,6 +247,11 @@ FRAMES = (
         "want", HEADER | {"flags": TOKEN_WANTED}, (("want", {"ready": 32, "read": 6, "digest": 7}),)
     ),
     Vector(
+        "want that offers, and says that all is here",
+        HEADER | {"flags": OFFERED | COMPLETE},
+        (("want", {"ready": 32, "read": 6, "digest": 7, "unit": -60}),),
+    ),
+    Vector(
         "want of a member that makes no progress",
         HEADER,
         (
@@ -298,6 +305,41 @@ FRAMES = (
         HEADER | {"flags": ANSWER},
         (("lacking", STRIPE | {"members": 1 << 63 | 2, "number": 1}),),
         bytes(1440),
+    ),
+    Vector(
+        "contribution: to a switch, with a remainder",
+        HEADER,
+        (("contribution", STRIPE | {"number": 3, "behind": 255}),),
+        bytes(1440),
+    ),
+    Vector("switch: hello", HEADER, (("switch", {"boot": U64, "nonce": 1, "step": 1}),)),
+    Vector(
+        "switch: a grant, sealed",
+        HEADER,
+        (
+            (
+                "switch",
+                {"boot": 1, "nonce": U64, "number": 2, "fragments": U32, "width": 8, "step": 2},
+            ),
+        ),
+        bytes(range(256)),
+    ),
+    Vector(
+        "switch: ready",
+        HEADER,
+        (
+            (
+                "switch",
+                {
+                    "boot": U64,
+                    "members": U64,
+                    "number": U32,
+                    "fragments": 9,
+                    "width": 32,
+                    "step": 3,
+                },
+            ),
+        ),
     ),
 )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The XDP program in which a processor stalls where a test wants it (`stall.c`)."""
+"""XDP programs in which a processor stalls where a test wants it (`stall.h`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from nicps.dataplane import bpf
 from tests.xdp.kernel import Kernel, kernel
 
 SOURCE = Path(__file__).with_name("stall.c")
+SWITCH_SOURCE = Path(__file__).with_name("switch_stall.c")
 WORDS = ("place", "reached", "go", "late")
 #: A fragment's round is checked, and its slot is not claimed; the slot is claimed; the fragment is added, and not
-#: counted; a token is bounced, and its copy is not written.
-CHECKED, CLAIMED, ADDED, BOUNCED = 1, 2, 3, 4
+#: counted; a token is bounced, and its copy is not written; a remainder is copied, and its place has no new tag.
+CHECKED, CLAIMED, ADDED, BOUNCED, COPIED = 1, 2, 3, 4, 5
 LIMIT_S = 60.0
 
 T = TypeVar("T")
@@ -73,6 +74,11 @@ class Meeting:
         while not self._words["reached"] and not other.done():
             assert time.monotonic() < deadline
         return other
+
+    @property
+    def reached(self) -> bool:
+        """Somebody stalls, or has stalled."""
+        return bool(self._words["reached"])
 
     def go(self) -> None:
         """Whoever stalls goes on."""

@@ -14,7 +14,7 @@ from nicps.dataplane import bpf, loader
 from nicps.dataplane.doorbell import Doorbell
 from nicps.layout import layout
 from tests.model import BANKS, Outcome
-from tests.stripes import GROUP, LANES, MACS, NETWORK, PER_BLOCK, StripesModel
+from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, StripesModel, mac_of
 from tests.xdp.target import SEAL, VERDICTS
 
 ROOM = 10
@@ -42,6 +42,7 @@ class Target:
         self.windows = self._view(maps["windows"], records["window"])
         self.progress = self._view(maps["progress"], records["progress"])
         self.ring = self._view(maps["ring"], records["ring"])
+        self.sent = self._view(maps["sent"], np.dtype("u8"))
         self.doorbell = Doorbell(maps["doorbell"])
         self.limits = self._view(maps["limits"], records["limit"])
         self._counters = self._view(maps["counters"], np.dtype("u8"))
@@ -72,6 +73,7 @@ class Target:
             view[...] = np.zeros((), view.dtype)
         for view in (self.progress, self.ring, self.own, self.sums, self.gathers, self.blocks):
             view[...] = np.zeros((), view.dtype)
+        self.sent[...] = 0
         self.config["network"], self.config["enabled"] = NETWORK, 1
         self.config["number"], self.config["members"] = model.number, max(model.live)
         self.config["live_members"] = sum(1 << number - 1 for number in model.live)
@@ -80,8 +82,8 @@ class Target:
         self.config["seal"], self.config["everybody"] = (
             np.frombuffer(mac, np.uint8) for mac in (SEAL, GROUP)
         )
-        for number in model.live:
-            self.members["mac"][number] = np.frombuffer(MACS[number - 1], np.uint8)
+        for number in (*model.live, *([0] if model.switch else [])):
+            self.members["mac"][number] = np.frombuffer(mac_of(number), np.uint8)
         if model.key:
             self.key["word"] = np.frombuffer(model.key, "<u8")
         self.enter(model)
@@ -92,11 +94,12 @@ class Target:
         self.config["view"], self.config["round"] = model.view, first
         self.config["round_low"], self.config["round_high"] = first, last
         for name, at in (("", first), ("_next", first + 1)):
-            self.config[f"rank{name}"] = model.ranks_in(at)[model.number]
+            self.config[f"rank{name}"] = model.ranks_in(at).get(model.number, 0)
             self.config[f"aggregators{name}"] = model.aggregators(at)
         self.config["width"], self.config["width_next"] = model.width
-        for number in model.live:
-            self.members["rank"][number] = [ranks[number] for ranks in model.ranks]
+        self.config["rest_view"], self.config["rest_behind"] = zip(*model.rest, strict=True)
+        for number in (0, *model.live):
+            self.members["rank"][number] = [ranks.get(number, 0) for ranks in model.ranks]
 
     def write_own(self, model: StripesModel) -> None:
         """What the training program has converted, and which of it was offered."""
@@ -105,6 +108,8 @@ class Target:
             record["exponent"], record["conversion"] = own.exponent & 0xFF, own.conversion
             record["lane"] = np.frombuffer(own.lanes, np.uint8)
         self.config["offered"] = model.offered
+        for (bank, number), (round_, index) in model.sent.items():
+            self.sent[bank * (wire.MAX_MEMBERS + 1) + number] = round_ << 32 | index
 
     def give(self, frame: bytes) -> bpf.Run:
         """One frame, from its Ethernet header on."""
@@ -166,4 +171,7 @@ class Target:
             record = self.windows[number]
             assert int(record["highest"]) == window.highest
             assert int(record["answers"]) == window.answers
+        for (bank, number), (round_, index) in model.sent.items():
+            found = int(self.sent[bank * (wire.MAX_MEMBERS + 1) + number])
+            assert found == round_ << 32 | index
         assert int(self.outgoing["answers"][0]) == model.answers

@@ -17,7 +17,12 @@ from nicps.layout import layout
 from tests.model import BANKS, SLOTS_PER_BLOCK, Outcome
 from tests.replay import State, bits, halves
 
-VERDICTS = {bpf.XDP_PASS: "pass", bpf.XDP_DROP: "drop", bpf.XDP_TX: "tx"}
+VERDICTS = {
+    bpf.XDP_PASS: "pass",
+    bpf.XDP_DROP: "drop",
+    bpf.XDP_TX: "tx",
+    bpf.XDP_REDIRECT: "redirect",
+}
 HOUR_NS = 3_600_000_000_000
 SEAL = bytes.fromhex("02abcdef0123")
 

@@ -99,6 +99,14 @@ def test_a_life_that_goes_on_is_heeded(run: list[Path]) -> None:
         sums.compare(sums.read(run), 16)
 
 
+def test_sums_of_stripes_are_others(run: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in run:
+        change(folder, 3, lambda values: values.update(exchange="stripes"))
+    code, said = bench(run, capsys)
+    assert code == 2
+    assert said.startswith("nicps: error: round 3: the run's exchange is stripes, ")
+
+
 def test_what_is_missing(run: list[Path]) -> None:
     (run[1] / "gradients" / "3.npz").unlink()
     with pytest.raises(JobFailed, match="round 3: not all the gradients that were counted"):

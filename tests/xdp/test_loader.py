@@ -254,3 +254,17 @@ def test_no_room_for_an_image(tmp_path: Path, image_folder: Path) -> None:
     loaded = loader.load(write(tmp_path, GOOD), {"verdict": "xdp"}, {"VERDICT": bpf.XDP_TX})
     assert bpf.prog_test_run(loaded.programs["verdict"], bytes(64)).verdict == bpf.XDP_TX
     loaded.close()
+
+
+def test_a_map_of_ports_is_kept(tmp_path: Path, no_compiler: Callable[[], None]) -> None:
+    """The kernel gives it a flag that it refuses from others."""
+    text = GOOD.replace("int verdict", "BPF_DEVMAP(ports, 4);\n\nint verdict")
+    text = text.replace("return VERDICT", "return ports.redirect_map(0, BPF_F_BROADCAST)")
+    source = write(tmp_path, text)
+    loader.load(source, {"verdict": "xdp"}).close()
+    no_compiler()
+    loaded = loader.load(source, {"verdict": "xdp"})
+    info = bpf.map_info(loaded.maps["ports"])
+    assert (info.entries, info.value) == (4, 4)
+    assert bpf.prog_test_run(loaded.programs["verdict"], bytes(64)).verdict == bpf.XDP_REDIRECT
+    loaded.close()

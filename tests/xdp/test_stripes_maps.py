@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import os
 import select
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from nicps.dataplane.doorbell import Bell, Doorbell
 from nicps.dataplane.maps import Maps
 from nicps.errors import EnvironmentProblem
 from nicps.layout import layout
-from nicps.wire import FrameType
+from nicps.wire import BLOCK_LANES, FrameType
 from tests.stripes import LANES, MACS, NATIVE, NETWORK, signed
 from tests.xdp.test_maps import runs
 
@@ -57,12 +59,17 @@ class Host:
     def use(self, room: int = ROOM, blocks: int = 4) -> None:
         """New maps for vectors of that size, as before a job."""
         self.maps.stripes.use(self.maps.stripes.reserve(room))
-        self.maps.stripes.use_places(blocks)
+        self.use_places(blocks)
         self.maps.stripes.own["exponent"] = UNIT & 0xFF
 
-    def give(self, kind: FrameType, sender: int, index: int, **body: Any) -> bpf.Run:
+    def use_places(self, blocks: int) -> None:
+        self.maps.stripes.use_places(self.maps.stripes.reserve_places(blocks))
+
+    def give(
+        self, kind: FrameType, sender: int, index: int, view: int = VIEW, **body: Any
+    ) -> bpf.Run:
         """A frame of stripes with lanes of 1."""
-        header = wire.Header(network=NETWORK, view=VIEW, round=1, sender=sender)
+        header = wire.Header(network=NETWORK, view=view, round=1, sender=sender)
         values = wire.Contribution(0b111, index, ROOM, 0, WIDTH, UNIT, UNIT)
         lanes = np.ones(LANES[WIDTH], NATIVE[WIDTH]).tobytes()
         frame = signed(sender, kind, header, replace(values, **body), lanes, MACS[0], b"")
@@ -132,13 +139,11 @@ def test_new_maps_take_the_place_of_old_ones(host: Host) -> None:
     assert bpf.map_info(stripes.own_fd).entries == bpf.map_info(stripes.sums_fd).entries == 30
     assert old["tag"][1, 4] == TAG, "who has the old ones mapped keeps them"
     assert not stripes.sums["tag"].any() and host.maps.count(1, VIEW, 0) == 0
-    stripes.use_places(4)
-    assert bpf.map_info(stripes.blocks_fd).entries == 8, "the room is another one"
+    assert stripes.places == host.maps.config["gather_blocks"] == 0, "the room is another one"
+    host.use_places(4)
+    assert bpf.map_info(stripes.blocks_fd).entries == 8
     assert stripes.gathers.shape == (2, 4 * EACH)
-    blocks_fd = stripes.blocks_fd
-    stripes.use_places(4)
-    assert stripes.blocks_fd == blocks_fd, "nothing demands others"
-    stripes.use_places(5)
+    host.use_places(5)
     assert stripes.places == host.maps.config["gather_blocks"] == 5
     assert stripes.gathers.shape == (2, 5 * EACH)
     assert host.maps.config["enabled"] == 1
@@ -152,7 +157,7 @@ def test_new_maps_take_the_place_of_old_ones(host: Host) -> None:
 
 def test_a_host_without_a_stripe_has_places(host: Host) -> None:
     """A map cannot be empty."""
-    host.maps.stripes.use_places(0)
+    host.use_places(0)
     assert host.maps.stripes.places == host.maps.config["gather_blocks"] == 1
 
 
@@ -162,7 +167,7 @@ def test_too_much_memory(host: Host) -> None:
     with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of own lanes and sums"):
         stripes.reserve(1_000_000_000)
     with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of places"):
-        stripes.use_places(100_000_000)
+        stripes.reserve_places(100_000_000)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert (stripes.room, stripes.places) == (ROOM, 4)
     host.give(FrameType.SUM, 2, 4)
@@ -173,6 +178,79 @@ def test_a_reserved_room_that_is_not_needed(host: Host) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     host.maps.stripes.reserve(3).close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_retired_places_take_nothing_and_keep_what_they_hold(host: Host) -> None:
+    """Between a view and the places for its stripe; the training program still reads what is left in the old ones."""
+    stripes, config = host.maps.stripes, host.maps.config
+    stripes.own["conversion"][1, :] = config["offered"] = 5
+    host.give(FrameType.CONTRIBUTION, 2, 0, exponent=UNIT + 20)
+    host.give(FrameType.CONTRIBUTION, 3, 0)
+    shape = (2, 4, BLOCK_LANES)
+    theirs = np.frombuffer(bpf.map_memory(stripes.blocks_fd, False), np.int64)
+    left = theirs[: np.prod(shape)].reshape(shape)[1, 0, : LANES[WIDTH]].copy()
+    assert stripes.converted(1, 5, 0, 4) == 4
+    host.begin(VIEW + 1)
+    stripes.retire_places()
+    before = host.maps.counters()
+    host.give(FrameType.CONTRIBUTION, 2, 1, view=VIEW + 1)
+    host.give(FrameType.ASK, 2, 1, view=VIEW + 1)
+    host.give(FrameType.SUM, 2, 4, view=VIEW + 1)
+    risen = {name: n - before[name] for name, n in host.maps.counters().items() if n > before[name]}
+    assert risen == {"range": 2, "stored": 1}
+    assert stripes.converted(1, 5, 0, 4) == 0 and stripes.places == 0
+    assert stripes.absent(1, VIEW + 1, 0, 4, 0b111) == {2: 4, 3: 4}
+    host.use_places(4)
+    host.give(FrameType.CONTRIBUTION, 2, 1, view=VIEW + 1)
+    assert stripes.gathers["tag"][1, 1] == (VIEW + 1) << 32 | 1
+    assert stripes.converted(1, 5, 0, 4) == 4
+    now = theirs[: np.prod(shape)].reshape(shape)[1, 0, : LANES[WIDTH]]
+    assert (now == left).all() and left.any()
+
+
+def memory_of(*numbers: int) -> int:
+    """Bytes of the kernel's memory that maps of these numbers take, as it accounts for them."""
+    total = 0
+    for number in numbers:
+        with contextlib.suppress(FileNotFoundError):
+            fd = bpf.map_by_id(number)
+            lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+            os.close(fd)
+            total += next(int(line.split()[1]) for line in lines if line.startswith("memlock:"))
+    return total
+
+
+def test_released_maps_are_given_back(host: Host) -> None:
+    """All but what another process has mapped, as long as it has."""
+    stripes, config, maps = host.maps.stripes, host.maps.config, host.loaded.maps
+    room = 3000
+    host.use(room, 500)
+    own, sums = (bpf.map_info(fd).id for fd in (stripes.own_fd, stripes.sums_fd))
+    places = [bpf.map_info(fd).id for fd in (stripes.blocks_fd, stripes._gathers_fd)]
+    shapes = layout().records
+    sizes = 2 * room * (shapes["own"].itemsize + shapes["stored"].itemsize)
+    sizes += 2 * 500 * (8 * BLOCK_LANES + EACH * shapes["gather"].itemsize)
+    assert memory_of(own, sums, *places) == pytest.approx(sizes, rel=0.01)
+    theirs = bpf.map_memory(stripes.own_fd)
+    stripes.retire()
+    assert config["room"] == config["gather_blocks"] == stripes.room == 0
+    before = host.maps.counters()
+    host.give(FrameType.SUM, 2, 4)
+    host.give(FrameType.CONTRIBUTION, 2, 0)
+    risen = {name: n - before[name] for name, n in host.maps.counters().items() if n > before[name]}
+    assert risen == {"range": 2}
+    stripes.release()
+    gc.collect()
+    assert memory_of(sums, *places) == 0
+    assert memory_of(own) == pytest.approx(2 * room * shapes["own"].itemsize, rel=0.01)
+    theirs.close()
+    assert memory_of(own) == 0
+    stripes.release()  # a second time nothing happens
+    host.use()
+    stripes.release()  # nor where others have come into use since
+    host.give(FrameType.SUM, 2, 4)
+    assert stripes.sums["tag"][1, 4] == TAG
+    assert all(bpf.map_info(maps[name]).entries == 1 for name in ("own", "sums"))
 
 
 # ---- views and ranks
@@ -189,6 +267,39 @@ def test_ranks(host: Host) -> None:
     assert (config["rank"], config["aggregators"]) == (0, 0)
     assert (config["rank_next"], config["aggregators_next"]) == (1, 1)
     assert ranks.sum() == 1
+
+
+def test_a_switch_is_the_aggregator(host: Host) -> None:
+    """Its sums are stored, and what goes back to it names the round whose remainders belong to this one."""
+    stripes, config = host.maps.stripes, host.maps.config
+    stripes.retire_places()
+    stripes.own["conversion"][1, :] = config["offered"] = 5
+    assert stripes.converted(1, 5, 0, 4) == 0, "the own stripe has no places"
+    stripes.set_ranks((0,), (1, 2))
+    assert (config["rank"], config["aggregators"]) == (0, 1)
+    assert (config["rank_next"], config["aggregators_next"]) == (1, 2)
+    assert host.maps._members["rank"][:3].tolist() == [[1, 0], [0, 1], [0, 2]]
+    assert stripes.converted(1, 5, 0, 4) == 4, "a switch's host needs none"
+    assert stripes.converted(2, 5, 0, 4) == 0
+    stripes.set_rest(1, VIEW - 1, 200)
+    stripes.set_rest(2, VIEW, 3)
+    stripes.set_sent(1, 0, 6)
+    made = host.give(FrameType.SUM, 0, 4)
+    assert made.verdict == bpf.XDP_TX and stripes.sums["tag"][1, 4] == TAG
+    sent = wire.unpack(made.frame[wire.ETHERNET_BYTES :])
+    assert made.frame[:6] == wire.SWITCH and sent.type == FrameType.CONTRIBUTION
+    assert (sent.body.index, sent.body.number, sent.body.behind) == (6, VIEW - 1, 200)
+    assert stripes.next_to_send(1, 0) == 7
+    stripes.set_rest(1, VIEW - 1, 0)
+    sent = wire.unpack(host.give(FrameType.SUM, 0, 5).frame[wire.ETHERNET_BYTES :])
+    assert (sent.body.index, sent.body.number, sent.body.behind) == (7, 0, 0)
+    for behind in (-1, 256):
+        with pytest.raises(ValueError, match=f"remainders of {behind} rounds before"):
+            stripes.set_rest(1, VIEW, behind)
+    host.begin(VIEW + 1)
+    before = host.maps.counters()["stranger"]
+    host.give(FrameType.SUM, 0, 4, view=VIEW + 1)
+    assert host.maps.counters()["stranger"] == before + 1, "in another view it is none"
 
 
 def test_a_view_begins_with_nothing_of_the_former(host: Host) -> None:
@@ -246,7 +357,7 @@ def test_readings_against_a_plain_model(loaded: Host, seed: int) -> None:
     stripes.sums["tag"] = tags(room)
     stripes.own = np.zeros((2, room), records["own"])
     stripes.own["conversion"] = np.where(rng.random((2, room)) < chance, 3, rng.integers(0, 3))
-    stripes.gathers = np.zeros((2, places), records["gather"])
+    stripes.places, stripes.gathers = 1, np.zeros((2, places), records["gather"])
     stripes.gathers["tag"] = tags(places)
     stripes.gathers["seen"] = rng.integers(0, 1 << 63, (2, places), dtype=np.uint64) << np.uint64(1)
     stripes.gathers["seen"] |= rng.integers(0, 2, (2, places), dtype=np.uint64)

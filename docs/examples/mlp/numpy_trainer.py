@@ -268,7 +268,7 @@ class Member:
             own_samples=own,
             counted=commit["counted"],
         )
-        if commit["lead"]:
+        if commit["lead"] and commit.get("checkpoint"):
             self.checkpoint()
         return not (test and commit["lead"])
 
@@ -283,16 +283,20 @@ class Member:
         self.progress["epoch"] = trained * batch / records
         self.finishing = trained >= min(plans)
         test = self.finishing or (commit["samples"] > 0 and trained % (every or an_epoch) == 0)
-        self.agent.ask("decide", round=commit["round"], what="test" if test else "continue")
+        self.judge(commit["round"], "test" if test else "continue")
         return test
 
-    def checkpoint(self):
-        """As the lead, now and then: a state to go on from if all is lost (R22)."""
+    def judge(self, round_, what):
+        """Say what should come next, and as the lead whether a checkpoint is due after the next round (R22)."""
         every = self.settings["checkpoint_s"]
-        if every and time.monotonic() - self.saved_at >= every:
-            self.saved_at = time.monotonic()
-            self.save(self.folder / "checkpoint.npz")
-            self.agent.ask("checkpoint", round=self.model.trained)
+        due = bool(every) and time.monotonic() - self.saved_at >= every
+        self.agent.ask("decide", round=round_, what=what, checkpoint=due)
+
+    def checkpoint(self):
+        """As the lead, after a round of which all members were told so: a state to go on from if all is lost."""
+        self.saved_at = time.monotonic()
+        self.save(self.folder / "checkpoint.npz")
+        self.agent.ask("checkpoint", round=self.model.trained)
 
     def compute(self, round_):
         """The share of the batch in micro-batches, until it is enough for the quorum (R13)."""
@@ -335,7 +339,7 @@ class Member:
         whole = tally["succeeded"] + tally["failed"]
         accuracy = tally["succeeded"] / max(1, whole)
         self.progress |= {"accuracy": accuracy, "best": max(accuracy, self.progress["best"] or 0.0)}
-        self.agent.ask("decide", round=round_, what="end" if self.finishing else "continue")
+        self.judge(round_, "end" if self.finishing else "continue")
         self.note(
             "test",
             round_,

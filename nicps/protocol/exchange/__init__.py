@@ -3,8 +3,8 @@
 
     base.py       what the control of a round asks of every exchange
     broadcast.py  the holder broadcasts, every kernel adds (R10, R11)
-    stripes.py    everybody sends at once, each fragment to the member that adds it up
-    switch.py     the holder feeds a switch, which adds
+    stripes.py    everybody sends at once, each fragment to the member that adds it up, or all to a Linux switch
+    switch.py     everybody sends at once to a P4 switch, which adds
 
 `nicps/exchange.py` has the kinds themselves.
 """
@@ -18,17 +18,20 @@ from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.view import View
 
+_EXCHANGERS: dict[Exchange, type[Exchanger]] = {
+    Exchange.BROADCAST: BroadcastExchanger,
+    Exchange.STRIPES: StripesExchanger,
+    Exchange.SWITCH: SwitchExchanger,
+    Exchange.LINUX_SWITCH: StripesExchanger,
+}
+
 
 def exchanger_of(
     phase: Phase, view: View, number: int, receiver: Receiver, timings: Timings, now: float
 ) -> Exchanger:
     """The part of member `number` in the phase's exchange, in that view."""
     kind = phase.exchange.among(len(view.live))
-    if kind == Exchange.SWITCH:
-        return SwitchExchanger(kind, phase, view, number, receiver, timings, now)
-    if kind == Exchange.STRIPES:
-        return StripesExchanger(kind, phase, view, number, receiver, timings)
-    return BroadcastExchanger(kind, phase, view, number, receiver, timings)
+    return _EXCHANGERS[kind](kind, phase, view, number, receiver, timings, now)
 
 
 __all__ = ["BroadcastExchanger", "Exchanger", "StripesExchanger", "SwitchExchanger", "exchanger_of"]

@@ -10,7 +10,7 @@ from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol.actions import Action, SendFragments, Striped
 from nicps.protocol.kernel import Receiver
-from nicps.protocol.phase import Phase
+from nicps.protocol.phase import NO_REST, Phase, Timings
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View
@@ -22,66 +22,87 @@ class Exchanger(ABC):
     The control keeps the list of contributors, and knows no fragment. It calls `open`, then `send_listed` and
     `on_closed` as the list grows and is closed, and whenever this member has the token `serve`, `is_complete` and
     `ask`. Of a token the exchange writes `sent`, `settled` and `ranges`, the entries' `ready` while `owns_ready`, and
-    as it closes the list, `unit`. The ring tells it of what else happens.
+    as it closes the list, `unit`. The ring calls it for other events.
 
     Attributes:
-        kind: what is so of this exchange for everybody.
-        own_sent: fragments of its own that this member has announced in the token's `sent`.
-        conversion: of this member's lanes for the open round; 0: it has offered none.
-        aggregators: whose stripes there are, in order of rank.
-        clock: the kernel tells of so many sums at a time.
+        kind: the properties of this exchange that all hosts share.
+        own_sent: fragments of this member that it has announced in the token's `sent`.
+        conversion: number of the conversion of this member's lanes for the open round; 0: it has offered none.
+        size: fragments of this member's contribution to the open round, if rounds have sizes of their own; otherwise 0.
+        aggregators: the members that have a stripe, in order of rank; 0 is a Linux switch.
+        rest: the committed round whose remainders such a switch adds to the open one.
+        clock: the kernel wakes the agent each time this many sums have come.
     """
 
     aggregators: tuple[int, ...] = ()
     clock = 0
 
     def __init__(
-        self, kind: Exchange, phase: Phase, view: View, number: int, receiver: Receiver
+        self,
+        kind: Exchange,
+        phase: Phase,
+        view: View,
+        number: int,
+        receiver: Receiver,
+        timings: Timings,
+        now: float,
     ) -> None:
         self.kind = kind
-        self.own_sent = self.conversion = 0
+        self.own_sent = self.conversion = self.size = 0
+        self.rest = NO_REST
         self._phase = phase
         self._view = view
         self._number = number
         self._receiver = receiver
+        self._timings = timings
         self._sending = 0  # SendFragments that the kernel has not taken yet
+        self._dropped = False  # the open round will not be committed in this ring
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:  # noqa: B027
+        """Set up what only this kind of exchange keeps, for the time of the ring."""
 
     # ---- what the control tells
 
     def open(self, round_: int) -> None:
-        """That round is open: nothing of it has been sent or has come."""
-        self.own_sent = self.conversion = 0
+        """That round is open. Nothing of it has been sent or received yet."""
+        self.own_sent = self.conversion = self.size = 0
 
     @abstractmethod
     def send_listed(self, token: TokenState) -> list[Action]:
-        """This member's contribution has entered the list: what it sends at once."""
+        """This member's contribution has entered the list. Returns what it sends at once."""
 
     def on_closed(self, now: float, token: TokenState) -> list[Action]:
-        """This member has closed the list: what it sends at once."""
+        """This member has closed the list. Returns what it sends at once."""
         return []
 
     def on_token(self, now: float, token: TokenState) -> list[Action]:
-        """A token came, which may be another's, and perhaps says that the list is closed."""
+        """A token came. It may belong to another member, and its list may be closed."""
+        return []
+
+    def on_forwarded(self, now: float) -> list[Action]:
+        """This member forwards the token: what it sends behind it."""
         return []
 
     def on_list(self, now: float, members: int, unit: int) -> list[Action]:
-        """A contribution came, which says what list was closed, and with which unit."""
+        """A contribution came. It contains the closed list and the unit of the round."""
         return []
 
     def on_lacking(self, now: float, lacking: wire.Lacking) -> list[Action]:
-        """The aggregator has not got these members' contributions."""
+        """The aggregator has not received the contributions of these members."""
         return []
 
     def advance(self, now: float) -> list[Action]:
-        """Sums came, or lanes of this member's were converted, or time has passed."""
+        """Sums came, or lanes of this member were converted, or `deadline` has passed."""
         return []
 
     def deadline(self) -> float:
-        """When `advance` must be called next; infinity where nothing is waited for."""
+        """When `advance` must be called next; infinity if the exchange waits for nothing."""
         return math.inf
 
-    def on_dropped(self) -> None:  # noqa: B027
+    def on_dropped(self) -> None:
         """The open round will not be committed in this ring: another phase or view is coming."""
+        self._dropped = True
 
     def on_sent(self) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
@@ -94,7 +115,7 @@ class Exchanger(ABC):
         return True
 
     def wants_token(self, token: TokenState) -> bool:
-        """Whether this member would do something with the token while the list is closed, and it is not marked yet."""
+        """Whether this member has a use for the token while the list is closed and the member is not marked yet."""
         return True
 
     @property
@@ -106,30 +127,34 @@ class Exchanger(ABC):
 
     @abstractmethod
     def serve(self, now: float, token: TokenState) -> tuple[bool, list[Action]]:
-        """Send what others lack, and what there is room for; whether that changed the token."""
+        """Retransmit what others lack, and send what there is room for. Returns whether that changed the token."""
 
     @abstractmethod
     def is_complete(self, token: TokenState) -> bool:
-        """Whether this member has all that the list comes to."""
+        """Whether this member has all sums or contributions of the closed list."""
 
     @abstractmethod
     def ask(self, now: float, token: TokenState) -> bool:
-        """Write into the token what this member lacks; whether that is more than the token had."""
+        """Write into the token what this member lacks. Returns whether that is more than the token had."""
 
     def take_report(self, now: float, token: TokenState) -> Lacks:
-        """What this member lacks and does not get, however often it is sent again, if it is time to report it."""
+        """What this member lacks in spite of retransmissions, if a report is due."""
         return {}
 
     @abstractmethod
     def owns_ready(self, token: TokenState) -> bool:
-        """Whether the entries' `ready` counts what the exchange has achieved, and no samples."""
+        """Whether the entries' `ready` counts sums that the members have, instead of samples."""
 
     @property
     def delays_token(self) -> bool:
-        """Whether a token that was forwarded still waits here, behind fragments that were queued before it."""
+        """Whether a forwarded token still waits at this host, behind fragments that were queued before it."""
         return self._sending > 0 and self.kind.token_waits
 
     # ---- for the parts of this room
+
+    def _fragments_in(self, round_: int) -> int:
+        """Fragments of a contribution to that round; of the open one, if rounds have sizes of their own."""
+        return self.size or self._phase.fragments_in(round_)
 
     def _send(
         self,
@@ -140,7 +165,7 @@ class Exchanger(ABC):
         repair: bool,
         striped: Striped | None = None,
     ) -> list[Action]:
-        """Fragments of that round, if there is anybody to send them to."""
+        """Fragments of that round; nothing if this member is alone in its view."""
         if len(self._view.live) == 1:
             return []
         self._sending += 1

@@ -4,34 +4,21 @@
 from __future__ import annotations
 
 from nicps import wire
-from nicps.exchange import Exchange
 from nicps.protocol.actions import Action
 from nicps.protocol.exchange.base import Exchanger
-from nicps.protocol.kernel import Receiver
-from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.progress import Progress
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
-from nicps.protocol.view import View
 
 
 class BroadcastExchanger(Exchanger):
-    """A contribution goes out as it enters the list; its sender alone repairs it.
+    """A member broadcasts its contribution when it enters the list; only that member retransmits it.
 
     The token's ranges are (sender, first, count).
     """
 
-    def __init__(
-        self,
-        kind: Exchange,
-        phase: Phase,
-        view: View,
-        number: int,
-        receiver: Receiver,
-        timings: Timings,
-    ) -> None:
-        super().__init__(kind, phase, view, number, receiver)
-        self._progress = Progress(timings)
+    def _begin(self, now: float) -> None:
+        self._progress = Progress(self._timings)
 
     def open(self, round_: int) -> None:
         """Nothing is lacking yet."""
@@ -47,7 +34,7 @@ class BroadcastExchanger(Exchanger):
         return self._send(token.round, samples, ((0, fragments),), repair=False)
 
     def serve(self, now: float, token: TokenState) -> tuple[bool, list[Action]]:
-        """Send this member's fragments again that others lack, before anything new."""
+        """Retransmit the fragments of this member that others lack, before anything new."""
         end = self._phase.fragments_in(token.round)
         mine = tuple(
             (f, min(c, end - f)) for s, f, c in token.ranges if s == self._number and f < end
@@ -79,13 +66,13 @@ class BroadcastExchanger(Exchanger):
                     asks += wanted[2]
                 elif wanted in asked:  # by another member
                     asks += wanted[2]
-        if asks:  # what there was no room for is not sent again
+        if asks:  # ranges that did not fit the token are not retransmitted
             listed = sum(line.contributed for line in token.lines)
             self._progress.note(now, listed * fragments - sum(lacking.values()), asks)
         return len(token.ranges) > before
 
     def take_report(self, now: float, token: TokenState) -> Lacks:
-        """By their sender, the fragments that are sent again and do not come."""
+        """By sender, the number of fragments that do not come in spite of retransmissions."""
         return self._lacking(token) if self._progress.take_report(now) else {}
 
     def owns_ready(self, token: TokenState) -> bool:
@@ -93,7 +80,7 @@ class BroadcastExchanger(Exchanger):
         return False
 
     def _lacking(self, token: TokenState) -> dict[int, int]:
-        """Of listed members, how many fragments have not come, if there are any."""
+        """By listed member, how many of its fragments have not come; members that lack none are left out."""
         fragments = self._phase.fragments_in(token.round)
         count, round_, view = self._receiver.count, token.round, self._view.number
         return {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everybody sends at once, each fragment to the member that adds it up, whose kernel sends the sum to all.
 
+Or all of them to a Linux switch (docs/linux-switch.md), which is number 0 and the only aggregator.
+
 The stripe of rank r of n aggregators is the fragments F r // n to F (r + 1) // n (docs/stripes.md).
 """
 
@@ -12,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nicps import wire
-from nicps.exchange import Exchange
 from nicps.protocol.actions import Action, Striped
 from nicps.protocol.exchange.base import Exchanger
-from nicps.protocol.kernel import Receiver
-from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.progress import Progress
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
-from nicps.protocol.view import View, numbers
+from nicps.protocol.view import numbers
 
+#: The agent looks after so many sums at a time: what was lost, and where the kernel could not go on sending. At least
+#: as often in a round as the second says.
+_CLOCK, _LOOKS = 256, 32
 #: Frames that a switch port's queue is sure to hold: 256 KB.
 _QUEUE = 170
 _LEAST_WINDOW = 8
@@ -33,6 +35,10 @@ _PROBES = 4
 _RANGES = 64
 #: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
 _GLANCE = 4096
+#: Questions without any answer, after which what the aggregator has answered before does not count.
+_UNANSWERED = 4
+#: Rounds before the open one that a frame can name.
+_FARTHEST = 255
 #: Least and most waiting times until what does not come is asked for, as parts of `Timings.repeat_s`.
 _FIRST, _MOST = 1, 25
 
@@ -44,7 +50,7 @@ class _Stripe:
     """Fragments `first` to `end`, and how far they have come: the sums before `here` have, those at `sent` are next.
 
     `owner` adds them, or is the only one that has contributed. `beyond`: one past the last sum that has come; the holes
-    before `asked` have been asked for. `asks` is how often, since a sum came.
+    before `asked` have been asked for. `asks` is how often, since a sum came; `unanswered`, since `owner` has answered.
     """
 
     owner: int
@@ -56,6 +62,7 @@ class _Stripe:
     asked: int
     due: float = 0.0
     asks: int = 0
+    unanswered: int = 0
     timed: int = -1  # the fragment whose way there and back is measured, and since when
     timed_at: float = 0.0
 
@@ -90,25 +97,13 @@ class StripesExchanger(Exchanger):
     Whoever lacks a sum asks its aggregator; who has not contributed to it sends that again, if it is the one that asks.
     """
 
-    def __init__(
-        self,
-        kind: Exchange,
-        phase: Phase,
-        view: View,
-        number: int,
-        receiver: Receiver,
-        timings: Timings,
-    ) -> None:
-        super().__init__(kind, phase, view, number, receiver)
-        self.aggregators = phase.aggregators(view.live)
+    def _begin(self, now: float) -> None:
+        self.aggregators = self._phase.aggregators(self._view.live)
         others = max(1, len(self.aggregators) - 1)
         self._window = max(_LEAST_WINDOW, _QUEUE // (2 * others))
-        # Where one stripe alone has not come to its end, a window of it must bring bells.
-        self.clock = max(1, self._window // 2)
         self._overtake = min(_OVERTAKE, self._window // 2)
-        self._round_trip = RoundTrip(timings.repeat_s)
-        self._progress = Progress(timings)
-        self._dropped = False
+        self._round_trip = RoundTrip(self._timings.repeat_s)
+        self._progress = Progress(self._timings)
         self.open(0)
 
     # ---- what the control tells
@@ -120,8 +115,15 @@ class StripesExchanger(Exchanger):
         self._striped: Striped | None = None
         self._stripes: list[_Stripe] = []
         self._awaits_lanes = False
+        self._entering = 0  # the conversion of which `_enters` records of the own stripe were seen
+        self._enters = 0
         self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
         self._progress.open()
+        self._set_clock(round_)
+
+    def _set_clock(self, round_: int) -> None:
+        looks = self._fragments_in(round_) // _LOOKS
+        self.clock = min(_CLOCK, max(self._window // 2, looks))
 
     def send_listed(self, token: TokenState) -> list[Action]:
         """Nothing: aggregators must know the whole list first."""
@@ -137,6 +139,8 @@ class StripesExchanger(Exchanger):
         """Begin, if it says that the list is closed."""
         if token.state != wire.TokenState.CLOSING or token.round != self._round:
             return []
+        if self._phase.sized and not token.agrees:
+            return []  # there is nothing to add: the training programs are told
         return self.on_list(now, token.listed, token.unit)
 
     def on_list(self, now: float, members: int, unit: int) -> list[Action]:
@@ -145,8 +149,10 @@ class StripesExchanger(Exchanger):
             return []
         alone = members.bit_count() == 1
         kind = wire.FrameType.SUM if alone else wire.FrameType.CONTRIBUTION
-        self._striped = Striped(kind, members, unit, self.aggregators)
-        total = self._phase.fragments_in(self._round)
+        remainders = self._remainders(alone)
+        self._striped = Striped(kind, members, unit, self.aggregators, *remainders, self.size)
+        self._set_clock(self._round)
+        total = self._fragments_in(self._round)
         if alone:
             self._stripes = [_begun(members.bit_length(), 0, total)]
             if members == 1 << (self._number - 1):
@@ -166,13 +172,14 @@ class StripesExchanger(Exchanger):
         self._absent[index] = lacking.members
         mine = lacking.members >> (self._number - 1) & 1
         stripe = next((s for s in self._stripes if s.first <= index < s.end), None)
-        if not mine or stripe is None or not stripe.here <= index < stripe.sent:
+        if stripe is not None:
+            stripe.unanswered = 0
+        if not mine or stripe is None:
+            return []
+        self._note_sent(stripe)
+        if not stripe.here <= index < stripe.sent:
             return []
         return self._frames(striped, [(index, 1)], repair=True)
-
-    def on_dropped(self) -> None:
-        """Nothing is sent any more."""
-        self._dropped = True
 
     def advance(self, now: float) -> list[Action]:
         """Send what there is room for, and ask for what has not come."""
@@ -187,6 +194,7 @@ class StripesExchanger(Exchanger):
             if stripe.owner == self._number:
                 self._watch(now, stripe)
             else:
+                self._note_sent(stripe)
                 self._look(now, stripe, listed)
                 asks += self._ask_for(now, stripe)
             if listed:
@@ -207,11 +215,21 @@ class StripesExchanger(Exchanger):
     # ---- what the control asks
 
     def may_enter(self) -> bool:
-        """The own stripe of this view is converted: the kernel adds it with the last contribution."""
-        if self._number not in self.aggregators:
+        """The own stripe of this view is converted: the kernel adds it with the last contribution.
+
+        Where a switch adds there is none. But a lone member commits what it enters, and reads its own lanes.
+        """
+        if self._number in self.aggregators:
+            first, end = self._bounds(self._number)
+        elif len(self._view.live) == 1:
+            first, end = 0, self._fragments_in(self._round)
+        else:
             return True
-        first, end = self._bounds(self._number)
-        return self._converted(first, end) == end - first
+        if self._entering != self.conversion:
+            self._entering, self._enters = self.conversion, 0
+        if first + self._enters < end:
+            self._enters += self._converted(first + self._enters, end)
+        return first + self._enters == end
 
     def wants_token(self, token: TokenState) -> bool:
         """To mark itself, or to commit."""
@@ -233,9 +251,13 @@ class StripesExchanger(Exchanger):
         if self._number == self._view.lead and not all(lines[k - 1].complete for k in others):
             return False
         listed = [k for k, line in enumerate(lines, 1) if line.contributed]
-        if not listed or listed == [self._number]:
+        if not listed:
             return True
-        total = self._phase.fragments_in(token.round)
+        if listed == [self._number]:  # it reads its own lanes
+            return all(stripe.sent == stripe.end for stripe in self._stripes)
+        if self._phase.sized and not token.agrees:
+            return True
+        total = self._fragments_in(token.round)
         return self._receiver.count(token.round, self._view.number, 0) >= total
 
     def ask(self, now: float, token: TokenState) -> bool:
@@ -259,6 +281,12 @@ class StripesExchanger(Exchanger):
 
     # ---- the stripes
 
+    def _remainders(self, alone: bool) -> tuple[int, int]:
+        """The view of the round whose remainders a switch adds to the open one, and how many rounds before it was."""
+        (view, round_), adds = self.rest, self.kind.central and self._phase.feedback and not alone
+        behind = self._round - round_
+        return (view, behind) if adds and view and 0 < behind <= _FARTHEST else (0, 0)
+
     def _owners_in_turn(self) -> tuple[int, ...]:
         """This member's own stripe first, and those after it in order: so not all begin with the same one."""
         at = next((r for r, k in enumerate(self.aggregators) if k >= self._number), 0)
@@ -266,7 +294,7 @@ class StripesExchanger(Exchanger):
 
     def _bounds(self, owner: int) -> tuple[int, int]:
         """First fragment of its stripe in the open round, and one past the last."""
-        total, n = self._phase.fragments_in(self._round), len(self.aggregators)
+        total, n = self._fragments_in(self._round), len(self.aggregators)
         rank = self.aggregators.index(owner)
         return total * rank // n, total * (rank + 1) // n
 
@@ -279,6 +307,11 @@ class StripesExchanger(Exchanger):
         view = self._view.number
         return self._receiver.missing_sums(self._round, view, first, end, limit)
 
+    def _note_sent(self, stripe: _Stripe) -> None:
+        """The kernel has sent a contribution for each sum that came."""
+        sent = self._receiver.next_to_send(self._round, stripe.owner)
+        stripe.sent = max(stripe.sent, min(sent, stripe.end))
+
     def _look(self, now: float, stripe: _Stripe, listed: bool) -> None:
         """How far its sums have come."""
         if stripe.here == stripe.end:
@@ -289,7 +322,7 @@ class StripesExchanger(Exchanger):
             self._round_trip.add(now - stripe.timed_at)
             stripe.timed = -1
         if here > stripe.here:
-            stripe.here, stripe.asks = here, 0
+            stripe.here, stripe.asks, stripe.unanswered = here, 0, 0
             stripe.due = now + self._round_trip.timeout_s(0)
         stripe.beyond = max(stripe.beyond, beyond, here)
 
@@ -317,6 +350,7 @@ class StripesExchanger(Exchanger):
             return []
         if now >= stripe.due:
             stripe.asks += 1
+            stripe.unanswered += 1
             stripe.timed = -1
             stripe.due = now + self._round_trip.timeout_s(stripe.asks)
             stripe.asked = stripe.beyond
@@ -355,12 +389,21 @@ class StripesExchanger(Exchanger):
         return self._receiver.absent(self._round, view, stripe.first, count, members)
 
     def _absent_there(self, stripe: _Stripe) -> Mapping[int, int]:
-        """In another's: the same of the sums that it has answered for; if it has not, it is its own."""
+        """In another's: the same of the sums that it has answered for; if it has not, or no more, it is its own.
+
+        Of a switch it is, too, if it does not take what this member sends again. A member that says so is not at fault.
+        """
         missing = self._missing(stripe.here, stripe.end, _RANGES)
         indices = [index for first, count in missing for index in range(first, first + count)]
-        lacks = Counter[int]()
+        if stripe.unanswered > _UNANSWERED:
+            return {stripe.owner: len(indices)}
+        lacks, mine, refused = Counter[int](), 1 << (self._number - 1), 0
         for index in indices:
-            lacks.update(numbers(self._absent.get(index, 0) & ~(1 << (self._number - 1))))
+            absent = self._absent.get(index, 0)
+            lacks.update(numbers(absent & ~mine))
+            refused += bool(absent & mine) and index < stripe.sent
+        if self.kind.central and refused:
+            return {stripe.owner: refused}
         answered = any(index in self._absent for index in indices)
         return lacks if answered else {stripe.owner: len(indices)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks that are said aloud (`Exchange.marks_aloud`): who has heard them of all members commits, without the token."""
+"""Broadcast marks (`Exchange.broadcasts_marks`): a member that has those of all members commits without the token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol.actions import Committed, Send
-from nicps.protocol.ring import Ring
+from nicps.protocol.ring import Offer, Ring
 from nicps.protocol.signals import Steps
 from nicps.protocol.token import Line, TokenState
 from tests.ring_parts import START, TIMINGS, VIEW, ring_of
@@ -32,6 +32,9 @@ class Kernel(NoKernel):
 
     def missing_sums(self, *_: int) -> list[tuple[int, int]]:
         return []
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        return 0
 
     def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
         return end - first
@@ -110,7 +113,7 @@ def replace_state(frame: wire.Frame, state: int) -> wire.Frame:
     return wire.Frame(frame.header, replace(frame.body, state=state), frame.items, frame.tail)
 
 
-def test_marks_in_the_token_and_marks_aloud_are_the_same() -> None:
+def test_marks_in_the_token_and_broadcast_marks_are_the_same() -> None:
     ring, _ = member()
     ring.on_token(START, closed(5, 1, 1, 3))
     assert commits_in(ring.on_want(START, mark(1))) == [1]
@@ -139,7 +142,7 @@ def test_who_has_promised_a_new_view_neither_marks_nor_commits() -> None:
 
 
 def test_the_lead_marks_itself_last() -> None:
-    """It parks the token, commits, and sends it on."""
+    """It commits, and keeps the token that it has parked: nobody needs it."""
     ring, _ = member(1)
     frame = closed(5, 1, parked=False)
     assert isinstance(frame.body, wire.Token)
@@ -153,7 +156,7 @@ def test_the_lead_marks_itself_last() -> None:
     assert marks_in(steps) == [1] and commits_in(steps) == [1]
     tokens = [s.frame.body for s in steps if isinstance(s, Send)]
     tokens = [body for body in tokens if isinstance(body, wire.Token)]
-    assert [(token.owner, token.state) for token in tokens] == [(2, wire.TokenState.OPEN)]
+    assert not tokens and ring.parked and ring.holding and ring.round == 2
 
 
 def test_a_token_of_the_round_that_was_committed_is_brought_forward() -> None:
@@ -217,7 +220,7 @@ def test_others_wait_for_a_program_that_has_offered_and_does_not_convert() -> No
     ring.on_token(START, replace_state(closed(4), wire.TokenState.OPEN))
     assert not ring.awaits_lanes
     open_ = ring_of(2, Exchange.STRIPES, receiver=kernel)
-    open_.offer(START, 1, 4, unit=-20, conversion=7)
+    open_.offer(START, Offer(1, 4, unit=-20, conversion=7))
     assert open_.awaits_lanes
     kernel.converted = lambda round_, conversion, first, end: end - first  # type: ignore[method-assign]
     assert not open_.awaits_lanes

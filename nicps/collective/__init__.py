@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over NumPy vectors of any length, between programs on the hosts of one network (docs/collective.md).
+
+group = Group.form(size=4)                  # the same program on four hosts, each beside its agent
+total = group.all_reduce(vector).result()   # every call returns a future
+group.close()
+
+errors.py   what a call or a group can fail with
+kinds.py    types of numbers, and what can be done with them
+lanes.py    numbers as lanes of fragments, and back
+link.py     the connection to the agent: rounds
+rounds.py   vectors of any length in rounds, the same list of members in all of them
+calls.py    what is called, and how it is done in rounds
+group.py    the members, and the thread that carries calls out in order
+"""
+
+from nicps.collective.errors import (
+    CallMismatch,
+    CallTimeout,
+    CollectiveFailed,
+    GroupClosed,
+    MemberLost,
+)
+from nicps.collective.group import Group
+from nicps.collective.kinds import OPERATIONS
+
+__all__ = [
+    "OPERATIONS",
+    "CallMismatch",
+    "CallTimeout",
+    "CollectiveFailed",
+    "Group",
+    "GroupClosed",
+    "MemberLost",
+]

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of a group, or a group, can fail with."""
+
+from __future__ import annotations
+
+from nicps.errors import JobFailed
+
+
+class CollectiveFailed(JobFailed):
+    """A call could not be done. Unless it is a leaf that says otherwise, the group goes on."""
+
+
+class CallMismatch(CollectiveFailed):
+    """The members have called different things. All of them get this error, and the group goes on."""
+
+
+class MemberLost(CollectiveFailed):
+    """What a lost member would have given is needed. All others get this error, and the group goes on."""
+
+
+class CallTimeout(CollectiveFailed):
+    """Not all members have called in time. The group is closed at this member."""
+
+
+class GroupClosed(CollectiveFailed):
+    """The group is over at this member: it was closed, cancelled, or has gone on without this host."""

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as lanes of 32 bits, and back: `value = lane * 2**x`, one x for each fragment (docs/stripes.md, "Numbers").
+
+Whole numbers travel with x = 0. A sum of them is exact as long as its own x is not above 0: the kernel then has
+rounded nothing away.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps.session.absolute import (
+    BOOL,
+    I8,
+    LEAST_EXPONENT,
+    AbsoluteSummer,
+    Lanes,
+    exponent_for,
+    exponents_of,
+    scale_of,
+)
+from nicps.session.lanes import F32, LaneFormat
+from nicps.wire import NOT_FINITE
+
+I32 = npt.NDArray[np.int32]
+
+#: Of a vector of any length.
+FORMAT = LaneFormat(1 << 40, 32)
+PER_FRAGMENT = FORMAT.per_fragment
+_ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32
+_LEAST_SQUARE = 2.0**-100
+
+
+def fragments_of(numbers: int) -> int:
+    """Fragments of so many numbers; at least one."""
+    return max(1, -(-numbers // PER_FRAGMENT))
+
+
+class Vector(Protocol):
+    """One kind of numbers as a round exchanges them."""
+
+    @property
+    def numbers(self) -> int:
+        """How many they are."""
+
+    def bound(self) -> int:
+        """An upper bound of the x of all fragments that are finite."""
+
+    def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
+        """Convert `count` fragments from `first` on, at most `FORMAT.batch`, into (fragments, 360) and (fragments,)."""
+
+    def read(self, lanes: Lanes, exponents: I8, count: int) -> None:
+        """Take the sums of `count` fragments as the result."""
+
+
+class Floats:
+    """float32.
+
+    Args:
+        vector: float32 (n,), not changed.
+        out: float32 (n,), where the sums go.
+        marred: (fragments,), set where a sum is not finite, as a number in it is not, or the sum is too large.
+    """
+
+    def __init__(self, vector: F32, out: F32, marred: BOOL) -> None:
+        self._vector, self._out, self._marred = vector, out, marred
+
+    @property
+    def numbers(self) -> int:
+        """How many they are."""
+        return len(self._vector)
+
+    def bound(self) -> int:
+        """As `Vector`: no number is larger than the vector's norm."""
+        vector = self._vector
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = float(np.dot(vector, vector))
+        if _LEAST_SQUARE <= square < math.inf:
+            largest = math.sqrt(square)
+        else:
+            largest = float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
+        return exponent_for(largest * _ROUNDED_UP, FORMAT)
+
+    def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
+        """As `Vector`."""
+        here = self._vector[first * PER_FRAGMENT : (first + count) * PER_FRAGMENT]
+        value = np.zeros((count, PER_FRAGMENT), np.float32)
+        value.reshape(-1)[: len(here)] = here
+        with np.errstate(over="ignore", invalid="ignore"):
+            exponent = exponents_of(np.abs(value).max(axis=1, initial=0.0), FORMAT)
+        value[exponent == NOT_FINITE] = 0.0
+        value *= scale_of(np.where(exponent == NOT_FINITE, 0, -exponent).astype(np.int32))
+        np.rint(value, out=value)
+        lanes[first : first + count] = value.astype(np.int32)
+        exponents[first : first + count] = exponent
+
+    def read(self, lanes: Lanes, exponents: I8, count: int) -> None:
+        """As `Vector`."""
+        self._marred[:count] = exponents[:count] == NOT_FINITE
+        summer = AbsoluteSummer(FORMAT)
+        for first in range(0, count, FORMAT.batch):
+            now = min(FORMAT.batch, count - first)
+            summer.batch(lanes, exponents, first, now, self._out)
+
+
+class Words:
+    """Whole numbers of 32 bits.
+
+    Args:
+        words: int32 (n,), not changed.
+        out: int32 (n,), where the sums go, modulo 2**32 where they are exact.
+        marred: (fragments,), set where they are not exact.
+    """
+
+    def __init__(self, words: I32, out: I32, marred: BOOL) -> None:
+        self._words, self._out, self._marred = words, out, marred
+
+    @property
+    def numbers(self) -> int:
+        """How many they are."""
+        return len(self._words)
+
+    def bound(self) -> int:
+        """As `Vector`."""
+        return 0
+
+    def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
+        """As `Vector`."""
+        here = self._words[first * PER_FRAGMENT : (first + count) * PER_FRAGMENT]
+        whole = len(here) // PER_FRAGMENT
+        lanes[first : first + whole] = here[: whole * PER_FRAGMENT].reshape(whole, PER_FRAGMENT)
+        if whole < count:
+            lanes[first + whole] = 0
+            rest = here[whole * PER_FRAGMENT :]
+            lanes[first + whole, : len(rest)] = rest
+        exponents[first : first + count] = 0
+
+    def read(self, lanes: Lanes, exponents: I8, count: int) -> None:
+        """As `Vector`."""
+        self._marred[:count] = exponents[:count] > 0
+        shift = np.maximum(-exponents[:count].astype(np.int32), 0)[:, None]
+        for first in range(0, count, FORMAT.batch):
+            part = slice(first, min(first + FORMAT.batch, count))
+            found = lanes[part].astype(np.int32) >> shift[part]
+            here = self._out[part.start * PER_FRAGMENT : part.stop * PER_FRAGMENT]
+            here[:] = found.reshape(-1)[: len(here)]
+
+
+assert LEAST_EXPONENT < 0

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of any length, in as many rounds as they take, all of which have the same list of members."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from nicps.collective.errors import MemberLost
+from nicps.collective.kinds import Array, as_bytes
+from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Vector, Words, fragments_of
+from nicps.collective.link import Round
+from nicps.session.absolute import BOOL
+from nicps.session.lanes import F32, U8
+
+N = TypeVar("N", F32, I32)
+
+
+class Changed(Exception):
+    """A member has left in the middle of a call: it is begun again, with those who are left."""
+
+
+class Differs(Exception):
+    """The members have called different things; the round's offers tell which members have called alike."""
+
+
+class Exchange(Protocol):
+    """What is needed of a link."""
+
+    number: int
+    room: int
+
+    def exchange(self, vector: Vector, call: int, deadline: float) -> Round:
+        """As `nicps.collective.link.Link`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which member has which rank: `numbers` of the members by rank, `names` of their hosts."""
+
+    numbers: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """The members that the group has begun with."""
+        return len(self.numbers)
+
+    def of(self, members: frozenset[int]) -> tuple[int, ...]:
+        """Their ranks, in order."""
+        return tuple(rank for rank, number in enumerate(self.numbers) if number in members)
+
+
+class Attempt:
+    """One attempt at a call: rounds with one list.
+
+    Args:
+        text: what is called, the same at all members.
+        ranks: None before the members have ranks: then their numbers serve.
+
+    Attributes: `members`, whose contributions are in the sums, by number; empty before the first round.
+    """
+
+    def __init__(self, link: Exchange, text: str, ranks: Ranks, deadline: float) -> None:
+        self._link, self._text, self._ranks, self._deadline = link, text, ranks, deadline
+        self._rounds = 0
+        self.members: frozenset[int] = frozenset()
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """The ranks whose contributions are in the sums."""
+        return self._ranks.of(self.members)
+
+    # ---- sums
+
+    def add_floats(self, vector: F32) -> tuple[F32, BOOL]:
+        """The sum of float32 (n,), and which fragments of it are NaN as a number or the sum is not finite."""
+        return self._add(vector, np.empty_like(vector), Floats)
+
+    def add_words(self, words: I32) -> tuple[I32, BOOL]:
+        """The sum of int32 (n,), and in which fragments it is not exact, as it may not fit."""
+        return self._add(words, np.empty_like(words), Words)
+
+    def _add(self, vector: N, out: N, form: Callable[[N, N, BOOL], Vector]) -> tuple[N, BOOL]:
+        marred = np.zeros(fragments_of(len(vector)), np.bool_)
+        step = self._link.room * PER_FRAGMENT
+        for at in range(0, max(len(vector), 1), step):
+            here = slice(at, at + step)
+            first = at // PER_FRAGMENT
+            part = marred[first : first + self._link.room]
+            self._round(form(vector[here], out[here], part))
+        return out, marred
+
+    def _round(self, vector: Vector) -> None:
+        self._rounds += 1
+        call = zlib.crc32(f"{self._text} {self._rounds}".encode())
+        round_ = self._link.exchange(vector, call, self._deadline)
+        if not round_.agrees:
+            raise Differs
+        members = frozenset(round_.offers)
+        if self.members and members != self.members:
+            raise Changed
+        self.members = members
+
+    # ---- what each member has
+
+    def gather(self, vector: Array) -> Array:
+        """Of all members, by rank: (size, n) as the vector is; zeros for who is not in `counted`.
+
+        Every member has a place of its own in one sum, in which the others have zeros.
+        """
+        own = as_bytes(vector)
+        words = -(-len(own) // 4)
+        places = np.zeros((self._ranks.size, words), np.int32)
+        mine = self._ranks.numbers.index(self._link.number)
+        places[mine].view(np.uint8)[: len(own)] = own
+        found, _ = self.add_words(places.reshape(-1))
+        rows: U8 = found.view(np.uint8).reshape(self._ranks.size, words * 4)[:, : len(own)]
+        return (
+            np.ascontiguousarray(rows).view(vector.dtype).reshape(self._ranks.size, *vector.shape)
+        )
+
+    def gather_counted(self, vector: Array) -> Array:
+        """The same of who is in `counted` only."""
+        rows = self.gather(vector)
+        return rows[list(self.counted)]
+
+    def require(self, ranks: tuple[int, ...], what: str) -> None:
+        """These have contributed.
+
+        Raises:
+            MemberLost: one of them has left.
+        """
+        lost = [self._ranks.names[rank] for rank in ranks if rank not in self.counted]
+        if lost:
+            raise MemberLost(
+                f"{what} needs what {', '.join(lost)} would have given, and left before"
+            )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which exchange a job's next training phase has, at its lead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from nicps.exchange import Exchange
+from nicps.job.actions import Log
+from nicps.job.node_info import NodeInfo
+from nicps.job.orders import Orders, PublishEvent
+from nicps.job.plan import Plan
+from nicps.protocol import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Training is to begin, and a Linux switch that is heard is not ready yet.
+
+    `number`: the how manieth wait this is; `joined`: members that train from now on.
+    """
+
+    number: int
+    joined: frozenset[int]
+
+
+class Choice:
+    """A Linux switch where one is ready, or what the plan has without one.
+
+    An exchange that has made no sums is given up for the rest of the job.
+
+    Args:
+        failed: exchanges that were given up before this host has led, or that it does not believe.
+
+    Attributes: `exchange`, without a Linux switch; `wait`, for one that is there.
+    """
+
+    def __init__(self, plan: Plan, node: NodeInfo, failed: Collection[Exchange] = ()) -> None:
+        self.exchange = plan.exchange
+        self.wait: Wait | None = None
+        self._plan, self._node = plan, node
+        self._failed = set(failed)
+        self._waits = 0
+        self._waited_in = 0  # the view in which the switch has been waited for
+        self._said = ""
+
+    # ---- the next phase
+
+    def make(self, fragments: int, joined: frozenset[int]) -> Exchange | None:
+        """The exchange of the next training phase; None: wait for the switch first.
+
+        Args:
+            fragments: of its vectors.
+            joined: members that train from now on.
+        """
+        view, self.wait = self._node.view, None
+        if not self._tries_switch:
+            return self.exchange.among(len(view.live))
+        if not self._node.switch.find_lack(fragments, self._plan.width):
+            return Exchange.LINUX_SWITCH
+        comes = self._node.switch.heard and len(view.live) > 1
+        if comes and view.number != self._waited_in:
+            self._waited_in = view.number
+            self._waits += 1
+            self.wait = Wait(self._waits, joined)
+            return None
+        return self.exchange.among(len(view.live))
+
+    def explain(self, exchange: Exchange, fragments: int) -> Orders:
+        """What was chosen, and why: said once, and again when that is another exchange, or for another reason."""
+        if not self._tries_switch:
+            return []
+        why = self._node.switch.find_lack(fragments, self._plan.width)
+        if exchange.central:
+            text = f"exchange {exchange.name}: the switch adds"
+        else:
+            text = f"exchange {exchange.name}: {why or 'it has been chosen without the switch'}"
+        if text == self._said:
+            return []
+        self._said = text
+        if why and self._plan.names_switch:
+            return [PublishEvent("warning", {"message": text})]
+        return [Log(text)]
+
+    def improves(self, phase: Phase, fragments: int) -> bool:
+        """A switch has become ready, and could take over. A program of all-reduces expects no new phase for that."""
+        if phase.exchange.central or not self._tries_switch or not self._plan.feedback:
+            return False
+        return not self._node.switch.find_lack(fragments, self._plan.width)
+
+    @property
+    def _tries_switch(self) -> bool:
+        return self._plan.tries_switch and Exchange.LINUX_SWITCH not in self._failed
+
+    # ---- exchanges that fail
+
+    @property
+    def switch_failed(self) -> bool:
+        """The Linux switch was tried, and is not taken any more in this job, whoever leads it."""
+        return self._plan.tries_switch and Exchange.LINUX_SWITCH in self._failed
+
+    def has_failed(self, exchange: Exchange) -> bool:
+        """It has been given up."""
+        return exchange in self._failed
+
+    def give_up(self, exchange: Exchange) -> Orders:
+        """It makes no sums: another one takes its place, which has not been given up before."""
+        self._failed.add(exchange)
+        if exchange.fallback is None:
+            return []
+        after = exchange.fallback
+        while after in self._failed and after.fallback is not None:
+            after = after.fallback
+        self.exchange = after
+        known = "" if after is exchange.fallback else f"; that has failed before: {after.name}"
+        return [PublishEvent("warning", {"message": exchange.fails + known})]

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend of torch.distributed (docs/pytorch.md). Importing it makes it known:
+
+import torch.distributed as dist
+import nicps.torch
+
+dist.init_process_group("nicps")
+
+backend.py  the process group: collectives of tensors
+join.py     rank and world size from the agent, and the store
+"""
+
+import torch.distributed
+
+from nicps.torch import join
+from nicps.torch.backend import ProcessGroupNicps
+
+torch.distributed.Backend.register_backend("nicps", ProcessGroupNicps.create, devices=["cpu"])
+join.register()
+
+__all__ = ["ProcessGroupNicps"]

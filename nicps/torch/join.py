@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process joins: the group that it forms beside its agent, or the rendezvous that its environment names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from torch._C._distributed_c10d import Store
+
+from nicps.collective import Group
+from nicps.errors import UsageProblem
+
+_LEAST_S = 1.0
+#: The group that the rendezvous has formed, for the process group that is created after it.
+_formed: list[Group] = []
+#: C++ has only a part of a store that is made in Python: the rest must stay.
+_stores: list[Store] = []
+
+
+class LocalStore(Store):
+    """What this process has set. Other processes do not see it: the backend needs no store.
+
+    A key that is not here is another process's, and nobody could ever set it: that is an error, not a wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Keep it."""
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """What was set here.
+
+        Raises:
+            RuntimeError: nothing was.
+        """
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Count here."""
+        count = int(self._values.get(key, b"0")) + amount
+        self._values[key] = str(count).encode()
+        return count
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these were set here."""
+        return self._values.keys() >= set(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Whether they are here.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        missing = [key for key in keys if key not in self._values]
+        if missing:
+            raise RuntimeError(
+                f"{', '.join(missing)}: nicps has no store that all processes share; set MASTER_ADDR and MASTER_PORT on"
+                " every host (or use torchrun) for what needs one, such as Gloo"
+            )
+
+    def delete_key(self, key: str) -> bool:
+        """Forget it."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """How many were set here."""
+        return len(self._values)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Nothing is waited for."""
+
+
+def register() -> None:
+    """`nicps://`, and `env://` (the default) where the environment names no rendezvous of its own."""
+    # `torch.distributed.rendezvous` is a function, and the module behind it.
+    module = importlib.import_module("torch.distributed.rendezvous")
+    handlers: dict[str, Any] = module._rendezvous_handlers
+    original = handlers["env"]
+
+    def from_environment(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        yield from (original if "MASTER_ADDR" in os.environ else meet)(url, **kwargs)
+
+    handlers["env"] = from_environment
+    handlers["nicps"] = meet
+
+
+def meet(
+    url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
+) -> Iterator[tuple[LocalStore, int, int]]:
+    """Form the group: its size and this process's rank are in the URL or the environment, or the agent's to say."""
+    query = {key: values[-1] for key, values in parse_qs(urlparse(url).query).items()}
+    size = int(query.get("world_size", os.environ.get("WORLD_SIZE", 0)))
+    said = query.get("rank", os.environ.get("RANK"))
+    group = form(max(size, 0), int(said) if said is not None else None, timeout)
+    _formed.append(group)
+    for name, value in (("RANK", group.rank), ("WORLD_SIZE", group.size), ("LOCAL_RANK", 0)):
+        os.environ.setdefault(name, str(value))
+    store = LocalStore()
+    _stores.append(store)
+    yield store, group.rank, group.size
+
+
+def take(rank: int, size: int, timeout: timedelta) -> Group:
+    """The group that the rendezvous has formed, or one of that rank and size."""
+    if _formed:
+        return _formed.pop()
+    return form(size, rank, timeout)
+
+
+def form(size: int, rank: int | None, timeout: timedelta) -> Group:
+    """Wait for the others.
+
+    Raises:
+        UsageProblem: several processes of this host want to join.
+        NetworkProblem: no agent is there, or the others have not come in time.
+    """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if local > 1:
+        raise UsageProblem(
+            f"nicps has one rank a host, and LOCAL_WORLD_SIZE is {local}: start one process on every host"
+        )
+    seconds = max(timeout.total_seconds(), _LEAST_S)
+    return Group.form(size, name="torch", rank=rank, forming_s=min(seconds, 1e6), timeout_s=seconds)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that names no exchange, on a LAN that cannot do stripes: every host adds for itself, and nobody is evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nicps.lab import Lab
+from nicps.lab.links import index_of, port_name, with_netlink
+from nicps.lab.namespaces import switch_name
+from nicps.session.messages import Warned
+from nicps.wire import FrameType
+from tests import reference
+from tests.netns.members import LIGHT, Network, tiny_job
+
+HOSTS = 3
+
+
+def lose_sums(lab: Lab) -> None:
+    """As where a driver has no XDP_TX: no sum leaves its aggregator."""
+    lab.lose_next("all", FrameType.SUM, 1 << 30)
+
+
+def lose_unicast(lab: Lab) -> None:
+    """The bridge forgets the addresses, learns none, and floods no frame to one host."""
+
+    def work(ipr: Any) -> None:
+        for number in range(1, HOSTS + 1):
+            index = index_of(ipr, port_name(number))
+            ipr.brport("set", index=index, learning=0, unicast_flood=0, flush=1)
+
+    with_netlink(switch_name(lab.name), work)
+
+
+@pytest.mark.parametrize("lose", [lose_sums, lose_unicast])
+def test_a_network_that_cannot_do_stripes(lose: Callable[[Lab], None]) -> None:
+    with Network(HOSTS, program=LIGHT) as network:
+        network.up()
+        lose(network.lab)
+        run = network.train(tiny_job(network.folder), save_gradients=True, exchange="auto")
+        assert run.result["weights_identical"] is True
+        said = [event.message for event in run.events if isinstance(event, Warned)]
+        assert any("the sums of stripes do not come: every host adds for itself" in s for s in said)
+        assert reference.check(16, run.gradients()) == 3 * HOSTS
+        assert not any("evicted" in network.log(f"h{k}") for k in range(1, HOSTS + 1))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend of torch.distributed (docs/pytorch.md), with real agents on three hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.netns.members import Network
+
+pytest.importorskip("torch")
+PROGRAM = [sys.executable, "-m", "tests.netns.torch_program"]
+
+
+def run(network: Network, what: str, **environment: str) -> tuple[list[list[Any]], list[int]]:
+    """The script on all hosts: what each rank says, in order of rank, and its exit code."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    env = {**os.environ, **environment}
+    started = [
+        network.run(host, [*PROGRAM, what], text=True, env=env, **pipes) for host in network.names
+    ]
+    said: list[tuple[list[Any], int]] = []
+    for process in started:
+        try:
+            out, err = process.communicate(timeout=100)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        assert "Traceback" not in err, err
+        said.append(([orjson.loads(line) for line in out.splitlines()], process.returncode))
+    said.sort(key=lambda each: each[0][0].get("rank", 0))
+    return [lines for lines, _ in said], [code for _, code in said]
+
+
+def test_all_collectives_of_tensors(three: Network) -> None:
+    """All types and operations against torch; rank and size come from the agents."""
+    said, codes = run(three, "collectives")
+    assert codes == [0, 0, 0]
+    assert [lines[0] for lines in said] == [
+        {"rank": k, "size": 3, "environ": str(k)} for k in range(3)
+    ]
+    assert all(lines[-1] == {"done": True} for lines in said)
+    three.all_stand_by()
+
+
+def test_what_it_does_not_do(three: Network) -> None:
+    said, codes = run(three, "refusals", WORLD_SIZE="3")
+    assert codes == [0, 0, 0]
+    for lines in said:
+        told = {key: value for line in lines for key, value in line.items()}
+        over_tcp = 'use a group of Gloo for it, which needs TCP between the hosts: dist.new_group(backend="gloo")'
+        assert told["send"] == f"nicps has no send: {over_tcp}"
+        assert told["subgroup"] == f"nicps has one group of all ranks, and no subgroups: {over_tcp}"
+        assert "set MASTER_ADDR and MASTER_PORT on every host" in told["gloo"]
+        assert told["sparse"].startswith("nicps takes dense tensors of the processor")
+        assert "all_reduce(sum) of 5 int32" in told["differs"]
+        assert "all_reduce(sum) of 4 float32" in told["differs"]
+
+
+def test_more_than_one_rank_a_host(three: Network) -> None:
+    said, codes = run(three, "train", LOCAL_WORLD_SIZE="2")
+    text = "nicps has one rank a host, and LOCAL_WORLD_SIZE is 2: start one process on every host"
+    assert codes == [1, 1, 1] and all(lines == [{"error": text}] for lines in said)
+
+
+def test_ddp_trains_the_same_weights_everywhere(three: Network) -> None:
+    said, codes = run(three, "train")
+    assert codes == [0, 0, 0]
+    assert len({lines[1]["weights"] for lines in said}) == 1
+    assert all(lines[1]["lost"] == [] for lines in said)
+
+
+def test_ddp_goes_on_without_a_rank_that_is_killed(three: Network) -> None:
+    """The others' backward goes on, and they are warned once; their weights stay the same."""
+    said, codes = run(three, "dies")
+    assert codes == [0, 0, -signal.SIGKILL]
+    assert said[0][1]["weights"] == said[1][1]["weights"]
+    for lines in said[:2]:
+        (text,) = lines[1]["lost"]
+        assert "(rank 2): sums are over the 2 members that are left" in text
+        assert lines[1]["seconds"] < 5
+    three.all_stand_by()

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script of torch.distributed with the backend, started on every host: `python -m tests.netns.torch_program WHAT`.
+
+It prints a JSON object a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import nicps.torch
+
+STEPS, DIES_AT = 12, 6
+
+
+def say(**values: Any) -> None:
+    """For the test."""
+    print(orjson.dumps(values).decode(), flush=True)
+
+
+def of(rank: int, dtype: torch.dtype = torch.float32, length: int = 1000) -> torch.Tensor:
+    """What that rank has."""
+    random = torch.Generator().manual_seed(rank)
+    if dtype.is_floating_point:
+        return torch.randn(length, generator=random).to(dtype)
+    return torch.randint(0, 100, (length,), generator=random).to(dtype)
+
+
+def collectives() -> None:
+    """All of them, against what torch makes of the same tensors here."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    every = range(size)
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16):
+        for name, fold in (("SUM", torch.sum), ("MAX", torch.amax), ("PRODUCT", torch.prod)):
+            tensor = of(rank, dtype)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
+            whole = torch.stack([of(k, dtype) for k in every])
+            wide = whole.float() if dtype is torch.bfloat16 else whole
+            expected = fold(wide, dim=0).to(dtype)
+            torch.testing.assert_close(
+                tensor, expected, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5
+            )
+        tensor = of(rank, dtype)
+        dist.broadcast(tensor, 1)
+        assert torch.equal(tensor, of(1, dtype))
+        out = [torch.empty_like(tensor) for _ in every]
+        dist.all_gather(out, of(rank, dtype))
+        assert all(torch.equal(out[k], of(k, dtype)) for k in every)
+    matrix = of(rank, length=1200).view(30, 40)
+    strided = matrix.t()
+    dist.all_reduce(strided)
+    torch.testing.assert_close(matrix, sum(of(k, length=1200).view(30, 40) for k in every))
+    assert not strided.is_contiguous()
+    flat = torch.empty(size * 1000)
+    work = dist.all_gather_into_tensor(flat, of(rank), async_op=True)
+    work.wait()
+    assert work.is_completed() and torch.equal(flat, torch.cat([of(k) for k in every]))
+    part, total = torch.empty(300), sum(of(k, length=300 * size) for k in every)
+    dist.reduce_scatter_tensor(part, of(rank, length=300 * size))
+    torch.testing.assert_close(part, total[rank * 300 : (rank + 1) * 300])
+    dist.reduce_scatter(part, list(of(rank, length=300 * size).split(300)), dist.ReduceOp.AVG)
+    torch.testing.assert_close(part, total[rank * 300 : (rank + 1) * 300] / size)
+    tensor = of(rank)
+    dist.reduce(tensor, 2)
+    expected = sum(of(k) for k in every) if rank == 2 else of(rank)
+    torch.testing.assert_close(tensor, expected)
+    rows = [torch.empty(1000) for _ in every] if rank == 1 else None
+    dist.gather(of(rank), rows, 1)
+    assert rows is None or all(torch.equal(row, of(k)) for k, row in enumerate(rows))
+    tensor = torch.empty(1000)
+    dist.scatter(tensor, [of(k) for k in every] if rank == 0 else None, 0)
+    assert torch.equal(tensor, of(rank))
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": k} for k in every]
+    pair = torch.tensor([1e10 if rank == 0 else -1e10 if rank == 1 else 0.0, 1.0])
+    dist.all_reduce(pair)
+    assert pair.tolist() == [0.0, size]
+    dist.barrier()
+
+
+def refusals() -> None:
+    """What the backend does not do is said in one line, and it goes on."""
+
+    def refused(call: Callable[[], Any]) -> str:
+        try:
+            call()
+        except Exception as error:
+            return str(error)
+        raise AssertionError("it was not refused")
+
+    tensor = torch.ones(3)
+    say(send=refused(lambda: dist.send(tensor, (dist.get_rank() + 1) % 3)))
+    say(subgroup=refused(lambda: dist.new_group([0, 1, 2])))
+    say(gloo=refused(lambda: dist.new_group([0, 1, 2], backend="gloo")))
+    say(sparse=refused(lambda: dist.all_reduce(tensor.to_sparse())))
+    if dist.get_rank():
+        say(differs=refused(lambda: dist.all_reduce(torch.ones(4))))
+    else:
+        say(differs=refused(lambda: dist.all_reduce(torch.ones(5, dtype=torch.int32))))
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [3.0] * 3
+
+
+class Model(nn.Module):
+    """Two layers, and a buffer, which DDP broadcasts before each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, 8)."""
+        return self.layers(x)
+
+
+def train(dies: int | None = None) -> None:
+    """A script of DDP; one rank may be killed in the middle."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)  # DDP gives all what rank 0 has
+    model = DistributedDataParallel(Model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    random = torch.Generator().manual_seed(7)
+    times = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            x = torch.randn(size, 16, 32, generator=random)
+            y = torch.randn(size, 16, 8, generator=random)
+            began = time.monotonic()
+            loss = nn.functional.mse_loss(model(x[rank]), y[rank])
+            if rank == dies and step == DIES_AT:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            times.append(time.monotonic() - began)
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    say(
+        weights=hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
+        lost=[str(each.message) for each in told if "nicps: lost" in str(each.message)],
+        seconds=round(max(times[DIES_AT:]), 3),
+        loss=loss.item(),
+    )
+
+
+def main(what: str) -> int:
+    """Join, and do that."""
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("nicps")
+    except Exception as error:
+        say(error=str(error))
+        return 1
+    assert nicps.torch.ProcessGroupNicps
+    say(rank=dist.get_rank(), size=dist.get_world_size(), environ=os.environ["RANK"])
+    if what == "collectives":
+        collectives()
+    elif what == "refusals":
+        refusals()
+    else:
+        train(2 if what == "dies" else None)
+    dist.destroy_process_group()
+    say(done=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

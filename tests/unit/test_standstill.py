@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is at fault where an exchange makes no sums: a member, or the network (`nicps.protocol.progress.Standstill`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol import Committed, Member, Phase, Timings, View
+from nicps.protocol.local_host import LocalHost, NodeState
+from nicps.protocol.progress import Standstill
+from nicps.protocol.signals import Lacking
+
+pytestmark = pytest.mark.unit
+
+TIMINGS = Timings(silence_most_s=3.0)
+
+
+def phase(*shares: int) -> Phase:
+    return Phase(1, 1, wire.PhaseKind.TRAIN, shares=shares, exchange=Exchange.STRIPES)
+
+
+def view(*last: int, lead: int = 1) -> View:
+    """Of hosts whose addresses end with these."""
+    members = tuple(Member(k, bytes([2, 0, 0, 0, 0, n]), f"h{n}") for k, n in enumerate(last, 1))
+    return View(1, members, frozenset(m.number for m in members), lead)
+
+
+def standstill(seen: View, number: int = 2) -> tuple[Standstill, LocalHost]:
+    member = seen.members[number - 1]
+    host = LocalHost(member.mac, member.name, NodeState.MEMBER, seen, number)
+    return Standstill(host, TIMINGS), host
+
+
+def committed(*members: int) -> Committed:
+    counted = dict.fromkeys(members, 1)
+    return Committed(phase(1), 1, counted, 0, 0, Exchange.STRIPES, 1, members)
+
+
+def test_an_exchange_must_have_worked_among_all_of_them_at_once() -> None:
+    """1 with 2, and 1 with 3: that says nothing of the way between 2 and 3."""
+    found, _ = standstill(view(1, 2, 3))
+    found.note_counted(committed(1, 2))
+    assert not found.blames_network(phase(1, 1, 0))
+    found.note_counted(committed(1, 3))
+    assert found.blames_network(phase(1, 1, 1))
+    found.note_counted(committed(1, 2, 3))
+    assert not found.blames_network(phase(1, 1, 1))
+    assert not found.blames_network(phase(1, 0, 1))
+
+
+def test_numbers_of_the_job_before_are_others() -> None:
+    found, host = standstill(view(1, 2, 3))
+    found.note_counted(committed(1, 2, 3))
+    host.view = view(1, 2, 9)
+    assert found.blames_network(phase(1, 1, 1))
+    host.view = view(3, 2, 1)
+    assert not found.blames_network(phase(1, 1, 1))
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_not_all_wait_for_one_another(leads: bool) -> None:
+    """A host that has just come back blames the network, and waits for the lead. The lead, which has seen sums, blames
+    a member, and waits for that host to propose. So only a lead blames the network for good.
+    """
+    found, _ = standstill(view(1, 2, 3, lead=2 if leads else 1))
+    blamed = []
+    for turn in range(60):
+        now = 0.1 * turn
+        for reporter in (2, 3):
+            for verdict in found.hear(now, Lacking(7, reporter, {1: 40}), frozenset()):
+                if verdict.evicted:
+                    blamed.append(found.blames_network(phase(1, 1, 1)))
+    assert len(blamed) >= 4
+    assert blamed == ([True] * len(blamed) if leads else [True] * 2 + [False] * (len(blamed) - 2))
+    found.hear(9.0, Lacking(8, 3, {1: 40}), frozenset())
+    assert found.blames_network(phase(1, 1, 1)), "another round begins anew"

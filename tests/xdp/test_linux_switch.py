@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real XDP program of a Linux switch against the model (tests/linux_switch.py): every place, sum and remainder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.linux_switch import SwitchScene
+from tests.xdp.switch_target import SwitchTarget
+
+SEEDS, CHUNK = 400, 100
+#: How often a hundred sequences must come to what, at the least; about half of what was seen.
+LEAST = {"gathered": 1000, "summed": 500, "carried": 400, "left_out": 150, "answered": 600}
+LEAST |= {"drop": 4000, "redirect": 500, "tx": 600, "pass": 120}
+LEAST |= {"duplicate": 1500, "malformed": 800, "round": 80, "view": 500, "disabled": 80}
+LEAST |= {"truncated": 80, "stranger": 30, "shift": 25, "range": 10, "replayed": 30, "forged": 8}
+LEAST |= {"OtherView": 400, "Differing": 20, "TooLong": 7}
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[SwitchTarget]:
+    made = SwitchTarget()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_random_sequences(target: SwitchTarget, first: int) -> None:
+    """Each frame is treated as the model says; every sum, and what rounding left over, is the same bit for bit."""
+    reached: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        scene = SwitchScene(seed)
+        model = scene.model
+        target.begin(model)
+        for _ in range(8):
+            target.enter(model)
+            for at, frame in enumerate(scene.frames(16)):
+                expected, found = model.run(frame), target.run(frame)
+                assert found == expected, f"seed {seed}, frame {at}"
+                reached.update(found.counters)
+                reached[found.verdict] += 1
+            places = [place for pair in model.places.values() for place in pair if place]
+            reached["carried"] += sum(place.carried.any() and place.whole for place in places)
+            reached.update(type(message).__name__ for message in model.messages)
+            target.same_state(model)
+            scene.go_on()
+    rare = {name: reached[name] for name, least in LEAST.items() if reached[name] < least}
+    assert not rare, reached
