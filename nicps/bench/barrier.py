@@ -7,19 +7,25 @@ when to start the next round on the clock that all of them share.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nicps.errors import NetworkProblem
-from nicps.session.channel import Channel
+from nicps.session.channel import Channel, ChannelClosed
 
 _LEAD_S = 0.02  # between the word and the start
 _CHECK_S = 0.1
+_LAST_WORDS_S = 10.0
+
+
+def _no_check() -> None:
+    """Nothing is known of why workers fail."""
 
 
 class BarrierServer:
@@ -28,21 +34,23 @@ class BarrierServer:
     def __init__(self, path: Path, workers: int) -> None:
         self.path = path
         self._workers = workers
+        self._check: Callable[[], None] = _no_check
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         os.chmod(path, 0o666)
         self._listener.listen(workers)
         self._channels: list[Channel] = []
 
-    def accept(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
+    def accept(self, timeout_s: float, check: Callable[[], None] = _no_check) -> None:
         """Wait until all workers have connected.
 
         Args:
-            check: called now and then; raises when they will not come any more.
+            check: raises when workers have failed, and says why; called now and then, and when one has gone.
 
         Raises:
             NetworkProblem: not all of them came.
         """
+        self._check = check
         deadline = time.monotonic() + timeout_s
         while len(self._channels) < self._workers:
             check()
@@ -55,15 +63,37 @@ class BarrierServer:
                 )
 
     def gather(self, timeout_s: float = 120.0) -> list[dict[str, Any]]:
-        """One message from every worker."""
-        return [channel.recv(timeout_s)[0] for channel in self._channels]
+        """One message from every worker.
+
+        Raises:
+            NicpsError: one has gone; with the reason that `check` has for it.
+        """
+        with self._explaining():
+            return [channel.recv(timeout_s)[0] for channel in self._channels]
 
     def start(self) -> float:
-        """Tell everybody when to start; that time (CLOCK_MONOTONIC)."""
+        """Tell everybody when to start; that time (CLOCK_MONOTONIC).
+
+        Raises:
+            NicpsError: as `gather`.
+        """
         at = time.monotonic() + _LEAD_S
-        for channel in self._channels:
-            channel.send({"start": at})
+        with self._explaining():
+            for channel in self._channels:
+                channel.send({"start": at})
         return at
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """A worker that has gone has a reason, which may come later than the end of its connection."""
+        try:
+            yield
+        except ChannelClosed:
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while time.monotonic() < deadline:
+                self._check()
+                time.sleep(_CHECK_S)
+            raise
 
     def close(self) -> None:
         """Close and remove the socket."""

@@ -16,6 +16,7 @@ from nicps.bench.arguments import duration, host_count, whole
 from nicps.bench.barrier import BarrierServer, median
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import joined, open_folder
+from nicps.protocol.phase import Timings
 from nicps.session.commands import await_result, raise_failure
 
 DESCRIPTION = """\
@@ -42,13 +43,19 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--hosts", type=host_count(), default=4)
     parser.add_argument("--seconds", type=duration, default=5.0)
     parser.add_argument("--wakes", type=whole(1), default=40, help="single gradients (%(default)s)")
+    parser.add_argument(
+        "--silence",
+        type=duration,
+        default=Timings().silence_s,
+        help="the agents', in seconds: more on a machine that is busy with other work (%(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    measured = measure(args.hosts, args.seconds, args.wakes)
+    measured = measure(args.hosts, args.seconds, args.wakes, args.silence)
     if args.json:
         print(orjson.dumps(asdict(measured)).decode())
     else:
@@ -60,12 +67,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(hosts: int, seconds: float, wakes: int) -> Idle:
+def measure(hosts: int, seconds: float, wakes: int, silence_s: float) -> Idle:
     """Run it in a lab of its own."""
     with open_folder("nicps-bench-") as folder:
         server = BarrierServer(folder / "barrier.sock", hosts)
         shape = LabSettings(f"idle-{os.getpid()}", hosts)
-        with Lab(shape) as lab, joined(lab, lab.hosts, folder) as agents:
+        silence = "--silence", f"{silence_s:g}"
+        with Lab(shape) as lab, joined(lab, lab.hosts, folder, *silence) as agents:
             try:
                 settings = {
                     "batch": hosts,

@@ -13,6 +13,7 @@ from nicps.bench import program
 from nicps.bench.barrier import BarrierClient
 from nicps.bench.program import leave_record
 from nicps.client import Session
+from nicps.errors import JobFailed
 
 _LANES = 360
 _PARK_S = 0.05  # more than an idle turn takes
@@ -28,15 +29,21 @@ def run(workdir: Path) -> None:
     barrier.wait({})
     waits: list[float] = []
     vector = np.ones(_LANES, np.float32)
+    first_round = phase.first_round
     for number in range(wakes):
-        round_ = phase.first_round + number
+        round_ = first_round + number
         began = 0.0
         if number % session.members == session.number - 1:
             time.sleep(_PARK_S)
             began = time.monotonic()
             session.contribute(round_, vector, 1)
-        commit = session.wait_commit(round_)
-        assert commit is not None
+        while (commit := session.wait_commit(round_)) is None:  # the view has changed
+            phase = session.next_phase()
+            if (phase.kind, phase.first_round) != ("train", round_):
+                raise JobFailed(f"round {round_} is not run again: {phase.kind} comes next")
+            if began:
+                began = time.monotonic()
+                session.contribute(round_, vector, 1)
         if began:
             waits.append(session.sending_since(round_) - began)
         session.sum(commit)

@@ -15,14 +15,12 @@ from nicps.bench.engines import Running
 from nicps.bench.profile import Profile, Profiler, processor_seconds, profiler, statistics
 from nicps.bench.stages import Stages
 from nicps.errors import JobFailed
-from nicps.session.channel import ChannelClosed
 
 WARM_UP = 2
 _READY_S = 120.0
 _SETTLE_S = 1.0  # until the token parks
 _IDLE_S = 1.0
 _REST_S = 0.1  # after a round: the token still goes round for a while
-_LAST_WORDS_S = 2.0
 
 
 @dataclass
@@ -111,16 +109,10 @@ def measure(engines: Sequence[Running], rounds: int, *, profile: bool) -> list[T
             made = stack.enter_context(profiler(ours)) if profile else None
             turns.append(_Turn(running, agents, programs, made))
         baseline = _measure_idle(turns)
-        try:
-            for number in range(rounds + WARM_UP):
-                for turn in turns:
-                    turn.round(number, baseline)
-                    time.sleep(_REST_S)
-        except ChannelClosed:
-            time.sleep(_LAST_WORDS_S)  # the agents tell why
-            for running in engines:
-                running.check()
-            raise
+        for number in range(rounds + WARM_UP):
+            for turn in turns:
+                turn.round(number, baseline)
+                time.sleep(_REST_S)
     for turn in turns:
         turn.times.profile = turn.profiler.profile(rounds) if turn.profiler else None
     return [turn.times for turn in turns]

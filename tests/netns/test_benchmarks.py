@@ -63,7 +63,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing(checkout: Path) -> None:
 
 
 def test_idle(checkout: Path) -> None:
-    found = bench(checkout, "idle --seconds 0.5 --wakes 4")
+    found = bench(checkout, "idle --seconds 1.5 --wakes 4 --silence 2")
     assert found["hosts"] == found["wakes"] == 4
     assert found["frames_per_second"] > 0
 
