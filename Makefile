@@ -2,7 +2,7 @@
 #
 #   make setup      install what is missing, into the system (apt) and .venv (pip)
 #   make demo       four hosts train MNIST, or the digits where MNIST is not found
-#   make test       the tests;  make test-long  those that take minutes
+#   make test       the tests;  make test-failed  those that failed, alone;  make test-long  those that take minutes
 #   make p4         compile p4/nicps.json anew (needs p4c-bm2-ss)
 #   make lint       what CI checks before the tests
 #   make clean      remove what was built;  make distclean  .venv and runs/ too
@@ -31,7 +31,7 @@ export NICPS_DATA := $(DATA)
 endif
 export TORCH_INDEX TORCH_VERSION
 
-.PHONY: setup demo test test-long p4 lint format clean distclean
+.PHONY: setup demo test test-failed test-long p4 lint format clean distclean
 
 setup:
 	$(RUN) .ci/setup
@@ -54,6 +54,9 @@ demo: setup
 
 test: setup
 	$(TEST) -n $(WORKERS) --no-loadscope-reorder $(ARGS)
+
+test-failed: setup
+	$(TEST) --last-failed --last-failed-no-failures none -rA $(ARGS)
 
 test-long: setup
 	$(TEST) -m long $(ARGS)
