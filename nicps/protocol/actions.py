@@ -237,6 +237,11 @@ class Committed:
     aggregators: tuple[int, ...] = ()
     saved: bool = False
 
+    @property
+    def has_sum(self) -> bool:
+        """In a sized round there is none where members have called different things."""
+        return not self.phase.sized or len(set(self.counted.values())) <= 1
+
     def rest_after(self, before: Rest) -> Rest:
         """Whose remainders a Linux switch adds to later rounds: this one's, if it has left some there."""
         leaves = self.exchange.central and self.phase.feedback and len(self.counted) > 1

@@ -85,9 +85,9 @@ class Standstill:
         )  # hosts among which that exchange has made a sum; none is part of another
 
     def note_counted(self, commit: Committed) -> None:
-        """A round was committed: its exchange works among these members."""
+        """A round was committed: its exchange works among these members, if there was anything to exchange."""
         exchange = commit.exchange
-        if exchange.fallback is None:
+        if exchange.fallback is None or not commit.has_sum:
             return
         hosts = self._hosts((*commit.counted, *commit.aggregators))
         if exchange.central:  # each of them with the switch: nothing goes from one to another

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nicps import wire
@@ -48,6 +50,16 @@ def test_an_exchange_must_have_worked_among_all_of_them_at_once() -> None:
     found.note_counted(committed(1, 2, 3))
     assert not found.blames_network(phase(1, 1, 1))
     assert not found.blames_network(phase(1, 0, 1))
+
+
+def test_a_round_in_which_members_call_different_things_proves_nothing() -> None:
+    found, _ = standstill(view(1, 2))
+    sized = replace(phase(1, 1), sized=True)
+    differing = replace(committed(1, 2), phase=sized, counted={1: 7, 2: 8})
+    found.note_counted(differing)
+    assert found.blames_network(sized)
+    found.note_counted(replace(differing, counted={1: 7, 2: 7}))
+    assert not found.blames_network(sized)
 
 
 def test_numbers_of_the_job_before_are_others() -> None:
