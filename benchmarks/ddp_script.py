@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tutorial's DDP script on Gloo, and with two lines changed on nicps, in the same lab.
+
+`python -m benchmarks.ddp_script --data PATH [--hosts 4] [--rate 1gbit] [--repeat 3] [--json]` starts
+docs/examples/ddp/mnist_gloo.py and mnist.py in turn, one process on each host, and prints the seconds of their
+training, the accuracy, and whether all ranks have the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nicps.bench.arguments import host_count, whole
+from nicps.errors import JobFailed
+from nicps.lab import Lab, LabSettings
+from nicps.lab.agents import environment, joined, open_folder
+from nicps.lab.links import HOST_INTERFACE
+from nicps.lab.settings import parse_rate
+
+_EXAMPLES = Path(__file__).parents[1] / "docs" / "examples" / "ddp"
+_LIMIT_S = 1800.0
+_SECONDS = re.compile(r"^epoch \d+: loss [\d.]+, ([\d.]+) s$", re.MULTILINE)
+_END = re.compile(r"^rank \d+ of \d+: ([\d.]+)%, weights (\w+)$", re.MULTILINE)
+
+
+def run_script(
+    lab: Lab, script: Path, arguments: list[str], variables: list[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Start it on every host; what came of it.
+
+    Raises:
+        JobFailed: a rank failed.
+    """
+    command = [sys.executable, str(script), *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [
+        lab.run(
+            host,
+            command,
+            env={**environment(), "OMP_NUM_THREADS": "1", **extra},
+            stdin=subprocess.DEVNULL,
+            **pipes,
+        )
+        for host, extra in zip(lab.hosts, variables, strict=True)
+    ]
+    seconds, accuracies, weights = [], [], set()
+    try:
+        for process in ranks:
+            out, err = process.communicate(timeout=_LIMIT_S)
+            ended = _END.search(out)
+            if process.returncode or ended is None:
+                raise JobFailed(f"{script.name}: exit code {process.returncode}: {err[-500:]}")
+            seconds.append(float(_SECONDS.findall(out)[-1]))
+            accuracies.append(float(ended[1]) / 100)
+            weights.add(ended[2])
+    finally:
+        for process in ranks:
+            process.kill()
+    return {
+        "seconds": max(seconds),
+        "accuracy": min(accuracies),
+        "weights_identical": len(weights) == 1,
+    }
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_script", description=__doc__)
+    parser.add_argument("--data", required=True, help="the folder with mnist/")
+    parser.add_argument("--hosts", type=host_count(), default=4)
+    parser.add_argument("--rate", type=parse_rate, default=parse_rate("1gbit"))
+    parser.add_argument("--epochs", type=whole(1), default=3)
+    parser.add_argument("--repeat", type=whole(1), default=3)
+    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
+    args = parser.parse_args()
+    lines: list[dict[str, Any]] = []
+    with (
+        open_folder("nicps-bench-") as folder,
+        Lab(LabSettings("ddp-script", args.hosts, args.rate)) as lab,
+        joined(lab, lab.hosts, folder),
+    ):
+        rendezvous = [
+            {
+                "MASTER_ADDR": lab.hosts[0].ip,
+                "MASTER_PORT": str(29500),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(args.hosts),
+                "GLOO_SOCKET_IFNAME": HOST_INTERFACE,
+            }
+            for rank in range(args.hosts)
+        ]
+        ours = _EXAMPLES / "mnist.py"
+        ways = {
+            "gloo": (_EXAMPLES / "mnist_gloo.py", rendezvous),
+            "nicps": (ours, [{}] * args.hosts),
+        }
+        arguments = ["--data", str(Path(args.data) / "mnist"), "--epochs", str(args.epochs)]
+        for turn in range(args.repeat):
+            for name, (script, variables) in ways.items():
+                line = {
+                    "way": name,
+                    "turn": turn + 1,
+                    **run_script(lab, script, arguments, variables),
+                }
+                lines.append(line)
+                print(
+                    f"{name:<8} {line['seconds']:7.1f} s  accuracy {line['accuracy']:.2%}  "
+                    f"weights {'identical' if line['weights_identical'] else 'DIFFER'}",
+                    file=sys.stderr if args.json else sys.stdout,
+                    flush=True,
+                )
+    medians = {
+        name: statistics.median(line["seconds"] for line in lines if line["way"] == name)
+        for name in ways
+    }
+    if args.json:
+        print(orjson.dumps({"runs": lines, "seconds_median": medians}).decode())
+    else:
+        print("medians: " + ", ".join(f"{name} {value:.1f} s" for name, value in medians.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
