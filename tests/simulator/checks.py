@@ -188,7 +188,7 @@ class Checks:
         if ring is None or node.changing or node.phase is None:
             return
         phase, stripes = ring.phase, host.kernel.stripes
-        there, needed = [blocks], [phase.blocks]
+        there, needed = [blocks], [1 if phase.exchange.absolute else phase.blocks]
         if n := len(phase.aggregators(node.view.live)):
             places = stripes.places.blocks * stripes.places.per_block
             there = [stripes.records.room, places]
