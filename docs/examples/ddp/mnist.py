@@ -27,7 +27,9 @@ import nicps.torch  # noqa: F401
 def read_idx(folder: Path, name: str) -> torch.Tensor:
     """One of MNIST's files, compressed or not, as uint8."""
     plain = folder / name
-    data = plain.read_bytes() if plain.exists() else gzip.open(f"{plain}.gz").read()
+    data = (
+        plain.read_bytes() if plain.exists() else gzip.decompress(Path(f"{plain}.gz").read_bytes())
+    )
     dimensions = data[3]
     shape = np.frombuffer(data, ">i4", dimensions, 4)
     return torch.from_numpy(
