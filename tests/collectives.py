@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -242,13 +243,15 @@ def draw(seed: int, number: int, size: int, most: int = 4000) -> Drawn:
 class Meeting:
     """Where the threads of all members meet: rounds with the arithmetic of the kernel.
 
-    `loses`: members that leave before they come to a round of that number.
+    `loses`: members that leave before they come to a round of that number. Those of a number beyond `size` come late,
+    and `expects` so many of them before a round after which they may come in.
     """
 
     size: int
     room: int = 8000
     loses: dict[int, int] = field(default_factory=dict)
     rounds: int = 0
+    expects: int = 0
 
     def __post_init__(self) -> None:
         self._lock = threading.Condition()
@@ -256,6 +259,8 @@ class Meeting:
         self._offers: dict[int, tuple[int, Vector]] = {}
         self._made: dict[int, tuple[Array, Array]] = {}
         self._listed: dict[int, dict[int, int]] = {}
+        self._waiting: set[int] = set()
+        self._admits = False
 
     def leave(self, number: int) -> None:
         """That member is lost."""
@@ -263,9 +268,22 @@ class Meeting:
             self._live.discard(number)
             self._try()
 
-    def exchange(self, number: int, round_: int, samples: int, vector: Vector) -> dict[int, int]:
+    def come_in(self, number: int) -> int:
+        """Wait until that late member is taken in: the last round before it."""
+        with self._lock:
+            self._waiting.add(number)
+            self._lock.notify_all()
+            assert self._lock.wait_for(lambda: number in self._live, timeout=20)
+            return self.rounds
+
+    def exchange(
+        self, number: int, round_: int, samples: int, vector: Vector, *, admits: bool = False
+    ) -> dict[int, int]:
         """What all have offered to the round; the sums are with the vector, if that is the same."""
         with self._lock:
+            self._admits |= admits
+            if admits:
+                self._lock.wait_for(lambda: len(self._waiting) >= self.expects, timeout=20)
             if self.loses.get(number) == round_:
                 self._live.discard(number)
                 self._try()
@@ -289,6 +307,11 @@ class Meeting:
         if len(set(listed.values())) == 1:
             self._made[self.rounds] = add([vector for _, vector in offers.values()])
         self._listed[self.rounds] = listed
+        if self._admits:
+            agrees, self._admits = len(set(listed.values())) == 1, False
+            came = self._waiting if agrees else set()
+            self._live |= came
+            self._waiting = self._waiting - came
         self._lock.notify_all()
 
 
@@ -323,17 +346,34 @@ def add(vectors: list[Vector]) -> tuple[Array, Array]:
 class ThreadLink:
     """A link of one of a meeting's members."""
 
-    def __init__(self, meeting: Meeting, number: int) -> None:
+    def __init__(self, meeting: Meeting, number: int, first: int = 0) -> None:
         self.number, self.room = number, meeting.room
-        self.names = {k: f"h{k}" for k in range(1, meeting.size + 1)}
-        self._meeting, self._round = meeting, 0
+        self.names = {k: f"h{k}" for k in {*range(1, meeting.size + 1), number}}
+        self._meeting, self._round = meeting, first
         self.closed = ""
+        self.admits = False
+
+    @classmethod
+    def late(cls, meeting: Meeting, number: int) -> ThreadLink:
+        """Of a member that comes in late, or back."""
+        return cls(meeting, number, meeting.come_in(number))
+
+    @property
+    def is_over(self) -> bool:
+        """It is closed."""
+        return bool(self.closed)
 
     def exchange(self, vector: Vector, call: int, deadline: float) -> Round:
         """A round."""
         self._round += 1
         samples = sized_samples(fragments_of(vector.numbers), call)
-        return Round(self._round, self._meeting.exchange(self.number, self._round, samples, vector))
+        admits, self.admits = self.admits, False
+        try:
+            found = self._meeting.exchange(self.number, self._round, samples, vector, admits=admits)
+        except GroupClosed as error:
+            self.closed = str(error)
+            raise
+        return Round(self._round, found)
 
     def leave(self) -> None:
         """After the last call."""
@@ -346,22 +386,26 @@ class ThreadLink:
 
 
 def together(meeting: Meeting, program: Callable[[Group], Any], **options: Any) -> list[Any]:
-    """Run a program as every member of a group, in threads; what each returns or raises, by number."""
-    results: list[Any] = [None] * meeting.size
+    """Run a program as every member of a group, in threads; what each returns or raises, by number.
+
+    `late`: so many more come late.
+    """
+    last = meeting.size + options.get("late", 0)
+    results: list[Any] = [None] * last
     ranks = options.get("ranks")
 
     def run(number: int) -> None:
         try:
             rank = ranks[number - 1] if ranks else None
-            group = Group(ThreadLink(meeting, number), rank, 30.0)  # type: ignore[arg-type]
+            come_in: Any = partial(ThreadLink.late, meeting, number)
+            link: Any = ThreadLink(meeting, number) if number <= meeting.size else None
+            group = Group(link, rank, 30.0, come_in, meeting.size)
             results[number - 1] = program(group)
             group.close()
         except BaseException as error:
             results[number - 1] = error
 
-    threads = [
-        threading.Thread(target=run, args=(k,), daemon=True) for k in range(1, meeting.size + 1)
-    ]
+    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(1, last + 1)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,21 +15,29 @@ from nicps.agent.program import Program
 from nicps.dataplane import DataPlane
 from nicps.errors import NetworkProblem, NicpsError
 from nicps.job.plan import is_group
+from nicps.job.under_way import UnderWay
 from nicps.protocol import Group, NodeState
 from nicps.session.messages import JoinGroup
+from nicps.session.shared_form import Late
 from nicps.wire import MOST_SIZED
 
 _ROOM = 8000  # fragments of a round at most: 11.5 MB
+_UNHEARD_S = 10.0  # without a call of the group that a program wants to come into
 assert _ROOM <= MOST_SIZED
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A program that waits, and until when."""
+    """A program that waits, and until when.
+
+    `calls`: of the group that it comes into late, up to the time `heard`.
+    """
 
     peer: Peer
     wanted: JoinGroup
     until: float
+    heard: float
+    calls: int
 
 
 class Groups:
@@ -57,7 +65,9 @@ class Groups:
             raise NetworkProblem("another program on this host waits for a group already")
         self._dataplane.check_interface()
         self._driver.life.roles.publisher.other_job = ""  # what is under way now answers our calls
-        self._waiting = _Waiting(peer, wanted, self._driver.now + wanted.timeout_s)
+        now, life = self._driver.now, self._driver.life
+        self._waiting = _Waiting(peer, wanted, now + wanted.timeout_s, now, life.late_calls)
+        life.comes_late = (wanted.name, wanted.size) if wanted.late else None
         self.tick()
 
     def forget(self, peer: Peer) -> None:
@@ -69,16 +79,17 @@ class Groups:
         """Make the program a member if its group is here; otherwise see to it that the group forms."""
         waiting, life, driver = self._waiting, self._driver.life, self._driver
         if waiting is None:
+            self._leave_without_program()
             return
         part, publisher = life.part, life.roles.publisher
         try:
-            if publisher.other_job:
+            if publisher.other_job and not waiting.wanted.late:
                 other, publisher.other_job = publisher.other_job, ""
-                raise NetworkProblem(
-                    f"job {other} is under way on this network, without this host: wait for its end"
-                )
-            if part is not None and part.digest and life.node.state is NodeState.MEMBER:
+                self._note_other(waiting, other)
+            elif part is not None and part.digest and life.node.state is NodeState.MEMBER:
                 self._enter(waiting, part.settings)
+            elif waiting.wanted.late:
+                self._watch_calls(waiting)
             elif not life.busy_with:
                 group = Group(_key(waiting.wanted), waiting.wanted.size)
                 number = life.form_group(group)
@@ -88,6 +99,38 @@ class Groups:
         except NicpsError as error:
             self._refuse(waiting, error)
 
+    def _note_other(self, waiting: _Waiting, other: str) -> None:
+        """Something is under way on the network, perhaps the very group: then the program may come in later."""
+        group, wanted = UnderWay.read(other), waiting.wanted
+        if group is not None and group.is_for(wanted.name, wanted.size):
+            self._stop_waiting()
+            waiting.peer.post(Late(group.members))
+            return
+        raise NetworkProblem(
+            f"{'' if group else 'job '}{other} is under way on this network, without this host: wait for its end"
+        )
+
+    def _watch_calls(self, waiting: _Waiting) -> None:
+        """The lead of the group calls hosts that stand by, for as long as the group is there."""
+        life, now = self._driver.life, self._driver.now
+        heard = waiting.calls != life.late_calls or life.node.state is NodeState.MEMBER
+        waiting.calls = life.late_calls
+        if heard or life.part is not None:
+            waiting.heard = now
+        elif now >= waiting.heard + _UNHEARD_S:
+            raise NetworkProblem(
+                f"group {waiting.wanted.name!r} is not under way (any more) on this network: start the program again"
+                " on every host"
+            )
+
+    def _leave_without_program(self) -> None:
+        """This host has been taken into a group for a program that has gone meanwhile."""
+        life, part = self._driver.life, self._driver.life.part
+        taken_in = part is not None and part.group and life.node.number in life.node.learners
+        if taken_in and self._program.expects and not life.node.leaving:
+            reason = "the program that was to come into the group has gone"
+            self._driver.carry_out(life.action_failed(self._driver.now, reason))
+
     def _enter(self, waiting: _Waiting, settings: dict[str, Any]) -> None:
         """A job is here: the program's group, or another one."""
         wanted = waiting.wanted
@@ -96,14 +139,15 @@ class Groups:
                 "a job has begun on this host: start the program again after its end"
             )
         here = settings["group"]
-        if (here["name"], here["size"]) != (wanted.name, wanted.size):
+        size = here["size"] if wanted.late else wanted.size
+        if (here["name"], here["size"]) != (wanted.name, size):
             raise NetworkProblem(
                 f"the group that has formed is {_text(here['name'], here['size'])}, and this program waits for"
                 f" {_text(wanted.name, wanted.size)}"
             )
         if not self._program.expects:
             return
-        self._waiting = None
+        self._waiting = self._driver.life.comes_late = None
         self._driver.life.node.wait_for(None)
         waiting.peer.is_trainer = True
         self._program.attach(waiting.peer.channel)
@@ -118,7 +162,7 @@ class Groups:
         )
 
     def _stop_waiting(self) -> tuple[str, ...]:
-        self._waiting = None
+        self._waiting = self._driver.life.comes_late = None
         actions, found = self._driver.life.withdraw_group(self._driver.now)
         self._driver.carry_out(actions)
         return found

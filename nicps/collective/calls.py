@@ -41,6 +41,10 @@ class Call(ABC):
     def carry_out(self, attempt: Attempt) -> Any:
         """The result at this member."""
 
+    def alone(self) -> Any:
+        """The result at a program that has come late, and is not in the group yet: what it gives, it gets."""
+        return self.vector.copy()
+
     @property
     def _operand(self) -> str:
         return f"{len(self.vector):,} {self.kind.name}"
@@ -72,6 +76,13 @@ class Reduce(Call):
             part = len(total) // self.size
             return total[self.rank * part : (self.rank + 1) * part].copy()
         return total
+
+    def alone(self) -> Array | None:
+        """As `Call`."""
+        if not self.scatter:
+            return self.vector.copy() if self.root in (None, self.rank) else None
+        part = len(self.vector) // self.size
+        return self.vector[self.rank * part : (self.rank + 1) * part].copy()
 
     def _total(self, attempt: Attempt) -> Array:
         kind, operation, vector = self.kind, self.operation, self.vector
@@ -177,6 +188,10 @@ class Gather(Call):
         attempt.require(tuple(range(self.size)), self.text)
         return rows
 
+    def alone(self) -> Array:
+        """As `Call`."""
+        return np.tile(self.vector, (self.size, 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Call):
@@ -192,3 +207,6 @@ class Barrier(Call):
     def carry_out(self, attempt: Attempt) -> None:
         """Nothing."""
         attempt.add_words(np.zeros(0, np.int32))
+
+    def alone(self) -> None:
+        """As `Call`."""

@@ -22,5 +22,13 @@ class CallTimeout(CollectiveFailed):
     """Not all members have called in time. The group is closed at this member."""
 
 
+class UnderWay(CollectiveFailed):
+    """The group is under way already. `members`: in its list, with those that are lost."""
+
+    def __init__(self, message: str, members: int) -> None:
+        super().__init__(message)
+        self.members = members
+
+
 class GroupClosed(CollectiveFailed):
     """The group is over at this member: it was closed, cancelled, or has gone on without this host."""

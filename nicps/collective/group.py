@@ -8,12 +8,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from nicps.collective.admission import Admission, Place, admit
 from nicps.collective.calls import Barrier, Broadcast, Call, Gather, Reduce
-from nicps.collective.errors import CallMismatch, CollectiveFailed, GroupClosed, MemberLost
+from nicps.collective.errors import (
+    CallMismatch,
+    CollectiveFailed,
+    GroupClosed,
+    MemberLost,
+    UnderWay,
+)
 from nicps.collective.kinds import Array, Kind
 from nicps.collective.link import Link
 from nicps.collective.rounds import Attempt, Changed, Differs, Ranks
@@ -27,20 +35,43 @@ DEFAULT_TIMEOUT_S = 1800.0
 class Group:
     """Programs on several hosts, one on each. Calls can come from any thread; their order must be the same everywhere.
 
-    Attributes: `rank` of this member, `size`, the members that the group has begun with, and the `names` of their hosts
-    by rank. `lost`, the ranks that have left since. `on_loss` is called with these when they have changed, in the
-    thread that carries out calls.
+    Args:
+        link: None at a program that comes late.
+        come_in: makes the link of a program that comes late, or back.
+        members: at such a program, how many there are.
+
+    Attributes: `rank` of this member, `size`, the ranks that there are, and the `names` of their hosts by rank; `world`,
+    the size that the group has begun with. `late`: it is under way, and this program is not in it before its first
+    `admit`; rank and size may be others then. `lost`, the ranks that have left since. `changes`, how often members have
+    left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries out calls.
     """
 
-    def __init__(self, link: Link, rank: int | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        link: Link | None,
+        rank: int | None,
+        timeout_s: float,
+        come_in: Callable[[], Link] | None = None,
+        members: int = 1,
+    ) -> None:
         self._link = link
+        self._wanted, self._come_in = rank, come_in
         self._timeout_s = timeout_s
-        self._queue: queue.SimpleQueue[tuple[Call | None, Future[Any]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Any] | None, Future[Any]]] = (
+            queue.SimpleQueue()
+        )
         self.on_loss: Callable[[tuple[int, ...]], None] | None = None
         self.lost: tuple[int, ...] = ()
-        self._ranks = self._agree_on_ranks(rank)
-        self.rank = self._ranks.numbers.index(link.number)
+        self.changes = 0
+        if link is not None:
+            self._ranks = self._agree_on_ranks(link, rank)
+            self.rank = self._ranks.numbers.index(link.number)
+        else:
+            self.rank = members - 1 if rank is None else rank
+            size = max(members, self.rank + 1)
+            self._ranks = Ranks((0,) * size, ("",) * size)
         self.size, self.names = self._ranks.size, self._ranks.names
+        self.world = self.size
         self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="nicps-collective", daemon=True)
@@ -57,7 +88,7 @@ class Group:
         forming_s: float = 300.0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Self:
-        """Wait until the programs of all members are there.
+        """Wait until the programs of all members are there; a group that is under way is not waited for (`late`).
 
         Args:
             size: members; 0: one on each host of the network whose agent stands by.
@@ -73,18 +104,27 @@ class Group:
         """
         if not 0 <= size <= 64:
             raise UsageProblem(f"a group has 1 to 64 members, not {size}")
-        link = Link.form(name, size, socket, forming_s)
+        come_in = partial(Link.form, name, size, socket, timeout_s, late=True)
         try:
-            return cls(link, rank, timeout_s)
+            link = Link.form(name, size, socket, forming_s)
+        except UnderWay as found:
+            return cls(None, rank, timeout_s, come_in, found.members)
+        try:
+            return cls(link, rank, timeout_s, come_in)
         except BaseException:
             link.close("it could not begin")
             raise
 
-    def _agree_on_ranks(self, rank: int | None) -> Ranks:
+    @property
+    def late(self) -> bool:
+        """This program is not in the group yet; its calls are answered here."""
+        return self._link is None
+
+    def _agree_on_ranks(self, link: Link, rank: int | None) -> Ranks:
         """Every member says which it wants."""
-        numbers = tuple(sorted(self._link.names))
-        names = tuple(self._link.names[k] for k in numbers)
-        ranks = Ranks(numbers, names)
+        numbers = tuple(sorted(link.names))
+        names = tuple(link.names[k] for k in numbers)
+        self._ranks = ranks = Ranks(numbers, names)
         wanted = np.array([-1 if rank is None else rank], np.int64)
         found = self._attempt(
             Gather(Kind.of(wanted), wanted, len(numbers)).carry_out, "ranks", ranks
@@ -165,16 +205,27 @@ class Group:
         empty = np.zeros(0, np.uint8)
         return self._call(Barrier(Kind.of(empty), empty))
 
+    def admit(self) -> Future[Admission]:
+        """Take in the programs that wait for it, at a point that all members choose; a late one comes in here.
+
+        Ranks, size and names may be others once it is done: make no other call before. The future raises MemberLost at
+        a late one, if all others are lost; NetworkProblem, if the group is over.
+        """
+        return self._put(self._admit)
+
     def _check_rank(self, root: int) -> None:
         if not 0 <= root < self.size:
             raise UsageProblem(f"there is no rank {root}: the group has {self.size} members")
 
     def _call(self, call: Call) -> Future[Any]:
+        return self._put(partial(self._carry_out, call))
+
+    def _put(self, work: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
                 raise GroupClosed("the group is closed")
-            self._queue.put((call, future))
+            self._queue.put((work, future))
         return future
 
     # ---- the end
@@ -201,48 +252,102 @@ class Group:
             return
         with self._lock:
             self._closed = True
-        self._link.close("the program has failed")
+        if self._link is not None:
+            self._link.close("the program has failed")
 
     # ---- the thread
 
     def _work(self) -> None:
         while True:
-            call, future = self._queue.get()
-            if call is None:
+            work, future = self._queue.get()
+            if work is None:
                 self._leave()
                 return
             if not future.set_running_or_notify_cancel():
                 # The others wait for it.
                 future = Future()
             try:
-                future.set_result(self._attempt(call.carry_out, call.text, self._ranks))
+                future.set_result(work())
             except NicpsError as error:
                 future.set_exception(error)
             except Exception as error:
-                self._link.close(f"a call has failed: {error!r}")
+                if self._link is not None:
+                    self._link.close(f"a call has failed: {error!r}")
                 future.set_exception(error)
 
-    def _attempt(self, carry_out: Callable[[Attempt], R], text: str, ranks: Ranks) -> R:
-        """Begin again for as long as members leave in the middle."""
+    def _carry_out(self, call: Call) -> Any:
+        if self._link is None:
+            return call.alone()
+        return self._attempt(call.carry_out, call.text, self._ranks)
+
+    def _admit(self) -> Admission:
+        """As `admit`, in the thread."""
+        if self._link is None or self._link.is_over:
+            link, late = self._make_link(), True
+            wanted = -1 if self._wanted is None else self._wanted
+            place = Place(late, wanted, link.names[link.number])
+        else:
+            link, late = self._link, False
+            place = Place(late, self.rank, self.names[self.rank])
+
+        def attempt(carry_out: Callable[[Attempt], R], text: str) -> R:
+            return self._attempt(carry_out, text, self._ranks, link)
+
+        try:
+            admission, table, here = admit(link, attempt, place, self._ranks, self.world)
+        except BaseException:
+            if late:
+                link.close("it could not come in")
+            raise
+        self._link, self._ranks, self.world = link, table.ranks, table.world
+        self.rank = table.ranks.numbers.index(link.number)
+        self.size, self.names = table.ranks.size, table.ranks.names
+        self.changes += bool(admission.ranks)
+        self._note_lost(table.ranks.of(here))
+        return admission
+
+    def _make_link(self) -> Link:
+        """Come into the group that is under way; a member that it has gone on without comes back."""
+        if self._come_in is None:
+            raise GroupClosed("the group is over here")
+        if self._link is not None:
+            self._link, self._wanted = None, self.rank
+        return self._come_in()
+
+    def _attempt(
+        self,
+        carry_out: Callable[[Attempt], R],
+        text: str,
+        ranks: Ranks,
+        coming: Link | None = None,
+    ) -> R:
+        """Begin again for as long as members leave in the middle.
+
+        Args:
+            coming: the link of an `admit`: that says itself who is lost.
+        """
         deadline = time.monotonic() + self._timeout_s
+        link = coming or self._link
+        assert link is not None
         while True:
-            attempt = Attempt(self._link, text, ranks, deadline)
+            attempt = Attempt(link, text, ranks, deadline)
             try:
                 result = carry_out(attempt)
             except Changed:
                 continue
             except Differs:
-                raise self._explain(text, ranks, deadline) from None
+                raise self._explain(link, text, ranks, deadline) from None
             except MemberLost:
-                self._note_lost(attempt, ranks)
+                self._note_lost(attempt.counted)
                 raise
-            self._note_lost(attempt, ranks)
+            if coming is None:
+                self._note_lost(attempt.counted)
             return result
 
-    def _explain(self, text: str, ranks: Ranks, deadline: float) -> CallMismatch:
+    def _explain(self, link: Link, text: str, ranks: Ranks, deadline: float) -> CallMismatch:
         """All members know that they have called different things: each says what."""
         said = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8)
-        attempt = Attempt(self._link, "what was called", ranks, deadline)
+        attempt = Attempt(link, "what was called", ranks, deadline)
         rows = attempt.gather(said)
         by_text: dict[str, list[str]] = {}
         for rank in attempt.counted:
@@ -251,21 +356,26 @@ class Group:
         calls = "; ".join(f"{', '.join(who)}: {told}" for told, who in by_text.items())
         return CallMismatch(f"the members have called different things: {calls}")
 
-    def _note_lost(self, attempt: Attempt, ranks: Ranks) -> None:
-        lost = tuple(rank for rank in range(ranks.size) if rank not in attempt.counted)
-        if lost != self.lost:
-            self.lost = lost
+    def _note_lost(self, here: tuple[int, ...]) -> None:
+        lost = tuple(rank for rank in range(self._ranks.size) if rank not in here)
+        more = set(lost) - set(self.lost)
+        self.lost = lost
+        if more:
+            self.changes += 1
             if self.on_loss is not None:
                 self.on_loss(lost)
 
     def _leave(self) -> None:
+        link = self._link
+        if link is None:
+            return
         empty = np.zeros(0, np.uint8)
         goodbye = Barrier(Kind.of(empty), empty, "close")
         try:
             self._attempt(goodbye.carry_out, goodbye.text, self._ranks)
-            self._link.leave()
+            link.leave()
         except CollectiveFailed as error:
-            self._link.close(str(error))
+            link.close(str(error))
 
 
 def _operand(vector: Array, dtype: str | None) -> tuple[Kind, Array]:

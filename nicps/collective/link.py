@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Self, TypeVar
 
 from nicps.barrier import barrier
-from nicps.collective.errors import CallTimeout, GroupClosed
+from nicps.collective.errors import CallTimeout, GroupClosed, UnderWay
 from nicps.collective.lanes import FORMAT, PER_FRAGMENT, Vector, fragments_of
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.session import shared_form
@@ -48,13 +48,15 @@ class Link:
     """Not for use from several threads.
 
     Attributes: `number` of this member; `names` of the hosts, by number; `live`, the members that are left, as far as
-    this program was told. `room`: fragments of a round at most.
+    this program was told. `room`: fragments of a round at most. `admits`: before the round that follows the next one,
+    the lead takes in hosts that wait.
     """
 
     def __init__(self, channel: Channel, welcome: shared_form.Welcome) -> None:
         self._channel = channel
         self.number = welcome.number
         self.names = {member.number: member.name for member in welcome.members}
+        self.admits = False
         self.live = frozenset(self.names)
         self.room = int(welcome.settings["room"])
         self._arena: Arena | None = None
@@ -69,15 +71,19 @@ class Link:
         self._lost = ""  # why the group is over
 
     @classmethod
-    def form(cls, name: str, size: int, socket: str | None, timeout_s: float) -> Self:
+    def form(
+        cls, name: str, size: int, socket: str | None, timeout_s: float, *, late: bool = False
+    ) -> Self:
         """Wait, beside the agent, until the group has formed.
 
         Args:
             size: hosts; 0: all whose agents stand by.
             socket: the agent's; default: NICPS_SOCKET, or `@nicps`.
+            late: wait to be taken into the group that is under way.
 
         Raises:
             NetworkProblem: no agent listens there, or the group has not formed in time.
+            UnderWay: the group is under way already.
             GroupClosed: it ended before it began.
         """
         address = socket or os.environ.get("NICPS_SOCKET", DEFAULT_SOCKET)
@@ -88,10 +94,12 @@ class Link:
                 f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
             ) from None
         try:
-            channel.send(encode(JoinGroup(name, size, timeout_s)))
+            channel.send(encode(JoinGroup(name, size, timeout_s, late)))
             answer = shared_form.FROM_AGENT.decode(channel.recv(timeout_s + _ANSWER_S)[0])
             if isinstance(answer, Error):
                 raise NetworkProblem(answer.message)
+            if isinstance(answer, shared_form.Late):
+                raise UnderWay(f"group {name!r} is under way", answer.members)
             if not isinstance(answer, shared_form.Welcome):
                 raise NetworkProblem("the agent has not understood: is it of another version?")
             link = cls(channel, answer)
@@ -136,8 +144,9 @@ class Link:
                 break
             if isinstance(message, shared_form.Phase):
                 self._offer(vector, fragments, call)
-        self._judge(self._round, "continue")
         round_ = Round(self._round, dict(message.counted))
+        self._judge(self._round, "admit" if self.admits and round_.agrees else "continue")
+        self.admits = False
         if round_.agrees:
             alone = set(round_.offers) == {self.number}
             records = self._records(self._own if alone else self._sums)
@@ -211,6 +220,11 @@ class Link:
     def _records(self, records: Records | None) -> Records:
         assert records is not None, "the agent has sent no memory"
         return records
+
+    @property
+    def is_over(self) -> bool:
+        """The group is over for this program, or goes on without it."""
+        return bool(self._lost)
 
     def _send(self, message: Message) -> None:
         self._check()

@@ -149,7 +149,8 @@ class Course:
             return self._collect_next()
         if purpose == "files":
             self._waiting.clear()  # they tell how far they have got when they are called next
-            return self._train()
+            # A group has no state that its agents know of; its members' programs wait for this.
+            return self._train(self._node.learners if self.plan.group else frozenset())
         if purpose == "state":
             return self._train(self._learners(wire.Stage.WAITING))
         return []
@@ -177,9 +178,9 @@ class Course:
             return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
+        if self.plan.group:
+            return self._group_judged(what, phase)
         # Where training is being opened, the state is saved after the round that this begins with.
-        if self.plan.group and what == "end":
-            return self.stop(None)
         if self._alarm is not None and phase is not None and not self._opening:
             self._saving = True
             return [SaveState(Saving.ALARM)]
@@ -195,6 +196,17 @@ class Course:
         if phase is not None and trains and not self.choice.improves(phase, self.fragments):
             return self._go_on()
         return self._train()
+
+    def _group_judged(self, what: str, phase: Phase | None) -> Orders:
+        """The same of a group's program: "continue", "admit" or "end"."""
+        if what == "end":
+            return self.stop(None)
+        if self._streaming or self._opening or self._purpose:
+            return []  # hosts are being taken in: what is decided then opens the next round
+        if what == "admit" and (taken := self._take_back()):
+            return taken
+        trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
+        return self._go_on() if trains else self._train()
 
     def round_committed(self, unit: int, exchange: Exchange) -> None:
         """A training round counts, in a phase with that exchange; `unit` is the next round's."""
@@ -352,8 +364,10 @@ class Course:
     def _call_hosts(self) -> Orders:
         view, learners = self._node.view, self._node.learners
         missing = len(view.live) < len(view.members) or bool(learners) or self.plan.admit
-        calls = missing and not self.stopping and not self.plan.group
-        return [CallHosts(self.plan.job, calls, closed=not self._admits)]
+        calls = missing and not self.stopping
+        # Of a group that is under way a host is told that would form one; of a job, if it admits nobody.
+        told = self.plan.group or not self._admits
+        return [CallHosts(self.plan.called(view), calls, closed=told)]
 
     @property
     def _admits(self) -> bool:
@@ -387,8 +401,11 @@ class Course:
         """A learner that has nothing gets the files, one that waits for the state gets it."""
         if self._learners(wire.Stage.NOTHING):
             return self._open_stream("files")
-        if self._learners(wire.Stage.WAITING):
-            return self._open_stream("state")
+        if waiting := self._learners(wire.Stage.WAITING):
+            if not self.plan.group:
+                return self._open_stream("state")
+            self._purpose = ""
+            return self._train(waiting)
         self._purpose = ""
         return self._train()
 

@@ -24,6 +24,7 @@ from nicps.job.orders import Cancel, Fail, Orders, Warn
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
 from nicps.job.tasks import Tasks
+from nicps.job.under_way import UnderWay
 from nicps.protocol import Group, Node, NodeState
 from nicps.session.shared_form import FromProgram
 
@@ -36,6 +37,9 @@ class Life:
     Args:
         receiver: what has arrived (the kernel's maps).
         nonce: fresh random 64-bit numbers, never 0.
+
+    Attributes: `comes_late`, name and size of the group that is under way and that a program here wants to come into
+    now; `late_calls`, how often that group's lead has called.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Life:
         self._nonce = nonce
         self._leaves_by = math.inf  # once a user wants this host to leave
         self._awaited = False  # all members wait for the rest of this host's gradient
+        self.comes_late: tuple[str, int] | None = None
+        self.late_calls = 0
 
     # ---- what others look at
 
@@ -90,9 +96,19 @@ class Life:
         """How much of a job is here, for the lead that calls (R20); None: it is not for this host."""
         if self._leaves_by < math.inf or job_id == self.roles.declined:
             return None
+        if (group := UnderWay.read(job_id)) is not None:
+            return self._stage_in_group(group)
         if self.part is None or self.part.id != job_id:
             return wire.Stage.NOTHING
         return self.part.stage
+
+    def _stage_in_group(self, group: UnderWay) -> wire.Stage | None:
+        if self.part is not None and self.part.group and self.node.state is NodeState.MEMBER:
+            return self.part.stage
+        if self.comes_late is None or not group.is_for(*self.comes_late):
+            return None
+        self.late_calls += 1
+        return wire.Stage.NOTHING
 
     # ---- events: frames, the kernel, time
 

@@ -11,6 +11,7 @@ from typing import Any
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
+from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
 
@@ -35,7 +36,7 @@ class Plan:
     `tries_switch`: one is taken where it is ready; `names_switch`: the user has asked for it. `feedback`: what rounding
     leaves over goes into later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no
     job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
-    feedback, and nothing that is saved or shown.
+    feedback, and nothing that is saved or shown; `waits_for`: its name and size.
     """
 
     job: str
@@ -52,6 +53,7 @@ class Plan:
     names_switch: bool = False
     feedback: bool = True
     group: bool = False
+    waits_for: tuple[str, int] = ("", 0)
 
     @classmethod
     def of(
@@ -64,6 +66,7 @@ class Plan:
     ) -> Plan:
         """Out of a prepared job's settings, and the lead's own; `believes_switch`: it believes a Linux switch."""
         asked, group = _asked(settings), is_group(settings)
+        waits_for = (settings["group"]["name"], settings["group"]["size"]) if group else ("", 0)
         return cls(
             job,
             int(settings["batch"]),
@@ -71,14 +74,19 @@ class Plan:
             float(settings.get("quorum", DEFAULT_QUORUM)),
             int(settings.get("unit", DEFAULT_UNIT)),
             float(settings.get("alarm_below", DEFAULT_ALARM)),
-            bool(settings.get("admit", False)),
+            bool(settings.get("admit", group)),
             bool(settings.get("redeal", True)),
             exchange,
             tries_switch=believes_switch and not group and asked in ("auto", Exchange.SWITCH.name),
             names_switch=asked == Exchange.SWITCH.name,
             feedback=bool(settings.get("feedback", not group)),
             group=group,
+            waits_for=waits_for,
         )
+
+    def called(self, view: View) -> str:
+        """What hosts on standby are called for."""
+        return str(UnderWay(*self.waits_for, len(view.members))) if self.group else self.job
 
     @staticmethod
     def choose(

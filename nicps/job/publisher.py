@@ -11,6 +11,7 @@ from nicps.job.actions import Log, Publish, RunHook
 from nicps.job.orders import Orders
 from nicps.job.submission import Submission
 from nicps.job.text import one_line
+from nicps.job.under_way import UnderWay
 from nicps.session.messages import EVENTS, Error, LastJob, Result
 
 
@@ -35,6 +36,8 @@ class Publisher:
             job: as any host may have sent it.
         """
         before, self.other_job = self.other_job, one_line(job)
+        if UnderWay.read(self.other_job) is not None:
+            return [Log(f"{self.other_job} is under way")] if before != self.other_job else []
         if self.other_job:
             text = "is under way and admits no more hosts: this one takes part in the next"
             return [Log(f"job {self.other_job} {text}")]

@@ -73,6 +73,7 @@ class Roles:
         self.lead: Lead | None = None
         self.submission: Submission | None = None
         self.declined = ""
+        self._left_group = False  # the last part was in a group that goes on without this host
         self._programs, self._streams = itertools.count(1), itertools.count(1)
         self._submissions = itertools.count(1)
 
@@ -121,6 +122,7 @@ class Roles:
         if not is_run_name(job_id):
             raise JobFailed(f"{job_id!r} is not a valid run name")
         orders: Orders = []
+        self._left_group = False
         if self.part is not None:
             orders += self.end_part("another job has begun")
         if self.submission is not None and self.submission.job_id != job_id:
@@ -153,6 +155,8 @@ class Roles:
 
     def decline(self, reason: str) -> Orders:
         """This host has come to the others' job, and cannot take part: it leaves the job to them."""
+        if self._left_group and self.part is None:
+            return [Log(f"this host has left the group: {reason}")]
         trouble = ShowTrouble(f"out of the job until `nicps join` is run again: {reason}")
         if self.part is None:
             return [trouble]
@@ -262,8 +266,9 @@ class Roles:
                 *self.end_part("the job has ended"),
                 *self._end_unheard(action.ending, action.lead, crash),
             ]
-        if part is not None and part.group:  # no host comes back to a group
+        if part is not None and part.group:  # its program is told, and comes back if it wants to
             reason = f"this host is out of the group: {action.reason}"
+            self._left_group = True
             return [LeaveView(), *self.end_part(reason), *self.fail_submission(reason)]
         stands_by = part.stand_by(action.reason) if part is not None else []
         return [LeaveView(), *stands_by, ShowTrouble(f"standing by: {action.reason}")]

@@ -138,6 +138,9 @@ class JoinGroup(Message):
     timeout_s: Annotated[
         float, Field(number(0.1, 1e6), "after so long without the others: an error")
     ] = 300.0
+    late: Annotated[
+        bool, Field(FLAG, "come into the group that is under way, which must be admitting")
+    ] = False
 
 
 Command: TypeAlias = AskStatus | Watch | Submit | AskProbe | Cancel | Leave | Attach | JoinGroup

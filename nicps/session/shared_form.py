@@ -150,7 +150,10 @@ class Decide(Message):
 
     op: ClassVar[str] = "decide"
     round: Annotated[int, Field(ROUND, "the round that is committed")]
-    what: Annotated[str, Field(choice(*DECISIONS), "what comes next")]
+    what: Annotated[
+        str,
+        Field(choice(*DECISIONS, "admit"), 'what comes next; "admit": of a group, hosts that wait'),
+    ]
     checkpoint: Annotated[
         bool, Field(FLAG, "as the lead it will write a checkpoint after the next round")
     ] = False
@@ -333,7 +336,15 @@ class Abort(Message):
     ] = False
 
 
-FromAgent: TypeAlias = Error | Welcome | Arena | Phase | View | Committed | Keep | Abort
+@dataclass(frozen=True, slots=True)
+class Late(Message):
+    """The group is under way: the program comes into it with `group` and `late`. The connection ends."""
+
+    op: ClassVar[str] = "late"
+    members: Annotated[int, Field(MEMBER, "in the group's list, with those that are lost")]
+
+
+FromAgent: TypeAlias = Error | Welcome | Arena | Phase | View | Committed | Keep | Abort | Late
 FROM_AGENT: Conversation[FromAgent] = Conversation(
-    "a training program", Error, Welcome, Arena, Phase, View, Committed, Keep, Abort
+    "a training program", Error, Welcome, Arena, Phase, View, Committed, Keep, Abort, Late
 )

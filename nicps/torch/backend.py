@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from nicps.collective import Group
+from nicps.collective import CollectiveFailed, Group
 from nicps.collective.kinds import Array
 from nicps.errors import UsageProblem
 from nicps.torch import join
@@ -76,6 +76,20 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
 
     name = getBackendName
 
+    def rank(self) -> int:
+        """This process's; one that comes late gets it at its first `State.sync`."""
+        return self.group.rank
+
+    def size(self) -> int:
+        """The ranks that there are; who is lost is among them."""
+        return self.group.size
+
+    getRank = rank  # noqa: N815
+
+    def getSize(self) -> int:  # noqa: N802
+        """What C++ takes for the world size, and plain DDP divides by: that of the beginning."""
+        return self.group.world
+
     def shutdown(self) -> None:
         """`destroy_process_group`: leave, once all others do."""
         self.group.close()
@@ -97,6 +111,8 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
         """One tensor, in place."""
         tensor = _only(tensors)
         operation = _operation(opts)
+        if self.group.late:
+            return _work(_too_early(), lambda _: None, [tensor])
         future = self.group.all_reduce(_numbers(tensor), operation, dtype=_name(tensor))
         return _work(future, partial(_write, tensor), [tensor])
 
@@ -230,6 +246,18 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
 
 def _refuse(what: str) -> NoReturn:
     raise UsageProblem(f"nicps has no {what}: {_OVER_TCP}")
+
+
+def _too_early() -> Future[Any]:
+    """A script that has come late, and trains alone: it would never notice."""
+    future: Future[Any] = Future()
+    future.set_exception(
+        CollectiveFailed(
+            "this process has come late to a group that is under way, and is not in it: let the script make a"
+            " nicps.torch.State, and call its sync() on all ranks before the first step (docs/pytorch.md)"
+        )
+    )
+    return future
 
 
 # ---- tensors and vectors

@@ -211,6 +211,7 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             ),
             message("keep"),
             message("abort", message="it was stopped"),
+            message("late", members=3),
         ],
     ),
 ]
@@ -294,7 +295,7 @@ OF_A_PROGRAM = [
     (message("read", round=1, digest="d" * 129), '"digest" has 129 characters, not at most 128'),
     (
         message("decide", round=1, what="stop"),
-        """"what" is 'stop', not "continue", "test" or "en""",
+        """"what" is 'stop', not "continue", "test", "end" or""",
     ),
     (message("report", values=[1]), '"values" is a list, not an object'),
 ]

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group that is under way, as its lead names it to hosts that stand by (R20, docs/collective.md)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_TEXT = re.compile(r"group (.+) \(size (\d+), members (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """In a call it stands where a job's name does, which has no blanks.
+
+    `size`: that its programs have asked for; `members`: in its list, those that are lost included.
+    """
+
+    name: str
+    size: int
+    members: int
+
+    def __str__(self) -> str:
+        return f"group {self.name} (size {self.size}, members {self.members})"
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        """None: it is a job's name."""
+        found = _TEXT.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3])) if found is not None else None
+
+    def is_for(self, name: str, size: int) -> bool:
+        """Whether a program means this group that waits for one of that name and size."""
+        return name == self.name and size in (0, self.size, self.members)

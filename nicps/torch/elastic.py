@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts that go on without a host, and take it back: docs/pytorch.md, "Hosts that come back"."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from nicps.collective import Group, MemberLost
+from nicps.errors import UsageProblem
+from nicps.torch.backend import ProcessGroupNicps
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor)
+
+
+class State:
+    """All that a process which comes late must get: whatever has a `state_dict`, and plain values.
+
+        state = nicps.torch.State(model=model, optimizer=optimizer, epoch=0)
+        while state.epoch < EPOCHS:
+            state.sync()
+            ...
+            state.epoch += 1
+
+    What is named becomes an attribute. At a process that comes late `sync` loads the former in place, and sets the
+    latter. Plain values are numbers, texts, tensors, and lists and dicts of these.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        for name, part in parts.items():
+            if name in ("sync",):
+                raise UsageProblem(f"{name!r} cannot be the name of a part of the state")
+            _check(name, part)
+            setattr(self, name, part)
+        self._names = tuple(parts)
+
+    def sync(self) -> bool:
+        """Take in the processes that wait for it, and give them the state. All ranks call it at the same point.
+
+        The rank, the world size and the values of the state may be others afterwards. Where nobody waits it costs two
+        small rounds.
+
+        Returns:
+            Whether anybody has come in, perhaps this process.
+
+        Raises:
+            UsageProblem: the backend is not nicps, or the state is not plain.
+            NicpsError: the group is over, or nobody is left who has the state.
+        """
+        group = _group()
+        admission = group.admit().result()
+        if not admission.ranks:
+            return False
+        for source in admission.sources:
+            try:
+                data = _broadcast(group, self._pack() if group.rank == source else b"", source)
+            except MemberLost:
+                continue  # it is lost meanwhile, as all ranks know
+            if admission.late:
+                self._load(data)
+            return True
+        raise MemberLost("nobody is left of the ranks that had the state")
+
+    def _pack(self) -> bytes:
+        whole = {}
+        for name in self._names:
+            part = getattr(self, name)
+            whole[name] = part.state_dict() if _has_state(part) else part
+        buffer = io.BytesIO()
+        torch.save(whole, buffer)
+        return buffer.getvalue()
+
+    def _load(self, data: bytes) -> None:
+        whole = torch.load(io.BytesIO(data), weights_only=True)
+        if whole.keys() != set(self._names):
+            raise UsageProblem(
+                f"the state has {', '.join(self._names)} here, and {', '.join(whole)} at the others: start the same"
+                " script on every host"
+            )
+        for name, found in whole.items():
+            part = getattr(self, name)
+            if _has_state(part):
+                part.load_state_dict(found)
+            else:
+                setattr(self, name, found)
+
+
+def average(_, bucket):  # type: ignore[no-untyped-def]
+    """A hook for DDP: gradients are averaged over the ranks that are there, where DDP divides by those at the start.
+
+    model.register_comm_hook(None, nicps.torch.average)
+    """
+    work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+    assert work is not None
+    done: torch.futures.Future[Any] = work.get_future()
+    return done.then(lambda each: each.value()[0])
+
+
+def _group() -> Group:
+    process_group = dist.group.WORLD if dist.is_initialized() else None
+    if not isinstance(process_group, ProcessGroupNicps):
+        raise UsageProblem(
+            'State.sync needs the process group of nicps: dist.init_process_group("nicps")'
+        )
+    return process_group.group
+
+
+def _broadcast(group: Group, data: bytes, source: int) -> bytes:
+    size = torch.tensor([len(data)]).numpy()
+    length = int(group.broadcast(size, source).result()[0])
+    whole = torch.zeros(length, dtype=torch.uint8)
+    if group.rank == source:
+        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return bytes(group.broadcast(whole.numpy(), source).result().tobytes())
+
+
+def _has_state(part: Any) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _check(name: str, part: Any) -> None:
+    if isinstance(part, DistributedDataParallel):
+        if not part.find_unused_parameters:
+            raise UsageProblem(
+                f"{name}: DistributedDataParallel lays out its buckets anew after the first step, and a process that"
+                " comes late would lay them out otherwise: give it find_unused_parameters=True"
+            )
+    elif not (_has_state(part) or _is_plain(part)):
+        raise UsageProblem(
+            f"{name}: {type(part).__name__} has no state_dict and load_state_dict, and is no plain value: a number, a"
+            " text, a tensor, or a list or dict of these"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(each) for each in value)
+    return isinstance(value, _PLAIN)
