@@ -22,7 +22,7 @@ from nicps.session.shared_form import Late
 from nicps.wire import MOST_SIZED
 
 _ROOM = 8000  # fragments of a round at most: 11.5 MB
-_UNHEARD_S = 5.0  # without a call of the group that a program wants to come into
+_UNHEARD_S = 30.0  # without a call of the group that a program wants to come into
 assert _ROOM <= MOST_SIZED
 
 

@@ -12,6 +12,7 @@ link.py     the connection to the agent: rounds
 rounds.py   vectors of any length in rounds, the same list of members in all of them
 calls.py    what is called, and how it is done in rounds
 group.py    the members, and the thread that carries calls out in order
+admission.py  members that come late, or come back
 """
 
 from nicps.collective.errors import (
@@ -20,6 +21,7 @@ from nicps.collective.errors import (
     CollectiveFailed,
     GroupClosed,
     MemberLost,
+    UnderWay,
 )
 from nicps.collective.group import Group
 from nicps.collective.kinds import OPERATIONS
@@ -32,4 +34,5 @@ __all__ = [
     "Group",
     "GroupClosed",
     "MemberLost",
+    "UnderWay",
 ]

@@ -40,10 +40,10 @@ class Group:
         come_in: makes the link of a program that comes late, or back.
         members: at such a program, how many there are.
 
-    Attributes: `rank` of this member, `size`, the ranks that there are, and the `names` of their hosts by rank; `world`,
-    the size that the group has begun with. `late`: it is under way, and this program is not in it before its first
-    `admit`; rank and size may be others then. `lost`, the ranks that have left since. `changes`, how often members have
-    left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries out calls.
+    Attributes: `rank` of this member, `size`, the ranks that there are, and the `names` of their hosts by rank;
+    `world`, the size that the group has begun with. `late`: it is under way, and this program is not in it before
+    its first `admit`; rank and size may be others then. `lost`, the ranks that have left since. `changes`, how often
+    members have left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries out calls.
     """
 
     def __init__(
@@ -87,8 +87,9 @@ class Group:
         socket: str | None = None,
         forming_s: float = 300.0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        late: bool = False,
     ) -> Self:
-        """Wait until the programs of all members are there; a group that is under way is not waited for (`late`).
+        """Wait until the programs of all members are there.
 
         Args:
             size: members; 0: one on each host of the network whose agent stands by.
@@ -97,8 +98,10 @@ class Group:
             socket: the agent's; default: NICPS_SOCKET, or `@nicps`.
             forming_s: how long to wait for the others.
             timeout_s: how long a call waits for the others.
+            late: where the group is under way already, come in at the first `admit`.
 
         Raises:
+            UnderWay: the group is under way already.
             NetworkProblem: no agent is there, or the others have not come.
             UsageProblem: the ranks or the size cannot be meant.
         """
@@ -108,6 +111,8 @@ class Group:
         try:
             link = Link.form(name, size, socket, forming_s)
         except UnderWay as found:
+            if not late:
+                raise
             return cls(None, rank, timeout_s, come_in, found.members)
         try:
             return cls(link, rank, timeout_s, come_in)
@@ -119,6 +124,11 @@ class Group:
     def late(self) -> bool:
         """This program is not in the group yet; its calls are answered here."""
         return self._link is None
+
+    @property
+    def out(self) -> bool:
+        """The group is over for this program: closed, or gone on without it. `admit` brings it back."""
+        return self._link is not None and self._link.is_over
 
     def _agree_on_ranks(self, link: Link, rank: int | None) -> Ranks:
         """Every member says which it wants."""

@@ -99,7 +99,11 @@ class Link:
             if isinstance(answer, Error):
                 raise NetworkProblem(answer.message)
             if isinstance(answer, shared_form.Late):
-                raise UnderWay(f"group {name!r} is under way", answer.members)
+                raise UnderWay(
+                    f"group {name!r} is under way on this network without this program: it must say late=True, and all"
+                    " members must call admit()",
+                    answer.members,
+                )
             if not isinstance(answer, shared_form.Welcome):
                 raise NetworkProblem("the agent has not understood: is it of another version?")
             link = cls(channel, answer)

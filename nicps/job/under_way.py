@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-_TEXT = re.compile(r"group (.+) \(size (\d+), members (\d+)\)")
+_TEXT = re.compile(r"group (.+) \(size ([0-9]{1,2}), members ([1-9][0-9]?)\)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,4 +130,7 @@ def form(size: int, rank: int | None, timeout: timedelta) -> Group:
             f"nicps has one rank a host, and LOCAL_WORLD_SIZE is {local}: start one process on every host"
         )
     seconds = max(timeout.total_seconds(), _LEAST_S)
-    return Group.form(size, name="torch", rank=rank, forming_s=min(seconds, 1e6), timeout_s=seconds)
+    forming_s = min(seconds, 1e6)
+    return Group.form(
+        size, name="torch", rank=rank, forming_s=forming_s, timeout_s=seconds, late=True
+    )

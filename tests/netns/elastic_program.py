@@ -64,6 +64,8 @@ def train(settings: dict[str, Any]) -> None:
     late = group.late
     moment = time.monotonic()
     while state.step < state.end:
+        if settings.get("stateless"):
+            loss_of(model, 0, 0).backward()
         came = state.sync() if state.step % every == 0 or late else False
         late = False
         state.comes -= came
@@ -72,9 +74,16 @@ def train(settings: dict[str, Any]) -> None:
         step, rank = state.step, dist.get_rank()
         if settings.get("dies") == [rank, step]:
             os.kill(os.getpid(), signal.SIGKILL)
-        loss = loss_of(model, step, rank)
-        optimizer.zero_grad()
-        loss.backward()
+        try:
+            loss = loss_of(model, step, rank)
+            optimizer.zero_grad()
+            loss.backward()
+        except RuntimeError as error:
+            if not (settings.get("returns") and group.out):
+                raise
+            say(out=str(error))
+            late = True
+            continue
         optimizer.step()
         before, moment = moment, time.monotonic()
         digest = hashlib.sha256(flat(model).numpy().tobytes()).hexdigest()
@@ -83,7 +92,7 @@ def train(settings: dict[str, Any]) -> None:
         say(**said, seconds=round(moment - before, 3), at=time.time())
         state.step += 1
         time.sleep(settings.get("pace_s", 0.0))
-    say(weights=flat(model).tolist(), changes=group.changes)
+    say(weights=flat(model).tolist(), changes=group.changes, lost=group.lost)
 
 
 def main(settings: dict[str, Any]) -> int:

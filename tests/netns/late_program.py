@@ -41,7 +41,11 @@ class Program:
         self.step, self.end, self.comes = 0, 100_000, settings.get("comes", 1)
         self.total = np.zeros(LENGTH, np.int64)
         self.group = Group.form(
-            settings.get("size", 3), rank=settings.get("rank"), forming_s=60, timeout_s=60
+            settings.get("size", 3),
+            rank=settings.get("rank"),
+            forming_s=60,
+            timeout_s=60,
+            late=settings.get("late", True),
         )
 
     def run(self) -> None:

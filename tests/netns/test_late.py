@@ -67,7 +67,9 @@ def test_a_program_is_killed_and_comes_back(scripts: Scripts) -> None:
         assert (line["lost"], line["world"]) == ([], 3)
     assert back.lines[0]["late"] and back.lines[1]["rank"] == lost.lines[0]["formed"]
     check(scripts)
-    slowest = max(line["seconds"] for script in (first[0], first[2]) for line in script.steps.values())
+    slowest = max(
+        line["seconds"] for script in (first[0], first[2]) for line in script.steps.values()
+    )
     assert slowest < 10
 
 
@@ -154,6 +156,34 @@ def test_a_host_that_was_stopped_comes_back_by_itself(scripts: Scripts) -> None:
     check(scripts)
 
 
+@pytest.mark.long
+def test_a_host_that_was_unplugged_comes_back_by_itself(scripts: Scripts) -> None:
+    """It has no majority, and says so; once it is heard again it is taken in."""
+    first = scripts.start("h1", "h2", "h3", returns=True)
+    for script in first:
+        script.until(5)
+    scripts.network.lab.host("h3").set_link(False)
+    first[0].until(first[0].lines[-1]["step"] + 20)
+    time.sleep(6)
+    scripts.network.lab.host("h3").set_link(True)
+    finish(*first)
+    (closed,) = [line["closed"] for line in first[2].lines if "closed" in line]
+    assert "this host is out of the group" in closed or "no majority" in closed, closed
+    check(scripts)
+
+
+def test_a_program_that_does_not_want_to_come_late(scripts: Scripts) -> None:
+    first = scripts.start("h1", "h2", "h3", comes=100)
+    first[2].until(3)
+    first[2].kill()
+    first[0].until(first[2].lines[-1]["step"] + 3)
+    (late,) = scripts.start("h3", late=False)
+    said = late.ended()
+    assert said["kind"] == "UnderWay" and "must say late=True" in said["error"]
+    first[0].until(first[0].lines[-1]["step"] + 3)
+
+
+@pytest.mark.long
 def test_a_group_that_is_over(scripts: Scripts) -> None:
     """A program has come late, and the others end before it calls `admit`: one line."""
     first = scripts.start("h1", "h2", "h3", comes=1)
