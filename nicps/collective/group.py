@@ -43,7 +43,8 @@ class Group:
     Attributes: `rank` of this member, `size`, the ranks that there are, and the `names` of their hosts by rank;
     `world`, the size that the group has begun with. `late`: it is under way, and this program is not in it before
     its first `admit`; rank and size may be others then. `lost`, the ranks that have left since. `changes`, how often
-    members have left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries out calls.
+    members have left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries
+    out calls.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nicps.collective import Group, MemberLost
+from nicps.collective import Group, GroupClosed, MemberLost
 from nicps.errors import UsageProblem
 from nicps.torch.backend import ProcessGroupNicps
 
@@ -52,6 +52,14 @@ class State:
             NicpsError: the group is over, or nobody is left who has the state.
         """
         group = _group()
+        try:
+            return self._sync(group)
+        except GroupClosed:
+            if not group.out:
+                raise
+            return self._sync(group)  # the others have gone on without this process: it comes back
+
+    def _sync(self, group: Group) -> bool:
         admission = group.admit().result()
         if not admission.ranks:
             return False

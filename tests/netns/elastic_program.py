@@ -63,6 +63,7 @@ def train(settings: dict[str, Any]) -> None:
     group = dist.group.WORLD.group
     late = group.late
     moment = time.monotonic()
+    say(built=True, at=time.time())
     while state.step < state.end:
         if settings.get("stateless"):
             loss_of(model, 0, 0).backward()
@@ -101,7 +102,8 @@ def main(settings: dict[str, Any]) -> int:
     warnings.simplefilter("ignore")
     try:
         dist.init_process_group("nicps")
-        say(formed=dist.get_rank(), size=dist.get_world_size(), late=dist.group.WORLD.group.late)
+        late, at = dist.group.WORLD.group.late, time.time()
+        say(formed=dist.get_rank(), size=dist.get_world_size(), late=late, at=at)
         train(settings)
         dist.destroy_process_group()
     except Exception as error:

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a State takes, what it hands over, and what a process that comes late may call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from nicps.collective import Group  # noqa: E402
+from nicps.errors import UsageProblem  # noqa: E402
+from nicps.torch import ProcessGroupNicps, State  # noqa: E402
+from nicps.torch.elastic import _check  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+
+def parts(seed: int, kind: type[torch.optim.Optimizer], steps: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 2))
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(model.parameters(), lr=0.1 * (seed + 1), **options)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(9, 5)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_what_is_loaded_goes_on_as_what_was_packed(kind: type[torch.optim.Optimizer]) -> None:
+    """In place, bit for bit: weights, buffers, momentum, learning rate; and the next step is the same."""
+    old = State(**parts(0, kind, 5), epoch=3, name="x", seen=[1, {"a": torch.arange(3)}])
+    new = State(**parts(1, kind, 2), epoch=0, name="", seen=[])
+    weights = [p.data_ptr() for p in new.model.parameters()]
+    new._load(old._pack())
+    assert [p.data_ptr() for p in new.model.parameters()] == weights
+    assert (new.epoch, new.name) == (3, "x") and torch.equal(new.seen[1]["a"], torch.arange(3))
+    x = torch.randn(9, 5)
+    for state in (old, new):
+        state.optimizer.zero_grad()
+        state.model(x).sum().backward()
+        state.optimizer.step()
+        state.scheduler.step()
+    for mine, other in zip(
+        new.model.state_dict().values(), old.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, other)
+    assert new.optimizer.param_groups[0]["lr"] == old.optimizer.param_groups[0]["lr"]
+
+
+def test_what_a_state_cannot_hold() -> None:
+    with pytest.raises(UsageProblem, match="order: .* is no plain value"):
+        State(order=iter([1]))
+    with pytest.raises(UsageProblem, match="order: dict"):
+        State(order={"a": object()})
+    with pytest.raises(UsageProblem, match="cannot be the name"):
+        State(sync=1)
+
+    class Wrapped(nn.parallel.DistributedDataParallel):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.find_unused_parameters = False
+
+    with pytest.raises(UsageProblem, match="find_unused_parameters=True"):
+        _check("model", Wrapped())
+
+
+def test_another_script_at_a_host_that_comes_late() -> None:
+    old, new = State(epoch=1, step=2), State(epoch=0)
+    with pytest.raises(UsageProblem, match="has epoch here, and epoch, step at the others"):
+        new._load(old._pack())
+
+
+def test_a_sync_without_the_backend() -> None:
+    with pytest.raises(UsageProblem, match="needs the process group of nicps"):
+        State(epoch=0).sync()
+
+
+def test_a_process_that_comes_late_and_does_not_sync() -> None:
+    """Broadcasts give back its own, so that DDP can be made; a sum with others is refused when it is waited for."""
+    group = ProcessGroupNicps(Group(None, 1, 1.0, None, 3))
+    assert (group.rank(), group.size(), group.getSize()) == (1, 3, 3)
+    tensor = torch.arange(4.0)
+    work = group.allreduce([tensor])
+    with pytest.raises(RuntimeError, match="has come late to a group"):
+        work.wait()
+
+    class Root:
+        rootRank = 0  # noqa: N815
+
+    group.broadcast([tensor], Root()).wait()
+    assert torch.equal(tensor, torch.arange(4.0))
+    rows = [[torch.zeros(4) for _ in range(3)]]
+    group.allgather(rows, [tensor]).wait()
+    assert all(torch.equal(row, tensor) for row in rows[0])
+    group.shutdown()
