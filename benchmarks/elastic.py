@@ -20,7 +20,7 @@ from tests.netns.members import Network
 from tests.netns.scripts import Script, Scripts
 
 AWAY_S = 10.0
-CASES = ("program killed", "host killed", "host stopped", "host unplugged")
+CASES = ("host stopped", "host unplugged", "host killed", "program killed")
 
 
 def lose(network: Network, script: Script, case: str) -> None:

@@ -19,6 +19,7 @@ Its roles in a job:
     lead.py           the lead's side, and what that needs of this host's own part
     course.py         what the lead decides, from the first hand-out to the end (R5 to R7, R14, R15, R20 to R22)
     choice.py         which exchange the next training phase has
+    under_way.py      a group that is under way, as hosts are told of it
     plan.py           what a job's settings fix; the phases that the lead decides on
 
 Its part in it:

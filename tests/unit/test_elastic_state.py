@@ -56,7 +56,7 @@ def test_what_is_loaded_goes_on_as_what_was_packed(kind: type[torch.optim.Optimi
 
 
 def test_what_a_state_cannot_hold() -> None:
-    with pytest.raises(UsageProblem, match="order: .* is no plain value"):
+    with pytest.raises(UsageProblem, match="is no plain value"):
         State(order=iter([1]))
     with pytest.raises(UsageProblem, match="order: dict"):
         State(order={"a": object()})
