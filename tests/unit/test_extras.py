@@ -155,7 +155,8 @@ def test_each_module_is_in_its_extra_and_not_in_the_base() -> None:
         name = {"sklearn": "scikit-learn"}.get(module, module)
         assert any(need.startswith(f"{name}>=") for need in needs[extra]), module
     assert needs["lab"] == ["nicps[train,switch,crypto]"]
-    assert needs["all"] == ["nicps[lab,captures,vm]"]
+    assert needs["screens"] == ["nicps[top,metrics,tensorboard]"]
+    assert needs["all"] == ["nicps[lab,captures,screens,vm]"]
 
 
 def test_the_pytorch_that_is_tested() -> None:
