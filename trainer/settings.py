@@ -51,7 +51,7 @@ class Settings:
     average_all_buffers: float32 buffers are averaged over the hosts also where training does not seem to change them.
     trackers: where the lead's figures go beside its metrics, separated by commas: "tensorboard", or "module:Class" of a
         module beside job.py (`trainer.trackers`).
-    tracker_dir: an absolute path on the lead's host, in which trackers write in place of the run's folder; "": there.
+    tracker_dir: an absolute path on the lead's host, in which trackers write in place of the run's folder.
     stall_s: seconds after which a training program that is to work, and says nothing, is started again.
     """
 
@@ -76,8 +76,8 @@ class Settings:
     admit: bool = False
     network_access: bool = False
     average_all_buffers: bool = False
-    trackers: str = ""
-    tracker_dir: str = ""
+    trackers: str | None = None
+    tracker_dir: str | None = None
     stall_s: float = 60.0
 
     def planned_rounds(self, records: int) -> int | None:

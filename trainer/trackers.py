@@ -112,7 +112,7 @@ class Trackers:
 
 def names(settings: Settings) -> list[str]:
     """The trackers that the settings name."""
-    return [name for part in settings.trackers.split(",") if (name := part.strip())]
+    return [name for part in (settings.trackers or "").split(",") if (name := part.strip())]
 
 
 def find(name: str) -> Maker:

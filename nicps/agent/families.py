@@ -130,7 +130,7 @@ FAMILIES = (
     Family(
         "nicps_member_awaited",
         "gauge",
-        "1 for a member that the open round waits for.",
+        "1 for a member that the open round waits for, while others are done.",
         _of_members("awaited"),
         _MEMBER,
     ),

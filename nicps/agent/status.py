@@ -105,21 +105,23 @@ def _activity_of(
 
 
 def awaited(node: Node) -> frozenset[int]:
-    """The members that the open round waits for, as far as this host knows.
+    """The members that the open round waits for while others are done, as far as this host knows.
 
-    While the list is open they are those with a share that have not offered; then those that lack fragments.
+    While the list is open they are those with a share that have not offered; then those that lack fragments. Nobody is
+    waited for while all of them are at work.
     """
     ring = node.ring
     token = ring.token if ring is not None else None
     if ring is None or token is None or token.round != ring.round:
         return frozenset()
-    live, shares = node.view.live, ring.phase.shares
+    takes_part, lines = node.view.live, token.lines
     if token.state == wire.TokenState.CLOSING:
-        return frozenset(k for k in live if not token.lines[k - 1].complete)
-    offers = ring.offered
-    return frozenset(
-        k for k in live if shares[k - 1] and not token.lines[k - 1].settled and k not in offers
-    )
+        found = frozenset(k for k in takes_part if not lines[k - 1].complete)
+    else:
+        takes_part = frozenset(k for k in takes_part if ring.phase.shares[k - 1])
+        settled = frozenset(k for k in takes_part if lines[k - 1].settled) | ring.offered
+        found = takes_part - settled
+    return found if found < takes_part else frozenset()
 
 
 def _switch_of(life: Life) -> str:

@@ -84,24 +84,17 @@ class Looks:
         return max(0.0, figure(self.now, self.activity) - figure(*self._first)) / self.seconds
 
     def awaited(self, number: int) -> float:
-        """The part of the looks at this job in which the round waited for that member, and not for all of them."""
+        """The part of the looks at this job in which the round waited for that member."""
         now = self.now
-        looks = [(s, a) for s, a in self._all if (s.job, s.view) == (now.job, now.view)]
-        found = sum(number in waits_for(s, a) for s, a in looks)
-        return found / max(1, len(looks))
+        looks = [a for s, a in self._all if (s.job, s.view) == (now.job, now.view)]
+        found = sum(m.awaited for a in looks for m in a.members if m.number == number)
+        return found / len(looks)
 
     def round_seconds(self) -> float | None:
         """The mean time of a round in these looks."""
         before, after = self._first[1].round_seconds, self.activity.round_seconds
         rounds = sum(after.counts) - sum(before.counts)
         return (after.sum - before.sum) / rounds if rounds > 0 else None
-
-
-def waits_for(status: Status, activity: Activity) -> frozenset[int]:
-    """The members that the round waits for while others are done: nobody while all of them compute."""
-    live = {member.number for member in status.members if member.state != "left"}
-    awaited = live.intersection(m.number for m in activity.members if m.awaited)
-    return frozenset(awaited) if len(awaited) < len(live) else frozenset()
 
 
 def members_of(looks: Looks) -> list[MemberRow]:
@@ -126,7 +119,7 @@ def members_of(looks: Looks) -> list[MemberRow]:
                 looks.rate(samples),
                 of.asked,
                 of.resent,
-                _marks(status, member, member.number in waits_for(status, looks.activity)),
+                _marks(status, member, of.awaited),
             )
         )
     return found
@@ -191,7 +184,7 @@ def _job_rows(looks: Looks) -> Iterator[Row]:
         if shown:
             yield Row(label, "  ".join(shown))
     names = {m.number: plain(m.name) for m in status.members}
-    waits = [names.get(k, "?") for k in sorted(waits_for(status, activity))]
+    waits = [names.get(m.number, "?") for m in activity.members if m.awaited]
     often = [
         f"{names[k]} {part:.0%}"
         for part, k in sorted(((looks.awaited(k), k) for k in names), reverse=True)

@@ -42,7 +42,9 @@ class MemberActivity:
     """What this host has to do with a member of the list."""
 
     number: Annotated[int, Field(whole(1, MAX_MEMBERS), "its place in the list")]
-    awaited: Annotated[bool, Field(FLAG, "whether the open round waits for it")]
+    awaited: Annotated[
+        bool, Field(FLAG, "whether the open round waits for it, while others are done")
+    ]
     samples: Annotated[int, Field(COUNT, "its samples that were counted in training rounds")]
     asked: Annotated[
         int, Field(COUNT, "fragments that it should have sent here, and was asked for again")
