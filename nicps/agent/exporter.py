@@ -22,7 +22,6 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from nicps.errors import EnvironmentProblem, UsageProblem
-from nicps.extras import require_extra
 from nicps.session.messages import Status
 
 LOOPBACK = "127.0.0.1"
@@ -44,7 +43,8 @@ class Exporter:
 
     Raises:
         UsageProblem: that is no such address.
-        EnvironmentProblem: the address is taken or not this host's; prometheus_client is not installed.
+        EnvironmentProblem: the address is taken, or not this host's.
+        ModuleNotFoundError: prometheus_client is not installed (`nicps.extras`).
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Exporter:
         unwatch: Callable[[int], None],
     ) -> None:
         host, port = split_address(address)
-        require_extra("prometheus_client")
+        import prometheus_client  # noqa: F401  where it is missing, nothing is begun
+
         self._watch, self._unwatch = watch, unwatch
         self._status: Callable[[], Status] | None = None
         self._asked: queue.SimpleQueue[Future[Status]] = queue.SimpleQueue()

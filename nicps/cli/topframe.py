@@ -127,7 +127,7 @@ def members_of(looks: Looks) -> list[MemberRow]:
 
 def _marks(status: Status, member: MemberStatus, awaited: bool) -> str:
     leads = status.state == "member" and member.number == status.lead
-    marks = ["this host"] * member.is_self + ["lead"] * leads + ["waited for"] * awaited
+    marks = ["waited for"] * awaited + ["lead"] * leads + ["this host"] * member.is_self
     return ", ".join(marks)
 
 
@@ -310,20 +310,20 @@ def _members_table(members: Sequence[MemberRow], room: int) -> Table:
             f"{m.resent:,}",
             m.marks,
         )
-        table.add_row(*(Text(cell) for cell in cells), style=style)
+        table.add_row(*(Text(cell, overflow="ellipsis") for cell in cells), style=style)
     if len(shown) < len(members):
         table.add_row("", Text(f"and {len(members) - len(shown)} more"))
     return table
 
 
 _COLUMNS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("no", {"justify": "right"}),
-    ("name", {}),
-    ("state", {}),
-    ("samples/s", {"justify": "right"}),
-    ("waited", {"justify": "right"}),
-    ("asked", {"justify": "right"}),
-    ("resent", {"justify": "right"}),
+    ("no", {"justify": "right", "min_width": 2}),
+    ("name", {"min_width": 4}),
+    ("state", {"min_width": 9}),
+    ("samples/s", {"justify": "right", "min_width": 9}),
+    ("waited", {"justify": "right", "min_width": 6}),
+    ("asked", {"justify": "right", "min_width": 6}),
+    ("resent", {"justify": "right", "min_width": 6}),
     ("", {}),
 )
 

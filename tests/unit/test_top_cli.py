@@ -106,6 +106,16 @@ def test_who_is_waited_for() -> None:
     assert line(shown([look(1.0, 1)]), "waits for") == "waits for   nobody in particular"
 
 
+def test_figures_are_whole_in_eighty_columns() -> None:
+    """What has no room is the text at the line's end."""
+    named = [{**MEMBERS[0], "self": True}, *MEMBERS[1:]]
+    lines = shown([look(1.0, 1, (1,), members=named)])
+    head, first = lines[-4].split(), lines[-3]
+    assert head == ["no", "name", "state", "samples/s", "waited", "asked", "resent"]
+    assert first.split()[:7] == ["1", "h1", "train", "-", "100%", "4", "2"]
+    assert "  waited for, lead" in first
+
+
 def test_a_member_that_has_left() -> None:
     left = [{**MEMBERS[0], "state": "left"}, *MEMBERS[1:]]
     assert "2 of 3 members" in line(shown([look(1.0, 1, members=left)]), "state")
