@@ -88,7 +88,8 @@ def test_wheel_asks_for_what_nicps_alone_needs(wheel: Path) -> None:
         "pyroute2",
     }
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
-    assert extras == {"train", "captures", "switch", "crypto", "lab", "vm", "all", "dev"}
+    parts = {"train", "captures", "switch", "crypto", "top", "metrics", "tensorboard", "vm"}
+    assert extras == parts | {"screens", "lab", "all", "dev"}
 
 
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
