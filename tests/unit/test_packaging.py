@@ -88,8 +88,8 @@ def test_wheel_asks_for_what_nicps_alone_needs(wheel: Path) -> None:
         "pyroute2",
     }
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
-    parts = {"train", "captures", "switch", "crypto", "top", "metrics", "tensorboard", "vm"}
-    assert extras == parts | {"screens", "lab", "all", "dev"}
+    parts = {"train", "trainers", "captures", "switch", "crypto", "top", "metrics", "tensorboard"}
+    assert extras == parts | {"screens", "lab", "vm", "all", "dev"}
 
 
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
