@@ -290,7 +290,7 @@ class Loop:
                 "t_end": end,
             }
         )
-        self._report(round_, 0, end - start)
+        self._report(round_, 0, end - start, tested=True)
 
     # ---- state
 
@@ -356,7 +356,7 @@ class Loop:
         print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
         self._session.report({"warning": message})
 
-    def _report(self, round_: int, samples: int, seconds: float) -> None:
+    def _report(self, round_: int, samples: int, seconds: float, *, tested: bool = False) -> None:
         state = self._training.state
         values = {
             "round": round_,
@@ -373,7 +373,10 @@ class Loop:
             known = {key: value for key, value in values.items() if value is not None}
             self._session.report(known | shares)
             if self._session.lead:
-                figures = known | shares | {"samples": samples, "round_seconds": seconds}
+                figures = {"accuracy": state.accuracy, "test_seconds": seconds}
+                if not tested:
+                    figures = {key: values[key] for key in ("loss", "epoch", "samples_per_second")}
+                    figures |= shares | {"samples": samples, "round_seconds": seconds}
                 self._trackers.log(state.round, figures)
 
 
