@@ -212,10 +212,13 @@ def test_clients_that_never_come_to_an_end(
 def test_what_is_no_request(served: tuple[Exporter, list[Status]], request_line: bytes) -> None:
     of, _ = served
     host, port = of.url.removeprefix("http://").removesuffix("/metrics").split(":")
-    with socket.create_connection((host, int(port)), 20.0) as client:
+    answer = b""
+    with (
+        contextlib.suppress(OSError),  # it may be cut off before it has said all
+        socket.create_connection((host, int(port)), 20.0) as client,
+    ):
         client.sendall(request_line)
         client.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
-            answer = client.recv(1 << 16)
-            assert not answer or b" 4" in answer.splitlines()[0] or b"<p>Error code: 4" in answer
+        answer = client.recv(1 << 16)
+    assert not answer or b" 4" in answer.splitlines()[0] or b"<p>Error code: 4" in answer
     assert "nicps_rounds_total 100.0" in fetch(of)
