@@ -193,7 +193,7 @@ def test_make_n_runs_nothing(fake_checkout: Path) -> None:
 
 def test_ci_runs_what_the_readme_says(checkout: Path) -> None:
     script = (checkout / ".ci/run").read_text()
-    assert re.findall(r"^make .*$", script, re.M) == ["make lint", "make test"]
+    assert re.findall(r"^make [\w-]+", script, re.M) == ["make lint", "make test"]
     assert "`make test`" in (checkout / "README.md").read_text()
     assert os.access(checkout / ".ci/run", os.X_OK)
     assert os.access(checkout / ".ci/setup", os.X_OK)
