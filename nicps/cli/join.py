@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-from nicps import wire
+from nicps import startup, wire
 from nicps.errors import UsageProblem
 from nicps.exchange import Exchange
 from nicps.protocol.phase import Timings
 from nicps.session.channel import DEFAULT_SOCKET
+from nicps.shutdown import noted_interrupts
 
 _BRIDGES = bytes.fromhex("0180c20000")  # 802.1D: switches never forward 01:80:c2:00:00:0x
 
@@ -150,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
     # The agent has no use for NumPy's threads. What it starts is given an environment of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from nicps.agent import Agent, AgentSettings
+    with startup.permanent():
+        from nicps.agent import Agent, AgentSettings
 
     if not 0.05 <= args.silence <= 60:
         raise UsageProblem(f"--silence takes 0.05 to 60 seconds, not {args.silence:g}")
@@ -178,8 +181,12 @@ def run(args: argparse.Namespace) -> int:
         ),
         **({"name": args.name} if args.name else {}),
     )
-    with Agent(settings) as agent:
+    with noted_interrupts() as interrupts, contextlib.ExitStack() as stack:
+        with startup.permanent():
+            agent = stack.enter_context(Agent(settings))
         agent.children.adopt()
         agent.announce()
+        if interrupts:
+            raise KeyboardInterrupt
         agent.run()
     return 0
