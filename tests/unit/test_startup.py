@@ -51,7 +51,7 @@ def test_what_stays_is_passed_over(checkout: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(("--version",), 0), (("submit",), 2), (("no-such",), 2), (("wire", "formats"), 0)],
+    [(("--version",), 0), (("submit",), 2), (("no-such",), 2), (("wire", "dump", "no-such"), 2)],
 )
 def test_the_command_ends_with_its_code(
     checkout: Path, arguments: tuple[str, ...], code: int
