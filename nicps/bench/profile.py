@@ -96,7 +96,7 @@ def _program_ids(pid: int) -> Iterator[int]:
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """Seconds on a processor of these processes, threads that have ended and interrupts that came meanwhile included."""
+    """Seconds on a processor of these processes, with ended threads, and interrupts that came meanwhile."""
     seconds = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):  # the process has ended
