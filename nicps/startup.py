@@ -33,7 +33,7 @@ def leave(code: int) -> NoReturn:
     What was registered with `atexit` is called, and what was printed is written out; threads are not waited for.
     """
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # neither is there where it was closed
         with contextlib.suppress(OSError, ValueError):  # a full disk, or closed: the code has to do
             stream.flush()
     os._exit(code)
