@@ -150,6 +150,11 @@ def group_address(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
+    with noted_interrupts() as interrupts:
+        return _serve(args, interrupts)
+
+
+def _serve(args: argparse.Namespace, interrupts: list[int]) -> int:
     # The agent has no use for NumPy's threads. What it starts is given an environment of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with startup.permanent():
@@ -181,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         **({"name": args.name} if args.name else {}),
     )
-    with noted_interrupts() as interrupts, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with startup.permanent():
             agent = stack.enter_context(Agent(settings))
         agent.children.adopt()
