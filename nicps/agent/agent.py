@@ -19,6 +19,7 @@ from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.driver import Driver, log
 from nicps.agent.executor import Executor
+from nicps.agent.exporter import Exporter
 from nicps.agent.folders import check_runs, check_work, sweep
 from nicps.agent.frames import Frames
 from nicps.agent.group import Groups
@@ -34,6 +35,7 @@ from nicps.agent.records import TimeLine
 from nicps.agent.scripts import Scripts
 from nicps.agent.settings import AgentSettings
 from nicps.agent.status import status_of
+from nicps.agent.tally import Tally
 from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
 from nicps.dataplane.loader import need_root
@@ -42,6 +44,7 @@ from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
 from nicps.job.script import LaunchScript
 from nicps.protocol import Send
+from nicps.session.messages import Status
 
 _WAKE_S = 0.05  # so we give a sign of life at least this often while a ring is under way
 _IDLE_S = 1.0
@@ -65,7 +68,11 @@ class Agent:
         self._stopping = False
         self._loop = Loop(self._fail_work)
         set_nice(os.getpid(), _NICE)  # and the compiler: a host that comes back is waited for
+        self._exporter: Exporter | None = None
         with contextlib.ExitStack() as stack:
+            if settings.metrics:
+                self._exporter = Exporter(settings.metrics, self._loop.watch, self._loop.unwatch)
+                stack.callback(self._exporter.close)
             self.dataplane = stack.enter_context(
                 DataPlane(
                     settings.iface,
@@ -100,7 +107,7 @@ class Agent:
     def _assemble(self, user: User) -> None:
         """The rooms, and which of them carries out which action."""
         settings, driver, loop, children = self.settings, self._driver, self._loop, self.children
-        timeline = TimeLine()
+        timeline, tally = TimeLine(), Tally(driver.now)
         self._frames = frames = Frames(
             driver,
             self.dataplane,
@@ -128,6 +135,10 @@ class Agent:
         )
         self._groups = Groups(driver, self._control, preparation, program, self.dataplane)
         notifier = Notifier(self._control, children, settings)
+
+        def status() -> Status:
+            return status_of(self.life, frames, self._keys, self.dataplane, tally, time.monotonic())
+
         commands = Commands(
             driver,
             self._control,
@@ -138,15 +149,34 @@ class Agent:
             self._prober,
             self.dataplane,
             user.name,
-            lambda: status_of(self.life, frames, self._keys, self.dataplane),
+            status,
             self.stop,
         )
+        if self._exporter is not None:
+            self._exporter.serve(status)
+
+        def note_commit(action: act.NoteCommit) -> None:
+            tally.note_commit(driver.now, action, self.life.node.members)
+            executor.note_commit(action)
+
+        def enter_view(action: act.EnterView) -> None:
+            tally.note_view(action)
+            frames.enter_view(action)
+
+        def close_job(action: act.CloseJob) -> None:
+            tally.note_network_gone()
+            executor.close_job(action)
+
+        def transmit(action: act.Transmit) -> None:
+            tally.note_repairs(action.fragments, action.phase, self.life.node.members)
+            frames.transmit(action, program.source_of(action))
+
         driver.assign(
             {
                 Send: frames.send,
-                act.Transmit: lambda a: frames.transmit(a, program.source_of(a)),
+                act.Transmit: transmit,
                 act.DropFragments: frames.drop_fragments,
-                act.EnterView: frames.enter_view,
+                act.EnterView: enter_view,
                 act.LeaveView: frames.leave_view,
                 act.CountFragments: executor.count_fragments,
                 act.UseAccumulators: executor.use_accumulators,
@@ -162,9 +192,9 @@ class Agent:
                 act.Post: program.post,
                 act.EnterPhase: program.enter_phase,
                 act.OpenJob: executor.open_job,
-                act.CloseJob: executor.close_job,
+                act.CloseJob: close_job,
                 act.NoteEvent: executor.note_event,
-                act.NoteCommit: executor.note_commit,
+                act.NoteCommit: note_commit,
                 act.Receive: executor.receive,
                 act.CloseStream: executor.close_stream,
                 act.RemoveState: executor.remove_state,
@@ -280,6 +310,8 @@ class Agent:
         log(
             f"{settings.name} on {settings.iface}, XDP {self.dataplane.mode} mode, network {settings.network}"
         )
+        if self._exporter is not None:
+            log(f"metrics at {self._exporter.url}")
         if settings.key is None:
             log(
                 "WARNING: there is no key: every host on this LAN is trusted (`nicps key new`, `--key`)"

@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "submit": "give a job to the local agent",
     "resume": "go on with a job that was saved",
     "status": "show the network, its members and the job",
+    "top": "show a live view of the network and the job",
     "cancel": "end the job on all hosts",
     "leave": "take this host out of the network",
     "key": "make the key that all hosts of a network share",

@@ -120,6 +120,13 @@ def add_parser(subparsers: Any) -> None:
         help="in a network with a key: believe the Linux switch that holds this key (`nicps key new FILE` makes one; it"
         " is not the network's)",
     )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="[HOST]:PORT",
+        help="serve metrics for Prometheus there, to whoever can connect; without HOST on this host only"
+        " (docs/monitoring.md)",
+    )
     parser.set_defaults(func=run)
 
 
@@ -163,6 +170,7 @@ def run(args: argparse.Namespace) -> int:
         destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
         exchange=Exchange.SWITCH if args.mode == "switch" else Exchange.BROADCAST,
         trust_switch=args.trust_switch,
+        metrics=args.metrics,
         timings=Timings(
             silence_s=args.silence,
             silence_most_s=max(args.silence, Timings().silence_most_s),

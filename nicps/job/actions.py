@@ -228,10 +228,11 @@ class NoteEvent:
 
 @dataclass(frozen=True, slots=True)
 class NoteCommit:
-    """For the job's time line: a training round, or a test, is committed here."""
+    """For the job's time line: a training round, or a test, is committed here. `counted`: samples by member number."""
 
     round: int
     test: bool
+    counted: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,7 +336,8 @@ class Part:
         self.finish.note_commit(commit)
         self.rest = commit.rest_after(self.rest)
         test = phase.kind is wire.PhaseKind.TEST
-        orders: Orders = [NoteCommit(commit.round, test), CountFragments(commit.round)]
+        noted = NoteCommit(commit.round, test, {} if phase.sized else commit.counted)
+        orders: Orders = [noted, CountFragments(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
         if not self._has_share(phase) or program is None or not program.holds_state:

@@ -21,6 +21,7 @@ from nicps.errors import (
     NicpsError,
     UsageProblem,
 )
+from nicps.session.activity import Activity
 from nicps.session.fields import (
     ANYTHING,
     COUNT,
@@ -307,6 +308,10 @@ class Status(Message):
     counters: Annotated[
         Mapping[str, int], Field(OBJECT, "the XDP program's counters, by name (protocol.md)")
     ]
+    activity: Annotated[
+        Activity | None,
+        Field(nullable(record(Activity)), "what was counted ([monitoring.md](monitoring.md))"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
