@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from nicps import wire
@@ -131,13 +132,22 @@ class Agent:
         )
         program = Program(driver, loop, children, self.dataplane, executor, settings.trainer)
         self._scripts = Scripts(
-            driver, loop, children, executor, self._control, settings, frames.send_control
+            driver,
+            loop,
+            children,
+            executor,
+            self._control,
+            settings,
+            frames.send_control,
+            lambda: self._groups.waiting,
         )
         self._groups = Groups(driver, self._control, preparation, program, self.dataplane)
         notifier = Notifier(self._control, children, settings)
 
         def status() -> Status:
-            return status_of(self.life, frames, self._keys, self.dataplane, tally, time.monotonic())
+            now = time.monotonic()
+            found = status_of(self.life, frames, self._keys, self.dataplane, tally, now)
+            return replace(found, job=found.job or self._scripts.job)
 
         commands = Commands(
             driver,
@@ -261,7 +271,7 @@ class Agent:
             wait = _WAKE_S
         if sender.refused:
             wait = _RETRY_S
-        if self._scripts.running:
+        if self._scripts.job:
             wait = min(wait, self._scripts.wait_s)
         if self._prober.running:
             wait = STEP_S

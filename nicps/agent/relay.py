@@ -67,7 +67,9 @@ class OutputSender:
         if now > self._heard + _GIVES_UP_S:
             self.given_up = True
             return []
-        if self._sent > self._acknowledged and now > self._progress + _RETRANSMIT_S:
+        if self._sent == self._acknowledged:
+            self._progress = now
+        elif now > self._progress + _RETRANSMIT_S:
             self._sent, self._progress = self._acknowledged, now
         pieces = []
         end = min(self._size, self._acknowledged + WINDOW * PIECE_BYTES)

@@ -111,6 +111,7 @@ class Scripts:
 
     Args:
         send: signs a control frame, and sends it.
+        forming: whether a program here waits for its group.
     """
 
     def __init__(
@@ -122,16 +123,17 @@ class Scripts:
         control: ControlSocket,
         settings: AgentSettings,
         send: Callable[[bytes], None],
+        forming: Callable[[], bool],
     ) -> None:
         self._driver, self._loop, self._children = driver, loop, children
         self._executor, self._control, self._settings = executor, control, settings
-        self._send_frame = send
+        self._send_frame, self._forming = send, forming
         self._run: _Run | None = None
 
     @property
-    def running(self) -> bool:
-        """A script is under way here, or what it has printed on its way."""
-        return self._run is not None
+    def job(self) -> str | None:
+        """The run that is under way here, or whose output is on its way."""
+        return self._run.launch.job if self._run is not None else None
 
     @property
     def wait_s(self) -> float:
@@ -286,6 +288,7 @@ class Scripts:
                 what = "was lost" if other.heard else "did not start"
                 self._forward(run, started, other.name, f"nicps: {other.name} {what}\n".encode())
                 started.found[other.name] = _Host(None)
+        self._give_up_forming(run, started)
         everywhere = len(started.found) == len(run.launch.hosts)
         if everywhere or (started.ends is not None and now > started.ends_by):
             self._finish(run, started)
@@ -318,6 +321,17 @@ class Scripts:
             started.found[name] = _Host(int(found["code"]), str(found.get("weights", ""))[:64])
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             started.found[name] = _Host(JobFailed.exit_code)
+
+    def _give_up_forming(self, run: _Run, started: _Started) -> None:
+        """A script that has failed cannot come into the group for which the others wait."""
+        failed = [(name, host.code) for name, host in started.found.items() if host.code != 0]
+        if not failed or started.ends is not None or not self._forming():
+            return
+        name, code = failed[0]
+        how = "was lost" if code is None else f"ended with exit code {code}"
+        started.ends = JobFailed(f"the script on {name} {how} before all had joined the group")
+        started.ends_by = self._driver.now + _KILL_LIMIT_S
+        self._kill(run)
 
     def _finish(self, run: _Run, started: _Started) -> None:
         names = [name for name, _ in run.launch.hosts]
