@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from nicps import wire
@@ -32,6 +33,7 @@ from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import User, set_nice
 from nicps.agent.program import Program
 from nicps.agent.records import TimeLine
+from nicps.agent.scripts import Scripts
 from nicps.agent.settings import AgentSettings
 from nicps.agent.status import status_of
 from nicps.agent.tally import Tally
@@ -41,6 +43,7 @@ from nicps.dataplane.loader import need_root
 from nicps.errors import explain
 from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
+from nicps.job.script import LaunchScript
 from nicps.protocol import Send
 from nicps.session.messages import Status
 
@@ -112,7 +115,7 @@ class Agent:
             self._keys,
             loop,
             timeline,
-            lambda source, frame: self._prober.take_frame(source, frame),
+            self._take_aside,
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
         preparation = Preparation(driver, loop, children, settings.work, user)
@@ -128,11 +131,23 @@ class Agent:
             lambda: preparation.folder,
         )
         program = Program(driver, loop, children, self.dataplane, executor, settings.trainer)
+        self._scripts = Scripts(
+            driver,
+            loop,
+            children,
+            executor,
+            self._control,
+            settings,
+            frames.send_control,
+            lambda: self._groups.waiting,
+        )
         self._groups = Groups(driver, self._control, preparation, program, self.dataplane)
         notifier = Notifier(self._control, children, settings)
 
         def status() -> Status:
-            return status_of(self.life, frames, self._keys, self.dataplane, tally, time.monotonic())
+            now = time.monotonic()
+            found = status_of(self.life, frames, self._keys, self.dataplane, tally, now)
+            return replace(found, job=found.job or self._scripts.job)
 
         commands = Commands(
             driver,
@@ -140,6 +155,7 @@ class Agent:
             program,
             preparation,
             self._groups,
+            self._scripts,
             self._prober,
             self.dataplane,
             user.name,
@@ -194,12 +210,17 @@ class Agent:
                 act.RemoveState: executor.remove_state,
                 act.CloseSubmission: preparation.close,
                 act.BeginTask: executor.begin_task,
+                LaunchScript: self._scripts.launch,
                 act.Log: notifier.log,
                 act.Publish: notifier.publish,
                 act.RunHook: notifier.run_hook,
             }
         )
         self._control.serve(commands.take_message, commands.forget)
+
+    def _take_aside(self, source: bytes, frame: bytes) -> None:
+        room = self._scripts if frame[1] == wire.FrameType.SCRIPT else self._prober
+        room.take_frame(source, frame)
 
     def __enter__(self) -> Agent:
         return self
@@ -238,6 +259,7 @@ class Agent:
         self.children.tick(now)
         self._prober.tick()
         self._groups.tick()
+        self._scripts.tick()
         if doubt := self._keys.find_doubt(now):
             driver.carry_out(life.warn(now, doubt))
         self._frames.pump()
@@ -249,6 +271,8 @@ class Agent:
             wait = _WAKE_S
         if sender.refused:
             wait = _RETRY_S
+        if self._scripts.job:
+            wait = min(wait, self._scripts.wait_s)
         if self._prober.running:
             wait = STEP_S
         wait = min(wait, max(0.0, self.life.deadline() - time.monotonic()))

@@ -24,6 +24,7 @@ from nicps.extras import missing_extra
 
 COMMANDS: dict[str, str] = {
     "join": "be in the network on an interface, until stopped",
+    "run": "start a script on all hosts",
     "submit": "give a job to the local agent",
     "resume": "go on with a job that was saved",
     "status": "show the network, its members and the job",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
+from nicps.job.script import LaunchScript
 from nicps.protocol import Phase, Send, SendFragments, View
 from nicps.session import shared_form
 from nicps.session.fields import Message
@@ -446,6 +447,7 @@ Action: TypeAlias = (
     | CloseStream
     | RemoveState
     | CloseSubmission
+    | LaunchScript
     | Log
     | Publish
     | RunHook
