@@ -70,6 +70,11 @@ class Groups:
         life.comes_late = (wanted.name, wanted.size) if wanted.late else None
         self.tick()
 
+    @property
+    def waiting(self) -> bool:
+        """A program waits, as its group has not formed."""
+        return self._waiting is not None
+
     def forget(self, peer: Peer) -> None:
         """That connection has ended."""
         if self._waiting is not None and self._waiting.peer is peer:

@@ -11,6 +11,7 @@ from typing import Any
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
+from nicps.job.script import is_script
 from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
@@ -36,7 +37,8 @@ class Plan:
     `tries_switch`: one is taken where it is ready; `names_switch`: the user has asked for it. `feedback`: what rounding
     leaves over goes into later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no
     job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
-    feedback, and nothing that is saved or shown; `waits_for`: its name and size.
+    feedback, and nothing that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
+    and that is all.
     """
 
     job: str
@@ -54,6 +56,7 @@ class Plan:
     feedback: bool = True
     group: bool = False
     waits_for: tuple[str, int] = ("", 0)
+    script: bool = False
 
     @classmethod
     def of(
@@ -82,6 +85,7 @@ class Plan:
             feedback=bool(settings.get("feedback", not group)),
             group=group,
             waits_for=waits_for,
+            script=is_script(settings),
         )
 
     def called(self, view: View) -> str:
