@@ -63,7 +63,8 @@ class Groups:
         """
         if self._waiting is not None:
             raise NetworkProblem("another program on this host waits for a group already")
-        self._dataplane.check_interface()
+        if not wanted.late:  # a host that was unplugged comes back once it hears the others again
+            self._dataplane.check_interface()
         self._driver.life.roles.publisher.other_job = ""  # what is under way now answers our calls
         now, life = self._driver.now, self._driver.life
         self._waiting = _Waiting(peer, wanted, now + wanted.timeout_s, now, life.late_calls)
