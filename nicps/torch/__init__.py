@@ -7,6 +7,7 @@ import nicps.torch
 dist.init_process_group("nicps")
 
 backend.py  the process group: collectives of tensors
+compress.py DDP's gradients in narrow lanes, averaged over the hosts that were counted
 join.py     rank and world size from the agent, and the store
 """
 
@@ -14,8 +15,9 @@ import torch.distributed
 
 from nicps.torch import join
 from nicps.torch.backend import ProcessGroupNicps
+from nicps.torch.compress import compress
 
 torch.distributed.Backend.register_backend("nicps", ProcessGroupNicps.create, devices=["cpu"])
 join.register()
 
-__all__ = ["ProcessGroupNicps"]
+__all__ = ["ProcessGroupNicps", "compress"]
