@@ -105,7 +105,9 @@ def main() -> int:
     for way in args.ways.split(","):
         medians = {
             overlap: statistics.median(
-                line["seconds"] for line in lines if (line["way"], line["overlap"]) == (way, overlap)
+                line["seconds"]
+                for line in lines
+                if (line["way"], line["overlap"]) == (way, overlap)
             )
             for overlap in (True, False)
         }

@@ -71,7 +71,7 @@ class Compressed:
         self._add_rests(outcome)
 
     def _wanted(self, first: int, value: F32) -> slice:
-        """What these fragments should bring about: the vector and what was left over. Returns which numbers they are."""
+        """Write what these fragments should bring about: the vector and what was left over. Returns their numbers."""
         at = first * self._format.per_fragment
         here = slice(at, min(at + value.size, len(self._vector)))
         flat = value.reshape(-1)
@@ -103,9 +103,7 @@ class Compressed:
         scale[lost] = np.nan
         with np.errstate(over="ignore"):
             sent *= scale
-        np.divide(
-            sent.reshape(-1)[:length], np.float32(outcome.members), out=self._vector[here]
-        )
+        np.divide(sent.reshape(-1)[:length], np.float32(outcome.members), out=self._vector[here])
 
     def _add_rests(self, outcome: Outcome) -> None:
         """Add what rounding the sums of the own stripe has left over."""

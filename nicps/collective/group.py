@@ -135,8 +135,8 @@ class Group:
         if lane not in LANES:
             raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
         for name, each in (("vector", vector), ("residual", residual)):
-            flags, right = each.flags, (each.dtype, each.shape) == (np.float32, (len(vector),))
-            if not (right and flags.c_contiguous and flags.writeable):
+            flags, fits = each.flags, each.shape == (len(vector),) and each.dtype == np.float32
+            if not (fits and flags.c_contiguous and flags.writeable):
                 raise UsageProblem(
                     f"average: the {name} must be writable float32 ({len(vector):,},) in one piece, not {each.dtype}"
                     f" {each.shape}"

@@ -197,8 +197,7 @@ class Link:
         at = order.index(self.number) if self.number in self.live else 0
         stripes = [stripe(fragments, (at + k) % len(order), len(order)) for k in range(len(order))]
         own, *others = [
-            [part[i : i + batch] for i in range(0, len(part), batch)]
-            for part in stripes
+            [part[i : i + batch] for i in range(0, len(part), batch)] for part in stripes
         ]
         yield from own
         for turn in zip_longest(*others):

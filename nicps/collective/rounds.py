@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from nicps.collective.errors import MemberLost
-from nicps.collective.kinds import Array, as_bytes
 from nicps.collective.feedback import Compressed
+from nicps.collective.kinds import Array, as_bytes
 from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Vector, Words, fragments_of
 from nicps.collective.link import Round
 from nicps.session.absolute import BOOL

@@ -7,6 +7,7 @@ import nicps.torch
 dist.init_process_group("nicps")
 
 backend.py  the process group: collectives of tensors
+callbacks.py futures whose callbacks make calls
 compress.py DDP's gradients in narrow lanes, averaged over the hosts that were counted
 join.py     rank and world size from the agent, and the store
 """

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from nicps.collective import Group
@@ -191,7 +192,7 @@ class Compression(Losses):
     def _scale(self) -> float:
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
-    def residual_of(self, bucket: dist.GradBucket) -> F32:
+    def residual_of(self, bucket: GradBucket) -> F32:
         """What was left over of what is in the bucket, float32 (n,), under the loss scale in force."""
         parameters, index = bucket.parameters(), bucket.index()
         names = tuple(self._names[id(parameter)] for parameter in parameters)
@@ -217,9 +218,9 @@ class Compression(Losses):
             at += size
         return _Bucket(names, whole)
 
-    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """A future of the bucket's mean."""
-        buffer = bucket.buffer()
+        buffer: torch.Tensor = bucket.buffer()
         wide = buffer.detach().to(torch.float32)  # the same tensor, if it is float32
         vector, began = wide.numpy(), time.monotonic()
         future = self._group.average(vector, self.residual_of(bucket), lane=self.lane)
@@ -250,10 +251,6 @@ def promise(
     return done
 
 
-def _hook(
-    state: Compression, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
+def _hook(state: Compression, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """What DDP calls as a bucket becomes ready, in the middle of `backward`."""
     return state.average(bucket)
-
-

@@ -23,8 +23,8 @@ NAME_BYTES = 14
 QUANTUM = 256
 SWITCH = bytes.fromhex("026e69637073")  # its MAC address, of the sums that it sends
 
-#: In a phase of sized rounds the low bits of an offer's `samples` are its fragments, the next two say how wide its lanes
-#: are, and the others name the call.
+#: In a phase of sized rounds the low bits of an offer's `samples` are its fragments, the next two the width of its
+#: lanes, and the others name the call.
 SIZE_BITS = 13
 #: Fragments of a sized round at most.
 MOST_SIZED = (1 << SIZE_BITS) - 1

@@ -111,7 +111,10 @@ def train(lane: str, dies: int | None = None) -> None:
     handle = nicps.torch.compress(model, lane=lane)
     told: list[list[int]] = []
     handle.on_loss = lambda lost: told.append(list(lost))
-    given = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.module.named_parameters()}
+    given = {
+        name: torch.zeros(p.shape, dtype=torch.float64)
+        for name, p in model.module.named_parameters()
+    }
     taken = {name: torch.zeros_like(total) for name, total in given.items()}
     times, losses = [], []
     for step in range(STEPS):
@@ -219,7 +222,10 @@ def others() -> None:
 
     model, optimizer = made()
     local = post_localSGD_hook.PostLocalSGDState(
-        process_group=None, subgroup=dist.group.WORLD, start_localSGD_iter=4, post_local_gradient_allreduce=False
+        process_group=None,
+        subgroup=dist.group.WORLD,
+        start_localSGD_iter=4,
+        post_local_gradient_allreduce=False,
     )
     model.register_comm_hook(local, post_localSGD_hook.post_localSGD_hook)
     averager = PeriodicModelAverager(period=4, warmup_steps=4)
