@@ -25,16 +25,19 @@ def run(network: Network, what: str) -> tuple[list[list[dict[str, Any]]], list[i
         network.run(host, [*PROGRAM, what], text=True, env=dict(os.environ), **pipes)
         for host in network.names
     ]
-    said: list[tuple[int, list[dict[str, Any]], int]] = []
+    ended = []
     for process in started:
         try:
-            out, err = process.communicate(timeout=100)
+            ended.append(process.communicate(timeout=100))
         except subprocess.TimeoutExpired:
             process.kill()
-            out, err = process.communicate()
-        assert "Traceback" not in err, err
+            ended.append(process.communicate())
+    codes = [process.returncode for process in started]
+    assert "Traceback" not in "".join(err for _, err in ended), (codes, ended)
+    said: list[tuple[int, list[dict[str, Any]], int]] = []
+    for (out, _), code in zip(ended, codes, strict=True):
         first, *lines = map(orjson.loads, out.splitlines())
-        said.append((first["rank"], lines, process.returncode))
+        said.append((first["rank"], lines, code))
     said.sort(key=lambda each: each[0])
     return [lines for _, lines, _ in said], [code for _, _, code in said]
 
