@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.collective import Group, GroupClosed
-from nicps.collective.lanes import Vector, fragments_of
+from nicps.collective.lanes import Outcome, Rest, Vector, fragments_of
 from nicps.collective.link import Round
-from nicps.wire import NOT_FINITE, sized_samples
+from nicps.session.lanes import LaneFormat
+from nicps.session.stripes import stripe
+from nicps.wire import MAX_SHIFT, NOT_FINITE, sized_samples
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +36,6 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
-_LANES = 360
 
 
 # ---- what is called, and what must come of it
@@ -142,7 +143,7 @@ class Drawn:
                     total = _FOLDS[name](total, row)
                 return total, None
             lanes = self.length * (2 if self.type == "complex64" else 1)
-            if sums and self.type != "float64" and lanes > _LANES:
+            if sums and self.type != "float64" and lanes > 360:
                 return self._rounded(rows)
             halves = self.type in ("float16", "bfloat16")
             wide = [self._wide(row).astype(np.float32) if halves else row for row in rows]
@@ -164,7 +165,7 @@ class Drawn:
         wide = [self._wide(row) for row in rows]
         total = np.sum(wide, axis=0)
         magnitude = np.max([np.abs(row) for row in wide], axis=0)
-        per = _LANES // (2 if self.type == "complex64" else 1)
+        per = 360 // (2 if self.type == "complex64" else 1)
         padded = np.pad(np.nan_to_num(magnitude, nan=0, posinf=0), (0, -len(total) % per))
         largest = np.repeat(padded.reshape(-1, per).max(axis=1), per)[: len(total)]
         lost = np.pad(~np.isfinite(total), (0, -len(total) % per)).reshape(-1, per).any(axis=1)
@@ -257,7 +258,7 @@ class Meeting:
         self._lock = threading.Condition()
         self._live = set(range(1, self.size + 1))
         self._offers: dict[int, tuple[int, Vector]] = {}
-        self._made: dict[int, tuple[Array, Array]] = {}
+        self._made: dict[int, Made] = {}
         self._listed: dict[int, dict[int, int]] = {}
         self._waiting: set[int] = set()
         self._admits = False
@@ -293,8 +294,7 @@ class Meeting:
             self._lock.wait_for(lambda: round_ in self._listed, timeout=20)
             listed = self._listed[round_]
         if len(set(listed.values())) == 1:
-            lanes, exponents = self._made[round_]
-            vector.read(lanes, exponents, fragments_of(vector.numbers))
+            vector.settle(self._made[round_].outcome(list(listed).index(number)))
         return listed
 
     def _try(self) -> None:
@@ -305,7 +305,7 @@ class Meeting:
         self.rounds += 1
         listed = {k: samples for k, (samples, _) in offers.items()}
         if len(set(listed.values())) == 1:
-            self._made[self.rounds] = add([vector for _, vector in offers.values()])
+            self._made[self.rounds] = make([vector for _, vector in offers.values()])
         self._listed[self.rounds] = listed
         if self._admits:
             agrees, self._admits = len(set(listed.values())) == 1, False
@@ -315,32 +315,60 @@ class Meeting:
         self._lock.notify_all()
 
 
-def add(vectors: list[Vector]) -> tuple[Array, Array]:
-    """Lanes and exponents of the sum, as the XDP program makes it (docs/stripes.md, "Numbers")."""
-    count = fragments_of(vectors[0].numbers)
+@dataclass
+class Made:
+    """A round's sums; what each member has contributed, in order of rank; what rounding has left over, in units."""
+
+    lanes: Array
+    exponents: Array
+    written: list[tuple[Array, Array]]
+    rest: Array
+    unit: int
+
+    def outcome(self, rank: int) -> Outcome:
+        """As the member of that rank among those listed sees it."""
+        count, members = len(self.exponents), len(self.written)
+        here, rest = stripe(count, rank, members), None
+        part = slice(here.start, here.stop)
+        if members > 1:
+            rest = Rest(here.start, self.rest[part], self.exponents[part] != NOT_FINITE)
+        own = self.written[rank]
+        return Outcome(count, self.lanes, self.exponents, *own, members, self.unit, rest)
+
+
+def make(vectors: list[Vector]) -> Made:
+    """A round, as the XDP programs make it (docs/stripes.md, "Numbers")."""
+    width = vectors[0].width
+    format = LaneFormat(vectors[0].numbers, width)
+    count = fragments_of(vectors[0].numbers, width)
+    shape, most = (count, format.per_fragment), MAX_SHIFT[width]
     written = []
     for vector in vectors:
-        lanes, exponents = np.zeros((count, _LANES), ">i4"), np.zeros(count, np.int8)
-        vector.write(0, count, lanes, exponents)
-        written.append((lanes.astype(np.int64), exponents.astype(np.int64)))
+        lanes, exponents = np.zeros(shape, format.wire), np.zeros(count, np.int8)
+        for first in range(0, count, format.batch):
+            vector.write(first, min(format.batch, count - first), lanes, exponents)
+        written.append((lanes, exponents))
+    unit = max(-120, max(vector.bound() for vector in vectors) - most)
+    total, lost = np.zeros(shape, np.int64), np.zeros(count, np.bool_)
     if len(written) == 1:
-        return written[0][0].astype(">i4"), written[0][1].astype(np.int8)
-    unit = max(-120, max(vector.bound() for vector in vectors) - 26)
-    total = np.zeros((count, _LANES), np.int64)
-    lost = np.zeros(count, np.bool_)
-    for lanes, exponents in written:
+        return Made(*written[0], written, total, unit)
+    for lanes, narrow in written:
+        exponents = narrow.astype(np.int64)
         lost |= exponents == NOT_FINITE
         by = np.where(exponents == NOT_FINITE, 0, exponents - unit)[:, None]
-        assert (by <= 26).all()
-        total += np.where(by >= 0, lanes << np.maximum(by, 0), lanes >> np.maximum(-by, 0))
+        assert (by <= most).all()
+        wide = lanes.astype(np.int64)
+        total += np.where(by >= 0, wide << np.maximum(by, 0), wide >> np.clip(-by, 0, 63))
     magnitude = np.bitwise_or.reduce(total ^ (total >> 63), axis=1)
     bits = np.array([int(each).bit_length() for each in magnitude])
-    shift = np.maximum(bits - 31, 0)[:, None]
+    shift = np.maximum(bits - (width - 1), 0)[:, None]
     half = np.where(shift > 0, 1 << np.maximum(shift - 1, 0), 0)
-    lanes = np.minimum((total + half) >> shift, 2**31 - 1)
+    lanes = np.minimum((total + half) >> shift, 2 ** (width - 1) - 1)
     exponents = unit + shift[:, 0]
-    exponents[lost | (exponents > 126)] = NOT_FINITE
-    return lanes.astype(">i4"), exponents.astype(np.int8)
+    lost |= exponents > 126
+    exponents[lost] = NOT_FINITE
+    rest = np.where(lost[:, None], 0, total - (lanes << shift))
+    return Made(lanes.astype(format.wire), exponents.astype(np.int8), written, rest, unit)
 
 
 class ThreadLink:
@@ -366,7 +394,7 @@ class ThreadLink:
     def exchange(self, vector: Vector, call: int, deadline: float) -> Round:
         """A round."""
         self._round += 1
-        samples = sized_samples(fragments_of(vector.numbers), call)
+        samples = sized_samples(fragments_of(vector.numbers, vector.width), call, vector.width)
         admits, self.admits = self.admits, False
         try:
             found = self._meeting.exchange(self.number, self._round, samples, vector, admits=admits)

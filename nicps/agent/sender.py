@@ -133,6 +133,7 @@ class Sender:
         total, width = phase.fragments_in(action.round), phase.width
         if action.striped is not None:
             total = action.striped.fragments or total
+            width = action.striped.width or width
             template = self._stripes.template(header, action.striped, total, width)
         else:
             lanes = wire.lanes_per_fragment(width)
@@ -249,7 +250,8 @@ class Sender:
         payload, scale = bulk.source.payload(bulk.action.round, first, count)
         sequence = self._take_sequence(count)
         if bulk.action.striped is not None:
-            whose = bulk.action.striped, bulk.phase.width, bulk.template
+            striped = bulk.action.striped
+            whose = striped, striped.width or bulk.phase.width, bulk.template
             rows, to = self._stripes.fill(*whose, first, count, scale, sequence)
             return self._dataplane.tx.push(rows, payload, to)
         rows, records = self._rows[:count], self._records[:count]

@@ -8,6 +8,7 @@ group.close()
 errors.py   what a call or a group can fail with
 kinds.py    types of numbers, and what can be done with them
 lanes.py    numbers as lanes of fragments, and back
+feedback.py the same in narrow lanes, with what rounding leaves over
 link.py     the connection to the agent: rounds
 rounds.py   vectors of any length in rounds, the same list of members in all of them
 calls.py    what is called, and how it is done in rounds

@@ -6,6 +6,7 @@
 | sums of float32 and halves | lanes of 32 bits; of a fragment or less, gathered and added in rank order |
 | sums of integers | lanes of 32 bits, exact; int64 in three pieces of 22 bits |
 | all other reductions, and float64 | gathered, and folded in rank order |
+| averages with error feedback | lanes of 8, 16 or 32 bits |
 | broadcast, all_gather | a sum in which only one member has something other than zeros |
 """
 
@@ -21,6 +22,7 @@ from nicps.collective.kinds import Array, Kind, as_bytes
 from nicps.collective.lanes import I32, PER_FRAGMENT
 from nicps.collective.rounds import Attempt
 from nicps.session.absolute import BOOL
+from nicps.session.lanes import F32
 
 _PIECES, _PIECE_BITS = 3, 22  # 64 sums of a piece fit a lane
 
@@ -146,6 +148,28 @@ def add_wide(attempt: Attempt, vector: Array) -> Array:
     for k, piece in enumerate(sums.reshape(_PIECES, -1)):
         total += piece.astype(np.uint64) << np.uint64(k * _PIECE_BITS)
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class Average(Call):
+    """The mean takes the place of every member's vector, float32; what rounding leaves over is in `residual`."""
+
+    residual: F32
+    width: int
+
+    @property
+    def text(self) -> str:
+        """As `Call`."""
+        return f"average of {self._operand} in lanes of {self.width} bits"
+
+    def carry_out(self, attempt: Attempt) -> F32:
+        """(n,), the vector."""
+        attempt.average(self.vector, self.residual, self.width)
+        return self.vector
+
+    def alone(self) -> F32:
+        """As `Call`; in place, too."""
+        return self.vector
 
 
 @dataclass(frozen=True, slots=True)

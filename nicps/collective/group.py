@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from nicps.collective.admission import Admission, Place, admit
-from nicps.collective.calls import Barrier, Broadcast, Call, Gather, Reduce
+from nicps.collective.calls import Average, Barrier, Broadcast, Call, Gather, Reduce
 from nicps.collective.errors import (
     CallMismatch,
     CollectiveFailed,
@@ -26,10 +26,13 @@ from nicps.collective.kinds import Array, Kind
 from nicps.collective.link import Link
 from nicps.collective.rounds import Attempt, Changed, Differs, Ranks
 from nicps.errors import NicpsError, UsageProblem
+from nicps.session.lanes import F32
 
 R = TypeVar("R")
 _TEXT_BYTES = 200  # of what a member says that it has called
 DEFAULT_TIMEOUT_S = 1800.0
+#: Widths in bits, by name.
+LANES = {"i8": 8, "i16": 16, "i32": 32}
 
 
 class Group:
@@ -166,6 +169,30 @@ class Group:
             dtype: "bfloat16", for a vector of uint16 that holds such numbers.
         """
         return self._reduce(vector, operation, dtype)
+
+    def average(self, vector: F32, residual: F32, *, lane: str = "i8") -> Future[F32]:
+        """The mean of all members' vectors, in place, in narrow lanes with error feedback.
+
+        A mean is over the members that were counted. Where the vector takes several rounds and a member is lost in
+        between, each part of it is the mean over those counted in its round, the same at all members. Fragments in
+        which a number of some member or a sum is not finite are NaN at all of them.
+
+        Args:
+            vector: float32 (n,), contiguous. The result takes its place.
+            residual: float32 (n,), contiguous: what rounding has left over so far, zeros at first. It is added to the
+                vector, and what is left over now takes its place. Nobody else may read or write it meanwhile.
+            lane: "i8", "i16" or "i32".
+        """
+        if lane not in LANES:
+            raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
+        for name, each in (("vector", vector), ("residual", residual)):
+            flags, fits = each.flags, each.shape == (len(vector),) and each.dtype == np.float32
+            if not (fits and flags.c_contiguous and flags.writeable):
+                raise UsageProblem(
+                    f"average: the {name} must be writable float32 ({len(vector):,},) in one piece, not {each.dtype}"
+                    f" {each.shape}"
+                )
+        return self._call(Average(Kind.of(vector), vector, residual, LANES[lane]))
 
     def reduce(
         self, vector: Array, root: int, operation: str = "sum", *, dtype: str | None = None

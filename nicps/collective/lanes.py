@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as lanes of 32 bits, and back: `value = lane * 2**x`, one x for each fragment (docs/stripes.md, "Numbers").
+"""Numbers as lanes, and back: `value = lane * 2**x`, one x for each fragment (docs/stripes.md, "Numbers").
 
 Whole numbers travel with x = 0. A sum of them is exact as long as its own x is not above 0: the kernel then has
 rounded nothing away.
@@ -8,6 +8,7 @@ rounded nothing away.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from nicps.session.absolute import (
     exponents_of,
     scale_of,
 )
-from nicps.session.lanes import F32, LaneFormat
+from nicps.session.lanes import F32, I64, LaneFormat
 from nicps.wire import NOT_FINITE
 
 I32 = npt.NDArray[np.int32]
@@ -35,13 +36,61 @@ _ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32
 _LEAST_SQUARE = 2.0**-100
 
 
-def fragments_of(numbers: int) -> int:
+def fragments_of(numbers: int, width: int = 32) -> int:
     """Fragments of so many numbers; at least one."""
-    return max(1, -(-numbers // PER_FRAGMENT))
+    return LaneFormat(numbers, width).fragments
+
+
+def largest_finite(vector: F32) -> float:
+    """An upper bound of the finite magnitudes in a vector: its norm, or where that says nothing, the largest."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(np.dot(vector, vector))
+    if _LEAST_SQUARE <= square < math.inf:
+        return math.sqrt(square)
+    return float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What rounding the sums of this member's stripe has left over, in units: the fragments from `first` on.
+
+    Attributes: `lanes`, int64 (n, per_fragment); `used`, (n,), the others are not of this round.
+    """
+
+    first: int
+    lanes: I64
+    used: BOOL
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has come of a round of `count` fragments.
+
+    Attributes: `lanes` and `exponents`, the sums: (fragments, per_fragment) and (fragments,); `own_lanes` and
+    `own_exponents`, the same of what this member has contributed; `members`, how many have; `unit`, log2 of that of the
+    sums; `rest`, None if this member has made no sums.
+    """
+
+    count: int
+    lanes: Lanes
+    exponents: I8
+    own_lanes: Lanes
+    own_exponents: I8
+    members: int
+    unit: int
+    rest: Rest | None = None
 
 
 class Vector(Protocol):
     """One kind of numbers as a round exchanges them."""
+
+    @property
+    def width(self) -> int:
+        """Bits of a lane."""
+
+    @property
+    def feedback(self) -> bool:
+        """Whether `settle` needs the own lanes and the rest."""
 
     @property
     def numbers(self) -> int:
@@ -51,10 +100,11 @@ class Vector(Protocol):
         """An upper bound of the x of all fragments that are finite."""
 
     def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
-        """Convert `count` fragments from `first` on, at most `FORMAT.batch`, into (fragments, 360) and (fragments,)."""
+        """Convert `count` fragments from `first` on, at most `LaneFormat.batch`, into (fragments,
+        per_fragment) and (fragments,)."""
 
-    def read(self, lanes: Lanes, exponents: I8, count: int) -> None:
-        """Take the sums of `count` fragments as the result."""
+    def settle(self, outcome: Outcome) -> None:
+        """Take the sums as the result."""
 
 
 class Floats:
@@ -66,6 +116,8 @@ class Floats:
         marred: (fragments,), set where a sum is not finite, as a number in it is not, or the sum is too large.
     """
 
+    width, feedback = 32, False
+
     def __init__(self, vector: F32, out: F32, marred: BOOL) -> None:
         self._vector, self._out, self._marred = vector, out, marred
 
@@ -76,14 +128,7 @@ class Floats:
 
     def bound(self) -> int:
         """As `Vector`: no number is larger than the vector's norm."""
-        vector = self._vector
-        with np.errstate(over="ignore", invalid="ignore"):
-            square = float(np.dot(vector, vector))
-        if _LEAST_SQUARE <= square < math.inf:
-            largest = math.sqrt(square)
-        else:
-            largest = float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
-        return exponent_for(largest * _ROUNDED_UP, FORMAT)
+        return exponent_for(largest_finite(self._vector) * _ROUNDED_UP, FORMAT)
 
     def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
         """As `Vector`."""
@@ -98,8 +143,9 @@ class Floats:
         lanes[first : first + count] = value.astype(np.int32)
         exponents[first : first + count] = exponent
 
-    def read(self, lanes: Lanes, exponents: I8, count: int) -> None:
+    def settle(self, outcome: Outcome) -> None:
         """As `Vector`."""
+        lanes, exponents, count = outcome.lanes, outcome.exponents, outcome.count
         self._marred[:count] = exponents[:count] == NOT_FINITE
         summer = AbsoluteSummer(FORMAT)
         for first in range(0, count, FORMAT.batch):
@@ -115,6 +161,8 @@ class Words:
         out: int32 (n,), where the sums go, modulo 2**32 where they are exact.
         marred: (fragments,), set where they are not exact.
     """
+
+    width, feedback = 32, False
 
     def __init__(self, words: I32, out: I32, marred: BOOL) -> None:
         self._words, self._out, self._marred = words, out, marred
@@ -139,8 +187,9 @@ class Words:
             lanes[first + whole, : len(rest)] = rest
         exponents[first : first + count] = 0
 
-    def read(self, lanes: Lanes, exponents: I8, count: int) -> None:
+    def settle(self, outcome: Outcome) -> None:
         """As `Vector`."""
+        lanes, exponents, count = outcome.lanes, outcome.exponents, outcome.count
         self._marred[:count] = exponents[:count] > 0
         shift = np.maximum(-exponents[:count].astype(np.int32), 0)[:, None]
         for first in range(0, count, FORMAT.batch):

@@ -14,16 +14,17 @@ from typing import Self, TypeVar
 
 from nicps.barrier import barrier
 from nicps.collective.errors import CallTimeout, GroupClosed, UnderWay
-from nicps.collective.lanes import FORMAT, PER_FRAGMENT, Vector, fragments_of
+from nicps.collective.lanes import PER_FRAGMENT, Outcome, Rest, Vector, fragments_of
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.session import shared_form
+from nicps.session.absolute import Lanes
 from nicps.session.arena import Arena
 from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
 from nicps.session.fields import Message, encode
 from nicps.session.lanes import LaneFormat
 from nicps.session.messages import Error, JoinGroup
-from nicps.session.stripes import Records, stripe
-from nicps.wire import sized_samples
+from nicps.session.stripes import Records, Remainders, stripe
+from nicps.wire import NOT_FINITE, fragments_per_block, sized_samples
 
 M = TypeVar("M", bound=Message)
 _LAST_CONVERSION = (1 << 32) - 1
@@ -48,8 +49,8 @@ class Link:
     """Not for use from several threads.
 
     Attributes: `number` of this member; `names` of the hosts, by number; `live`, the members that are left, as far as
-    this program was told. `room`: fragments of a round at most. `admits`: before the round that follows the next one,
-    the lead takes in hosts that wait.
+    this program was told. `room`: fragments of a round at most, with lanes of 32 bits. `admits`: before the round that
+    follows the next one, the lead takes in hosts that wait.
     """
 
     def __init__(self, channel: Channel, welcome: shared_form.Welcome) -> None:
@@ -63,6 +64,7 @@ class Link:
         self._doorbell = -1
         self._own: Records | None = None
         self._sums: Records | None = None
+        self._rests = Remainders(LaneFormat(1, 8))  # by blocks
         self._conversion = 0
         self._round = 0
         self._phase = 0
@@ -137,8 +139,8 @@ class Link:
             CallTimeout: not all others have called until then. The link is closed.
             GroupClosed: the group is over here.
         """
-        fragments = fragments_of(vector.numbers)
-        assert fragments <= self.room
+        fragments = fragments_of(vector.numbers, vector.width)
+        assert fragments <= self.room * vector.width // 32
         self._note_all()
         self._offer(vector, fragments, call)
         while True:
@@ -152,10 +154,7 @@ class Link:
         self._judge(self._round, "admit" if self.admits and round_.agrees else "continue")
         self.admits = False
         if round_.agrees:
-            alone = set(round_.offers) == {self.number}
-            records = self._records(self._own if alone else self._sums)
-            bank = round_.number & 1
-            vector.read(records.lanes[bank], records.exponents[bank], fragments)
+            vector.settle(self._outcome(message, vector, fragments))
         self._send(shared_form.Read(self._round, ""))
         self._round += 1
         return round_
@@ -167,16 +166,12 @@ class Link:
         self._conversion = self._conversion % _LAST_CONVERSION + 1
         arena.set_converted(self._round, 0)
         arena.set_sending_since(self._round, 0)
-        samples = sized_samples(fragments, call)
+        samples = sized_samples(fragments, call, vector.width)
         offer = shared_form.Offer(self._round, samples, vector.bound(), False, self._conversion)
         self._send(offer)
-        lanes, exponents, conversions = (
-            own.lanes[bank],
-            own.exponents[bank],
-            own["conversion"][bank],
-        )
-        done = 0
-        for part in self._in_turn(fragments):
+        lanes, exponents = _lanes(own, bank, vector.width), own.exponents[bank]
+        conversions, done = own["conversion"][bank], 0
+        for part in self._in_turn(fragments, LaneFormat(1, vector.width).batch):
             vector.write(part.start, len(part), lanes, exponents)
             barrier()  # a reader that sees the conversion also sees the lanes
             conversions[part.start : part.stop] = self._conversion
@@ -184,14 +179,38 @@ class Link:
             arena.set_converted(self._round, done)
             os.eventfd_write(self._doorbell, 1)
 
-    def _in_turn(self, fragments: int) -> Iterator[range]:
+    def _outcome(self, round_: shared_form.Committed, vector: Vector, count: int) -> Outcome:
+        """The round's sums, and what goes with them."""
+        alone, own = set(round_.counted) == {self.number}, self._records(self._own)
+        sums, bank = own if alone else self._records(self._sums), round_.round & 1
+        rest, width = None, vector.width
+        if vector.feedback and not alone and self.number in round_.aggregators:
+            order, each = round_.aggregators, fragments_per_block(width)
+            here = stripe(count, order.index(self.number), len(order))
+            blocks = self._rests.of(round_.round, round_.view, -(-len(here) // each))
+            part = slice(here.start, here.stop)
+            used = sums["rest"][bank, part] == round_.view << 32 | round_.round
+            used &= sums.exponents[bank, part] != NOT_FINITE
+            lanes = blocks.reshape(len(blocks) * each, -1)[: len(here)]
+            rest = Rest(here.start, lanes, used)
+        return Outcome(
+            count,
+            _lanes(sums, bank, width),
+            sums.exponents[bank],
+            _lanes(own, bank, width),
+            own.exponents[bank],
+            len(round_.counted),
+            round_.unit,
+            rest,
+        )
+
+    def _in_turn(self, fragments: int, batch: int) -> Iterator[range]:
         """All batches: those of the own stripe first, then one of each other stripe in turn."""
         order = sorted(self.live)
         at = order.index(self.number) if self.number in self.live else 0
         stripes = [stripe(fragments, (at + k) % len(order), len(order)) for k in range(len(order))]
         own, *others = [
-            [part[i : i + FORMAT.batch] for i in range(0, len(part), FORMAT.batch)]
-            for part in stripes
+            [part[i : i + batch] for i in range(0, len(part), batch)] for part in stripes
         ]
         yield from own
         for turn in zip_longest(*others):
@@ -289,8 +308,11 @@ class Link:
         if isinstance(message, shared_form.View | shared_form.Phase):
             self.live = frozenset(message.live)
             self._leads = message.lead == self.number
+            fds = list(fds)
+            if message.places:
+                self._rests.map(fds.pop(), message.places, message.view)
             if isinstance(message, shared_form.Phase):
-                self._enter_phase(message, list(fds))
+                self._enter_phase(message, fds)
             else:
                 _close_all(fds)
             if self._leads and self._decided is not None:
@@ -311,6 +333,12 @@ class Link:
         _close_all(fds)
         self._round, self._phase = phase.first_round, phase.number
         self._send(shared_form.Prepared(phase.number))
+
+
+def _lanes(records: Records, bank: int, width: int) -> Lanes:
+    """(room, per_fragment)."""
+    found: Lanes = records["lane"][bank].view(LaneFormat(1, width).wire)
+    return found
 
 
 def _close_all(fds: list[int]) -> None:

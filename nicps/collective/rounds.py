@@ -11,11 +11,12 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from nicps.collective.errors import MemberLost
+from nicps.collective.feedback import Compressed
 from nicps.collective.kinds import Array, as_bytes
 from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Vector, Words, fragments_of
 from nicps.collective.link import Round
 from nicps.session.absolute import BOOL
-from nicps.session.lanes import F32, U8
+from nicps.session.lanes import F32, U8, LaneFormat
 
 N = TypeVar("N", F32, I32)
 
@@ -95,16 +96,30 @@ class Attempt:
             self._round(form(vector[here], out[here], part))
         return out, marred
 
+    def average(self, vector: F32, residual: F32, width: int) -> None:
+        """The mean of float32 (n,), in place, with error feedback (`Compressed`).
+
+        The list may change from round to round: each part of the vector is the mean over those counted in its round.
+        """
+        step = self._link.room * width // 32 * LaneFormat(1, width).per_fragment
+        for at in range(0, max(len(vector), 1), step):
+            here = slice(at, at + step)
+            self._exchange(Compressed(vector[here], residual[here], width))
+
     def _round(self, vector: Vector) -> None:
+        members, now = self.members, self._exchange(vector)
+        if members and members != now:
+            raise Changed
+
+    def _exchange(self, vector: Vector) -> frozenset[int]:
+        """A round; its members."""
         self._rounds += 1
         call = zlib.crc32(f"{self._text} {self._rounds}".encode())
         round_ = self._link.exchange(vector, call, self._deadline)
         if not round_.agrees:
             raise Differs
-        members = frozenset(round_.offers)
-        if self.members and members != self.members:
-            raise Changed
-        self.members = members
+        self.members = frozenset(round_.offers)
+        return self.members
 
     # ---- what each member has
 

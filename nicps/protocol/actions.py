@@ -27,7 +27,7 @@ class Striped:
     A CONTRIBUTION and an ASK go to the fragment's aggregator, of which `aggregators` has the numbers in order of rank,
     or to who alone has contributed; a SUM, of lanes that only this member has contributed, to all. Number 0 is a Linux
     switch, which adds the remainders of the round `behind` rounds before this one, in the view `rest_view`; 0: of none.
-    `fragments`: of the round, if rounds have sizes of their own; otherwise 0.
+    `fragments` and `width` (of lanes, in bits): of the round, if rounds have sizes of their own; otherwise 0.
     """
 
     type: wire.FrameType
@@ -37,6 +37,7 @@ class Striped:
     rest_view: int = 0
     behind: int = 0
     fragments: int = 0
+    width: int = 0
 
     def owner(self, index: int, fragments: int) -> int:
         """The aggregator of that fragment, of so many in the round."""

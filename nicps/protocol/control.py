@@ -109,7 +109,9 @@ class Control:
     def _give(self, offer: Offer) -> None:
         """The exchange knows what this member contributes."""
         self.exchange.conversion = offer.conversion
-        self.exchange.size = wire.size_of(offer.samples) if self.phase.sized else 0
+        if self.phase.sized:
+            self.exchange.size = wire.size_of(offer.samples)
+            self.exchange.width = wire.width_of(offer.samples)
 
     def line(self) -> Line:
         """This member's entry in the token."""
@@ -431,7 +433,7 @@ class Control:
         """What the XDP program must know now."""
         token, line, exchange = self.token, self.line(), self.exchange
         sums = exchange.kind == Exchange.SWITCH
-        width = self.phase.width if exchange.aggregators else 0
+        width = (exchange.width or self.phase.width) if exchange.aggregators else 0
         quiet = (
             token is not None
             and not holding

@@ -6,18 +6,21 @@ import nicps.torch
 
 dist.init_process_group("nicps")
 
-backend.py  the process group: collectives of tensors
-elastic.py  hosts that come back, or late: the state that they get
-join.py     rank and world size from the agent, and the store
+backend.py    the process group: collectives of tensors
+callbacks.py  futures whose callbacks make calls
+compress.py   DDP's gradients in narrow lanes, averaged over the hosts that were counted
+elastic.py    hosts that come back, or late: the state that they get
+join.py       rank and world size from the agent, and the store
 """
 
 import torch.distributed
 
 from nicps.torch import join
 from nicps.torch.backend import ProcessGroupNicps
+from nicps.torch.compress import compress
 from nicps.torch.elastic import State, average
 
 torch.distributed.Backend.register_backend("nicps", ProcessGroupNicps.create, devices=["cpu"])
 join.register()
 
-__all__ = ["ProcessGroupNicps", "State", "average"]
+__all__ = ["ProcessGroupNicps", "State", "average", "compress"]

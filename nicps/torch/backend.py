@@ -29,6 +29,7 @@ from nicps.collective import CollectiveFailed, Group
 from nicps.collective.kinds import Array
 from nicps.errors import UsageProblem
 from nicps.torch import join
+from nicps.torch.callbacks import elsewhere
 
 _OPERATIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -348,6 +349,7 @@ class Work(_Work):  # type: ignore[misc]
     def __init__(self, done: torch.futures.Future[Any]) -> None:
         super().__init__()
         self._done = done
+        self._shown: torch.futures.Future[Any] | None = None
         _recent.append(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -360,8 +362,10 @@ class Work(_Work):  # type: ignore[misc]
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Done with it."""
-        return self._done
+        """Done with it, with callbacks that may make further calls."""
+        if self._shown is None:
+            self._shown = elsewhere(self._done)
+        return self._shown
 
     def is_completed(self) -> bool:
         """Whether it has come to an end."""

@@ -103,6 +103,7 @@ from nicps.wire.values import (
     lanes_per_fragment,
     size_of,
     sized_samples,
+    width_of,
 )
 
 __all__ = [
@@ -184,4 +185,5 @@ __all__ = [
     "unpack",
     "unpack_grant",
     "unpack_header",
+    "width_of",
 ]

@@ -23,11 +23,14 @@ NAME_BYTES = 14
 QUANTUM = 256
 SWITCH = bytes.fromhex("026e69637073")  # its MAC address, of the sums that it sends
 
-#: In a phase of sized rounds the low bits of an offer's `samples` are its fragments, and the others name the call.
+#: In a phase of sized rounds the low bits of an offer's `samples` are its fragments, the next two the width of its
+#: lanes, and the others name the call.
 SIZE_BITS = 13
 #: Fragments of a sized round at most.
 MOST_SIZED = (1 << SIZE_BITS) - 1
-_CALL_BITS = 31 - SIZE_BITS
+_WIDTH_BITS = 2
+_WIDTHS = (32, 16, 8, 0)
+_CALL_BITS = 31 - SIZE_BITS - _WIDTH_BITS
 
 #: Exponent of lanes of which some are not finite.
 NOT_FINITE = 127
@@ -46,19 +49,26 @@ def fragments_per_block(width: int) -> int:
     return {8: 1, 16: 2, 32: 4, 0: 8}[width]
 
 
-def sized_samples(fragments: int, call: int) -> int:
+def sized_samples(fragments: int, call: int, width: int = 32) -> int:
     """The `samples` of an offer to a sized round: above 0, below 2**31.
 
     Args:
         fragments: of the contribution, 1 to `MOST_SIZED`.
         call: a checksum of what is called. So many of its bits travel as there is room for.
+        width: of its lanes: 8, 16 or 32 bits.
     """
-    return (call & (1 << _CALL_BITS) - 1) << SIZE_BITS | fragments
+    what = (call & (1 << _CALL_BITS) - 1) << _WIDTH_BITS | _WIDTHS.index(width)
+    return what << SIZE_BITS | fragments
 
 
 def size_of(samples: int) -> int:
     """The fragments that an offer to a sized round has."""
     return samples & MOST_SIZED
+
+
+def width_of(samples: int) -> int:
+    """Bits of the lanes that an offer to a sized round has; 0: no host of this version offers that."""
+    return _WIDTHS[samples >> SIZE_BITS & (1 << _WIDTH_BITS) - 1]
 
 
 class FrameType(IntEnum):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from nicps.collective import CallMismatch, Group, GroupClosed, MemberLost
 from nicps.collective.lanes import Floats, Words
 from nicps.errors import UsageProblem
-from nicps.wire import MOST_SIZED, NOT_FINITE, size_of, sized_samples
+from nicps.wire import MOST_SIZED, NOT_FINITE, size_of, sized_samples, width_of
 from tests import striped_reference as reference
-from tests.collectives import Drawn, Meeting, add, draw, together
+from tests.collectives import Drawn, Meeting, draw, make, together
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,27 +89,26 @@ def test_the_sums_are_those_of_the_reference() -> None:
     vectors = [(random.standard_normal(360) * 2.0**k).astype(np.float32) for k in (0, 9, -40)]
     outs = [np.empty(360, np.float32) for _ in vectors]
     floats = [Floats(v, o, np.zeros(1, np.bool_)) for v, o in zip(vectors, outs, strict=True)]
-    lanes, exponents = add(list(floats))
+    made = make(list(floats))
     members = [reference.Member(32, np.zeros(360, np.float32)) for _ in vectors]
     pieces = [m.convert(v)[0] for m, v in zip(members, vectors, strict=True)]
-    made = reference.add(pieces, 32, max(-120, max(f.bound() for f in floats) - 26))
-    assert lanes[0].tolist() == made.lanes and int(exponents[0]) == made.exponent
-    floats[0].read(lanes, exponents, 1)
-    assert (outs[0] == made.values()).all()
+    expected = reference.add(pieces, 32, made.unit)
+    assert made.lanes[0].tolist() == expected.lanes
+    assert int(made.exponents[0]) == expected.exponent
+    floats[0].settle(made.outcome(0))
+    assert (outs[0] == expected.values()).all()
 
 
 def test_whole_numbers_that_do_not_fit_are_known() -> None:
     """Not their sum but the exponent of it tells: so all members know the same fragments."""
     words = np.array([2**31 - 1] * 360 + [7, -(2**31)] + [0] * 358, np.int32)
     out, marred = np.zeros(720, np.int32), np.zeros(2, np.bool_)
-    lanes, exponents = add(
-        [Words(words, out, marred), Words(words[::-1].copy()[::-1], out, marred)]
-    )
-    Words(words, out, marred).read(lanes, exponents, 2)
+    made = make([Words(words, out, marred), Words(words[::-1].copy()[::-1], out, marred)])
+    Words(words, out, marred).settle(made.outcome(0))
     assert marred.all()
     small = np.array([2**30 - 1, -(2**30)] * 180, np.int32)
-    lanes, exponents = add([Words(small, out[:360], marred[:1])] * 2)
-    Words(small, out[:360], marred[:1]).read(lanes, exponents, 1)
+    made = make([Words(small, out[:360], marred[:1])] * 2)
+    Words(small, out[:360], marred[:1]).settle(made.outcome(0))
     assert not marred[0] and (out[:360] == 2 * small).all()
 
 
@@ -245,6 +244,9 @@ def test_an_offer_says_size_and_call_in_31_bits() -> None:
         for call in (0, 1, 0xFFFFFFFF):
             assert 0 < sized_samples(fragments, call) < 1 << 31
             assert size_of(sized_samples(fragments, call)) == fragments
+            for width in (8, 16, 32):
+                assert width_of(sized_samples(fragments, call, width)) == width
+                assert size_of(sized_samples(fragments, call, width)) == fragments
     assert sized_samples(5, 1) != sized_samples(5, 2)
     assert NOT_FINITE == 127
 

@@ -29,6 +29,7 @@ class Exchanger(ABC):
         own_sent: fragments of this member that it has announced in the token's `sent`.
         conversion: number of the conversion of this member's lanes for the open round; 0: it has offered none.
         size: fragments of this member's contribution to the open round, if rounds have sizes of their own; otherwise 0.
+        width: bits of its lanes, likewise.
         aggregators: the members that have a stripe, in order of rank; 0 is a Linux switch.
         rest: the committed round whose remainders such a switch adds to the open one.
         clock: the kernel wakes the agent each time this many sums have come.
@@ -48,7 +49,7 @@ class Exchanger(ABC):
         now: float,
     ) -> None:
         self.kind = kind
-        self.own_sent = self.conversion = self.size = 0
+        self.own_sent = self.conversion = self.size = self.width = 0
         self.rest = NO_REST
         self._phase = phase
         self._view = view
@@ -66,7 +67,7 @@ class Exchanger(ABC):
 
     def open(self, round_: int) -> None:
         """That round is open. Nothing of it has been sent or received yet."""
-        self.own_sent = self.conversion = self.size = 0
+        self.own_sent = self.conversion = self.size = self.width = 0
 
     @abstractmethod
     def send_listed(self, token: TokenState) -> list[Action]:

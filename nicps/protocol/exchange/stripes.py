@@ -132,7 +132,7 @@ class StripesExchanger(Exchanger):
     def on_closed(self, now: float, token: TokenState) -> list[Action]:
         """The list has come to its unit."""
         largest = max((line.unit for line in token.lines if line.contributed), default=LEAST_UNIT)
-        token.unit = max(LEAST_UNIT, largest - wire.MAX_SHIFT[self._phase.width])
+        token.unit = max(LEAST_UNIT, largest - wire.MAX_SHIFT[self.width or self._phase.width])
         return self.on_token(now, token)
 
     def on_token(self, now: float, token: TokenState) -> list[Action]:
@@ -150,7 +150,8 @@ class StripesExchanger(Exchanger):
         alone = members.bit_count() == 1
         kind = wire.FrameType.SUM if alone else wire.FrameType.CONTRIBUTION
         remainders = self._remainders(alone)
-        self._striped = Striped(kind, members, unit, self.aggregators, *remainders, self.size)
+        own = self.size, self.width
+        self._striped = Striped(kind, members, unit, self.aggregators, *remainders, *own)
         self._set_clock(self._round)
         total = self._fragments_in(self._round)
         if alone:

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DDP's gradients in narrow lanes with error feedback, averaged over the hosts that were counted (docs/pytorch.md).
+
+model = DistributedDataParallel(model)
+handle = nicps.torch.compress(model, lane="i8")
+
+DDP's hooks are checked by their annotations, so this module cannot postpone the evaluation of its own.
+"""
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from nicps.collective import Group
+from nicps.collective.group import LANES
+from nicps.errors import UsageProblem
+from nicps.session.lanes import F32
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+OnLoss = Callable[[tuple[int, ...]], None]
+
+
+class Scaler(Protocol):
+    """`torch.amp.GradScaler`, as far as its scale is needed."""
+
+    def get_scale(self) -> float:
+        """What losses are multiplied by."""
+
+
+def compress(
+    model: DistributedDataParallel,
+    *,
+    lane: str | None = None,
+    rank: int | None = None,
+    scaler: Scaler | None = None,
+) -> Any:
+    """Let DDP's gradients be averaged by nicps, once after the model was wrapped.
+
+    Args:
+        model: on the backend `nicps`.
+        lane: "i8" (the default), "i16" or "i32": bits of a number on the wire, with error feedback.
+        rank: low rank instead of lanes: factors of that rank of each matrix.
+        scaler: the loss scaler of the script, if it has one: what was left over follows its scale.
+
+    Returns:
+        `Compression`, or with `rank` what `nicps.torch.low_rank` makes.
+
+    Raises:
+        UsageProblem: the model or a setting is not suited.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise UsageProblem(
+            f"compress takes a DistributedDataParallel, not {type(model).__name__}: wrap the model first"
+        )
+    group = getattr(model.process_group, "group", None)
+    if not isinstance(group, Group):
+        raise UsageProblem(
+            f"compress needs the backend nicps, and this model's is {dist.get_backend(model.process_group)}: call"
+            ' dist.init_process_group("nicps")'
+        )
+    if lane is not None and rank is not None:
+        raise UsageProblem("compress takes lane= or rank=, not both")
+    if rank is not None:
+        low_rank = importlib.import_module("nicps.torch.low_rank")
+        return low_rank.LowRank(model, group, rank)
+    return Compression(model, group, lane or "i8", scaler)
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a handle has done. Of `seconds` some are those of the computing that went on meanwhile.
+
+    Attributes: `buckets`, `numbers`, exchanged so far; `seconds`, from a bucket's hand-over to its mean, added up.
+    """
+
+    buckets: int = 0
+    numbers: int = 0
+    seconds: float = 0.0
+
+
+class Losses:
+    """Tells a script of lost hosts.
+
+    Attributes: `lost`, the ranks that have left. `on_loss` is called with these in another thread when they have
+    changed, in place of a warning.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.on_loss: OnLoss | None = None
+        before = group.on_loss
+        # The backend's own warning is of a plain DDP, which divides by the size that it began with.
+        own = isinstance(getattr(before, "__self__", None), dist.ProcessGroup)
+        self._before = None if own else before
+        group.on_loss = self._note
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that have left."""
+        return self._group.lost
+
+    def _note(self, lost: tuple[int, ...]) -> None:
+        if self._before is not None:
+            self._before(lost)
+        if self.on_loss is not None:
+            self.on_loss(lost)
+        elif lost:
+            names = ", ".join(f"{self._group.names[rank]} (rank {rank})" for rank in lost)
+            left = self._group.size - len(lost)
+            warnings.warn(
+                f"nicps: lost {names}: gradients are averaged over the {left} hosts that are left",
+                stacklevel=2,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """A bucket's residual, in which the parameters' are one behind the other."""
+
+    names: tuple[str, ...]
+    residual: F32
+
+
+class Compression(Losses):
+    """The handle of a model whose gradients are compressed.
+
+    Residuals belong to parameters, since DDP makes its buckets anew after the first step. Each rank has its own.
+
+    Attributes: as `Losses`; `lane`; `figures`.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, group: Group, lane: str, scaler: Scaler | None
+    ) -> None:
+        if lane not in LANES:
+            raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
+        self._names: dict[int, str] = {}
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad and parameter.dtype not in _TYPES:
+                raise UsageProblem(
+                    f"compress takes float32, float16 and bfloat16, and {name} is {parameter.dtype}"
+                )
+            self._names[id(parameter)] = name
+        self._model = model  # its parameters' ids must stay theirs
+        self.lane, self.figures = lane, Figures()
+        self._scaler = scaler
+        self._residuals: dict[str, F32] = {}  # views into those of buckets
+        self._scales: dict[str, float] = {}  # under which loss scale they are
+        self._buckets: dict[int, _Bucket] = {}
+        model.register_comm_hook(self, _hook)
+        super().__init__(group)
+
+    # ---- with a checkpoint
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """This rank's residuals by the parameter's name, float32 (n,), as of a loss scale of 1. Between steps only."""
+        return {
+            name: torch.from_numpy(residual / np.float32(self._scales[name]))
+            for name, residual in self._residuals.items()
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on with what `state_dict` gave. Between steps only.
+
+        Raises:
+            UsageProblem: it is that of another model.
+        """
+        sizes = {self._names[id(p)]: p.numel() for p in self._model.module.parameters()}
+        found: dict[str, F32] = {}
+        for name, tensor in state.items():
+            if tensor.numel() != sizes.get(name):
+                raise UsageProblem(
+                    f"the residual of {name} has {tensor.numel():,} numbers, and this model's parameter"
+                    f" {sizes.get(name, 0):,}: it is that of another model"
+                )
+            found[name] = tensor.detach().to(torch.float32).reshape(-1).numpy().copy()
+        self._residuals, self._buckets = found, {}
+        self._scales = dict.fromkeys(found, 1.0)
+
+    # ---- buckets
+
+    def _scale(self) -> float:
+        return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
+
+    def residual_of(self, bucket: GradBucket) -> F32:
+        """What was left over of what is in the bucket, float32 (n,), under the loss scale in force."""
+        parameters, index = bucket.parameters(), bucket.index()
+        names = tuple(self._names[id(parameter)] for parameter in parameters)
+        known, scale = self._buckets.get(index), self._scale()
+        if known is None or known.names != names:
+            known = self._gather(names, [parameter.numel() for parameter in parameters])
+            others = {k: b for k, b in self._buckets.items() if not {*b.names} & {*names}}
+            self._buckets = {**others, index: known}
+        for name in names:
+            if self._scales.setdefault(name, scale) != scale:
+                self._residuals[name] *= np.float32(scale / self._scales[name])
+                self._scales[name] = scale
+        return known.residual
+
+    def _gather(self, names: tuple[str, ...], sizes: list[int]) -> _Bucket:
+        """The parameters' residuals in one piece. They lie in buckets of the step before, whose calls are done."""
+        whole, at = np.zeros(sum(sizes), np.float32), 0
+        for name, size in zip(names, sizes, strict=True):
+            here = whole[at : at + size]
+            if name in self._residuals:
+                here[:] = self._residuals[name]
+            self._residuals[name] = here
+            at += size
+        return _Bucket(names, whole)
+
+    def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """A future of the bucket's mean."""
+        buffer: torch.Tensor = bucket.buffer()
+        wide = buffer.detach().to(torch.float32)  # the same tensor, if it is float32
+        vector, began = wide.numpy(), time.monotonic()
+        future = self._group.average(vector, self.residual_of(bucket), lane=self.lane)
+
+        def finish() -> torch.Tensor:
+            future.result()
+            if wide.data_ptr() != buffer.data_ptr():
+                with torch.no_grad():
+                    buffer.copy_(wide)
+            self.figures.buckets += 1
+            self.figures.numbers += len(vector)
+            self.figures.seconds += time.monotonic() - began
+            return buffer
+
+        return promise(future, finish)
+
+
+def promise(
+    future: Future[Any], finish: Callable[[], torch.Tensor]
+) -> torch.futures.Future[torch.Tensor]:
+    """A future of torch for what `finish` makes once that of Python is done.
+
+    An exception that is set in a torch future from Python ends the interpreter: it is raised in a callback.
+    """
+    base: torch.futures.Future[None] = torch.futures.Future()
+    done = base.then(lambda _: finish())
+    future.add_done_callback(lambda _: base.set_result(None))
+    return done
+
+
+def _hook(state: Compression, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP calls as a bucket becomes ready, in the middle of `backward`."""
+    return state.average(bucket)
