@@ -14,8 +14,6 @@ number of threads. What is a member's own, P and Q before they are summed and th
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -148,5 +146,6 @@ class Matrix:
                 self.start[k] = self._first[k]  # or that column would be zero for good
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    return tensor.numpy()
+def _array(tensor: torch.Tensor) -> F32:
+    found: F32 = tensor.numpy()
+    return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from nicps.collective import Group
@@ -113,7 +113,7 @@ class LowRank(Losses):
 
     # ---- a step
 
-    def add(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def add(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket. With the last one all factors are exchanged, and the futures of all buckets are done."""
         began = time.monotonic()
         if bucket.index() == 0:
@@ -143,7 +143,7 @@ class LowRank(Losses):
                 matrix.error.mul_(scale / self._scale)
             self._scale = scale
 
-    def _split(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> _Bucket:
+    def _split(self, bucket: GradBucket, buffer: torch.Tensor) -> _Bucket:
         wide = buffer.detach().to(torch.float32)
         matrices, rest, at = [], [], 0
         for parameter in bucket.parameters():
@@ -217,6 +217,6 @@ def _load(state: dict[str, torch.Tensor], into: dict[str, torch.Tensor], what: s
         into[name].copy_(tensor)
 
 
-def hook(state: LowRank, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def hook(state: LowRank, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """What DDP calls as a bucket becomes ready, in the middle of `backward`."""
     return state.add(bucket)

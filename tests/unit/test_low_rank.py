@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from nicps.collective import Group
 from nicps.errors import UsageProblem
@@ -37,10 +36,10 @@ def gradients(step: int, rows: int = ROWS, columns: int = COLUMNS) -> list[Any]:
 def step(matrices: list[Matrix], values: list[Any]) -> None:
     """One of all members, in which sums are NumPy's; `values` become the result."""
     total = sum(m.project(v).copy() for m, v in zip(matrices, values, strict=True))
-    finite = all([m.take_basis(total) for m in matrices])
+    taken = [m.take_basis(total) for m in matrices]
     mean = sum(m.project_back(v).copy() for m, v in zip(matrices, values, strict=True))
     mean /= np.float32(len(matrices))
-    commit = finite and bool(np.isfinite(mean).all())
+    commit = all(taken) and bool(np.isfinite(mean).all())
     for matrix, value in zip(matrices, values, strict=True):
         matrix.apply(mean, value, commit=commit)
 
@@ -334,5 +333,5 @@ def test_wrong_settings_are_refused() -> None:
     for rank in (0, -1, True, 1.5):
         with pytest.raises(UsageProblem, match="rank must be a whole number from 1 on"):
             LowRank(Wrapped(), None, rank)  # type: ignore[arg-type]
-    with pytest.raises(UsageProblem, match="is torch.float64"):
+    with pytest.raises(UsageProblem, match=r"is torch\.float64"):
         LowRank(Wrapped(torch.float64), None, 1)  # type: ignore[arg-type]
