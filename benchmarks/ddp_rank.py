@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that trains a job of the trainer's with DistributedDataParallel, on Gloo or (lowrank) on nicps.
 
-`python -m benchmarks.ddp_rank`: model, first weights, data, their order, shards, loss, optimizer, schedule, tests and end are the job's, out of the
-files that `trainer prepare` makes: what nicps trains, without nicps. `benchmarks.time_to_accuracy` starts one on each
-host, with GLOO_SOCKET_IFNAME in its environment.
+`python -m benchmarks.ddp_rank`: model, first weights, data, their order, shards, loss, optimizer, schedule, tests and
+end are the job's, out of the files that `trainer prepare` makes. `benchmarks.time_to_accuracy` starts one on each host,
+with GLOO_SOCKET_IFNAME in its environment.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ dist.init_process_group("nicps")
 backend.py  the process group: collectives of tensors
 callbacks.py futures whose callbacks make calls
 compress.py DDP's gradients in narrow lanes, averaged over the hosts that were counted
+factors.py  matrices as products of thin factors: PowerSGD's arithmetic, the same bits everywhere
+low_rank.py DDP's gradients as such factors
 join.py     rank and world size from the agent, and the store
 """
 
