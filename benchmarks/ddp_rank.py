@@ -171,10 +171,11 @@ def main() -> int:
     job = load(args.job, prepared["settings"], prepared["job"])
     settings = job.settings
     torch.set_num_threads(settings.threads)
-    backend, method = "gloo", f"tcp://{args.master}"
+    ranks = {"rank": args.rank, "world_size": args.hosts}
     if args.way.needs_agents:
-        backend, method = "nicps", f"nicps://?rank={args.rank}&world_size={args.hosts}"
-    dist.init_process_group(backend, init_method=method, rank=args.rank, world_size=args.hosts)
+        dist.init_process_group("nicps", init_method="nicps://", **ranks)
+    else:
+        dist.init_process_group("gloo", init_method=f"tcp://{args.master}", **ranks)
     model = job.model()
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():

@@ -72,14 +72,16 @@ def measure(lab: Lab, way: str, rank: int, args: argparse.Namespace, port: int) 
             process.kill()
     if len({each["gradients"] for each in found}) != 1:
         raise JobFailed(f"{way}: the ranks' gradients differ")
-    computing = max(each["computing"] for each in found)
-    step = max(statistics.median(each["steps"]) for each in found)
+    computing = max(each["computing"][0] for each in found)
+    step = max(each["step"][0] for each in found)
+    used = max(each["step"][1] - each["computing"][1] for each in found)
     return {
         "way": way,
         "rank": rank,
         "computing": computing,
         "step": step,
         "above": step - computing,
+        "processor": used,
     }
 
 
