@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that trains a job of the trainer's with DistributedDataParallel on Gloo: `python -m benchmarks.ddp_rank`.
+"""One rank that trains a job of the trainer's with DistributedDataParallel, on Gloo or (lowrank) on nicps.
 
-Model, first weights, data, their order, shards, loss, optimizer, schedule, tests and end are the job's, out of the
-files that `trainer prepare` makes: what nicps trains, without nicps. `benchmarks.time_to_accuracy` starts one on each
-host, with GLOO_SOCKET_IFNAME in its environment.
+`python -m benchmarks.ddp_rank`: model, first weights, data, their order, shards, loss, optimizer, schedule, tests and
+end are the job's, out of the files that `trainer prepare` makes. `benchmarks.time_to_accuracy` starts one on each host,
+with GLOO_SOCKET_IFNAME in its environment.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.distributed.algorithms.model_averaging import utils
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
+import nicps.torch
 from benchmarks.ways import Way, parse_way
 from trainer import startup, state, weights
 from trainer.flat import FlatModel
@@ -56,7 +57,7 @@ class Averager:
 
 def wrap(model: nn.Module, way: Way) -> tuple[DistributedDataParallel, Averager | None]:
     """DDP with the hook of that way, which must name its start iteration."""
-    cap = _ONE_BUCKET_MB if way.kind == "powersgd" else None
+    cap = _ONE_BUCKET_MB if way.kind in ("powersgd", "lowrank") else None
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap, gradient_as_bucket_view=True)
     averager = None
     start = way.start or 0
@@ -67,6 +68,8 @@ def wrap(model: nn.Module, way: Way) -> tuple[DistributedDataParallel, Averager 
             None, matrix_approximation_rank=way.number, start_powerSGD_iter=start
         )
         ddp.register_comm_hook(powers, power.powerSGD_hook)
+    elif way.kind == "lowrank":
+        nicps.torch.compress(ddp, rank=way.number)
     elif way.kind == "local":
         # A host has one rank, so that there is nobody to add its gradients to between two averages.
         local = post_local.PostLocalSGDState(None, None, start, post_local_gradient_allreduce=False)
@@ -168,9 +171,11 @@ def main() -> int:
     job = load(args.job, prepared["settings"], prepared["job"])
     settings = job.settings
     torch.set_num_threads(settings.threads)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://{args.master}", rank=args.rank, world_size=args.hosts
-    )
+    ranks = {"rank": args.rank, "world_size": args.hosts}
+    if args.way.needs_agents:
+        dist.init_process_group("nicps", init_method="nicps://", **ranks)
+    else:
+        dist.init_process_group("gloo", init_method=f"tcp://{args.master}", **ranks)
     model = job.model()
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():

@@ -158,7 +158,10 @@ class Bench:
         with open_folder("nicps-tta-") as folder:
             if way.ours:
                 return self._ours(way, settings, folder)
-            return self._rival(way, settings, folder)
+            if not way.needs_agents:
+                return self._rival(way, settings, folder)
+            with joined(self.lab, self.lab.hosts, folder):
+                return self._rival(way, settings, folder)
 
     def _ours(self, way: Way, settings: Mapping[str, Any], folder: Path) -> Measured:
         """By nicps. Its agents are there for this run only: they take some of a processor also while they wait."""
@@ -179,7 +182,7 @@ class Bench:
             )
 
     def _rival(self, way: Way, settings: Mapping[str, Any], folder: Path) -> Measured:
-        """By DDP on Gloo, one rank a host."""
+        """By DDP, one rank a host."""
         prepared = folder / "prepared"
         prepare(self.job, prepared, self.data, settings)
         hosts = self.lab.hosts

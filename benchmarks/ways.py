@@ -13,6 +13,7 @@ FORMS = """\
 ddp            DistributedDataParallel on Gloo, float32
 fp16           the same with fp16_compress_hook
 powersgd-R     the same with powerSGD_hook of rank R, in one bucket
+lowrank-R      DistributedDataParallel on nicps with compress(rank=R), in one bucket
 local-K        post_localSGD_hook, and PeriodicModelAverager every K steps
 stripes-LANE   nicps with exchange=stripes and lane=LANE; broadcast-LANE likewise
 powersgd-R and local-K take their start iteration as in powersgd-1:60; without it each of --starts is tried"""
@@ -25,7 +26,7 @@ DEFAULT = (
 
 _FORM = re.compile(r"([a-z0-9]+)(?:-([a-z0-9]+))?(?::([0-9]+))?")
 #: PyTorch's own limits: PowerSGD's first steps rebuild the buckets, and a period of 1 is plain DDP.
-_LEAST = {"powersgd": 1, "local": 2}
+_LEAST = {"powersgd": 1, "lowrank": 1, "local": 2}
 _LEAST_START = {"powersgd": 2, "local": 0}
 
 
@@ -34,9 +35,9 @@ class Way:
     """One way of training.
 
     Attributes:
-        kind: "ddp", "fp16", "powersgd", "local", or an exchange of nicps.
+        kind: "ddp", "fp16", "powersgd", "lowrank", "local", or an exchange of nicps.
         lane: of an exchange; empty for the rivals.
-        number: the rank of PowerSGD, the period of local SGD; 0 for all else.
+        number: the rank of PowerSGD and of our factors, the period of local SGD; 0 for all else.
         start: the step with which PowerSGD or local SGD begins; None where it is not chosen yet, or there is none.
     """
 
@@ -54,8 +55,13 @@ class Way:
 
     @property
     def ours(self) -> bool:
-        """Whether nicps trains."""
+        """Whether the job runner of nicps trains."""
         return self.kind in EXCHANGES
+
+    @property
+    def needs_agents(self) -> bool:
+        """Whether a script of DDP trains over nicps."""
+        return self.kind == "lowrank"
 
     def variants(self, starts: tuple[int, ...]) -> list[Way]:
         """The ways among which the best one is chosen: with each of `starts`, or only itself."""
@@ -78,6 +84,8 @@ def parse_way(text: str) -> Way:
     if kind in EXCHANGES and what in LANES and not start:
         return Way(kind, lane=what)
     if kind in _LEAST and what.isdecimal() and int(what) >= _LEAST[kind]:
+        if start and kind not in _LEAST_START:
+            raise UsageProblem(f"{text!r}: {kind} has no start iteration")
         if start and int(start) < _LEAST_START[kind]:
             raise UsageProblem(
                 f"{text!r}: the start iteration of {kind} must be at least {_LEAST_START[kind]}"
@@ -85,7 +93,7 @@ def parse_way(text: str) -> Way:
         return Way(kind, number=int(what), start=int(start) if start else None)
     lanes = ", ".join(f"{exchange}-LANE" for exchange in EXCHANGES)
     raise UsageProblem(
-        f"{text!r} is not a way of training: write ddp, fp16, powersgd-R (R from 1), local-K (K from 2), "
+        f"{text!r} is not a way of training: write ddp, fp16, powersgd-R or lowrank-R (R from 1), local-K (K from 2), "
         f"or {lanes} with LANE {', '.join(LANES)}"
     )
 

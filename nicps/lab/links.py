@@ -43,7 +43,6 @@ from nicps.lab.settings import LabSettings
 
 BRIDGE = "br0"
 HOST_INTERFACE = "eth1"
-BURST_BYTES = 128 * 1024
 LIMIT_BYTES = 4 * 1024 * 1024
 LINE = "line"
 LINE_FAR_END = "wait"
@@ -146,7 +145,7 @@ def build(settings: LabSettings, xdp_program: int) -> None:
         ipr.link("set", index=1, state="up")
         index = index_of(ipr, HOST_INTERFACE)
         ipr.addr("add", index=index, address=ip_of(number), prefixlen=24, broadcast="10.77.0.255")
-        _shape(ipr, index, settings.rate_bps)
+        _shape(ipr, index, settings)
         ipr.link("set", index=index, state="up")
 
     with_netlink(ports_netns(settings), ports)
@@ -265,14 +264,15 @@ def _add_veth(
         os.close(fd)
     index = index_of(ipr, name)
     ipr.link("set", index=index, master=bridge, state="up")
-    _shape(ipr, index, settings.rate_bps)
+    _shape(ipr, index, settings)
     return index
 
 
-def _shape(ipr: Any, index: int, rate_bps: int | None) -> None:
-    if rate_bps is not None:
+def _shape(ipr: Any, index: int, settings: LabSettings) -> None:
+    if settings.rate_bps is not None:
         # pyroute2 takes a plain number as bytes per second.
-        ipr.tc("add", "tbf", index, rate=rate_bps // 8, burst=BURST_BYTES, limit=LIMIT_BYTES)
+        rate, burst = settings.rate_bps // 8, settings.burst_bytes
+        ipr.tc("add", "tbf", index, rate=rate, burst=burst, limit=LIMIT_BYTES)
 
 
 def attach(ipr: Any, index: int, xdp_program: int) -> None:

@@ -31,7 +31,8 @@ class LabSettings:
 
     `rate_bps` shapes both ends of every cable, in bits per second (None: unshaped); `loss` is the
     probability, 0 to 1, that a switch port drops a frame, in each direction on its own. `switch` is
-    `bridge`, or `xdp`: a namespace for `nicps switch xdp run`, behind cables that have a middle.
+    `bridge`, or `xdp`: a namespace for `nicps switch xdp run`, behind cables that have a middle. `burst_bytes` pass a
+    shaped cable at once after a pause.
     """
 
     name: str = "lab"
@@ -40,6 +41,7 @@ class LabSettings:
     mtu: int = wire.LEAST_MTU
     loss: float = 0.0
     switch: str = "bridge"
+    burst_bytes: int = 128 * 1024
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

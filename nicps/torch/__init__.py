@@ -10,7 +10,9 @@ backend.py    the process group: collectives of tensors
 callbacks.py  futures whose callbacks make calls
 compress.py   DDP's gradients in narrow lanes, averaged over the hosts that were counted
 elastic.py    hosts that come back, or late: the state that they get
+factors.py    matrices as products of thin factors: PowerSGD's arithmetic, the same bits everywhere
 join.py       rank and world size from the agent, and the store
+low_rank.py   DDP's gradients as such factors
 """
 
 import torch.distributed

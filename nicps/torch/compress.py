@@ -72,7 +72,7 @@ def compress(
         raise UsageProblem("compress takes lane= or rank=, not both")
     if rank is not None:
         low_rank = importlib.import_module("nicps.torch.low_rank")
-        return low_rank.LowRank(model, group, rank)
+        return low_rank.LowRank(model, group, rank, scaler)
     return Compression(model, group, lane or "i8", scaler)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from nicps.lab import processes, state
 
-WAYS = ("ddp", "fp16", "powersgd-1:4", "local-4:4", "stripes-i16", "stripes-i8")
+WAYS = ("ddp", "fp16", "powersgd-1:4", "lowrank-1", "local-4:4", "stripes-i16", "stripes-i8")
 SETTINGS = ("rounds=120", "test_every=10")
 
 

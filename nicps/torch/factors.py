@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices as products of two thin factors: PowerSGD (Vogels, Karimireddy, Jaggi 2019, algorithms 1 and 2).
+
+    V = gradient + error          P = V Q           summed over the members, then orthonormalised
+                                  Q = V^T P         averaged
+    error = V - P Q_own^T         result = P Q^T
+
+Factors are kept transposed, (rank, rows) and (rank, columns): BLAS is many times faster with these.
+
+What all members must have bit for bit is made of single multiplications and additions in a fixed order: the basis in
+float64, the result in float32. PyTorch's `mul` and `add` round each of these once, on every processor and with any
+number of threads. What is a member's own, P and Q before they are summed and the error, is made by BLAS.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+_BLOCK = 1 << 16  # numbers of a visit's block: 256 KB, which stay in the cache
+#: What is left of a column after the others are taken out: below it is only rounding.
+_LEAST = 1e-6
+_PAYS = 2  # times less to send, as PyTorch's `min_compression_rate`
+
+
+def pays(rows: int, columns: int, rank: int) -> bool:
+    """Whether the factors have less than half of the matrix's numbers."""
+    return (rows + columns) * rank * _PAYS < rows * columns
+
+
+def orthonormalise(columns: F64) -> F64:
+    """Modified Gram-Schmidt, float64 (rank, n), in place: bit for bit the same on every processor.
+
+    A column that the ones before it make up, or that is zero, becomes zero.
+
+    Returns:
+        Which columns did not, as 1.0 or 0.0 (rank,).
+    """
+    rank = len(columns)
+    kept = np.zeros(rank)
+    before = np.sqrt(_sums(columns * columns))
+    for k in range(rank):
+        column = columns[k]
+        norm = np.sqrt(_sums((column * column)[None])[0])
+        if norm <= _LEAST * before[k]:
+            column[:] = 0.0
+            continue
+        kept[k] = 1.0
+        column /= norm
+        rest = columns[k + 1 :]
+        rest -= _sums(rest * column)[:, None] * column
+    return kept
+
+
+def _sums(rows: F64) -> F64:
+    """The sum of each row of (k, n), by halves: NumPy's own order of additions is not promised."""
+    while (n := rows.shape[1]) > 1:
+        half = n // 2
+        added = rows[:, :half] + rows[:, n - half :]
+        rows = added if n % 2 == 0 else np.concatenate([added, rows[:, half : half + 1]], axis=1)
+    return rows[:, 0] if rows.shape[1] else np.zeros(len(rows))
+
+
+def _write_product(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, term: torch.Tensor
+) -> None:
+    """Of (rank, rows, 1) and (rank, columns): (rows, columns). `term` is room for as much, or more rows."""
+    torch.mul(left[0], right[0], out=out)
+    for k in range(1, len(left)):
+        here = term[: len(out)]
+        torch.mul(left[k], right[k], out=here)
+        torch.add(out, here, out=out)
+
+
+class Matrix:
+    """What a member keeps of one parameter from step to step.
+
+    Attributes: `error`, float32 (rows, columns), what has not been applied yet of this member's gradients; `start`,
+    float32 (rank, columns), the Q that the next step begins with.
+
+    Args:
+        number: of the parameter, the same at all members: the first Q is made of it.
+    """
+
+    def __init__(self, rows: int, columns: int, rank: int, number: int) -> None:
+        # Bits out of the generator alone: a normal distribution would take the processor's logarithms.
+        random = np.random.default_rng([number, rank]).random((rank, columns), np.float32)
+        self._first = torch.from_numpy(random - np.float32(0.5))
+        self.start = self._first.clone()
+        self.error = torch.zeros(rows, columns)
+        self._left = torch.zeros(rank, rows)
+        self._right = torch.zeros(rank, columns)
+        self._kept: F64 = np.zeros(rank)
+        self._finite = True
+        self._step = max(1, _BLOCK // columns)
+        self._term = torch.empty(min(self._step, rows), columns)
+
+    def project(self, gradient: torch.Tensor) -> F32:
+        """The first visit: add the error to the gradient (rows, columns) in place. P of that, (rank, rows)."""
+        for at in range(0, len(gradient), self._step):
+            here = gradient[at : at + self._step]
+            torch.add(here, self.error[at : at + self._step], out=here)
+            torch.mm(here, self.start.t(), out=self._left[:, at : at + self._step].t())
+        return _array(self._left)
+
+    def take_basis(self, total: F32) -> bool:
+        """P summed over the members, (rank, rows). Whether it is finite."""
+        self._finite = bool(np.isfinite(total).all())
+        if self._finite:
+            wide = total.astype(np.float64)
+            self._kept = orthonormalise(wide)
+            self._left.copy_(torch.from_numpy(wide))
+        return self._finite
+
+    def project_back(self, value: torch.Tensor) -> F32:
+        """The second visit: Q of what `project` has left, (rank, columns)."""
+        if self._finite:
+            torch.mm(self._left, value, out=self._right)
+        return _array(self._right)
+
+    def apply(self, mean: F32, value: torch.Tensor, *, commit: bool) -> None:
+        """The third visit: the result (rows, columns) in place of what `project` has left.
+
+        Args:
+            mean: Q averaged over the members, (rank, columns).
+            commit: whether the error and Q change, which they do if all sums of the step are finite.
+        """
+        right = torch.from_numpy(mean)
+        if not self._finite:
+            value.fill_(float("nan"))
+            return
+        for at in range(0, len(value), self._step):
+            here = value[at : at + self._step]
+            left = self._left[:, at : at + self._step]
+            if commit:
+                error = self.error[at : at + self._step]
+                torch.addmm(here, left.t(), self._right, alpha=-1, out=error)
+            _write_product(left[:, :, None], right, here, self._term)
+        if commit:
+            self.start.copy_(right)
+            for k in np.flatnonzero(self._kept == 0.0):
+                self.start[k] = self._first[k]  # or that column would be zero for good
+
+
+def _array(tensor: torch.Tensor) -> F32:
+    found: F32 = tensor.numpy()
+    return found

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DDP's gradients as factors of low rank, in two small rounds a step (docs/pytorch.md, "Low rank").
+
+model = DistributedDataParallel(model, bucket_cap_mb=200, gradient_as_bucket_view=True)
+handle = nicps.torch.compress(model, rank=2)
+
+DDP's hooks are checked by their annotations, so this module cannot postpone the evaluation of its own.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from nicps.collective import Group
+from nicps.errors import UsageProblem
+from nicps.torch.compress import Figures, Losses, Scaler
+from nicps.torch.factors import F32, Matrix, pays
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """A bucket of the step that is under way; `wide` is its buffer as float32, the same memory if it is that."""
+
+    buffer: torch.Tensor
+    wide: torch.Tensor
+    matrices: list[tuple[Matrix, torch.Tensor]]
+    rest: list[torch.Tensor]
+
+
+class WarmStart:
+    """What all ranks have alike: the Q of each matrix. A part of `nicps.torch.State`, for ranks that come late."""
+
+    def __init__(self, matrices: dict[str, Matrix]) -> None:
+        self._matrices = matrices
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Float32 (rank, columns) by the parameter's name. Between steps only."""
+        return {name: matrix.start.clone() for name, matrix in self._matrices.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on with what `state_dict` gave. Between steps only.
+
+        Raises:
+            UsageProblem: it is that of another model or rank.
+        """
+        _load(state, {name: matrix.start for name, matrix in self._matrices.items()}, "Q")
+
+
+class LowRank(Losses):
+    """The handle of a model whose gradients are exchanged as factors.
+
+    The error belongs to a parameter, since DDP makes its buckets anew after the first step. Each rank has its own.
+
+    Attributes: as `Losses`; `rank` of the factors; `warm_start`; `figures`, whose seconds are those of the hook.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        group: Group,
+        rank: int,
+        scaler: Scaler | None = None,
+    ) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise UsageProblem(f"rank must be a whole number from 1 on, not {rank!r}")
+        self._matrices: dict[str, Matrix] = {}
+        self._by_id: dict[int, Matrix] = {}
+        for number, (name, parameter) in enumerate(model.module.named_parameters()):
+            if not parameter.requires_grad:
+                continue
+            if parameter.dtype not in _TYPES:
+                raise UsageProblem(
+                    f"compress takes float32, float16 and bfloat16, and {name} is {parameter.dtype}"
+                )
+            rows = parameter.shape[0] if parameter.dim() > 1 else 1
+            columns = parameter.numel() // max(rows, 1)
+            if parameter.dim() > 1 and pays(rows, columns, rank):
+                self._matrices[name] = matrix = Matrix(rows, columns, rank, number)
+                self._by_id[id(parameter)] = matrix
+        self._model = model  # its parameters' ids must stay theirs
+        self._scaler, self._scale = scaler, 1.0
+        self._open: list[_Bucket] = []
+        self._waiting: list[torch.futures.Future[None]] = []
+        self._failure: Exception | None = None
+        self.rank, self.figures = rank, Figures()
+        self.warm_start = WarmStart(self._matrices)
+        model.register_comm_hook(self, hook)
+        super().__init__(group)
+
+    # ---- with a checkpoint
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """`start`, which all ranks have alike, and this rank's `error`, as of a loss scale of 1. Between steps only."""
+        error = {name: matrix.error / self._scale for name, matrix in self._matrices.items()}
+        return {"start": self.warm_start.state_dict(), "error": error}
+
+    def load_state_dict(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Go on with what `state_dict` gave. Between steps only.
+
+        Raises:
+            UsageProblem: it is that of another model or rank.
+        """
+        errors = {name: matrix.error for name, matrix in self._matrices.items()}
+        self.warm_start.load_state_dict(state["start"])
+        _load(state["error"], errors, "error")
+        self._scale = 1.0
+
+    # ---- a step
+
+    def add(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Take a bucket. With the last one all factors are exchanged, and the futures of all buckets are done."""
+        began = time.monotonic()
+        if bucket.index() == 0:
+            self._open, self._waiting, self._failure = [], [], None
+            self._follow_scale()
+        buffer = bucket.buffer()
+        base: torch.futures.Future[None] = torch.futures.Future()
+        done = base.then(lambda _: self._finish(buffer))
+        try:
+            self._open.append(self._split(bucket, buffer))
+            if bucket.is_last():
+                self._exchange()
+        except Exception as error:
+            self._failure = error
+        self._waiting.append(base)
+        if bucket.is_last():
+            self._open = []
+            for each in self._waiting:
+                each.set_result(None)
+        self.figures.seconds += time.monotonic() - began
+        return done
+
+    def _follow_scale(self) -> None:
+        scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
+        if scale != self._scale:
+            for matrix in self._matrices.values():
+                matrix.error.mul_(scale / self._scale)
+            self._scale = scale
+
+    def _split(self, bucket: GradBucket, buffer: torch.Tensor) -> _Bucket:
+        wide = buffer.detach().to(torch.float32)
+        matrices, rest, at = [], [], 0
+        for parameter in bucket.parameters():
+            here = wide[at : at + parameter.numel()]
+            at += len(here)
+            matrix = self._by_id.get(id(parameter))
+            if matrix is None:
+                rest.append(here)
+            else:
+                matrices.append((matrix, here.view(matrix.error.shape)))
+        return _Bucket(buffer, wide, matrices, rest)
+
+    def _exchange(self) -> None:
+        """The two rounds. All ranks see the same sums, so all do the same after each."""
+        matrices = [each for bucket in self._open for each in bucket.matrices]
+        rest = [each for bucket in self._open for each in bucket.rest]
+        finite = True
+        if matrices:
+            parts = [matrix.project(value) for matrix, value in matrices]
+            total = self._group.all_reduce(_one(parts)).result()
+            for (matrix, _), part in zip(matrices, _cut(total, parts), strict=True):
+                finite = matrix.take_basis(part) and finite
+        parts = [matrix.project_back(value) for matrix, value in matrices]
+        parts += [each.numpy() for each in rest]
+        mean = self._group.all_reduce(_one(parts), "avg").result()
+        finite = finite and bool(np.isfinite(mean).all())
+        means = _cut(mean, parts)
+        for (matrix, value), part in zip(matrices, means, strict=False):
+            matrix.apply(part, value, commit=finite)
+        for each, part in zip(rest, means[len(matrices) :], strict=True):
+            each.numpy()[:] = part
+        for bucket in self._open:
+            self.figures.buckets += 1
+            self.figures.numbers += len(bucket.wide)
+            if bucket.wide.data_ptr() != bucket.buffer.data_ptr():
+                bucket.buffer.detach().copy_(bucket.wide)
+
+    def _finish(self, buffer: torch.Tensor) -> torch.Tensor:
+        """What has failed is raised here: an exception that is set in a future from Python ends the interpreter."""
+        if self._failure is not None:
+            raise self._failure
+        return buffer
+
+
+def _one(parts: list[F32]) -> F32:
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def _cut(whole: F32, like: list[F32]) -> list[F32]:
+    """The parts of a vector that `_one` has made."""
+    found, at = [], 0
+    for part in like:
+        found.append(whole[at : at + part.size].reshape(part.shape))
+        at += part.size
+    return found
+
+
+def _load(state: dict[str, torch.Tensor], into: dict[str, torch.Tensor], what: str) -> None:
+    if state.keys() != into.keys():
+        differ = ", ".join(sorted(state.keys() ^ into.keys()))
+        raise UsageProblem(
+            f"the {what} is that of another model or rank: {differ} is only in one of them"
+        )
+    for name, tensor in state.items():
+        if tensor.shape != into[name].shape:
+            raise UsageProblem(
+                f"the {what} of {name} is {tuple(tensor.shape)}, and must be {tuple(into[name].shape)}:"
+                " it is that of another model or rank"
+            )
+    for name, tensor in state.items():
+        into[name].copy_(tensor)
+
+
+def hook(state: LowRank, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP calls as a bucket becomes ready, in the middle of `backward`."""
+    return state.add(bucket)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Factors of low rank: the arithmetic, and the hook with members in threads in place of DDP and agents."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nicps.collective import Group
+from nicps.errors import UsageProblem
+from nicps.torch.factors import Matrix, orthonormalise, pays
+from nicps.torch.low_rank import LowRank
+from tests.collectives import Meeting, together
+
+ROWS, COLUMNS, SIZE = 60, 90, 3
+
+
+def gradients(step: int, rows: int = ROWS, columns: int = COLUMNS) -> list[Any]:
+    """Of all members: something of rank 3 that they share, and noise of their own."""
+    random = torch.Generator().manual_seed(step)
+    left, right = torch.randn(rows, 3, generator=random), torch.randn(3, columns, generator=random)
+    noise = [torch.randn(rows, columns, generator=random) for _ in range(SIZE)]
+    return [left @ right + 0.3 * each for each in noise]
+
+
+def step(matrices: list[Matrix], values: list[Any]) -> None:
+    """One of all members, in which sums are NumPy's; `values` become the result."""
+    total = sum(m.project(v).copy() for m, v in zip(matrices, values, strict=True))
+    taken = [m.take_basis(total) for m in matrices]
+    mean = sum(m.project_back(v).copy() for m, v in zip(matrices, values, strict=True))
+    mean /= np.float32(len(matrices))
+    commit = all(taken) and bool(np.isfinite(mean).all())
+    for matrix, value in zip(matrices, values, strict=True):
+        matrix.apply(mean, value, commit=commit)
+
+
+# ---- the arithmetic
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_it_is_powersgd(rank: int) -> None:
+    """Ten steps against algorithm 2 of the paper in float64, with the same first Q."""
+    matrices = [Matrix(ROWS, COLUMNS, rank, 5) for _ in range(SIZE)]
+    q = matrices[0].start.numpy().T.astype(np.float64)
+    errors = [np.zeros((ROWS, COLUMNS)) for _ in range(SIZE)]
+    for k in range(10):
+        values = gradients(k)
+        wide = [v.numpy() + e for v, e in zip(values, errors, strict=True)]
+        step(matrices, values)
+        p, _ = np.linalg.qr(sum(v @ q for v in wide))
+        own = [v.T @ p for v in wide]
+        q = sum(own) / SIZE
+        errors = [v - p @ each.T for v, each in zip(wide, own, strict=True)]
+        for value in values:
+            np.testing.assert_allclose(value, p @ q.T, atol=2e-4)
+            assert torch.equal(value, values[0])
+        for matrix, error in zip(matrices, errors, strict=True):
+            np.testing.assert_allclose(matrix.error, error, atol=2e-4)
+
+
+def test_nothing_is_lost() -> None:
+    """What was applied, and the mean of the errors, are the mean of all gradients."""
+    matrices = [Matrix(ROWS, COLUMNS, 2, 0) for _ in range(SIZE)]
+    given, applied = torch.zeros(ROWS, COLUMNS), torch.zeros(ROWS, COLUMNS)
+    for k in range(20):
+        values = gradients(k)
+        given += sum(values) / SIZE
+        step(matrices, values)
+        applied += values[0]
+    left = sum(matrix.error for matrix in matrices) / SIZE
+    assert left.abs().max() > 0.1
+    torch.testing.assert_close(applied + left, given, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_at_one_is_nan_at_all_and_changes_nothing(wrong: float) -> None:
+    matrices = [Matrix(ROWS, COLUMNS, 2, 0) for _ in range(SIZE)]
+    step(matrices, gradients(0))
+    before = [(m.error.clone(), m.start.clone()) for m in matrices]
+    values = gradients(1)
+    values[1][7, 3] = wrong
+    step(matrices, values)
+    assert all(value.isnan().all() for value in values)
+    for matrix, (error, start) in zip(matrices, before, strict=True):
+        assert torch.equal(matrix.error, error) and torch.equal(matrix.start, start)
+    step(matrices, values := gradients(2))
+    assert all(value.isfinite().all() for value in values)
+
+
+def test_a_step_of_zeros_and_one_of_rank_one_do_not_end_a_column() -> None:
+    matrices = [Matrix(ROWS, COLUMNS, 2, 0) for _ in range(SIZE)]
+    step(matrices, values := [torch.zeros(ROWS, COLUMNS) for _ in range(SIZE)])
+    assert not any(value.any() for value in values)
+    one = torch.outer(torch.arange(ROWS) + 1.0, torch.arange(COLUMNS) - 20.0)
+    step(matrices, values := [one.clone() for _ in range(SIZE)])
+    torch.testing.assert_close(values[0], one, atol=1e-2, rtol=1e-5)
+    step(matrices, gradients(1))
+    assert all((matrix.start.abs().amax(dim=1) > 0.1).all() for matrix in matrices)
+
+
+def test_a_basis_is_orthonormal() -> None:
+    columns = np.random.default_rng(1).standard_normal((4, 777))
+    columns[2] = 3 * columns[0] - columns[1]
+    kept = orthonormalise(columns)
+    assert kept.tolist() == [1.0, 1.0, 0.0, 1.0]
+    np.testing.assert_allclose(columns @ columns.T, np.diag(kept), atol=1e-12)
+
+
+def test_small_matrices_are_not_worth_it() -> None:
+    assert pays(2048, 2048, 4) and pays(64, 300, 2)
+    assert not pays(8, 300, 4) and not pays(1, 10_000, 1) and not pays(0, 5, 1)
+
+
+def results(threads: int) -> str:
+    """A hash of what must be the same at all members; of sizes that leave a rest in every vector unit."""
+    torch.set_num_threads(threads)
+    digest = hashlib.sha256()
+    for rank in (1, 2, 3, 4):
+        for rows, columns in ((ROWS, COLUMNS), (301, 1203), (3, 70_001)):
+            random = np.random.default_rng(rank)
+            matrix = Matrix(rows, columns, rank, 9)
+            digest.update(matrix.start.numpy().tobytes())
+            assert matrix.take_basis(random.standard_normal((rank, rows), np.float32))
+            value = torch.zeros(rows, columns)
+            matrix.apply(random.standard_normal((rank, columns), np.float32), value, commit=True)
+            digest.update(value.numpy().tobytes() + matrix.start.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_the_result_is_the_same_bits_on_another_processor() -> None:
+    """Without AVX and with two threads, which both change what BLAS and PyTorch's fused operations give."""
+    code = "from tests.unit.test_low_rank import results; print(results({}))"
+    found = set()
+    for threads, capability in ((1, None), (2, "default"), (2, "avx2")):
+        env = {**os.environ, **({"ATEN_CPU_CAPABILITY": capability} if capability else {})}
+        if capability == "default":
+            env["NPY_DISABLE_CPU_FEATURES"] = _numpy_features()
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(threads)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        found.add(done.stdout.strip())
+    assert len(found) == 1
+
+
+def _numpy_features() -> str:
+    """All that NumPy has found here beyond its baseline."""
+    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+
+    return " ".join(name for name in __cpu_dispatch__ if __cpu_features__[name])
+
+
+def test_a_step_allocates_nothing_of_the_matrix_s_size() -> None:
+    """NumPy's share; what PyTorch allocates is asked of its profiler."""
+    matrices = [Matrix(600, 700, 2, 0)]
+    value = torch.randn(600, 700)
+    step(matrices, [value])
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step(matrices, [value])
+    tracemalloc.start()
+    step(matrices, [value])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    most = max(event.self_cpu_memory_usage for event in profile.events())
+    assert peak < 600_000 and most < 600_000 < value.numel() * 4
+
+
+# ---- the hook
+
+
+@dataclass
+class Bucket:
+    """As DDP gives it."""
+
+    place: int
+    last: bool
+    held: list[Any]
+    flat: Any
+
+    def index(self) -> int:
+        return self.place
+
+    def is_last(self) -> bool:
+        return self.last
+
+    def parameters(self) -> list[Any]:
+        return self.held
+
+    def buffer(self) -> Any:
+        return self.flat
+
+
+class Wrapped:
+    """What the handle needs of a model that DDP has wrapped."""
+
+    def __init__(self, dtype: Any = torch.float32) -> None:
+        torch.manual_seed(1)
+        self.module = torch.nn.Sequential(torch.nn.Linear(90, 60), torch.nn.Linear(60, 70))
+        self.module.to(dtype)
+        self.dtype = dtype
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        self.hook = lambda bucket: hook(state, bucket)
+
+    def backward(self, gradients: Any, buckets: int) -> Any:
+        """Through the hook in so many buckets, in DDP's order: what the optimizer sees, (n,)."""
+        parameters = list(reversed(list(self.module.parameters())))
+        per = len(parameters) // buckets
+        flat, at, made = gradients.clone().to(self.dtype), 0, []
+        for k in range(buckets):
+            held = parameters[k * per : (k + 1) * per]
+            size = sum(p.numel() for p in held)
+            made.append(Bucket(k, k == buckets - 1, held, flat[at : at + size]))
+            at += size
+        futures = [self.hook(bucket) for bucket in made]
+        return torch.cat([future.wait() for future in futures])
+
+
+NUMBERS = 90 * 60 + 60 + 60 * 70 + 70
+
+
+def flat_of(step: int, rank: int) -> Any:
+    return torch.randn(NUMBERS, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def steps(group: Group, rank: int, buckets: Iterator[int], handle_rank: int = 2) -> Any:
+    model = Wrapped()
+    handle = LowRank(model, group, handle_rank)
+    found = [model.backward(flat_of(k, rank), n) for k, n in enumerate(buckets)]
+    return handle, found
+
+
+def test_all_factors_go_in_two_rounds_whatever_the_buckets() -> None:
+    """One bucket, and several of which DDP makes others after the first step: the same result."""
+
+    def program(group: Group) -> Any:
+        counted: list[int] = []
+        call = group.all_reduce
+        group.all_reduce = lambda v, *a: counted.append(len(v)) or call(v, *a)  # type: ignore
+        return *steps(group, group.rank, iter((4, 1, 2, 2))), counted
+
+    several = together(Meeting(3), program)
+    one = together(Meeting(3), lambda group: steps(group, group.rank, iter((1, 1, 1, 1))))
+    for handle, found, counted in several:
+        assert counted == [2 * (60 + 70), 2 * (90 + 60) + 60 + 70] * 4
+        assert all(torch.equal(a, b) for a, b in zip(found, several[0][1], strict=True))
+        assert handle.figures.numbers == 4 * NUMBERS
+    for k in range(4):
+        torch.testing.assert_close(several[0][1][k], one[0][1][k], atol=1e-4, rtol=1e-4)
+    mean = sum(flat_of(0, rank) for rank in range(3)) / 3
+    torch.testing.assert_close(several[0][1][0][:70], mean[:70])  # a bias, as it is
+
+
+def test_a_checkpoint_goes_on_where_it_was() -> None:
+    def program(group: Group) -> Any:
+        model, other = Wrapped(), Wrapped()
+        handle = LowRank(model, group, 2)
+        model.backward(flat_of(0, group.rank), 1)
+        saved = {k: {n: t.clone() for n, t in v.items()} for k, v in handle.state_dict().items()}
+        first = model.backward(flat_of(1, group.rank), 1)
+        again = LowRank(other, group, 2)
+        again.load_state_dict(saved)
+        second = other.backward(flat_of(1, group.rank), 1)
+        with pytest.raises(UsageProblem, match="that of another model or rank"):
+            LowRank(Wrapped(), group, 1).load_state_dict(saved)
+        return torch.equal(first, second)
+
+    assert together(Meeting(2), program) == [True, True]
+
+
+def test_a_scaler_s_overflow_reaches_all_and_errors_follow_its_scale() -> None:
+    class Scale:
+        now = 1.0
+
+        def get_scale(self) -> float:
+            return self.now
+
+    def program(group: Group) -> Any:
+        scale, model = Scale(), Wrapped()
+        handle = LowRank(model, group, 2, scale)
+        model.backward(flat_of(0, group.rank), 1)
+        before = handle.state_dict()["error"]
+        bad = flat_of(1, group.rank)
+        if group.rank == 1:
+            bad[3] = float("inf")  # of a bias: no matrix knows it
+        told = model.backward(bad, 1).isfinite().all().item()
+        kept = all(torch.equal(t, before[n]) for n, t in handle.state_dict()["error"].items())
+        scale.now = 4.0
+        big = model.backward(flat_of(2, group.rank) * 4.0, 1) / 4.0
+        return told, kept, big
+
+    plain = together(Meeting(2), lambda group: _without_overflow(group))
+    for (told, kept, big), expected in zip(together(Meeting(2), program), plain, strict=True):
+        assert not told and kept
+        torch.testing.assert_close(big, expected, atol=1e-5, rtol=1e-5)
+
+
+def _without_overflow(group: Group) -> Any:
+    model = Wrapped()
+    LowRank(model, group, 2)
+    model.backward(flat_of(0, group.rank), 1)
+    return model.backward(flat_of(2, group.rank), 1)
+
+
+def test_a_group_that_ends_is_an_error_out_of_every_future() -> None:
+    def program(group: Group) -> Any:
+        model = Wrapped()
+        LowRank(model, group, 2)
+        group.close()
+        with pytest.raises(RuntimeError, match="the group is closed"):
+            model.backward(flat_of(0, group.rank), 2)
+        return True
+
+    assert together(Meeting(2), program) == [True, True]
+
+
+def test_wrong_settings_are_refused() -> None:
+    for rank in (0, -1, True, 1.5):
+        with pytest.raises(UsageProblem, match="rank must be a whole number from 1 on"):
+            LowRank(Wrapped(), None, rank)  # type: ignore[arg-type]
+    with pytest.raises(UsageProblem, match=r"is torch\.float64"):
+        LowRank(Wrapped(torch.float64), None, 1)  # type: ignore[arg-type]
