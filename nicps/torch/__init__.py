@@ -13,6 +13,9 @@ elastic.py    hosts that come back, or late: the state that they get
 factors.py    matrices as products of thin factors: PowerSGD's arithmetic, the same bits everywhere
 join.py       rank and world size from the agent, and the store
 low_rank.py   DDP's gradients as such factors
+staging.py    tensors of a GPU
+tcp.py        what goes over TCP: a store that all ranks share, and Gloo
+works.py      what a call gives back
 """
 
 import torch.distributed
@@ -22,7 +25,16 @@ from nicps.torch.backend import ProcessGroupNicps
 from nicps.torch.compress import compress
 from nicps.torch.elastic import State, average
 
-torch.distributed.Backend.register_backend("nicps", ProcessGroupNicps.create, devices=["cpu"])
-join.register()
 
-__all__ = ["ProcessGroupNicps", "State", "average", "compress"]
+def register() -> None:
+    """Make the backend known. Newer PyTorch calls this when a script names it: an entry point in pyproject.toml."""
+    if not hasattr(torch.distributed.Backend, "NICPS"):
+        torch.distributed.Backend.register_backend(
+            "nicps", ProcessGroupNicps.create, devices=["cpu", "cuda"]
+        )
+        join.register()
+
+
+register()
+
+__all__ = ["ProcessGroupNicps", "State", "average", "compress", "register"]
