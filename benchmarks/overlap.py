@@ -51,7 +51,7 @@ def run_ranks(lab: Lab, arguments: list[str], variables: list[Mapping[str, str]]
         for process in ranks:
             out, err = process.communicate(timeout=_LIMIT_S)
             if process.returncode:
-                raise JobFailed(f"{' '.join(arguments)}: {err[:3000]}")
+                raise JobFailed(f"{' '.join(arguments)}: {err[-2000:]}")
             found.append(orjson.loads(out.splitlines()[-1])["median"])
     finally:
         for process in ranks:

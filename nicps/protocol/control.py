@@ -109,9 +109,7 @@ class Control:
     def _give(self, offer: Offer) -> None:
         """The exchange knows what this member contributes."""
         self.exchange.conversion = offer.conversion
-        if self.phase.sized:
-            self.exchange.size = wire.size_of(offer.samples)
-            self.exchange.width = wire.width_of(offer.samples)
+        self.exchange.sized = offer.samples if self.phase.sized else 0
 
     def line(self) -> Line:
         """This member's entry in the token."""

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nicps.collective import Group
 from nicps.collective.group import LANES
+from nicps.collective.kinds import Array
 from nicps.errors import UsageProblem
-from nicps.session.lanes import F32
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 OnLoss = Callable[[tuple[int, ...]], None]
@@ -128,7 +128,7 @@ class _Bucket:
     """A bucket's residual, in which the parameters' are one behind the other."""
 
     names: tuple[str, ...]
-    residual: F32
+    residual: Array
 
 
 class Compression(Losses):
@@ -154,7 +154,7 @@ class Compression(Losses):
         self._model = model  # its parameters' ids must stay theirs
         self.lane, self.figures = lane, Figures()
         self._scaler = scaler
-        self._residuals: dict[str, F32] = {}  # views into those of buckets
+        self._residuals: dict[str, Array] = {}  # views into those of buckets
         self._scales: dict[str, float] = {}  # under which loss scale they are
         self._buckets: dict[int, _Bucket] = {}
         model.register_comm_hook(self, _hook)
@@ -176,7 +176,7 @@ class Compression(Losses):
             UsageProblem: it is that of another model.
         """
         sizes = {self._names[id(p)]: p.numel() for p in self._model.module.parameters()}
-        found: dict[str, F32] = {}
+        found: dict[str, Array] = {}
         for name, tensor in state.items():
             if tensor.numel() != sizes.get(name):
                 raise UsageProblem(
@@ -192,7 +192,7 @@ class Compression(Losses):
     def _scale(self) -> float:
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
-    def residual_of(self, bucket: GradBucket) -> F32:
+    def residual_of(self, bucket: GradBucket) -> Array:
         """What was left over of what is in the bucket, float32 (n,), under the loss scale in force."""
         parameters, index = bucket.parameters(), bucket.index()
         names = tuple(self._names[id(parameter)] for parameter in parameters)

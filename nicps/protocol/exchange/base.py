@@ -28,8 +28,7 @@ class Exchanger(ABC):
         kind: the properties of this exchange that all hosts share.
         own_sent: fragments of this member that it has announced in the token's `sent`.
         conversion: number of the conversion of this member's lanes for the open round; 0: it has offered none.
-        size: fragments of this member's contribution to the open round, if rounds have sizes of their own; otherwise 0.
-        width: bits of its lanes, likewise.
+        sized: the `samples` of this member's offer to the open round, if rounds have sizes of their own; otherwise 0.
         aggregators: the members that have a stripe, in order of rank; 0 is a Linux switch.
         rest: the committed round whose remainders such a switch adds to the open one.
         clock: the kernel wakes the agent each time this many sums have come.
@@ -49,7 +48,7 @@ class Exchanger(ABC):
         now: float,
     ) -> None:
         self.kind = kind
-        self.own_sent = self.conversion = self.size = self.width = 0
+        self.own_sent = self.conversion = self.sized = 0
         self.rest = NO_REST
         self._phase = phase
         self._view = view
@@ -60,6 +59,16 @@ class Exchanger(ABC):
         self._dropped = False  # the open round will not be committed in this ring
         self._begin(now)
 
+    @property
+    def size(self) -> int:
+        """Fragments of this member's contribution to the open round, if rounds have sizes of their own; otherwise 0."""
+        return wire.size_of(self.sized)
+
+    @property
+    def width(self) -> int:
+        """Bits of its lanes, likewise."""
+        return wire.width_of(self.sized) if self.sized else 0
+
     def _begin(self, now: float) -> None:  # noqa: B027
         """Set up what only this kind of exchange keeps, for the time of the ring."""
 
@@ -67,7 +76,7 @@ class Exchanger(ABC):
 
     def open(self, round_: int) -> None:
         """That round is open. Nothing of it has been sent or received yet."""
-        self.own_sent = self.conversion = self.size = self.width = 0
+        self.own_sent = self.conversion = self.sized = 0
 
     @abstractmethod
     def send_listed(self, token: TokenState) -> list[Action]:
