@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed's process group over `nicps.collective`.
 
-A tensor's memory goes to the collective as it is, and the result is written when it is there. A call that fails raises
-from its work's `wait()`, and out of `backward()` as a RuntimeError.
+A tensor's memory goes to the collective as it is, and the result is written when it is there; a tensor of a GPU goes by
+way of the host. A call that fails raises from its work's `wait()`, and out of `backward()` as a RuntimeError.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import gc
 import hashlib
 import os
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from nicps.collective import Group
 from nicps.collective.kinds import Array
 from nicps.errors import UsageProblem
-from nicps.torch import join
+from nicps.torch import join, staging
+from nicps.torch.tcp import Tcp
+from nicps.torch.works import Event, Work, all_of, event_of, work_of
 
 _OPERATIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -40,40 +40,41 @@ _OPERATIONS = {
     dist.ReduceOp.BOR: "bor",
     dist.ReduceOp.BXOR: "bxor",
 }
-_OVER_TCP = (
-    'use a group of Gloo for it, which needs TCP between the hosts: dist.new_group(backend="gloo")'
-)
 
-#: Their methods have the types of C++.
-_Work: Any = _distributed_c10d.Work
+#: Its methods have the types of C++.
 _ProcessGroup: Any = dist.ProcessGroup
 _Tensors = Sequence[torch.Tensor]
 T = TypeVar("T")
 
 
 class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
-    """All ranks of a group, one on each host. Tensors are the processor's.
+    """All ranks of a group, one on each host.
 
-    Attributes: `group`, the collectives, with `lost` and `on_loss`.
+    Attributes: `group`, the collectives, with `lost` and `on_loss`; `tcp`, whether Gloo can do what nicps does not.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, tcp: Tcp, gloo: Any = None) -> None:
         super().__init__(group.rank, group.size)
-        self.group = group
+        self.group, self.tcp, self._gloo = group, tcp, gloo
         group.on_loss = self._warn_of_loss
 
     @classmethod
     def create(
         cls, store: _distributed_c10d.Store, rank: int, size: int, timeout: timedelta
-    ) -> Self:
-        """What `init_process_group` calls.
+    ) -> Any:
+        """What `init_process_group` calls, and `new_group`, whose group is one of Gloo.
 
         Raises:
-            UsageProblem: this process has a group already.
+            UsageProblem: there is no TCP between the hosts, and this would be a subgroup.
         """
         if dist.is_initialized():
-            raise UsageProblem(f"nicps has one group of all ranks, and no subgroups: {_OVER_TCP}")
-        return cls(join.take(rank, size, timeout))
+            tcp = _world_tcp()
+            if tcp.refusal:
+                raise UsageProblem(f"nicps has no subgroups without TCP: {tcp.refusal}")
+            return tcp.gloo(store, rank, size, timeout, lazy=False)
+        group, tcp = join.take(rank, size, timeout)
+        gloo = None if tcp.refusal else tcp.gloo(store, rank, size, timeout, lazy=True)
+        return cls(group, tcp, gloo)
 
     def getBackendName(self) -> str:  # noqa: N802
         """For people."""
@@ -101,22 +102,26 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
     # ---- collectives
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
-        """One tensor, in place."""
+        """One tensor, in place; of a sparse one Gloo makes the sum."""
         tensor = _only(tensors)
-        operation = _operation(opts)
-        future = self.group.all_reduce(_numbers(tensor), operation, dtype=_name(tensor))
-        return _work(future, partial(_write, tensor), [tensor])
+        if tensor.layout is not torch.strided:
+            return self._over_tcp("all_reduce of sparse tensors").allreduce(tensors, opts)
+        return self._allreduce(tensor, opts, event_of("all_reduce", [tensor]))
+
+    def _allreduce(self, tensor: torch.Tensor, opts: Any, event: Event | None = None) -> Work:
+        future = self.group.all_reduce(_numbers(tensor), _operation(opts), dtype=_name(tensor))
+        return work_of(event, future, partial(_write, tensor), [tensor])
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Each by itself."""
-        works = [self.allreduce([tensor], opts) for tensor in tensors]
-        return _all(works, list(tensors))
+        works = [self._allreduce(tensor, opts) for tensor in tensors]
+        return all_of(works, list(tensors), event_of("all_reduce", tensors))
 
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """One tensor, in place."""
         tensor = _only(tensors)
         future = self.group.broadcast(_numbers(tensor), opts.rootRank, dtype=_name(tensor))
-        return _work(future, partial(_write, tensor), [tensor])
+        return work_of(event_of("broadcast", [tensor]), future, partial(_write, tensor), [tensor])
 
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """One tensor, at the root in place."""
@@ -129,14 +134,27 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
             if result is not None:
                 _write(tensor, result)
 
-        return _work(future, write, [tensor])
+        return work_of(event_of("reduce", [tensor]), future, write, [tensor])
 
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
         """One tensor of each rank, as large as this rank's."""
         tensor, out = _only(inputs), _only(outputs)
         _check_sizes(out, tensor, self.group.size)
+        return self._allgather(out, tensor, event_of("all_gather", inputs))
+
+    def _allgather(self, out: _Tensors, tensor: torch.Tensor, event: Event | None = None) -> Work:
         future = self.group.all_gather(_numbers(tensor), dtype=_name(tensor))
-        return _work(future, partial(_write_each, out), [out])
+        return work_of(event, future, partial(_write_each, out), [out])
+
+    def allgather_coalesced(
+        self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None
+    ) -> Any:
+        """Several tensors, each as `allgather`; `outputs` is by rank."""
+        columns = [[row[at] for row in outputs] for at in range(len(inputs))]
+        works = [
+            self._allgather(column, each) for column, each in zip(columns, inputs, strict=True)
+        ]
+        return all_of(works, list(outputs), event_of("all_gather", inputs))
 
     def all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
@@ -148,9 +166,20 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
                 f" {self.group.size} times {tensor.numel():,} of {tensor.dtype}"
             )
         future = self.group.all_gather(_numbers(tensor), dtype=_name(tensor))
-        return _work(future, partial(_write, output), [output])
+        return work_of(
+            event_of("_all_gather_base", [tensor]), future, partial(_write, output), [output]
+        )
 
     _allgather_base = all_gather_single
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
+    ) -> Any:
+        """Several."""
+        works = [self.all_gather_single(*pair) for pair in zip(outputs, inputs, strict=True)]
+        return all_of(works, list(outputs))
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """As `allgather`, of which only the root keeps the result."""
@@ -159,7 +188,7 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
             _check_sizes(_only(outputs), tensor, self.group.size)
         future = self.group.all_gather(_numbers(tensor), dtype=_name(tensor))
         out = _only(outputs) if root else []
-        return _work(future, partial(_write_each, out), [out])
+        return work_of(event_of("gather", inputs), future, partial(_write_each, out), [out])
 
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """The root's tensors, one for each rank: all are broadcast, and each rank keeps its own."""
@@ -176,7 +205,7 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
         def write(result: Array) -> None:
             _write(tensor, result[at : at + len(mine)])
 
-        return _work(future, write, [tensor])
+        return work_of(event_of("scatter", outputs), future, write, [tensor])
 
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """One tensor for each rank, as large as its own."""
@@ -198,45 +227,78 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
+    ) -> Any:
+        """Several."""
+        works = [
+            self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)
+        ]
+        return all_of(works, list(outputs))
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
     def _scatter_sum(self, output: torch.Tensor, whole: Array, opts: Any) -> Any:
         future = self.group.reduce_scatter(whole, _operation(opts), dtype=_name(output))
-        return _work(future, partial(_write, output), [output])
+        return work_of(
+            event_of("reduce_scatter", [output]), future, partial(_write, output), [output]
+        )
 
     def barrier(self, opts: Any = None) -> Any:
         """All ranks that are left have called it."""
-        return _work(self.group.barrier(), lambda _: None, [])
+        return work_of(event_of("barrier", []), self.group.barrier(), lambda _: None, [])
 
-    # ---- what it does not do
+    # ---- what Gloo does
 
-    def send(self, *_: Any, **__: Any) -> NoReturn:
-        """Not native."""
-        _refuse("send")
+    def send(self, tensors: _Tensors, to: int, tag: int) -> Any:
+        """One tensor to a rank."""
+        return self._over_tcp("send").send(tensors, to, tag)
 
-    def recv(self, *_: Any, **__: Any) -> NoReturn:
-        """Not native."""
-        _refuse("recv")
+    def recv(self, tensors: _Tensors, sender: int, tag: int) -> Any:
+        """One tensor of a rank."""
+        return self._over_tcp("recv").recv(tensors, sender, tag)
 
-    def recv_anysource(self, *_: Any, **__: Any) -> NoReturn:
-        """Not native."""
-        _refuse("recv")
+    def recv_anysource(self, tensors: _Tensors, tag: int) -> Any:
+        """One tensor of any rank."""
+        return self._over_tcp("recv").recv_anysource(tensors, tag)
 
-    def alltoall(self, *_: Any, **__: Any) -> NoReturn:
-        """Not native."""
-        _refuse("all_to_all")
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+        """One tensor to each rank. Gloo has it for tensors of one size only, so they go as parts of one tensor."""
+        gloo = self._over_tcp("all_to_all")
+        sizes = [[tensor.numel() for tensor in tensors] for tensors in (outputs, inputs)]
+        whole = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
+        found = whole.new_empty(sum(sizes[0]))
+        gloo.alltoall_base(found, whole, *sizes).wait()
+        for tensor, part in zip(outputs, torch.split(found, sizes[0]), strict=True):
+            tensor.detach().copy_(part.view(tensor.shape))
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(list(outputs))
+        return Work(done)
 
-    def all_to_all_single(self, *_: Any, **__: Any) -> NoReturn:
-        """Not native."""
-        _refuse("all_to_all_single")
+    def all_to_all_single(self, *arguments: Any) -> Any:
+        """A part of one tensor to each rank."""
+        return self._over_tcp("all_to_all_single").alltoall_base(*arguments)
 
     alltoall_base = all_to_all_single
 
-    def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
-        """Not native."""
-        _refuse("monitored_barrier")
+    def monitored_barrier(self, *arguments: Any, **options: Any) -> Any:
+        """A barrier that says which ranks have not come."""
+        return self._over_tcp("monitored_barrier").monitored_barrier(*arguments, **options)
+
+    def _over_tcp(self, what: str) -> Any:
+        if self._gloo is None:
+            raise UsageProblem(f"nicps has no {what} without TCP: {self.tcp.refusal}")
+        return self._gloo
 
 
-def _refuse(what: str) -> NoReturn:
-    raise UsageProblem(f"nicps has no {what}: {_OVER_TCP}")
+def _world_tcp() -> Tcp:
+    world: Any = dist.group.WORLD
+    tcp: Tcp = (
+        world.tcp
+        if isinstance(world, ProcessGroupNicps)
+        else Tcp("the default group is not nicps's")
+    )
+    return tcp
 
 
 def leave_digest(path: Path) -> None:
@@ -266,16 +328,20 @@ def _name(tensor: torch.Tensor) -> str:
 
 
 def _numbers(tensor: torch.Tensor) -> Array:
-    """A tensor's memory, flat; a copy where it is not in one piece.
+    """A tensor's memory, flat; a copy where it is not in one piece, or a GPU's.
 
     Raises:
-        UsageProblem: it is not the processor's, or sparse.
+        UsageProblem: it is sparse, or of another device.
     """
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
         raise UsageProblem(
-            f"nicps takes dense tensors of the processor, not {tensor.layout} on {tensor.device}: use tensor.cpu()"
+            f"nicps takes dense tensors of the processor and of CUDA, not {tensor.layout} on {tensor.device}:"
+            " use tensor.to_dense() or tensor.cpu()"
         )
-    flat = tensor.detach().contiguous().reshape(-1)
+    tensor = tensor.detach()
+    if tensor.is_cuda:
+        tensor = staging.to_host(tensor)
+    flat = tensor.contiguous().reshape(-1)
     if tensor.dtype is torch.bfloat16:
         flat = flat.view(torch.uint16)
     found: Array = flat.resolve_conj().resolve_neg().numpy()
@@ -287,7 +353,10 @@ def _write(tensor: torch.Tensor, result: Array) -> None:
     if tensor.dtype is torch.bfloat16:
         found = found.view(torch.bfloat16)
     with torch.no_grad():
-        tensor.detach().copy_(found.view(tensor.shape))
+        if tensor.is_cuda:
+            staging.to_device(found.view(tensor.shape), tensor.detach())
+        else:
+            tensor.detach().copy_(found.view(tensor.shape))
 
 
 def _write_each(tensors: _Tensors, rows: Array) -> None:
@@ -309,79 +378,3 @@ def _operation(opts: Any) -> str:
         if wanted == known:
             return name
     raise UsageProblem(f"nicps has no {wanted}: {', '.join(_OPERATIONS.values())} it has")
-
-
-# ---- works
-
-
-class Work(_Work):  # type: ignore[misc]
-    """A call that is under way. A work that torch makes of a future forgets what has failed: this one raises."""
-
-    def __init__(self, done: torch.futures.Future[Any]) -> None:
-        super().__init__()
-        self._done = done
-        _recent.append(self)
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; the group's own time-out counts.
-
-        Raises:
-            RuntimeError: it has failed.
-        """
-        self._done.wait()
-        return True
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Done with it."""
-        return self._done
-
-    def is_completed(self) -> bool:
-        """Whether it has come to an end."""
-        return self._done.done()
-
-    def is_success(self) -> bool:
-        """Whether it has come to a good one."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Exception | None:
-        """What it has failed with."""
-        try:
-            self._done.wait()
-        except RuntimeError as error:
-            return error
-        return None
-
-    def result(self) -> Any:
-        """The tensors."""
-        return self._done.wait()
-
-
-#: C++ asks a work for its future after Python has let go of it.
-_recent: deque[Work] = deque(maxlen=64)
-
-
-def _work(future: Future[Any], write: Callable[[Any], None], result: list[Any]) -> Work:
-    """Done once the result is written; what has failed raises out of `wait()`.
-
-    An exception that is set in a torch future from Python ends the interpreter: it is raised in a callback.
-    """
-    base: torch.futures.Future[None] = torch.futures.Future()
-
-    def finish(_: torch.futures.Future[None]) -> list[Any]:
-        write(future.result())
-        return result
-
-    done = base.then(finish)
-    future.add_done_callback(lambda _: base.set_result(None))
-    return Work(done)
-
-
-def _all(works: Sequence[Work], result: list[torch.Tensor]) -> Work:
-    together = torch.futures.collect_all([work.get_future() for work in works])
-
-    def finish(done: torch.futures.Future[list[torch.futures.Future[Any]]]) -> list[torch.Tensor]:
-        for each in done.value():
-            each.wait()
-        return result
-
-    return Work(together.then(finish))

@@ -14,10 +14,12 @@ from torch._C._distributed_c10d import Store
 
 from nicps.collective import Group
 from nicps.errors import UsageProblem
+from nicps.torch.tcp import Tcp
 
 _LEAST_S = 1.0
+_FORMING_S = 30.0  # at least, also where a call may take less
 #: The group that the rendezvous has formed, for the process group that is created after it.
-_formed: list[Group] = []
+_formed: list[tuple[Group, Tcp]] = []
 #: C++ has only a part of a store that is made in Python: the rest must stay.
 _stores: list[Store] = []
 
@@ -26,10 +28,14 @@ class LocalStore(Store):
     """What this process has set. Other processes do not see it: the backend needs no store.
 
     A key that is not here is another process's, and nobody could ever set it: that is an error, not a wait.
+
+    Args:
+        reason: why it is not one that all processes share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__()
+        self._reason = reason
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -64,8 +70,8 @@ class LocalStore(Store):
         missing = [key for key in keys if key not in self._values]
         if missing:
             raise RuntimeError(
-                f"{', '.join(missing)}: nicps has no store that all processes share; set MASTER_ADDR and MASTER_PORT on"
-                " every host (or use torchrun) for what needs one, such as Gloo"
+                f"{', '.join(missing)}: the processes share no store ({self._reason}): what needs one, such as Gloo,"
+                " needs TCP between the hosts"
             )
 
     def delete_key(self, key: str) -> bool:
@@ -96,25 +102,30 @@ def register() -> None:
 
 def meet(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
-) -> Iterator[tuple[LocalStore, int, int]]:
+) -> Iterator[tuple[Store, int, int]]:
     """Form the group: its size and this process's rank are in the URL or the environment, or the agent's to say."""
     query = {key: values[-1] for key, values in parse_qs(urlparse(url).query).items()}
     size = int(query.get("world_size", os.environ.get("WORLD_SIZE", 0)))
     said = query.get("rank", os.environ.get("RANK"))
     group = form(max(size, 0), int(said) if said is not None else None, timeout)
-    _formed.append(group)
+    tcp = Tcp.agree(group)
+    store = tcp.store(group, timeout)
+    if store is None:
+        reason = tcp.refusal or f"not all hosts could connect to {tcp.root}, where rank 0 is"
+        tcp, store = Tcp(reason), LocalStore(reason)
+    _formed.append((group, tcp))
     for name, value in (("RANK", group.rank), ("WORLD_SIZE", group.size), ("LOCAL_RANK", 0)):
         os.environ.setdefault(name, str(value))
-    store = LocalStore()
     _stores.append(store)
     yield store, group.rank, group.size
 
 
-def take(rank: int, size: int, timeout: timedelta) -> Group:
+def take(rank: int, size: int, timeout: timedelta) -> tuple[Group, Tcp]:
     """The group that the rendezvous has formed, or one of that rank and size."""
     if _formed:
         return _formed.pop()
-    return form(size, rank, timeout)
+    group = form(size, rank, timeout)
+    return group, Tcp.agree(group)
 
 
 def form(size: int, rank: int | None, timeout: timedelta) -> Group:
@@ -130,4 +141,5 @@ def form(size: int, rank: int | None, timeout: timedelta) -> Group:
             f"nicps has one rank a host, and LOCAL_WORLD_SIZE is {local}: start one process on every host"
         )
     seconds = max(timeout.total_seconds(), _LEAST_S)
-    return Group.form(size, name="torch", rank=rank, forming_s=min(seconds, 1e6), timeout_s=seconds)
+    forming_s = min(max(seconds, _FORMING_S), 1e6)
+    return Group.form(size, name="torch", rank=rank, forming_s=forming_s, timeout_s=seconds)

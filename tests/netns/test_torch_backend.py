@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,18 +50,41 @@ def test_all_collectives_of_tensors(three: Network) -> None:
     three.all_stand_by()
 
 
-def test_what_it_does_not_do(three: Network) -> None:
-    said, codes = run(three, "refusals", WORLD_SIZE="3")
+def test_what_it_does_not_do_without_tcp(three: Network) -> None:
+    said, codes = run(three, "refusals", WORLD_SIZE="3", NICPS_TORCH_TCP="0")
     assert codes == [0, 0, 0]
     for lines in said:
         told = {key: value for line in lines for key, value in line.items()}
-        over_tcp = 'use a group of Gloo for it, which needs TCP between the hosts: dist.new_group(backend="gloo")'
-        assert told["send"] == f"nicps has no send: {over_tcp}"
-        assert told["subgroup"] == f"nicps has one group of all ranks, and no subgroups: {over_tcp}"
-        assert "set MASTER_ADDR and MASTER_PORT on every host" in told["gloo"]
-        assert told["sparse"].startswith("nicps takes dense tensors of the processor")
+        why = re.escape("no IP address, or NICPS_TORCH_TCP=0")
+        for what in ("send", "subgroup", "all_reduce of sparse tensors"):
+            text = told[{"all_reduce of sparse tensors": "sparse"}.get(what, what)]
+            assert re.fullmatch(f"nicps has no {what}s? without TCP: h., h., h.: {why}", text)
+        assert "the processes share no store (h" in told["gloo"]
+        assert told["meta"].startswith("nicps takes dense tensors of the processor and of CUDA")
         assert "all_reduce(sum) of 5 int32" in told["differs"]
         assert "all_reduce(sum) of 4 float32" in told["differs"]
+
+
+def test_what_gloo_does_for_it(three: Network) -> None:
+    """send, recv, all_to_all and subgroups, and a store, between hosts that have told each other their addresses."""
+    said, codes = run(three, "over_tcp")
+    assert codes == [0, 0, 0], said
+    assert all(lines[-1] == {"done": True} for lines in said)
+
+
+def test_a_host_without_an_address(three: Network) -> None:
+    """One is enough for the group to do without TCP; what it does itself goes on."""
+    three.run("h2", ["ip", "address", "flush", "dev", "eth1"]).wait(10)
+    try:
+        said, codes = run(three, "refusals", WORLD_SIZE="3")
+    finally:
+        three.run("h2", ["ip", "address", "add", "10.77.0.2/24", "dev", "eth1"]).wait(10)
+    assert codes == [0, 0, 0]
+    for lines in said:
+        told = {key: value for line in lines for key, value in line.items()}
+        assert (
+            told["send"] == "nicps has no send without TCP: h2: no IP address, or NICPS_TORCH_TCP=0"
+        )
 
 
 def test_more_than_one_rank_a_host(three: Network) -> None:

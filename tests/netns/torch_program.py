@@ -107,12 +107,49 @@ def refusals() -> None:
     say(subgroup=refused(lambda: dist.new_group([0, 1, 2])))
     say(gloo=refused(lambda: dist.new_group([0, 1, 2], backend="gloo")))
     say(sparse=refused(lambda: dist.all_reduce(tensor.to_sparse())))
+    say(meta=refused(lambda: dist.all_reduce(tensor.to("meta"))))
     if dist.get_rank():
         say(differs=refused(lambda: dist.all_reduce(torch.ones(4))))
     else:
         say(differs=refused(lambda: dist.all_reduce(torch.ones(5, dtype=torch.int32))))
     dist.all_reduce(tensor)
     assert tensor.tolist() == [3.0] * 3
+
+
+def over_tcp() -> None:
+    """What Gloo does for the backend, and the store, without MASTER_ADDR."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    sent, got = of(rank), torch.empty(1000)
+    work = dist.isend(sent, after)
+    dist.recv(got, before)
+    work.wait()
+    assert torch.equal(got, of(before))
+    if rank == 0:
+        found = {dist.recv(got) for _ in range(1, size)}
+        assert found == set(range(1, size))
+    else:
+        dist.send(sent, 0)
+    parts, out = list(of(rank, length=size * 7).split(7)), torch.empty(size * 7)
+    dist.all_to_all_single(out, of(rank, length=size * 7))
+    expected = torch.cat([of(k, length=size * 7).split(7)[rank] for k in range(size)])
+    assert torch.equal(out, expected)
+    rows = [torch.empty(7) for _ in range(size)]
+    dist.all_to_all(rows, parts)
+    assert torch.equal(torch.cat(rows), expected)
+    for backend in (None, "gloo"):
+        some = dist.new_group([0, size - 1], backend=backend)
+        if rank in (0, size - 1):
+            total = of(rank)
+            dist.all_reduce(total, group=some)
+            torch.testing.assert_close(total, of(0) + of(size - 1))
+            assert dist.get_backend(some) == (backend or "nicps")
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"of {rank}", str(rank))
+    assert [int(store.get(f"of {k}")) for k in range(size)] == list(range(size))
+    total = of(rank)
+    dist.all_reduce(total)  # the group's own, in between
+    torch.testing.assert_close(total, sum(of(k) for k in range(size)))
 
 
 class Model(nn.Module):
@@ -173,6 +210,8 @@ def main(what: str) -> int:
         collectives()
     elif what == "refusals":
         refusals()
+    elif what == "over_tcp":
+        over_tcp()
     else:
         train(2 if what == "dies" else None)
     dist.destroy_process_group()

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a GPU: copied to pinned memory of the host for a call, and its result back."""
+
+from __future__ import annotations
+
+import torch
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory, made after all that the current stream has been given so far."""
+    with torch.cuda.device(tensor.device):
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+    return host
+
+
+def to_device(found: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Write `found`, of the host, into the tensor. It is there when this returns, for any stream.
+
+    A stream of its own, as this runs in the group's thread: the script's stream may be busy with what comes next.
+    """
+    with torch.cuda.device(tensor.device):
+        stream = _streams.get(tensor.device)
+        if stream is None:
+            stream = _streams[tensor.device] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        pinned = found.pin_memory()
+        with torch.cuda.stream(stream):
+            tensor.copy_(pinned, non_blocking=True)
+        stream.synchronize()

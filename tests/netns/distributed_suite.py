@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's own tests of torch.distributed against the backend, on four hosts.
+
+    python -m tests.netns.distributed_suite --out benchmarks/distributed_test.tsv
+
+PyTorch's wheel has them: `torch/testing/_internal/distributed/distributed_test.py`. They start all ranks on one host.
+Here each rank is forked, and enters the network namespace of its host, where an agent runs, before it joins.
+
+The file's conditions name the backends that it knows. It is loaded with a name that compares equal to "gloo", so that
+whatever Gloo is tested for is tested here, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+import time
+import types
+import unittest
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+RANKS = 4
+SUITE = "torch.testing._internal.distributed.distributed_test"
+_LIMIT_S = 120
+
+#: What cannot pass, whatever the backend does.
+HOPELESS: dict[str, str] = {}
+
+
+class Ours(str):
+    """The backend's name, which the file's conditions take for Gloo's."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == other or other == "gloo"
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("gloo")
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+
+def load() -> types.ModuleType:
+    """PyTorch's file, with ours in its lists of backends."""
+    os.environ.update(
+        BACKEND="nicps",
+        WORLD_SIZE=str(RANKS),
+        INIT_METHOD=f"file://{tempfile.mkdtemp(prefix='nicps-suite-')}/rendezvous",
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(_LIMIT_S),
+    )
+    import torch
+    from torch.testing._internal import common_distributed
+
+    import nicps.torch
+
+    assert nicps.torch.ProcessGroupNicps
+    torch.set_num_threads(1)
+    for known in common_distributed.DistTestCases.backend_feature.values():
+        known.add("nicps")
+    spec = find_spec(SUITE)
+    assert spec is not None and spec.origin is not None
+    text = Path(spec.origin).read_text()
+    text = text.replace('BACKEND = os.environ["BACKEND"]', "BACKEND = __ours__", 1)
+    text = re.sub(r'BACKEND != "mpi"(?=, "Only MPI supports)', "False", text)
+    module = types.ModuleType(SUITE)
+    module.__dict__.update(__ours__=Ours("nicps"), __file__=spec.origin)
+    sys.modules[SUITE] = module
+    exec(compile(text, spec.origin, "exec", dont_inherit=True), module.__dict__)
+    for name in (
+        "PROFILING_SUPPORTED_BACKENDS",
+        "CUDA_PROFILING_SUPPORTED_BACKENDS",
+    ):
+        getattr(module, name).append("nicps")
+    return module
+
+
+def wait_for_agents(lab: str) -> None:
+    """Until all stand by: the ranks of the test before may have left without a word."""
+    from nicps.lab import namespaces
+    from nicps.session.channel import DEFAULT_SOCKET, Channel
+    from nicps.session.commands import ask
+    from nicps.session.messages import AskStatus, Status
+
+    def state() -> str:
+        channel = Channel.connect(DEFAULT_SOCKET)
+        try:
+            return ask(channel, AskStatus(), Status, 10.0).state
+        finally:
+            channel.close()
+
+    deadline = time.monotonic() + _LIMIT_S
+    for number in range(1, RANKS + 1):
+        while namespaces.inside(namespaces.host_name(lab, f"h{number}"), state) != "standby":
+            assert time.monotonic() < deadline, f"h{number} does not stand by"
+            time.sleep(0.02)
+
+
+def tests_on(lab: str, verbose: bool) -> type[unittest.TestCase]:
+    """The class of all tests, with ranks on the hosts of that lab."""
+    from nicps.lab import enter, namespaces
+
+    module = load()
+    from torch import distributed as dist
+    from torch import multiprocessing
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    SKIPS = {skip.exit_code for skip in TEST_SKIPS.values()}
+
+    class TestNicps(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
+        def setUp(self) -> None:
+            super().setUp()
+            self._start_processes(multiprocessing.get_context("fork").Process)
+
+        @classmethod
+        def _run(cls, rank: int, *arguments: Any, **options: Any) -> None:
+            enter.enter(namespaces.host_name(lab, f"h{rank + 1}"))
+            if not verbose:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            try:
+                super()._run(rank, *arguments, **options)
+            except SystemExit as end:
+                if end.code in SKIPS and dist.is_initialized():  # at all ranks alike
+                    dist.destroy_process_group()
+                raise
+
+        def call_dist_op(self, title: str, *arguments: Any, **options: Any) -> None:
+            """What Gloo does, in a subgroup or for us, a profiler calls Gloo's."""
+            groups = [*arguments, *options.values()]
+            if title == ":all_to_all" or any(
+                isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD
+                for group in groups
+            ):
+                options["expect_event"] = False
+            super().call_dist_op(title, *arguments, **options)
+
+    return TestNicps
+
+
+def names_of(tests: type[unittest.TestCase]) -> list[str]:
+    """All tests."""
+    return unittest.defaultTestLoader.getTestCaseNames(tests)
+
+
+def outcome(tests: type[unittest.TestCase], name: str) -> dict[str, Any]:
+    """Run one."""
+    result = unittest.TestResult()
+    began = time.monotonic()
+    if reason := HOPELESS.get(name):
+        return {"test": name, "outcome": "skipped", "why": reason, "seconds": 0.0}
+    with contextlib.redirect_stdout(io.StringIO()):
+        tests(name).run(result)
+    seconds = round(time.monotonic() - began, 2)
+    if result.skipped:
+        return {"test": name, "outcome": "skipped", "why": result.skipped[0][1], "seconds": seconds}
+    bad = [*result.failures, *result.errors]
+    if bad:
+        return {"test": name, "outcome": "failed", "why": bad[0][1], "seconds": seconds}
+    return {"test": name, "outcome": "passed", "why": "", "seconds": seconds}
+
+
+@contextlib.contextmanager
+def hosts(lab: str) -> Iterator[str]:
+    """That lab, or one of its own with agents."""
+    if lab:
+        yield lab
+        return
+    from tests.netns.members import Network
+
+    with Network(RANKS) as network:
+        network.up()
+        yield network.lab.name
+
+
+def last_line(text: str) -> str:
+    """What an error says, in one line."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    found = [
+        line
+        for line in lines
+        if re.match(r"[\w.]*(Error|Exception|Timeout\w*|Problem|Failed)\b", line)
+    ]
+    return (found or lines or [""])[-1].strip()[:200]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("tests", nargs="*", help="regular expressions; all if none")
+    parser.add_argument("--lab", default="", help="a lab with agents that stand by")
+    parser.add_argument("--out", type=Path, help="a table of all outcomes")
+    parser.add_argument("--verbose", action="store_true", help="whole errors")
+    args = parser.parse_args(argv)
+    rows = []
+    with hosts(args.lab) as lab:
+        tests = tests_on(lab, args.verbose)
+        for name in names_of(tests):
+            if args.tests and not any(re.fullmatch(each, name) for each in args.tests):
+                continue
+            wait_for_agents(lab)
+            row = outcome(tests, name)
+            if args.verbose and row["outcome"] == "failed":
+                print(row["why"], file=sys.stderr, flush=True)
+            row["why"] = last_line(row["why"])
+            print(orjson.dumps(row).decode(), flush=True)
+            rows.append(row)
+    if args.out:
+        table = "".join(f"{r['test']}\t{r['outcome']}\t{r['why']}\n" for r in rows)
+        args.out.write_text(f"test\toutcome\twhy\n{table}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
