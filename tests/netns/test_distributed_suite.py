@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's own tests of torch.distributed against the backend: `distributed_suite` with four hosts that stand by."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.netns import distributed_suite
+from tests.netns.members import Network
+
+pytest.importorskip("torch")
+needs_expecttest = pytest.mark.skipif(
+    find_spec("expecttest") is None, reason="PyTorch's tests import expecttest: make setup"
+)
+#: Of each call one, and of DDP a few.
+SOME = (
+    "test_all_gather",
+    "test_all_gather_coalesced_simple",
+    "test_all_reduce_max",
+    "test_all_reduce_sum_async",
+    "test_all_reduce_sum_complex",
+    "test_all_to_all_single_unequal_split",
+    "test_barrier",
+    "test_barrier_timeout_global",
+    "test_broadcast",
+    "test_broadcast_object_list",
+    "test_DistributedDataParallelCPU",
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_gather",
+    "test_get_backend",
+    "test_reduce_product",
+    "test_reduce_sum_twice",
+    "test_scatter",
+    "test_send_recv",
+)
+
+
+def outcomes(network: Network, *tests: str, timeout_s: float) -> dict[str, dict[str, Any]]:
+    """What came of these, or of all, by name."""
+    command = [sys.executable, "-m", "tests.netns.distributed_suite", "--lab", network.lab.name]
+    done = subprocess.run([*command, *tests], capture_output=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stderr.decode()
+    rows = [orjson.loads(line) for line in done.stdout.splitlines()]
+    return {row["test"]: row for row in rows}
+
+
+@needs_expecttest
+def test_some_of_pytorchs_tests(network: Network) -> None:
+    found = outcomes(network, *SOME, timeout_s=250)
+    assert {name: row for name, row in found.items() if row["outcome"] != "passed"} == {}
+    assert set(found) == set(SOME)
+    network.all_stand_by()
+
+
+@needs_expecttest
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_all_of_pytorchs_tests(network: Network) -> None:
+    """Nothing fails but what Gloo cannot do; what is skipped needs a GPU, more ranks or a library, or is for others."""
+    found = outcomes(network, timeout_s=3500)
+    assert len(found) > 300
+    failed = {name for name, row in found.items() if row["outcome"] == "failed"}
+    assert failed <= distributed_suite.GLOOS.keys(), failed - distributed_suite.GLOOS.keys()
+    reasons = {row["why"] for row in found.values() if row["outcome"] == "skipped"}
+    unknown = {why for why in reasons if not distributed_suite.is_a_reason(why)}
+    assert unknown == set()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend of torch.distributed between threads in place of hosts; tensors of a GPU where there is one."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import nicps.torch  # noqa: E402
+from nicps.collective import Group  # noqa: E402
+from nicps.torch import ProcessGroupNicps  # noqa: E402
+from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
+from tests.collectives import Meeting, together  # noqa: E402
+
+SIZE = 3
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def of(rank: int, device: str, length: int = 2000) -> Any:
+    """What that rank has."""
+    random = torch.Generator().manual_seed(rank)
+    return torch.randn(length, generator=random).to(device)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_tensors_of_a_device(device: str) -> None:
+    """All ranks share the GPU. A result is there for any stream as soon as `wait` returns."""
+
+    def program(group: Group) -> None:
+        rank, pg = group.rank, ProcessGroupNicps(group, Tcp("threads"))
+        every = [of(k, device) for k in range(SIZE)]
+        tensor = of(rank, device)
+        if device == "cuda":
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda._sleep(50_000_000)  # the tensor is not ready when the call is made
+                tensor = tensor * 2
+                pg.allreduce([tensor]).wait()
+                torch.testing.assert_close(tensor, sum(every) * 2)
+        else:
+            pg.allreduce([tensor]).wait()
+            torch.testing.assert_close(tensor, sum(every))
+        options = dist.BroadcastOptions()
+        options.rootRank = 1
+        half = of(rank, device).half()
+        pg.broadcast([half], options).wait()
+        assert torch.equal(half, every[1].half())
+        rows = [torch.empty_like(every[0]) for _ in every]
+        work = pg.allgather([rows], [of(rank, device)])
+        assert work.result() == [rows]
+        assert all(torch.equal(row, each) for row, each in zip(rows, every, strict=True))
+        out = torch.empty(SIZE * 2000, device=device)
+        pg.all_gather_single(out, of(rank, device)).wait()
+        assert torch.equal(out, torch.cat(every))
+        assert out.device.type == device
+
+    for found in together(Meeting(SIZE), program):
+        if isinstance(found, BaseException):
+            raise found
+
+
+def test_several_tensors_at_once() -> None:
+    def program(group: Group) -> None:
+        rank, pg = group.rank, ProcessGroupNicps(group, Tcp("threads"))
+        inputs = [of(rank, "cpu", length) for length in (5, 700)]
+        outputs = [torch.empty(len(each) * SIZE) for each in inputs]
+        pg.allgather_into_tensor_coalesced(outputs, inputs).wait()
+        for out, length in zip(outputs, (5, 700), strict=True):
+            assert torch.equal(out, torch.cat([of(k, "cpu", length) for k in range(SIZE)]))
+        whole = [of(rank, "cpu", length * SIZE) for length in (5, 700)]
+        pg.reduce_scatter_tensor_coalesced(inputs, whole, dist.ReduceScatterOptions()).wait()
+        for part, length in zip(inputs, (5, 700), strict=True):
+            total = sum(of(k, "cpu", length * SIZE) for k in range(SIZE))
+            torch.testing.assert_close(part, total[rank * length : (rank + 1) * length])
+
+    for found in together(Meeting(SIZE), program):
+        if isinstance(found, BaseException):
+            raise found
+
+
+def test_a_profiler_sees_a_call() -> None:
+    """As it sees Gloo's: asynchronous, with the shapes of its tensors."""
+
+    def program(group: Group) -> list[Any]:
+        pg = ProcessGroupNicps(group, Tcp("threads"))
+        with lock, torch.autograd.profiler.profile(record_shapes=True) as profile:
+            pg.allreduce([torch.ones(3, 4)]).wait()
+        return [each for each in profile.function_events if each.name.startswith("nicps:")]
+
+    lock = threading.Lock()
+    (events,) = together(Meeting(1), program)
+    assert [event.name for event in events] == ["nicps:all_reduce"]
+    assert events[0].is_async and events[0].input_shapes == [[3, 4]]
+
+
+def test_the_network_that_all_are_in() -> None:
+    """Rank 0's first one in which everybody has an address."""
+    told = [
+        [ipaddress.ip_interface(text) for text in one]
+        for one in (
+            ["10.1.0.1/24", "192.168.7.1/24", "fd00::1/64"],
+            ["192.168.7.9/24", "fd00::9/64"],
+            ["fd00::5/64", "192.168.7.33/24"],
+        )
+    ]
+    assert shared_network(told) == ipaddress.ip_network("192.168.7.0/24")
+    assert shared_network(told[:1]) == ipaddress.ip_network("10.1.0.0/24")
+    assert shared_network([*told, []]) is None
+    assert shared_network([*told, [ipaddress.ip_interface("192.168.8.1/24")]]) is None
+
+
+def test_newer_pytorch_finds_it_by_name() -> None:
+    """The entry point is a callable that may be called again."""
+    (found,) = entry_points(group="torch.distributed.backends", name="nicps")
+    register = found.load()
+    assert register is nicps.torch.register
+    register()
+    assert dist.Backend("nicps") == "nicps" and dist.Backend._plugins["NICPS"]
