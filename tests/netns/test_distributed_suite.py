@@ -29,7 +29,7 @@ SOME = (
     "test_barrier",
     "test_barrier_timeout_global",
     "test_broadcast",
-    "test_broadcast_object_list",
+    "test_gather_object_subgroup",
     "test_DistributedDataParallelCPU",
     "test_DistributedDataParallelCPU_grad_is_view",
     "test_gather",
@@ -64,9 +64,9 @@ def test_some_of_pytorchs_tests(network: Network) -> None:
 def test_all_of_pytorchs_tests(network: Network) -> None:
     """Nothing fails but what Gloo cannot do; what is skipped needs a GPU, more ranks or a library, or is for others."""
     found = outcomes(network, timeout_s=3500)
-    assert len(found) > 300
-    failed = {name for name, row in found.items() if row["outcome"] == "failed"}
-    assert failed <= distributed_suite.GLOOS.keys(), failed - distributed_suite.GLOOS.keys()
+    assert len(found) > 280
+    assert [name for name, row in found.items() if row["outcome"] == "failed"] == []
+    assert sum(row["outcome"] == "failed, not ours" for row in found.values()) < 12
     reasons = {row["why"] for row in found.values() if row["outcome"] == "skipped"}
     unknown = {why for why in reasons if not distributed_suite.is_a_reason(why)}
     assert unknown == set()
