@@ -13,10 +13,12 @@ whatever Gloo is tested for is tested here, too, and without the conditions that
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import io
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -34,6 +36,7 @@ RANKS = 4
 SUITE = "torch.testing._internal.distributed.distributed_test"
 _LIMIT_S = 120
 
+NOT_HERE = "not ours: "
 #: Errors that are not the backend's to mend.
 NOT_OURS = {
     "monitored_barrier is only implemented for GLOO": "torch refuses it for any backend that is not called gloo",
@@ -75,10 +78,12 @@ class Ours(str):
 
 def load() -> types.ModuleType:
     """PyTorch's file, with ours in its lists of backends."""
+    folder = tempfile.mkdtemp(prefix="nicps-suite-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ.update(
         BACKEND="nicps",
         WORLD_SIZE=str(RANKS),
-        INIT_METHOD=f"file://{tempfile.mkdtemp(prefix='nicps-suite-')}/rendezvous",
+        INIT_METHOD=f"file://{folder}/rendezvous",
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(_LIMIT_S),
     )
     import torch
@@ -96,15 +101,12 @@ def load() -> types.ModuleType:
     assert spec is not None and spec.origin is not None
     text = Path(spec.origin).read_text()
     text = text.replace('BACKEND = os.environ["BACKEND"]', "BACKEND = __ours__", 1)
-    for known in (
-        r'BACKEND != "mpi"(?=, "Only MPI supports)',
-        r'BACKEND != "nccl"(?=, "Only Nccl supports )',
-        r'BACKEND != "nccl"(?= or IS_FBCODE)',
-    ):
-        text = re.sub(known, "False", text)
-    text = text.replace(
-        'BACKEND != "nccl", "Only NCCL supports CUDA all_to_all"',
+    text = re.sub(r'BACKEND != "mpi"(?=, "Only MPI supports)', "False", text)
+    text = re.sub(r'BACKEND != "nccl"(?= or IS_FBCODE)', "False", text)
+    text = re.sub(
+        r'BACKEND != "nccl", "Only N(?:CCL|ccl) supports [^"]*"',
         'not torch.cuda.is_available(), "CUDA is not available."',
+        text,
     )
     module = types.ModuleType(SUITE)
     module.__dict__.update(__ours__=Ours("nicps"), __file__=spec.origin)
@@ -230,13 +232,25 @@ def last_line(text: str) -> str:
     return (found or lines or [""])[-1].strip()[:200]
 
 
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A line a test, by name. Lines of other tests that are there already stay."""
+    lines = {}
+    if path.exists():
+        lines = {line.partition("\t")[0]: line for line in path.read_text().splitlines()[1:]}
+    lines |= {row["test"]: "\t".join((row["test"], row["outcome"], row["why"])) for row in rows}
+    table = "".join(f"{lines[name]}\n" for name in sorted(lines))
+    path.write_text(f"test\toutcome\twhy\n{table}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("tests", nargs="*", help="regular expressions; all if none")
     parser.add_argument("--lab", default="", help="a lab with agents that stand by")
-    parser.add_argument("--out", type=Path, help="a table of all outcomes")
+    parser.add_argument(
+        "--out", type=Path, help="a table of outcomes; those of other tests in it stay"
+    )
     parser.add_argument("--verbose", action="store_true", help="whole errors")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the lab goes, too
@@ -253,12 +267,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             row["why"] = last_line(row["why"])
             for error, reason in NOT_OURS.items():
                 if error in row["why"]:
-                    row.update(outcome="failed, not ours", why=f"{reason}: {row['why']}")
+                    row["why"] = f"{NOT_HERE}{reason}: {row['why']}"
             print(orjson.dumps(row).decode(), flush=True)
             rows.append(row)
     if args.out:
-        table = "".join(f"{r['test']}\t{r['outcome']}\t{r['why']}\n" for r in rows)
-        args.out.write_text(f"test\toutcome\twhy\n{table}")
+        write_table(args.out, rows)
     return 0
 
 

@@ -101,6 +101,7 @@ def test_forty_calls(lossy: Network, data: st.DataObject) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @settings(max_examples=10, **ANY)
 @given(data=st.data())
 def test_a_thousand_calls(lossy: Network, data: st.DataObject) -> None:
