@@ -33,7 +33,7 @@ _LIMIT_S = 900.0
 
 
 def measure(repeat: int) -> dict[str, dict[str, float]]:
-    """Seconds of a call, median, by size and by way; on every rank."""
+    """Seconds of a call, median, by size and by way, and the processor time of this rank's program."""
     torch.set_num_threads(1)
     dist.init_process_group("nicps")
     gloo = dist.new_group(backend="gloo")
@@ -52,16 +52,19 @@ def measure(repeat: int) -> dict[str, dict[str, float]]:
             "gloo": lambda tensor=tensor, gloo=gloo: dist.all_reduce(tensor.clone(), group=gloo),
         }
         times: dict[str, list[float]] = {way: [] for way in ways}
+        cpu: dict[str, list[float]] = {way: [] for way in ways}
         calls = repeat if numbers > 100_000 else repeat * 10
         for turn in range(calls + 1):
             order = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
             for way in order:
                 dist.barrier(group=gloo)
-                began = time.perf_counter()
+                began, used = time.perf_counter(), time.process_time()
                 ways[way]()
                 if turn:  # the first warms up
                     times[way].append(time.perf_counter() - began)
+                    cpu[way].append(time.process_time() - used)
         found[size] = {way: median(each) for way, each in times.items()}
+        found[f"{size}, processor"] = {way: median(each) for way, each in cpu.items()}
     dist.destroy_process_group()
     return found
 
