@@ -236,10 +236,10 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """A line a test, by name. Lines of other tests that are there already stay."""
     lines = {}
     if path.exists():
-        lines = {line.partition("\t")[0]: line for line in path.read_text().splitlines()[1:]}
+        lines = {line.partition("\t")[0]: line for line in path.read_text().splitlines()[2:]}
     lines |= {row["test"]: "\t".join((row["test"], row["outcome"], row["why"])) for row in rows}
     table = "".join(f"{lines[name]}\n" for name in sorted(lines))
-    path.write_text(f"test\toutcome\twhy\n{table}")
+    path.write_text(f"# SPDX-License-Identifier: Apache-2.0\ntest\toutcome\twhy\n{table}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
