@@ -79,6 +79,7 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.Sum,
     wire.Ask,
     wire.Lacking,
+    wire.Script,
     wire.Switch,
     wire.Grant,
     wire.GrantMember,

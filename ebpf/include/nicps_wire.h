@@ -403,6 +403,17 @@ struct nicps_lacking {
 };
 _Static_assert(sizeof(struct nicps_lacking) == 24, "struct nicps_lacking has a hole");
 
+/* Between hosts that run a script and the one that has started it (docs/run.md), in no view. */
+struct nicps_script {
+	__be64 run;       /* random, of this run */
+	__be64 at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+	__u8 step;        /* what it is for */
+	__u8 rank;        /* of the host whose script it is */
+	__be16 reserved;  /* 0 */
+	__be32 reserved2; /* 0 */
+};
+_Static_assert(sizeof(struct nicps_script) == 24, "struct nicps_script has a hole");
+
 /* Between a Linux switch that adds (sender 0) and the members that believe it (docs/linux-switch.md). */
 struct nicps_switch {
 	__be64 boot;      /* random, of this start of the switch */

@@ -17,6 +17,8 @@ Frames:
     sources.py      where a contribution's payload comes from
     keyring.py      the network's key and the views', which control frames are admitted
     probe.py        measurements of the LAN (`nicps doctor --network`)
+    scripts.py      the script of `nicps run`, and what it prints
+    relay.py        what a script prints, to the host that has started it
 
 The socket:
 

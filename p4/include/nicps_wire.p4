@@ -351,6 +351,16 @@ header nicps_lacking_t {
     bit<8> behind;     /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 }
 
+// Between hosts that run a script and the one that has started it (docs/run.md), in no view.
+header nicps_script_t {
+    bit<64> run;       /* random, of this run */
+    bit<64> at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+    bit<8> step;       /* what it is for */
+    bit<8> rank;       /* of the host whose script it is */
+    bit<16> reserved;  /* 0 */
+    bit<32> reserved2; /* 0 */
+}
+
 // Between a Linux switch that adds (sender 0) and the members that believe it (docs/linux-switch.md).
 header nicps_switch_t {
     bit<64> boot;      /* random, of this start of the switch */

@@ -85,7 +85,7 @@ def test_a_sync_without_the_backend() -> None:
 
 def test_a_process_that_comes_late_and_does_not_sync() -> None:
     """Broadcasts give back its own, so that DDP can be made; a sum with others is refused when it is waited for."""
-    group = ProcessGroupNicps(Group(None, 1, 1.0, None, 3))
+    group = ProcessGroupNicps(Group(None, 1, 1.0, None, 3), Tcp("it has come late"))
     assert (group.rank(), group.size(), group.getSize()) == (1, 3, 3)
     tensor = torch.arange(4.0)
     work = group.allreduce([tensor])
