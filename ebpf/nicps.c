@@ -170,6 +170,7 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
 	case NICPS_TYPE_LEAVE:
 	case NICPS_TYPE_ECHO:
 	case NICPS_TYPE_SWITCH:
+	case NICPS_TYPE_SCRIPT:
 		return nicps_control(ethernet, header, config);
 	case NICPS_TYPE_PROBE:
 		return nicps_probe(cursor, ethernet, header, config);

@@ -16,7 +16,11 @@ from nicps.errors import EnvironmentProblem
 EXTRAS = {
     "cryptography": "crypto",
     "dpkt": "captures",
+    "prometheus_client": "metrics",
+    "rich": "top",
+    "safetensors": "train",
     "sklearn": "train",
+    "tensorboardX": "tensorboard",
     "thrift": "switch",
     "torch": "train",
     "xxhash": "train",

@@ -94,6 +94,7 @@ ENUMS: tuple[Values, ...] = (
     Values("STAGE", wire.Stage, wire.Answer, "stage"),
     Values("PROBE_STEP", wire.ProbeStep, wire.Probe, "step"),
     Values("SWITCH_STEP", wire.SwitchStep, wire.Switch, "step"),
+    Values("SCRIPT_STEP", wire.ScriptStep, wire.Script, "step"),
 )
 
 

@@ -7,7 +7,7 @@ BMv2. With NICPS_NO_SKIPS=1 a skipped unit, xdp or netns test fails the run (`.c
 root), and a p4 test where both BMv2 and the compiler are installed.
 
 `make test` runs the files in parallel (pytest-xdist): all tests of a file in one worker, since they share
-labs, and files that mostly wait before files that mostly compute.
+labs. Files that mostly wait come before files that mostly compute, and one worker begins with the latter.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from nicps.programs import PACKAGES, find_program, missing_programs
 
@@ -42,8 +43,8 @@ NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 #: Says what is missing, or None.
 Probe = Callable[..., str | None]
 
-#: The folders in the order in which their files are handed to workers. Labs wait most of the time: what is
-#: started first overlaps best, and short unit tests fill the end.
+#: The folders in the order in which their files are handed to workers, to the last one from the end. Labs wait most
+#: of the time: what is started first overlaps best, and short unit tests fill the gaps and the end.
 ORDER = ("netns", "p4", "vm", "xdp", "unit")
 
 
@@ -137,7 +138,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Spread(LoadFileScheduling):
-    """The tests of one file run in one worker, as they share labs; those of the simulator share nothing."""
+    """The tests of one file run in one worker, as they share labs; those of the simulator share nothing.
+
+    Of three workers or more the last begins at the other end: labs wait and units compute, so that one has something
+    to do for a processor while the others wait. Few labs at the same time also leave each of them more of it.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        nodes = self.nodes
+        if len(nodes) > 2 and node is nodes[-1]:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)

@@ -13,6 +13,7 @@ from typing import Any
 
 from nicps.errors import EnvironmentProblem, NicpsError
 from nicps.extras import missing_extra
+from nicps.startup import leave
 from trainer import startup
 from trainer.errors import JobError, SettingError
 
@@ -87,4 +88,4 @@ def _report(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    startup.leave(main())
+    leave(main())

@@ -15,6 +15,7 @@ The loop itself knows NumPy arrays only: what computes with them is `Training`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -34,6 +35,7 @@ from trainer.metrics import Metrics, save_gradients, sum_of
 from trainer.pace import Pace
 from trainer.records import Part, Place, Records
 from trainer.settings import State
+from trainer.trackers import Trackers
 
 if TYPE_CHECKING:
     from trainer.training import Training
@@ -80,7 +82,9 @@ class Loop:
             sleep,
             self._warn,
         )
-        self._metrics = Metrics(workdir / "out" / "metrics.jsonl")
+        out = workdir / "out"
+        self._metrics = Metrics(out / "metrics.jsonl")
+        self._trackers = Trackers(self._settings, self._job.name, out, self._warn)
         self._total = np.empty(self._model.lanes, np.float32)
         self._place = Place(0, 0, 0)
         self._part = Part(train, self._place, None, 0)
@@ -104,7 +108,7 @@ class Loop:
             "save": self._save_phase,
             "load": self._load_phase,
         }
-        with self._metrics:
+        with self._metrics, contextlib.closing(self._trackers):
             while (phase := self._session.next_phase()).kind != "end":
                 if self._began is None:
                     self._began = self._clock() - self._training.state.seconds
@@ -286,7 +290,7 @@ class Loop:
                 "t_end": end,
             }
         )
-        self._report(round_, 0, end - start)
+        self._report(round_, 0, end - start, tested=True)
 
     # ---- state
 
@@ -352,7 +356,7 @@ class Loop:
         print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
         self._session.report({"warning": message})
 
-    def _report(self, round_: int, samples: int, seconds: float) -> None:
+    def _report(self, round_: int, samples: int, seconds: float, *, tested: bool = False) -> None:
         state = self._training.state
         values = {
             "round": round_,
@@ -368,6 +372,12 @@ class Loop:
         if shares is not None:
             known = {key: value for key, value in values.items() if value is not None}
             self._session.report(known | shares)
+            if self._session.lead:
+                figures = {"accuracy": state.accuracy, "test_seconds": seconds}
+                if not tested:
+                    figures = {key: values[key] for key in ("loss", "epoch", "samples_per_second")}
+                    figures |= shares | {"samples": samples, "round_seconds": seconds}
+                self._trackers.log(state.round, figures)
 
 
 def _mix(*parts: int) -> int:

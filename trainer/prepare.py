@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer import records, weights
+from trainer import records, trackers, weights
 from trainer.errors import JobError
 from trainer.job import Job, load
 from trainer.settings import State, flat
@@ -88,6 +88,7 @@ def _prepare(
         overrides = {**saved.head.get("settings", {}), **overrides}
         name = saved.head.get("job")
     job = load(folder, overrides, name)
+    trackers.check(job.settings)
     sets = dict(zip(("train", "test"), job.data(data or os.environ.get("NICPS_DATA")), strict=True))
     fields = {what: records.fields_of(what, arrays) for what, arrays in sets.items()}
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nicps.client import Session
 from nicps.errors import EnvironmentProblem, NicpsError
+from nicps.extras import missing_extra
 from trainer import weights
 from trainer.errors import JobError
 from trainer.flat import FlatModel
@@ -77,7 +81,7 @@ def train(session: Session, workdir: Path) -> None:
 
 
 def save(model: FlatModel, final: dict[str, Any], out: Path) -> None:
-    """R14: write model.pt (a state_dict) and final.json; neither is ever there in part.
+    """R14: write model.pt (a state_dict), the same as model.safetensors, and final.json; none is ever there in part.
 
     Raises:
         JobError: they cannot be written.
@@ -87,10 +91,29 @@ def save(model: FlatModel, final: dict[str, Any], out: Path) -> None:
         state = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
         torch.save(state, out / "model.pt.part")
         os.replace(out / "model.pt.part", out / "model.pt")
+        _save_safetensors(state, out / "model.safetensors")
         (out / "final.json.part").write_text(json.dumps(final) + "\n")
         os.replace(out / "final.json.part", out / "final.json")
     except (OSError, RuntimeError) as error:  # torch.save hides a full disk in a RuntimeError
         raise JobError(f"cannot write the model to {out}: {error}") from None
+
+
+def _save_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
+    """The state_dict once more, for readers that run no code out of a file. Without this copy the job is done, too."""
+    part = path.with_suffix(".safetensors.part")
+    try:
+        from safetensors.torch import save_file
+
+        tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+        save_file(tensors, part, metadata={"format": "pt"})
+        os.replace(part, path)
+    except (
+        Exception
+    ) as error:  # a type that the format has not, a full disk, a package that is missing
+        part.unlink(missing_ok=True)
+        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        text = " ".join(str(missing or error).split())
+        print(f"trainer: warning: there is no {path.name}: {text}", file=sys.stderr, flush=True)
 
 
 def _prepared(path: Path) -> dict[str, Any]:

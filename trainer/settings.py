@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -48,6 +49,9 @@ class Settings:
     admit: hosts that were not there at the start may come in (R20).
     network_access: the training programs have the hosts' network; otherwise they have none.
     average_all_buffers: float32 buffers are averaged over the hosts also where training does not seem to change them.
+    trackers: where the lead's figures go beside its metrics, separated by commas: "tensorboard", or "module:Class" of a
+        module beside job.py (`trainer.trackers`).
+    tracker_dir: an absolute path on the lead's host, in which trackers write in place of the run's folder.
     stall_s: seconds after which a training program that is to work, and says nothing, is started again.
     """
 
@@ -72,6 +76,8 @@ class Settings:
     admit: bool = False
     network_access: bool = False
     average_all_buffers: bool = False
+    trackers: str | None = None
+    tracker_dir: str | None = None
     stall_s: float = 60.0
 
     def planned_rounds(self, records: int) -> int | None:
@@ -163,6 +169,8 @@ def check(settings: Settings) -> None:
     for key in ("microbatch_seconds", "checkpoint_s"):
         _demand(settings, key, getattr(settings, key) >= 0, "at least 0")
     _demand(settings, "stall_s", settings.stall_s >= 1, "at least 1")
+    absolute = not settings.tracker_dir or os.path.isabs(settings.tracker_dir)
+    _demand(settings, "tracker_dir", absolute, "an absolute path")
     for host, factor in settings.slow.items():
         if not factor >= 1:
             raise JobError(f"setting slow.{host} is {factor}; it must be at least 1")

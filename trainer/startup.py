@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training program that starts and ends quickly: PyTorch's import and interpreter's end cost seconds of CPU."""
+"""A training program that starts quickly: PyTorch's import costs seconds of processor time."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import gc
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
+
+from nicps.startup import permanent
 
 _COMPILER = "torch._dynamo"
 
@@ -43,19 +41,8 @@ class _Compiler(ModuleType):
 
 def import_torch() -> None:
     """Import PyTorch, but not its compiler until the job asks for it."""
-    gc.disable()  # what is imported stays: there is nothing to collect
-    import torch
+    with permanent():
+        import torch
 
-    if _COMPILER not in sys.modules:
-        sys.modules[_COMPILER] = torch._dynamo = _Compiler(_COMPILER)  # type: ignore[assignment]
-    gc.freeze()
-    gc.enable()
-
-
-def leave(code: int) -> NoReturn:
-    """End the process without taking PyTorch's modules apart one by one."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a full disk: the exit code has to do
-            stream.flush()
-    os._exit(code)
+        if _COMPILER not in sys.modules:
+            sys.modules[_COMPILER] = torch._dynamo = _Compiler(_COMPILER)  # type: ignore[assignment]

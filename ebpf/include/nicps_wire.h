@@ -55,6 +55,7 @@ enum nicps_type {
 	NICPS_TYPE_ASK = 16,          /* in stripes: a member lacks that sum */
 	NICPS_TYPE_LACKING = 17,      /* in stripes: it cannot be made yet, and whose part is lacking */
 	NICPS_TYPE_SWITCH = 18,       /* a Linux switch that adds, and the members that believe it */
+	NICPS_TYPE_SCRIPT = 19,       /* `nicps run`: what a host's script prints, to the host that started it */
 };
 
 /* The header's `flags`. */
@@ -123,6 +124,14 @@ enum nicps_switch_step {
 	NICPS_SWITCH_STEP_HELLO = 1, /* the switch asks which view is in force */
 	NICPS_SWITCH_STEP_GRANT = 2, /* a member says so, and gives it the view's key */
 	NICPS_SWITCH_STEP_READY = 3, /* the switch adds for these members */
+};
+
+/* Of a SCRIPT frame. */
+enum nicps_script_step {
+	NICPS_SCRIPT_STEP_OUTPUT = 1, /* a piece of what the script has printed; an empty one is a sign of life */
+	NICPS_SCRIPT_STEP_END = 2,    /* the script has ended; the tail says how, as JSON */
+	NICPS_SCRIPT_STEP_SEEN = 3,   /* the host that started it has all up to there */
+	NICPS_SCRIPT_STEP_KILL = 4,   /* end the script */
 };
 
 /* Common to all frames of ours; follows the Ethernet header. */

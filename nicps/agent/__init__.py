@@ -25,7 +25,10 @@ The socket:
     closing.py      closing a connection, which may take long
     commands.py     messages of commands and training programs
     group.py        a program that waits for a group
-    status.py       what `nicps status` shows
+    status.py       what `nicps status`, `nicps top` and the metrics show
+    tally.py        what is counted for them
+    exporter.py     metrics for Prometheus, over HTTP
+    families.py     which metrics there are
     notifier.py     messages to the operator, submitters and watchers; the alarm's hook
 
 A job:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from nicps import wire
@@ -19,6 +20,7 @@ from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
 from nicps.agent.driver import Driver, log
 from nicps.agent.executor import Executor
+from nicps.agent.exporter import Exporter
 from nicps.agent.folders import check_runs, check_work, sweep
 from nicps.agent.frames import Frames
 from nicps.agent.group import Groups
@@ -31,15 +33,19 @@ from nicps.agent.probe import STEP_S, Prober
 from nicps.agent.process import User, set_nice
 from nicps.agent.program import Program
 from nicps.agent.records import TimeLine
+from nicps.agent.scripts import Scripts
 from nicps.agent.settings import AgentSettings
 from nicps.agent.status import status_of
+from nicps.agent.tally import Tally
 from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
 from nicps.dataplane.loader import need_root
 from nicps.errors import explain
 from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
+from nicps.job.script import LaunchScript
 from nicps.protocol import Send
+from nicps.session.messages import Status
 
 _WAKE_S = 0.05  # so we give a sign of life at least this often while a ring is under way
 _IDLE_S = 1.0
@@ -63,7 +69,11 @@ class Agent:
         self._stopping = False
         self._loop = Loop(self._fail_work)
         set_nice(os.getpid(), _NICE)  # and the compiler: a host that comes back is waited for
+        self._exporter: Exporter | None = None
         with contextlib.ExitStack() as stack:
+            if settings.metrics:
+                self._exporter = Exporter(settings.metrics, self._loop.watch, self._loop.unwatch)
+                stack.callback(self._exporter.close)
             self.dataplane = stack.enter_context(
                 DataPlane(
                     settings.iface,
@@ -98,14 +108,14 @@ class Agent:
     def _assemble(self, user: User) -> None:
         """The rooms, and which of them carries out which action."""
         settings, driver, loop, children = self.settings, self._driver, self._loop, self.children
-        timeline = TimeLine()
+        timeline, tally = TimeLine(), Tally(driver.now)
         self._frames = frames = Frames(
             driver,
             self.dataplane,
             self._keys,
             loop,
             timeline,
-            lambda source, frame: self._prober.take_frame(source, frame),
+            self._take_aside,
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
         preparation = Preparation(driver, loop, children, settings.work, user)
@@ -121,26 +131,62 @@ class Agent:
             lambda: preparation.folder,
         )
         program = Program(driver, loop, children, self.dataplane, executor, settings.trainer)
+        self._scripts = Scripts(
+            driver,
+            loop,
+            children,
+            executor,
+            self._control,
+            settings,
+            frames.send_control,
+            lambda: self._groups.waiting,
+        )
         self._groups = Groups(driver, self._control, preparation, program, self.dataplane)
         notifier = Notifier(self._control, children, settings)
+
+        def status() -> Status:
+            now = time.monotonic()
+            found = status_of(self.life, frames, self._keys, self.dataplane, tally, now)
+            return replace(found, job=found.job or self._scripts.job)
+
         commands = Commands(
             driver,
             self._control,
             program,
             preparation,
             self._groups,
+            self._scripts,
             self._prober,
             self.dataplane,
             user.name,
-            lambda: status_of(self.life, frames, self._keys, self.dataplane),
+            status,
             self.stop,
         )
+        if self._exporter is not None:
+            self._exporter.serve(status)
+
+        def note_commit(action: act.NoteCommit) -> None:
+            tally.note_commit(driver.now, action, self.life.node.members)
+            executor.note_commit(action)
+
+        def enter_view(action: act.EnterView) -> None:
+            tally.note_view(action)
+            frames.enter_view(action)
+
+        def close_job(action: act.CloseJob) -> None:
+            tally.note_network_gone()
+            executor.close_job(action)
+
+        def transmit(action: act.Transmit) -> None:
+            tally.note_repairs(action.fragments, action.phase, self.life.node.members)
+            frames.transmit(action, program.source_of(action))
+
         driver.assign(
             {
                 Send: frames.send,
-                act.Transmit: lambda a: frames.transmit(a, program.source_of(a)),
+                act.Transmit: transmit,
                 act.DropFragments: frames.drop_fragments,
-                act.EnterView: frames.enter_view,
+                act.EnterView: enter_view,
                 act.LeaveView: frames.leave_view,
                 act.CountFragments: executor.count_fragments,
                 act.UseAccumulators: executor.use_accumulators,
@@ -156,20 +202,25 @@ class Agent:
                 act.Post: program.post,
                 act.EnterPhase: program.enter_phase,
                 act.OpenJob: executor.open_job,
-                act.CloseJob: executor.close_job,
+                act.CloseJob: close_job,
                 act.NoteEvent: executor.note_event,
-                act.NoteCommit: executor.note_commit,
+                act.NoteCommit: note_commit,
                 act.Receive: executor.receive,
                 act.CloseStream: executor.close_stream,
                 act.RemoveState: executor.remove_state,
                 act.CloseSubmission: preparation.close,
                 act.BeginTask: executor.begin_task,
+                LaunchScript: self._scripts.launch,
                 act.Log: notifier.log,
                 act.Publish: notifier.publish,
                 act.RunHook: notifier.run_hook,
             }
         )
         self._control.serve(commands.take_message, commands.forget)
+
+    def _take_aside(self, source: bytes, frame: bytes) -> None:
+        room = self._scripts if frame[1] == wire.FrameType.SCRIPT else self._prober
+        room.take_frame(source, frame)
 
     def __enter__(self) -> Agent:
         return self
@@ -208,6 +259,7 @@ class Agent:
         self.children.tick(now)
         self._prober.tick()
         self._groups.tick()
+        self._scripts.tick()
         if doubt := self._keys.find_doubt(now):
             driver.carry_out(life.warn(now, doubt))
         self._frames.pump()
@@ -219,6 +271,8 @@ class Agent:
             wait = _WAKE_S
         if sender.refused:
             wait = _RETRY_S
+        if self._scripts.job:
+            wait = min(wait, self._scripts.wait_s)
         if self._prober.running:
             wait = STEP_S
         wait = min(wait, max(0.0, self.life.deadline() - time.monotonic()))
@@ -266,6 +320,8 @@ class Agent:
         log(
             f"{settings.name} on {settings.iface}, XDP {self.dataplane.mode} mode, network {settings.network}"
         )
+        if self._exporter is not None:
+            log(f"metrics at {self._exporter.url}")
         if settings.key is None:
             log(
                 "WARNING: there is no key: every host on this LAN is trusted (`nicps key new`, `--key`)"

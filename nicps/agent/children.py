@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,7 @@ class Children:
         connected: bool = False,
         network_access: bool = False,
         limit_s: float = math.inf,
+        env: Mapping[str, str] | None = None,
     ) -> Child:
         """Start a process as the training user; `done(exit_code)` is called when it has ended.
 
@@ -90,7 +91,7 @@ class Children:
         killed.
         """
         user = User.named("root") if as_owner and os.geteuid() == 0 else self._user
-        env = {}
+        env = dict(env or {})
         with contextlib.ExitStack() as stack:
             if connected:
                 ours, theirs = socket.socketpair()

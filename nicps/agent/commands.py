@@ -13,6 +13,7 @@ from nicps.agent.peer import Peer
 from nicps.agent.preparation import Preparation
 from nicps.agent.probe import Prober
 from nicps.agent.program import Program
+from nicps.agent.scripts import Scripts
 from nicps.dataplane import DataPlane
 from nicps.errors import (
     JobFailed,
@@ -54,6 +55,7 @@ class Commands:
         program: Program,
         preparation: Preparation,
         groups: Groups,
+        scripts: Scripts,
         prober: Prober,
         dataplane: DataPlane,
         trainer: str,
@@ -61,7 +63,7 @@ class Commands:
         stop: Callable[[], None],
     ) -> None:
         self._driver, self._control, self._program = driver, control, program
-        self._preparation, self._groups = preparation, groups
+        self._preparation, self._groups, self._scripts = preparation, groups, scripts
         self._prober, self._dataplane = prober, dataplane
         self._trainer, self._status, self._stop = trainer, status, stop
 
@@ -86,6 +88,7 @@ class Commands:
         """A connection has ended."""
         self._prober.forget(peer)
         self._groups.forget(peer)
+        self._scripts.forget(peer)
         if peer.is_trainer:
             self._program.detach(peer.channel)
 
@@ -107,7 +110,8 @@ class Commands:
         elif isinstance(command, Watch):
             peer.watches_all = True
         elif isinstance(command, Cancel):
-            self._driver.carry_out(self._driver.life.cancel(self._driver.now))
+            if not self._scripts.cancel("cancelled"):
+                self._driver.carry_out(self._driver.life.cancel(self._driver.now))
             peer.post(Ok())
         elif isinstance(command, Leave):
             peer.post(Ok())
@@ -118,6 +122,7 @@ class Commands:
             self._submit(peer, command)
 
     def _submit(self, peer: Peer, job: Submit) -> None:
+        self._scripts.check_free()
         self._driver.life.check_free()
         self._dataplane.check_interface()
         peer.submission = self._preparation.begin(job)

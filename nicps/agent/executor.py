@@ -32,6 +32,9 @@ from nicps.errors import explain
 from nicps.job import actions as act
 from nicps.job.checkpoints import CHECKPOINT, STATE
 
+#: The trained model, as the training program leaves it: a state_dict of PyTorch, and the same in another format.
+MODELS = ("model.pt", "model.safetensors")
+
 
 class Executor:
     """The job that is here, on the disk and in the kernel.
@@ -279,9 +282,9 @@ def _make_result(folder: Path, own: str, task: act.MakeResult) -> dict[str, Any]
     about = {"report": str(folder / PICTURE)}
     made = summarise(folder, task.names, task.last_round) | about | dict(task.about)
     (folder / "result.json").write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
-    model = folder / own / "model.pt"
-    if model.exists():
-        shutil.copyfile(model, folder / "model.pt")
+    for name in MODELS:
+        if (folder / own / name).exists():
+            shutil.copyfile(folder / own / name, folder / name)
     return made
 
 

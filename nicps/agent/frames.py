@@ -21,14 +21,15 @@ from nicps.protocol import KernelState, Phase, Send, SendFragments
 
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
 _MALFORMED_SHOWN = 3
-_PROBES = (bytes([wire.FrameType.PROBE]), bytes([wire.FrameType.ECHO]))
+_ASIDE = (wire.FrameType.PROBE, wire.FrameType.ECHO, wire.FrameType.SCRIPT)
 
 
 class Frames:
     """Between the life of a job, the kernel and the LAN.
 
     Args:
-        take_probe: takes frames of the measurement, from that address.
+        take_aside: takes frames that are nothing to the protocol, from that address: those of a measurement, and what
+            scripts print.
 
     Attributes: `sender`, what leaves; `malformed` frames that came.
     """
@@ -40,11 +41,11 @@ class Frames:
         keys: Keyring,
         loop: Loop,
         timeline: TimeLine,
-        take_probe: Callable[[bytes, bytes], None],
+        take_aside: Callable[[bytes, bytes], None],
     ) -> None:
         self._driver, self._life, self._node = driver, driver.life, driver.life.node
         self._dataplane, self._keys, self._loop = dataplane, keys, loop
-        self._timeline, self._take_probe = timeline, take_probe
+        self._timeline, self._take_aside = timeline, take_aside
         node = self._node
         self.sender = Sender(
             dataplane, node.header, node.take_sequence, self._fragments_sent, lambda: node.members
@@ -76,8 +77,8 @@ class Frames:
                 continue
             turns = life.turns
             try:
-                if frame[1:2] in _PROBES:
-                    self._take_probe(source, frame)
+                if len(frame) > 1 and frame[1] in _ASIDE:
+                    self._take_aside(source, frame)
                 else:
                     driver.carry_out(life.on_frame(driver.now, source, frame))
             except WireError as error:

@@ -60,6 +60,11 @@ class Groups:
         self._waiting = _Waiting(peer, wanted, self._driver.now + wanted.timeout_s)
         self.tick()
 
+    @property
+    def waiting(self) -> bool:
+        """A program waits, as its group has not formed."""
+        return self._waiting is not None
+
     def forget(self, peer: Peer) -> None:
         """That connection has ended."""
         if self._waiting is not None and self._waiting.peer is peer:

@@ -107,6 +107,7 @@ class Sender:
         self._stripes = StripeFrames(_BATCH, members)
         self.fragments = 0  # sent, repairs included
         self.again = 0  # repairs
+        self.small = 0  # other frames sent
         self.blocked_by_kernel = False  # wait until the ring has room
         self.refused = False  # the interface's queue is full: try again soon
         self._refuses: tuple[int, int] | None = None  # frames of contributions: sent, and refused
@@ -199,6 +200,7 @@ class Sender:
                 return False
         except (InterfaceDown, InterfaceUnfit):
             self.down = True
+        self.small += 1
         if item.sent is not None:
             item.sent()
         return True

@@ -24,7 +24,8 @@ class AgentSettings:
     Linux switch whose sums are believed; in a network without a key `trust_switch` is enough. `alarm_hook` is a shell
     command for when a job has been given up, or no majority is left, with the reason as $1 (R18, R22). Frames go to
     `destination`: to all, or to a multicast group. `exchange` is that of the jobs that this host leads,
-    and the one whose sums it believes; of a P4 switch, in a network with a key, only with `trust_switch`.
+    and the one whose sums it believes; of a P4 switch, in a network with a key, only with `trust_switch`. `metrics` is
+    where Prometheus finds the agent's metrics, HOST:PORT; empty: nowhere.
 
     Raises:
         UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted; or what was
@@ -48,6 +49,7 @@ class AgentSettings:
     exchange: Exchange = Exchange.BROADCAST
     trust_switch: bool = False
     timings: Timings = field(default_factory=Timings)
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         if self.exchange.needs_trust and self.key is not None and not self.trust_switch:

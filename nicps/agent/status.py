@@ -6,13 +6,18 @@ from __future__ import annotations
 from nicps import wire
 from nicps.agent.frames import Frames
 from nicps.agent.keyring import Keyring
+from nicps.agent.tally import BOUNDS, Tally
 from nicps.dataplane import DataPlane
+from nicps.dataplane.interface import read_traffic
 from nicps.job import Life
-from nicps.protocol import NodeState
+from nicps.protocol import Node, NodeState
+from nicps.session.activity import Activity, MemberActivity, Seconds, Traffic
 from nicps.session.messages import MemberStatus, Status
 
 
-def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -> Status:
+def status_of(
+    life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane, tally: Tally, now: float
+) -> Status:
     """What `nicps status` shows."""
     node, publisher = life.node, life.roles.publisher
     ring = node.ring
@@ -60,7 +65,63 @@ def status_of(life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane) -
         frames_malformed=frames.malformed,
         control_refused=dict(keys.refused),
         counters=dataplane.maps.counters(),
+        activity=_activity_of(node, frames, dataplane, tally, now),
     )
+
+
+def _activity_of(
+    node: Node, frames: Frames, dataplane: DataPlane, tally: Tally, now: float
+) -> Activity:
+    """What was counted, and who is waited for."""
+    ring, phase, traffic = node.ring, node.phase_in_force, read_traffic(dataplane.iface)
+    waits_for = awaited(node)
+    return Activity(
+        uptime_s=now - tally.began,
+        exchange=phase.exchange.among(len(node.view.live)).name if phase and ring else "",
+        lane=f"i{phase.width}" if phase and ring and phase.width else "",
+        rounds=tally.rounds,
+        tests=tally.tests,
+        samples=tally.samples,
+        round_seconds=Seconds(BOUNDS, tuple(tally.round_counts), tally.round_seconds),
+        views=tally.views,
+        evictions=tally.evictions,
+        returns=tally.returns,
+        parked=ring is not None and ring.holding and ring.parked,
+        frames_sent=frames.sender.small + frames.sender.fragments,
+        fragments_resent=frames.sender.again,
+        fragments_asked=tally.asked_of.total(),
+        members=tuple(
+            MemberActivity(
+                member.number,
+                member.number in waits_for,
+                tally.samples_of[member.mac],
+                tally.asked_of[member.mac],
+                tally.resent_to[member.mac],
+            )
+            for member in node.members
+        ),
+        traffic=Traffic(*traffic) if traffic is not None else None,
+    )
+
+
+def awaited(node: Node) -> frozenset[int]:
+    """The members that the open round waits for while others are done, as far as this host knows.
+
+    While the list is open they are those with a share that have not offered; then those that lack fragments. Nobody is
+    waited for while all of them are at work.
+    """
+    ring = node.ring
+    token = ring.token if ring is not None else None
+    if ring is None or token is None or token.round != ring.round:
+        return frozenset()
+    takes_part, lines = node.view.live, token.lines
+    if token.state == wire.TokenState.CLOSING:
+        found = frozenset(k for k in takes_part if not lines[k - 1].complete)
+    else:
+        takes_part = frozenset(k for k in takes_part if ring.phase.shares[k - 1])
+        settled = frozenset(k for k in takes_part if lines[k - 1].settled) | ring.offered
+        found = takes_part - settled
+    return found if found < takes_part else frozenset()
 
 
 def _switch_of(life: Life) -> str:

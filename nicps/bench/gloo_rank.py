@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import time
 
 from nicps.bench import workload
 from nicps.bench.barrier import BarrierClient, peak_rss_bytes
+from nicps.startup import leave, permanent
 
 
 def main() -> int:
@@ -23,12 +23,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--barrier", required=True)
     args = parser.parse_args()
-    gc.disable()  # what PyTorch's import makes stays: looking for garbage takes a tenth of the time
-    import torch
-    import torch.distributed as dist
+    with permanent():
+        import torch
+        import torch.distributed as dist
 
-    gc.freeze()
-    gc.enable()
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth1"
     dist.init_process_group(
@@ -57,4 +55,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # to take PyTorch's modules apart one by one takes a quarter of a second
+    leave(main())

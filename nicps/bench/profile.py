@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nicps.dataplane import bpf
 
+#: Of the clocks that the kernel has for each process, the one in nanoseconds (linux/posix-timers.h).
+_CPUCLOCK_SCHED = 2
 #: Columns of /proc/stat.
 _MODES = {"user": (0, 1), "system": (2,), "softirq": (6,), "irq": (5,), "steal": (7,)}
 Amounts = dict[str, float]
@@ -93,13 +96,12 @@ def _program_ids(pid: int) -> Iterator[int]:
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """Seconds on a processor of all threads of these processes, interrupts that came meanwhile included."""
-    total_ns = 0
+    """Seconds on a processor of these processes, with ended threads, and interrupts that came meanwhile."""
+    seconds = 0.0
     for pid in pids:
-        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):  # the thread has ended
-                total_ns += int(task.read_text().split()[0])
-    return total_ns * 1e-9
+        with contextlib.suppress(OSError):  # the process has ended
+            seconds += time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # clock_getcpuclockid(3)
+    return seconds
 
 
 def _read_modes() -> Amounts:

@@ -10,6 +10,7 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -23,9 +24,11 @@ from nicps.extras import missing_extra
 
 COMMANDS: dict[str, str] = {
     "join": "be in the network on an interface, until stopped",
+    "run": "start a script on all hosts",
     "submit": "give a job to the local agent",
     "resume": "go on with a job that was saved",
     "status": "show the network, its members and the job",
+    "top": "show a live view of the network and the job",
     "cancel": "end the job on all hosts",
     "leave": "take this host out of the network",
     "key": "make the key that all hosts of a network share",
@@ -75,14 +78,30 @@ def build_parser(command: str | None = None) -> CommandParser:
     return parser
 
 
+def _own(arguments: Sequence[str]) -> Sequence[str]:
+    """Those of `nicps` itself: what follows `--` is another program's."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _command(own: Sequence[str]) -> str | None:
+    return next((word for word in own if not word.startswith("-")), None)
+
+
+def import_command(arguments: Sequence[str]) -> None:
+    """Import the module of the command that these arguments call; of what is wrong with it `main` speaks."""
+    command = _command(_own(arguments))
+    if command in COMMANDS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"nicps.cli.{command}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    own = _own(arguments)
     verbose = "--verbose" in own
-    command = next((word for word in own if not word.startswith("-")), None)
     try:
-        options = build_parser(command).parse_args(arguments)
+        options = build_parser(_command(own)).parse_args(arguments)
         run = cast(Callable[[argparse.Namespace], int], options.func)
         code = run(options)
         sys.stdout.flush()

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-from nicps import wire
+from nicps import startup, wire
 from nicps.errors import UsageProblem
 from nicps.exchange import Exchange
 from nicps.protocol.phase import Timings
 from nicps.session.channel import DEFAULT_SOCKET
+from nicps.shutdown import noted_interrupts
 
 _BRIDGES = bytes.fromhex("0180c20000")  # 802.1D: switches never forward 01:80:c2:00:00:0x
 
@@ -120,6 +122,13 @@ def add_parser(subparsers: Any) -> None:
         help="in a network with a key: believe the Linux switch that holds this key (`nicps key new FILE` makes one; it"
         " is not the network's)",
     )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="[HOST]:PORT",
+        help="serve metrics for Prometheus there, to whoever can connect; without HOST on this host only"
+        " (docs/monitoring.md)",
+    )
     parser.set_defaults(func=run)
 
 
@@ -141,9 +150,15 @@ def group_address(text: str) -> bytes:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
+    with noted_interrupts() as interrupts:
+        return _serve(args, interrupts)
+
+
+def _serve(args: argparse.Namespace, interrupts: list[int]) -> int:
     # The agent has no use for NumPy's threads. What it starts is given an environment of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from nicps.agent import Agent, AgentSettings
+    with startup.permanent():
+        from nicps.agent import Agent, AgentSettings
 
     if not 0.05 <= args.silence <= 60:
         raise UsageProblem(f"--silence takes 0.05 to 60 seconds, not {args.silence:g}")
@@ -163,6 +178,7 @@ def run(args: argparse.Namespace) -> int:
         destination=group_address(args.multicast) if args.multicast else wire.BROADCAST,
         exchange=Exchange.SWITCH if args.mode == "switch" else Exchange.BROADCAST,
         trust_switch=args.trust_switch,
+        metrics=args.metrics,
         timings=Timings(
             silence_s=args.silence,
             silence_most_s=max(args.silence, Timings().silence_most_s),
@@ -170,8 +186,12 @@ def run(args: argparse.Namespace) -> int:
         ),
         **({"name": args.name} if args.name else {}),
     )
-    with Agent(settings) as agent:
+    with contextlib.ExitStack() as stack:
+        with startup.permanent():
+            agent = stack.enter_context(Agent(settings))
         agent.children.adopt()
         agent.announce()
+        if interrupts:
+            raise KeyboardInterrupt
         agent.run()
     return 0

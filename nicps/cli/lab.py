@@ -123,7 +123,18 @@ def add_parser(subparsers: Any) -> None:
     command = _add(commands, "run", _run, text, otherwise="a new one")
     _add_shape(command, LabSettings())
     _add_switch(command)
-    command.add_argument("job", metavar="JOB_DIR", type=Path, help="the job's folder")
+    command.add_argument(
+        "job",
+        metavar="JOB_DIR",
+        nargs="*",
+        help="the job's folder; with --script, after --, the script's arguments",
+    )
+    command.add_argument(
+        "--script",
+        metavar="FILE",
+        type=Path,
+        help="no job, but a script on every host (`nicps run`)",
+    )
     add_data(command)
     command.add_argument(
         "--set",
@@ -397,8 +408,12 @@ def _run(args: argparse.Namespace) -> int:
 
     parse_settings(args.settings)  # refuse what cannot be read before anything is made
     name = args.lab or f"run-{secrets.token_hex(3)}"
+    if args.script is None and len(args.job) != 1:
+        raise UsageProblem("name one job's folder, or a script with --script FILE")
+    if args.script is not None and not args.script.is_file():
+        raise UsageProblem(f"{args.script} is not a file: --script names a Python script")
     settings = RunSettings(
-        job=args.job,
+        job=args.script.resolve().parent if args.script else Path(args.job[0]),
         shape=_settings(args, name),
         data=args.data,
         settings=tuple(args.settings),
@@ -406,6 +421,8 @@ def _run(args: argparse.Namespace) -> int:
         runs=args.runs,
         switch=_switch_arguments(args),
         keyed=args.key,
+        script=args.script,
+        arguments=tuple(args.job) if args.script else (),
     )
     require_root()
     check_runs(args.runs.absolute())

@@ -101,15 +101,15 @@ def _follow(channel: Channel, args: argparse.Namespace) -> int:
             _finish(message.result, args.json)
             return 0 if message.result.get("weights_identical", True) else 5
         if args.wait:
-            _show(message)
+            show(message)
         elif isinstance(message, Formed | Training):
             print(f"job {message.job_id} is under way; `nicps status --watch` shows it")
             return 0
     raise AssertionError("a job ends with a result or an error")
 
 
-def _show(event: Event) -> None:
-    """One line of progress on stderr; on a terminal it is written over."""
+def show(event: Event) -> None:
+    """One line of an event on stderr; on a terminal progress is written over."""
     shown = {k: v for k, v in values(event).items() if k not in ("event", "job_id")}
     if not isinstance(event, Progressed):
         details = ", ".join(

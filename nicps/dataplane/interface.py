@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from nicps.dataplane.ports import find_port
 from nicps.errors import InterfaceDown, InterfaceMissing, InterfaceUnfit, NicpsError
@@ -139,6 +140,19 @@ def explain_send(name: str, error: OSError) -> NicpsError:
             f"interface {name} has an MTU below {LEAST_MTU} bytes; run: ip link set {name} mtu {LEAST_MTU}"
         )
     return NicpsError(f"cannot send on {name}: {os.strerror(error.errno or 0)}")
+
+
+def read_traffic(name: str) -> tuple[int, int, int, int] | None:
+    """Bytes and frames that came, bytes and frames that left; None where the interface has gone.
+
+    Counted by the kernel (proc_net(5)), of all protocols.
+    """
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        found, _, figures = line.partition(":")
+        if figures and found.strip() == name:
+            received, sent = figures.split()[:2], figures.split()[8:10]
+            return int(received[0]), int(received[1]), int(sent[0]), int(sent[1])
+    return None
 
 
 class LinkChanges:

@@ -23,7 +23,7 @@ LEAST_MEMORY_BYTES = 500 * 10**6
 GOOD_MEMORY_BYTES = 1500 * 10**6
 
 PACKAGES = ("numpy", "orjson", "pyroute2")
-TRAINING = ("torch", "scikit-learn", "xxhash")
+TRAINING = ("torch", "scikit-learn", "xxhash", "safetensors")
 
 #: Those of packaging/nicps@.service, which says what each is for, by their numbers in linux/capability.h.
 CAPABILITIES = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
+from nicps.job.script import LaunchScript
 from nicps.protocol import Phase, Send, SendFragments, View
 from nicps.session import shared_form
 from nicps.session.fields import Message
@@ -227,10 +228,11 @@ class NoteEvent:
 
 @dataclass(frozen=True, slots=True)
 class NoteCommit:
-    """For the job's time line: a training round, or a test, is committed here."""
+    """For the job's time line: a training round, or a test, is committed here. `counted`: samples by member number."""
 
     round: int
     test: bool
+    counted: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +447,7 @@ Action: TypeAlias = (
     | CloseStream
     | RemoveState
     | CloseSubmission
+    | LaunchScript
     | Log
     | Publish
     | RunHook

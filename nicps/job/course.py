@@ -152,7 +152,7 @@ class Course:
             return self._train()
         if purpose == "state":
             return self._train(self._learners(wire.Stage.WAITING))
-        return []
+        return self._finish() if self.plan.script else []
 
     def model_built(self, fragments: int) -> Orders:
         """The training program here knows the model's size: training may begin (R7)."""
@@ -305,6 +305,8 @@ class Course:
     def _train(self, joined: frozenset[int] = frozenset()) -> Orders:
         """Train (on), with all members but those that have no state yet; and with `joined`, who have just got it."""
         node, plan = self._node, self.plan
+        if plan.script:
+            return self._finish()
         if not self.fragments:
             return []  # `model_built` comes here again
         exchange = self.choice.make(self.fragments, joined)

@@ -156,6 +156,8 @@ class Lead:
         if phase.kind not in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST, wire.PhaseKind.FINISH):
             return phase
         settings: dict[str, Any] = {"job": self.plan.job}
+        if self.plan.script:
+            settings |= {"script": True}
         if phase.kind is not wire.PhaseKind.FINISH:
             assert part is not None and part.program is not None
             settings |= {"handout": part.digest, "model": part.program.digest}

@@ -48,6 +48,7 @@ from nicps.job.orders import (
 from nicps.job.plan import is_group
 from nicps.job.program import Program
 from nicps.job.programs import Programs
+from nicps.job.script import is_script
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
 from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
@@ -122,6 +123,11 @@ class Part:
         return is_group(self.settings)
 
     @property
+    def script(self) -> bool:
+        """It is no job but a script (`nicps run`)."""
+        return is_script(self.settings)
+
+    @property
     def entry(self) -> str:
         """The training program's module, as the prepared job names it."""
         return str(self.prepared.get("entry", "trainer"))
@@ -171,6 +177,8 @@ class Part:
         if phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
             self.phase = phase
+            if phase.settings.get("script"):  # it is here once what was handed out is on disk
+                return [self._begin_settling(lambda now: self.finish.acknowledge_nothing(phase))]
             return self._prepare_finish(now, phase)
         if not self._has_share(phase):
             self.phase = phase  # it only passes on what others train
@@ -328,7 +336,8 @@ class Part:
         self.finish.note_commit(commit)
         self.rest = commit.rest_after(self.rest)
         test = phase.kind is wire.PhaseKind.TEST
-        orders: Orders = [NoteCommit(commit.round, test), CountFragments(commit.round)]
+        noted = NoteCommit(commit.round, test, {} if phase.sized else commit.counted)
+        orders: Orders = [noted, CountFragments(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
         if not self._has_share(phase) or program is None or not program.holds_state:
@@ -356,7 +365,8 @@ class Part:
         orders += self.hand_out.end(phase, stream, kept)
         if phase.settings["purpose"] in ("job", "files") and not self.digest:
             self.digest, self.prepared = all_.digest, all_.prepared
-            orders += self.programs.start(now, self.entry, self.settings)
+            if not self.script:
+                orders += self.programs.start(now, self.entry, self.settings)
         if phase.settings["purpose"] == "state" and kept:
             self._has_state = True
         return [*orders, HandOutEnded(phase)]
@@ -484,7 +494,7 @@ class Part:
 
     def start_missing_program(self, now: float) -> Orders:
         """This host is called, and would come back: it needs a training program (R20)."""
-        if not self.digest or not self.programs.lacking:
+        if not self.digest or not self.programs.lacking or self.script:
             return []
         return self.programs.start_again(now, self.entry, self.settings)
 

@@ -11,6 +11,7 @@ from typing import Any
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
+from nicps.job.script import is_script
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
 
@@ -35,7 +36,7 @@ class Plan:
     `tries_switch`: one is taken where it is ready; `names_switch`: the user has asked for it. `feedback`: what rounding
     leaves over goes into later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no
     job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
-    feedback, and nothing that is saved or shown.
+    feedback, and nothing that is saved or shown. `script`: its files are handed out, and that is all.
     """
 
     job: str
@@ -52,6 +53,7 @@ class Plan:
     names_switch: bool = False
     feedback: bool = True
     group: bool = False
+    script: bool = False
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class Plan:
             names_switch=asked == Exchange.SWITCH.name,
             feedback=bool(settings.get("feedback", not group)),
             group=group,
+            script=is_script(settings),
         )
 
     @staticmethod

@@ -28,6 +28,7 @@ from nicps.job.orders import Order, Orders, ShowTrouble, Warn
 from nicps.job.part import Part
 from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
 from nicps.job.publisher import Publisher, exit_code, run_hook
+from nicps.job.script import LaunchScript
 from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
 from nicps.job.text import is_run_name, one_line
@@ -281,7 +282,11 @@ class Roles:
         settings = stop.settings
         ok, message = settings.get("ok"), str(settings.get("message", ""))
         saved = bool(settings.get("saved"))
-        orders = self.end_part("the job is done" if ok else message, saved=saved)
+        launched = self._launch_script() if ok else []
+        orders = [
+            *launched,
+            *self.end_part("the job is done" if ok else message, saved=saved),
+        ]
         said = "job done, standing by" if ok else f"job stopped: {message}"
         view = self._node.view
         lead = view.members[view.lead - 1].name
@@ -313,16 +318,19 @@ class Roles:
         ok, message = bool(stop.settings.get("ok")), str(stop.settings.get("message", ""))
         about = submission.about if submission is not None else {}
         number = submission.number if submission is not None else 0
+        launched = self._launch_script(number) if ok else []
         self._drop_lead()
         alarmed, cancelled = stop.settings.get("alarm"), stop.settings.get("cancelled")
         kept = part if alarmed or cancelled else None
         noted = [kept.note_event("alarm", why=message)] if kept is not None and alarmed else []
         saved = bool(stop.settings.get("saved"))
         ended = self.end_part("the job is done" if ok else message, bool(kept), saved)
-        orders: Orders = [*noted, *ended]
+        orders: Orders = [*noted, *launched, *ended]
         self._node.busy = False
         if submission is not None:
             orders.append(CloseSubmission(number))
+        if launched:
+            return orders
         if lead.plan.group:
             return [
                 *orders,
@@ -339,6 +347,15 @@ class Roles:
         if stop.settings.get("saved") and lead.saved:  # by this host, not by a lead before it
             message += f"; {lead.saved}: `nicps resume` goes on from there"
         return [*orders, *self._publish_end(lead, number, {}, message, stop.settings)]
+
+    def _launch_script(self, submission: int = 0) -> Orders:
+        """The files of a script are at all hosts: it begins once the network stands by."""
+        part, node = self.part, self._node
+        if part is None or not part.script or not part.digest:
+            return []
+        return [
+            LaunchScript.of(part.id, part.entry, part.settings, node.view, node.number, submission)
+        ]
 
     def _make_result(
         self, lead: Lead, entry: str, names: Sequence[str], about: Mapping[str, Any], number: int

@@ -57,7 +57,8 @@ for path in sys.argv[1:]:
 @dataclass(frozen=True)
 class RunSettings:
     """What to run where. `settings` are KEY=VALUE texts; `user` None lets the lab choose. `switch` is more of `nicps
-    switch xdp run`, where the switch adds; `keyed`: there are keys."""
+    switch xdp run`, where the switch adds; `keyed`: there are keys. With `script` it is no job, but `nicps run` of that
+    script with these `arguments`, and `job` is the script's folder."""
 
     job: Path
     shape: LabSettings
@@ -67,6 +68,8 @@ class RunSettings:
     runs: Path = Path("runs")
     switch: tuple[str, ...] = ()
     keyed: bool = False
+    script: Path | None = None
+    arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.shape.mtu < wire.LEAST_MTU:
@@ -133,7 +136,7 @@ def run_job(settings: RunSettings) -> Outcome:
             words = agent.last_words()
             _print_line(f"the agent on {agent.host} ended early (exit code {code}): {words}")
         if outcome.result is None and outcome.exit_code == 0:
-            raise JobFailed("`nicps submit` ended without a result")
+            raise JobFailed(f"`nicps {submission(settings)[4]}` ended without a result")
     except BaseException as error:
         if agents and isinstance(error, Exception):
             _print_line(f"the agents' logs and files are in {work}")
@@ -189,9 +192,11 @@ def _barrier(paths: list[str]) -> str | None:
 
 def submission(settings: RunSettings) -> list[str]:
     """The command that submits the job, waits, and prints its result as the last line."""
-    command = nicps_command("submit", str(settings.job.resolve()), "--wait", "--json")
-    if settings.data is not None:
-        command += ["--data", str(settings.data.resolve())]
+    data = ["--data", str(settings.data.resolve())] if settings.data is not None else []
+    if settings.script is not None:
+        script = str(settings.script.resolve())
+        return nicps_command("run", *data, "--json", script, *settings.arguments)
+    command = nicps_command("submit", str(settings.job.resolve()), "--wait", "--json", *data)
     for setting in settings.settings:
         command += ["--set", setting]
     return command
@@ -241,8 +246,9 @@ def _mode(modes: set[str | None]) -> str:
 
 
 def _keep_logs(work: Path, result: Mapping[str, Any]) -> None:
-    report = result.get("report")
-    if isinstance(report, str) and (folder := Path(report).parent).is_dir():
+    report, left = result.get("report"), result.get("folder")
+    folder = Path(report).parent if isinstance(report, str) else Path(str(left))
+    if (report or left) and folder.is_dir():
         if (said := work / "switch.log").exists():
             shutil.move(said, folder / said.name)
         for log in work.glob("*/agent.log"):

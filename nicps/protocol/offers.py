@@ -57,6 +57,10 @@ class Offers:
         """The samples and the unit that the member has offered to that round, if it has."""
         return self._heard.get(round_, {}).get(member)
 
+    def members(self, round_: int) -> frozenset[int]:
+        """The members that have offered to that round."""
+        return frozenset(self._heard.get(round_, ()))
+
     def closes(self, round_: int) -> bool:
         """Whether the round's list is known."""
         return bool(self._needed) and self._heard.get(round_, {}).keys() == self._needed

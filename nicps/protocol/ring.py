@@ -81,6 +81,11 @@ class Ring:
         return self._control.token
 
     @property
+    def offered(self) -> frozenset[int]:
+        """The members that have broadcast their offers to the open round."""
+        return self._control.offers.members(self.round)
+
+    @property
     def complete(self) -> bool:
         """This member has all that the open round's closed list comes to, and has said so."""
         return self._control.complete

@@ -128,10 +128,10 @@ class Residual:
         self.kept, self.next = self.next, self.kept
         self.limit = self.next_limit
 
-    def take(self, values: F32) -> None:
-        """It is that of an earlier run: float32 (lanes,), finite."""
+    def take(self, values: F32, limit: float) -> None:
+        """It is that of an earlier run: float32 (lanes,), finite, and what was known as their limit."""
         self.kept[: len(values)] = values
-        self.limit = math.inf
+        self.limit = max(limit, float(np.abs(values).max(initial=0.0)))
 
     def forget(self) -> None:
         """It belongs to nothing any more."""

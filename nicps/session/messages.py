@@ -21,6 +21,7 @@ from nicps.errors import (
     NicpsError,
     UsageProblem,
 )
+from nicps.session.activity import Activity
 from nicps.session.fields import (
     ANYTHING,
     COUNT,
@@ -307,6 +308,10 @@ class Status(Message):
     counters: Annotated[
         Mapping[str, int], Field(OBJECT, "the XDP program's counters, by name (protocol.md)")
     ]
+    activity: Annotated[
+        Activity | None,
+        Field(nullable(record(Activity)), "what was counted ([monitoring.md](monitoring.md))"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,9 +459,36 @@ class Warned(Message):
     message: Annotated[str, Field(TEXT, "one line for people")]
 
 
-Event: TypeAlias = Forming | Formed | HandedOut | Training | TakingBack | Progressed | Warned
+@dataclass(frozen=True, slots=True)
+class Launched(Message):
+    """The script of `nicps run` begins on all hosts (docs/run.md)."""
+
+    op: ClassVar[str] = "event"
+    event: ClassVar[str] = "launched"
+    job_id: Annotated[str, Field(TEXT, "the run's name")]
+    hosts: Annotated[tuple[str, ...], Field(listed(TEXT, "names"), "the hosts, by rank")]
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Message):
+    """A piece of what a host's script has printed."""
+
+    op: ClassVar[str] = "event"
+    event: ClassVar[str] = "output"
+    job_id: Annotated[str, Field(TEXT, "the run's name")]
+    host: Annotated[str, Field(TEXT, "the host's name")]
+    text: Annotated[str, Field(TEXT, "the piece; what is no UTF-8 is replaced")]
+
+
+Event: TypeAlias = (
+    Forming | Formed | HandedOut | Training | TakingBack | Progressed | Warned | Launched | Output
+)
 EVENTS: dict[str, type[Event]] = {
-    cls.event: cls for cls in (Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned)
+    cls.event: cls
+    for cls in (
+        *(Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned),
+        *(Launched, Output),
+    )
 }
 Answer: TypeAlias = Ok | Error | Status | Probe | Result | Event
 ANSWERS: Conversation[Answer] = Conversation(

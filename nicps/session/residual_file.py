@@ -6,13 +6,15 @@ Every host that trains has its own. It is used with the very state that it belon
 A ZIP of two files that are not compressed, each with its CRC-32, as NumPy's `savez` writes it:
 
     residual.json   format, version, `state` (the digest of the state that it belongs to), `round` (the last one that is
-                    in it, as its run numbers them) and `lanes`
+                    in it, as its run numbers them), `lanes`, and `limit`: no number is larger, as far as its host
+                    knew; null where it did not. A round's unit follows from it, so a resumed job has the same units
     residual.npy    float32 (lanes,)
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import zipfile
 import zlib
@@ -52,7 +54,8 @@ class ResidualFile:
         if not self.state or self.state == self._written:
             return None
         try:
-            write(self._path, self.residual.kept[: self._lanes], self.state, self._round)
+            kept, limit = self.residual.kept[: self._lanes], self.residual.limit
+            write(self._path, kept, self.state, self._round, limit)
         except OSError as error:
             return f"cannot write the residual to {self._path}: {error.strerror}"
         self._written = self.state
@@ -62,28 +65,30 @@ class ResidualFile:
         """Go on with what this host has kept; an error in one line, or ""."""
         self.state = state
         try:
-            self.residual.take(read(fd, self._lanes, state))
+            self.residual.take(*read(fd, self._lanes, state))
         except JobFailed as error:
             return f"this host's residual is dropped, and rounding errors begin at zero: {error}"
         return ""
 
 
-def write(path: Path, values: F32, state: str, round_: int) -> None:
+def write(path: Path, values: F32, state: str, round_: int, limit: float = math.inf) -> None:
     """Write the file in the place of `path`, whole or not at all.
 
     Args:
         values: float32 (lanes,).
         state: digest of the state.
         round_: the last round whose rounding errors are in it.
+        limit: an upper bound of the magnitudes; infinity: not known.
 
     Raises:
         OSError: it cannot be written; what was there is there still.
     """
     head = {"format": _FORMAT, "version": _VERSION, "state": state, "round": round_}
+    known = {"lanes": len(values), "limit": limit if math.isfinite(limit) else None}
     part = path.with_name(f"{path.name}.part")
     try:
         with zipfile.ZipFile(part, "w") as archive:
-            archive.writestr(_HEAD, json.dumps(head | {"lanes": len(values)}))
+            archive.writestr(_HEAD, json.dumps(head | known))
             with archive.open(_VALUES, "w", force_zip64=True) as entry:
                 npy.write_array(entry, values, allow_pickle=False)
         os.replace(part, path)
@@ -92,8 +97,8 @@ def write(path: Path, values: F32, state: str, round_: int) -> None:
         raise
 
 
-def read(fd: int, lanes: int, state: str) -> F32:
-    """Read what `write` wrote, float32 (lanes,), all finite; the descriptor is closed.
+def read(fd: int, lanes: int, state: str) -> tuple[F32, float]:
+    """Read what `write` wrote: float32 (lanes,), all finite, and their limit; the descriptor is closed.
 
     Raises:
         JobFailed: it is damaged, of another state, or of another size.
@@ -107,6 +112,7 @@ def read(fd: int, lanes: int, state: str) -> F32:
                 raise JobFailed(f"it is of another state, after round {head['round']} of its run")
             if head["lanes"] != lanes:
                 raise JobFailed(f"it has {head['lanes']} numbers, and the model has {lanes}")
+            limit = math.inf if head.get("limit") is None else float(head["limit"])
             with archive.open(_VALUES) as entry:
                 values = npy.read_array(entry, allow_pickle=False)
     except (OSError, KeyError, TypeError, ValueError, EOFError) as error:
@@ -114,6 +120,6 @@ def read(fd: int, lanes: int, state: str) -> F32:
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise JobFailed(f"it is damaged: {error}") from None
     fits = values.shape == (lanes,) and values.dtype == np.float32
-    if not fits or not np.isfinite(values).all():
+    if not fits or not np.isfinite(values).all() or not limit >= 0:
         raise JobFailed("it is damaged: it does not hold what its header says")
-    return values
+    return values, limit

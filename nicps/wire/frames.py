@@ -299,6 +299,27 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
+class Script:
+    """Between hosts that run a script and the one that has started it (docs/run.md), in no view.
+
+    OUTPUT and END go to the host that has started the run, SEEN and KILL to the host of that rank. The tail of OUTPUT
+    is the piece, and that of END is JSON.
+    """
+
+    run: Annotated[int, u64("random, of this run")]
+    at: Annotated[
+        int,
+        u64(
+            "bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END"
+        ),
+    ]
+    step: Annotated[int, u8("what it is for")]
+    rank: Annotated[int, u8("of the host whose script it is")]
+    reserved: Annotated[int, u16("0")] = 0
+    reserved2: Annotated[int, u32("0")] = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Switch:
     """Between a Linux switch that adds (sender 0) and the members that believe it (docs/linux-switch.md).
 
@@ -356,6 +377,7 @@ Body: TypeAlias = (
     | Ask
     | Lacking
     | Switch
+    | Script
 )
 Item: TypeAlias = Entry | Range | Lack | ViewValue | ViewMember
 
@@ -379,4 +401,5 @@ FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] 
     FrameType.ASK: (Ask, ()),
     FrameType.LACKING: (Lacking, ()),
     FrameType.SWITCH: (Switch, ()),
+    FrameType.SCRIPT: (Script, ()),
 }

@@ -82,6 +82,7 @@ class FrameType(IntEnum):
     ASK = 16  # in stripes: a member lacks that sum
     LACKING = 17  # in stripes: it cannot be made yet, and whose part is lacking
     SWITCH = 18  # a Linux switch that adds, and the members that believe it
+    SCRIPT = 19  # `nicps run`: what a host's script prints, to the host that started it
 
 
 # Combined, flags and marks are plain numbers: an `IntFlag` is slow to test, and every frame is tested.
@@ -159,6 +160,15 @@ class ProbeStep(IntEnum):
 
     ASK = 1  # count the train of this nonce from now on, and say what was counted so far
     TRAIN = 2  # one of many, as long as a fragment: counted in the kernel, and dropped
+
+
+class ScriptStep(IntEnum):
+    """Of a SCRIPT frame."""
+
+    OUTPUT = 1  # a piece of what the script has printed; an empty one is a sign of life
+    END = 2  # the script has ended; the tail says how, as JSON
+    SEEN = 3  # the host that started it has all up to there
+    KILL = 4  # end the script
 
 
 class SwitchStep(IntEnum):

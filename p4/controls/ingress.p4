@@ -62,7 +62,7 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      headers.nicps.type == NICPS_TYPE_SUM ||
                      headers.nicps.type == NICPS_TYPE_ASK ||
                      headers.nicps.type == NICPS_TYPE_LACKING;
-            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_SWITCH) {
+            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_SCRIPT) {
                 meta.refused = true;
                 meta.reason = NICPS_COUNT_TYPE;
             } else if (stripe || headers.nicps.type == NICPS_TYPE_TOKEN ||

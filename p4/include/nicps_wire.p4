@@ -45,6 +45,7 @@ const bit<8> NICPS_TYPE_SUM = 15;          /* in stripes: the aggregator's, to a
 const bit<8> NICPS_TYPE_ASK = 16;          /* in stripes: a member lacks that sum */
 const bit<8> NICPS_TYPE_LACKING = 17;      /* in stripes: it cannot be made yet, and whose part is lacking */
 const bit<8> NICPS_TYPE_SWITCH = 18;       /* a Linux switch that adds, and the members that believe it */
+const bit<8> NICPS_TYPE_SCRIPT = 19;       /* `nicps run`: what a host's script prints, to the host that started it */
 
 // The header's `flags`.
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
@@ -97,6 +98,12 @@ const bit<8> NICPS_PROBE_STEP_TRAIN = 2; /* one of many, as long as a fragment: 
 const bit<8> NICPS_SWITCH_STEP_HELLO = 1; /* the switch asks which view is in force */
 const bit<8> NICPS_SWITCH_STEP_GRANT = 2; /* a member says so, and gives it the view's key */
 const bit<8> NICPS_SWITCH_STEP_READY = 3; /* the switch adds for these members */
+
+// Of a SCRIPT frame.
+const bit<8> NICPS_SCRIPT_STEP_OUTPUT = 1; /* a piece of what the script has printed; an empty one is a sign of life */
+const bit<8> NICPS_SCRIPT_STEP_END = 2;    /* the script has ended; the tail says how, as JSON */
+const bit<8> NICPS_SCRIPT_STEP_SEEN = 3;   /* the host that started it has all up to there */
+const bit<8> NICPS_SCRIPT_STEP_KILL = 4;   /* end the script */
 
 // Common to all frames of ours; follows the Ethernet header.
 header nicps_header_t {

@@ -31,11 +31,15 @@ def fresh_name() -> str:
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Poll until the condition holds; its value."""
-    deadline = time.monotonic() + timeout_s
+    """Poll until the condition holds; its value.
+
+    Every 10 ms at first. Four agents that are asked take 2 ms of processor time, so later it is every 30 ms.
+    """
+    begun = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"in {timeout_s} s not: {what}"
-        time.sleep(0.01)
+        waited = time.monotonic() - begun
+        assert waited < timeout_s, f"in {timeout_s} s not: {what}"
+        time.sleep(min(max(0.01, waited / 20), 0.03))
     return value
 
 

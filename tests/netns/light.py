@@ -7,7 +7,7 @@ import os
 import sys
 
 import trainer.__main__
-from trainer import startup
+from nicps.startup import leave
 
 
 def main(command: str) -> int:
@@ -25,4 +25,4 @@ def main(command: str) -> int:
 
 
 if __name__ == "__main__":
-    startup.leave(main(sys.argv[1]))
+    leave(main(sys.argv[1]))

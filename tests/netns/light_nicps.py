@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from nicps.cli import main, submit
 from nicps.session import commands
 from nicps.session.channel import Channel
 from nicps.session.messages import Submit
+from nicps.startup import leave
 
 ENTRY = "tests.netns.light"
 
@@ -21,4 +21,4 @@ def send(channel: Channel, job: Submit) -> None:
 
 if __name__ == "__main__":
     submit.send = send
-    sys.exit(main())
+    leave(main())

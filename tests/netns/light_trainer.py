@@ -34,8 +34,9 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads take as long as the rest
 import numpy as np
 
 from nicps.client import Session
+from nicps.startup import leave
 from tests.netns.recording import Recording
-from trainer import startup, weights
+from trainer import weights
 from trainer.errors import JobError
 from trainer.loop import Loop
 from trainer.prepare import unpack
@@ -232,4 +233,4 @@ def main(folder: str = "") -> int:
 
 
 if __name__ == "__main__":
-    startup.leave(main(*sys.argv[1:]))
+    leave(main(*sys.argv[1:]))

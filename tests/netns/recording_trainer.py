@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import trainer.run
+from nicps.startup import leave
 from tests.netns.recording import Recording
-from trainer import startup
 from trainer.__main__ import main
 
 if __name__ == "__main__":
     Recording.folder = Path(sys.argv[1])
     trainer.run.Session = Recording  # type: ignore[misc]
-    startup.leave(main(["run", "--workdir", os.getcwd()]))
+    leave(main(["run", "--workdir", os.getcwd()]))

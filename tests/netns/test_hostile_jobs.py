@@ -20,7 +20,7 @@ from tests.netns.members import Network, tiny_job
 ENTRY = """
 import json, os, sys
 from pathlib import Path
-from trainer import startup
+from nicps.startup import leave
 from trainer.__main__ import main
 
 if sys.argv[1] == "report":
@@ -31,7 +31,7 @@ code = main()
 if sys.argv[1] == "prepare":
     prepared = Path(sys.argv[sys.argv.index("--out") + 1], "prepared.json")
     prepared.write_text(json.dumps(json.loads(prepared.read_text()) | {"entry": "entry"}))
-startup.leave(code)
+leave(code)
 """
 FIFO = """
 def before_batch():

@@ -98,6 +98,7 @@ BARRIER, EXCHANGE = "nicps.barrier", "nicps.exchange"
 #: Of the session, what is said and nothing that is touched.
 MESSAGES = ("nicps.session.fields", "nicps.session.messages", "nicps.session.shared_form")
 EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
+STARTUP = "nicps.startup"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
@@ -111,6 +112,7 @@ ROOMS = {
     "nicps/extras.py": (ERRORS,),
     "nicps/programs.py": (ERRORS,),
     "nicps/shutdown.py": (),
+    "nicps/startup.py": (),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
     "nicps/messagetable.py": (ERRORS, SESSION),
@@ -138,7 +140,7 @@ ROOMS = {
         *(ERRORS, WIRE, EXTRAS, PROGRAMS, LAYOUT, DATAPLANE, "nicps.auth", "nicps.switchauth"),
         *("nicps.protocol.phase", "nicps.protocol.view", "nicps.switch"),
     ),
-    "trainer": ("nicps.client", ERRORS, EXTRAS, "nicps.gradient_json", "trainer"),
+    "trainer": ("nicps.client", ERRORS, EXTRAS, STARTUP, "nicps.gradient_json", "trainer"),
 }
 
 

@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+import time
+
 import pytest
 
 from nicps.bench import allreduce
 from nicps.bench.engines import Engine, Gloo, Nicps, Size
+from nicps.bench.profile import processor_seconds
 
 SIZE = Size(hosts=4, params=1_440_000, rate_bps=10**9)
 
@@ -58,3 +65,25 @@ def test_engines_that_fit_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) 
     assert groups(sum(sizes) * 2) == [6]
     assert groups(sum(sizes[:2]) / 0.79) == [2, 2, 2]
     assert groups(0) == [1] * 6, "whether one has room was asked before"
+
+
+def test_processor_time_holds_that_of_threads_that_have_ended() -> None:
+    def work() -> None:
+        while time.thread_time() < 0.02:
+            pass
+
+    before = processor_seconds([os.getpid()])
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert processor_seconds([os.getpid()]) >= before + 0.02
+
+
+def test_processor_time_of_others() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        deadline = time.monotonic() + 60
+        while processor_seconds([child.pid]) <= 0.0:
+            assert time.monotonic() < deadline
+        child.communicate(b"\n")
+    assert processor_seconds([child.pid]) == 0.0

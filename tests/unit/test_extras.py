@@ -90,13 +90,13 @@ def test_doctor_has_a_row_for_training(site: Path) -> None:
     done = nicps(site, "doctor")
     assert "ok    packages" in done.stdout and not done.stderr, done.stderr
     assert "warn  training" in done.stdout
-    assert "not installed: torch, scikit-learn, xxhash" in done.stdout
+    assert "not installed: torch, scikit-learn, xxhash, safetensors" in done.stdout
     assert install_command("train") in done.stdout
 
 
 def test_doctor_knows_the_pytorch_that_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.check_training().state == "ok"
-    versions = {"torch": "2.130.1", "scikit-learn": "1.5", "xxhash": "3.5"}
+    versions = {"torch": "2.130.1", "scikit-learn": "1.5", "xxhash": "3.5", "safetensors": "0.5"}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     row = host.check_training()
     assert row.state == "warn" and "torch 2.130.1" in row.found
@@ -155,7 +155,8 @@ def test_each_module_is_in_its_extra_and_not_in_the_base() -> None:
         name = {"sklearn": "scikit-learn"}.get(module, module)
         assert any(need.startswith(f"{name}>=") for need in needs[extra]), module
     assert needs["lab"] == ["nicps[train,switch,crypto]"]
-    assert needs["all"] == ["nicps[lab,captures,vm]"]
+    assert needs["screens"] == ["nicps[top,metrics,tensorboard]"]
+    assert needs["all"] == ["nicps[lab,captures,screens,vm]"]
 
 
 def test_the_pytorch_that_is_tested() -> None:

@@ -61,9 +61,18 @@ class Setting:
         self._ours = Channel(ours)
         self.thread = threading.Thread(target=lambda: run(self._ours, self.session, model))  # type: ignore[arg-type]
         self.thread.start()
+        self._aside: list[threading.Thread] = []
         self.welcome = self.program.receive()
 
+    def aside(self, work: Callable[[], object]) -> None:
+        """Do that in a thread, which ends before the test does."""
+        self._aside.append(threading.Thread(target=work))
+        self._aside[-1].start()
+
     def close(self) -> None:
+        for thread in self._aside:
+            thread.join(10.0)
+            assert not thread.is_alive()
         self.other.fail("the test is over")
         self.program.socket.close()
         self.thread.join(10.0)
@@ -160,7 +169,7 @@ def test_a_whole_job(make: Callable[..., Setting]) -> None:
     assert setting.network.saves, "it asks for one after the next training round"
     assert program.ask("next")["kind"] == "test"
     assert other.next_phase().kind == "test"
-    threading.Thread(target=lambda: other.tally(2, 5, 1)).start()
+    setting.aside(lambda: other.tally(2, 5, 1))
     tally = program.ask("tally", round=2, succeeded=3, failed=2)
     assert tally.items() >= {"op": "tallied", "round": 2, "succeeded": 8, "failed": 3}.items()
     program.ask("decide", round=2, what="end")
@@ -179,7 +188,7 @@ def test_the_phase_ends_before_the_round_is_committed(make: Callable[..., Settin
     assert program.ask("progress", round=1, samples=4)["closed"]
     assert program.ask("wait", round=1) == {"op": "discarded", "round": 1}
     assert program.ask("next")["kind"] == "test"
-    threading.Thread(target=lambda: setting.other.decide(2, "continue")).start()
+    setting.aside(lambda: setting.other.decide(2, "continue"))
     tally = program.ask("tally", round=2, succeeded=3, failed=2)
     assert tally == {"op": "discarded", "round": 2}
     assert program.ask("next")["kind"] == "train"

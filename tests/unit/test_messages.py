@@ -105,6 +105,8 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             event("taking back", members=["h2"]),
             event("progress", loss=0.5, round=7, token_turns=4),
             event("warning", message="slow"),
+            event("launched", hosts=["h1", "h2"]),
+            event("output", host="h1", text="epoch 1\n"),
         ],
     ),
     (

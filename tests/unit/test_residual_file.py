@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from nicps.errors import JobFailed
 from nicps.job.checkpoints import resumed_from
+from nicps.session.absolute import AbsoluteQuantiser
 from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.residual_file import NAME, ResidualFile, read, write
 
@@ -30,7 +33,7 @@ def path(tmp_path: Path, values: F32) -> Path:
 
 
 def taken(path: Path, state: str = "abc", lanes: int = LANES) -> F32:
-    return read(os.open(path, os.O_RDONLY), lanes, state)
+    return read(os.open(path, os.O_RDONLY), lanes, state)[0]
 
 
 def test_it_is_read_as_it_was_written(path: Path, values: F32) -> None:
@@ -38,6 +41,36 @@ def test_it_is_read_as_it_was_written(path: Path, values: F32) -> None:
     with np.load(path) as archive:  # a standard format
         assert archive["residual"].dtype == np.float32 and archive["residual"].shape == (LANES,)
     assert [found.name for found in path.parent.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("known", [0.75, math.inf])
+def test_a_resumed_job_announces_the_same_exponent(tmp_path: Path, known: float) -> None:
+    """It follows from what is known of the residual, which is more than what is in it."""
+    format = LaneFormat(LANES, 32)
+    before = Residual(format)
+    before.kept[3], before.limit = -0.25, known
+    write(tmp_path / NAME, before.kept[:LANES], "abc", 12, before.limit)
+    after = Residual(format)
+    file = os.open(tmp_path / NAME, os.O_RDONLY)
+    assert ResidualFile(after, LANES, str(tmp_path)).take(file, "abc") == ""
+    vector = np.zeros(LANES, np.float32)
+    vector[5] = 0.5
+    exponents = [AbsoluteQuantiser(format, each).bound(vector) for each in (before, after)]
+    assert exponents[0] == exponents[1]
+    assert before.limit == after.limit
+
+
+@pytest.mark.parametrize("limit", ["-1.0", "NaN", "[]"])
+def test_a_limit_that_is_none_is_damage(tmp_path: Path, values: F32, limit: str) -> None:
+    write(tmp_path / NAME, values, "abc", 12, 123.0)
+    with zipfile.ZipFile(tmp_path / NAME) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    content["residual.json"] = content["residual.json"].replace(b"123.0", limit.encode())
+    with zipfile.ZipFile(tmp_path / NAME, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    with pytest.raises(JobFailed, match="damaged"):
+        taken(tmp_path / NAME)
 
 
 @pytest.mark.parametrize(

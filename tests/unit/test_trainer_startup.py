@@ -34,12 +34,6 @@ COMPILED = """
 twice = torch.compile(lambda x: x * 2, backend="eager")
 print(twice(torch.ones(2)).tolist())
 """
-LEFT = """
-import atexit
-from trainer import startup
-atexit.register(print, "the end")
-startup.leave(7)
-"""
 
 
 def said(checkout: Path, program: str) -> tuple[int, list[str]]:
@@ -57,7 +51,3 @@ def test_optimizers_work_without_the_compiler(checkout: Path) -> None:
 @pytest.mark.parametrize("before", ["", STEPS])
 def test_a_job_that_compiles_gets_it(checkout: Path, before: str) -> None:
     assert said(checkout, IMPORT + before + COMPILED + LOADED) == (0, ["[2.0, 2.0]", "True"])
-
-
-def test_who_leaves_keeps_its_code_and_its_last_words(checkout: Path) -> None:
-    assert said(checkout, LEFT) == (7, ["the end"])

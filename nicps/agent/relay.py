@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host's script prints, to the host that has started it: cumulative acknowledgements over a file (docs/run.md).
+
+State machines without clock or socket: `now` and frames come in, frames go out. The output is in a file at the sender,
+so nothing is kept in memory, and what is lost is read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nicps import wire
+from nicps.wire import ScriptStep
+
+#: Bytes of output in a frame.
+PIECE_BYTES = 1400
+#: Frames that are under way at once, of one host.
+WINDOW = 4
+INTERVAL_S = 0.02  # between two windows: so 280 kB/s a host
+_RETRANSMIT_S = 0.1
+_ALIVE_S = 0.5  # between two signs of life
+_GIVES_UP_S = 10.0  # without an acknowledgement
+_LOST_S = 5.0  # without a sign of life
+_KILL_S = 0.2  # between two KILL frames
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A frame to be sent: `length` bytes of the output from `at` on, or the report."""
+
+    step: ScriptStep
+    at: int
+    length: int = 0
+
+
+class OutputSender:
+    """At the host whose script prints.
+
+    Attributes: `done`, the other host has all, and the report. `given_up`: it does not answer.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._size = 0  # of the output
+        self._ended = False
+        self._acknowledged = self._sent = 0
+        self._heard = self._progress = now
+        self._last = now - _ALIVE_S
+        self.done = self.given_up = False
+
+    def note_output(self, size: int, *, ended: bool) -> None:
+        """So many bytes have been printed in all; with `ended` no more will come."""
+        self._size, self._ended = max(size, self._size), self._ended or ended
+
+    def acknowledge(self, now: float, at: int) -> None:
+        """SEEN: the other host has all before `at`, or the report too."""
+        self._heard = now
+        if self._ended and at == self._size + 1:
+            self.done = True
+        elif self._acknowledged < at <= self._size:
+            self._acknowledged, self._progress = at, now
+            self._sent = max(self._sent, at)
+
+    def due(self, now: float) -> list[Piece]:
+        """What is sent now."""
+        if self.done or self.given_up or now < self._last + INTERVAL_S:
+            return []
+        if now > self._heard + _GIVES_UP_S:
+            self.given_up = True
+            return []
+        if self._sent == self._acknowledged:
+            self._progress = now
+        elif now > self._progress + _RETRANSMIT_S:
+            self._sent, self._progress = self._acknowledged, now
+        pieces = []
+        end = min(self._size, self._acknowledged + WINDOW * PIECE_BYTES)
+        while self._sent < end:
+            length = min(PIECE_BYTES, end - self._sent)
+            pieces.append(Piece(ScriptStep.OUTPUT, self._sent, length))
+            self._sent += length
+        if self._ended and self._acknowledged == self._size and now >= self._last + _RETRANSMIT_S:
+            pieces = [Piece(ScriptStep.END, self._size)]
+        elif not pieces and now >= self._last + _ALIVE_S:
+            pieces = [Piece(ScriptStep.OUTPUT, self._acknowledged)]
+        if pieces:
+            self._last = now
+        return pieces
+
+
+class OutputReceiver:
+    """At the host that has started the run, one for each other host.
+
+    Attributes: `ended`: its script has, and all of its output is here.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._at = 0
+        self._heard = now
+        self._killed = now - _KILL_S
+        self.ended = False
+
+    @property
+    def seen(self) -> int:
+        """What SEEN says."""
+        return self._at + self.ended
+
+    def note_alive(self, now: float) -> None:
+        """It is there; what it has sent is not taken now."""
+        self._heard = now
+
+    def take(self, now: float, frame: wire.Script, tail: bytes) -> bytes | None:
+        """OUTPUT or END: what of it is new, in order. The report comes once; None if nothing is new."""
+        self._heard = now
+        if frame.at != self._at or self.ended:
+            return None
+        if frame.step == ScriptStep.END:
+            self.ended = True
+            return tail
+        self._at += len(tail)
+        return tail or None
+
+    def is_lost(self, now: float) -> bool:
+        """Nothing has been heard of it for long."""
+        return not self.ended and now > self._heard + _LOST_S
+
+    def kills(self, now: float) -> bool:
+        """A KILL frame is due, if the script there must end."""
+        if self.ended or now < self._killed + _KILL_S:
+            return False
+        self._killed = now
+        return True

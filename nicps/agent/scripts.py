@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The script of `nicps run` at this host: its process, what it prints, and at the host that has started it the others'.
+
+docs/run.md. One run at a time. The script is no training program: it forms a group with those of the other hosts
+(`nicps.collective`) if it wants to, by the connection to the agent that it inherits.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nicps import wire
+from nicps.agent.children import Children
+from nicps.agent.control import ControlSocket
+from nicps.agent.driver import Driver, log
+from nicps.agent.executor import Executor
+from nicps.agent.folders import remove, working_folder
+from nicps.agent.loop import Loop
+from nicps.agent.peer import Peer
+from nicps.agent.process import Child, python
+from nicps.agent.records import copy_tree, keep_files, open_file
+from nicps.agent.relay import INTERVAL_S, OutputReceiver, OutputSender, Piece
+from nicps.agent.settings import AgentSettings
+from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
+from nicps.job.script import LaunchScript
+from nicps.session.fields import Message
+from nicps.session.messages import Error, Launched, Output, Result
+from nicps.wire import ScriptStep
+
+OUTPUT = "output.log"  # what a script prints, in the run's folder of its host
+WEIGHTS = "weights"  # what the backend of torch.distributed says of them, in the script's folder
+_TICK_S = 0.05  # what a script prints is looked for so often
+_MOST_BACKLOG = 1 << 18  # bytes that `nicps run` has not read: no more is asked for
+_MOST_REPORT = 1200  # bytes
+_START_S = 15.0  # for the first sign of life of every host
+_KILL_LIMIT_S = 10.0  # for the others' scripts to end
+_PIECE = 1 << 16
+
+
+@dataclass(slots=True)
+class _Other:
+    """Another host of the run, at the one that has started it."""
+
+    name: str
+    rank: int
+    receiver: OutputReceiver
+    heard: bool = False
+
+
+@dataclass(slots=True)
+class _Host:
+    """What came of the script at a host: `code` is None where it was lost."""
+
+    code: int | None
+    weights: str = ""
+
+
+@dataclass(slots=True)
+class _Started:
+    """The run, at the host that has started it. `ends`: why, once it is being ended."""
+
+    submission: int
+    began: float
+    others: dict[bytes, _Other]
+    found: dict[str, _Host] = field(default_factory=dict)
+    ends: NicpsError | None = None
+    ends_by: float = 0.0
+    decoders: dict[str, Any] = field(default_factory=dict)
+    own_seen: int = 0
+
+
+class _Run:
+    """A run that this host takes part in."""
+
+    def __init__(self, launch: LaunchScript, base: Path, now: float) -> None:
+        self.launch, self.base = launch, base
+        self.number = run_number(launch.job)
+        self.starter = launch.hosts[launch.starter][1]
+        self.log = base / OUTPUT
+        self.child: Child | None = None
+        self.report: bytes | None = None  # how it has ended
+        self.sender = OutputSender(now)
+        self.started: _Started | None = None
+
+    @property
+    def starts_here(self) -> bool:
+        """This host has started it."""
+        return self.launch.rank == self.launch.starter
+
+    @property
+    def size(self) -> int:
+        """Bytes that the script has printed."""
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
+
+
+class Scripts:
+    """One script at a time.
+
+    Args:
+        send: signs a control frame, and sends it.
+        forming: whether a program here waits for its group.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        loop: Loop,
+        children: Children,
+        executor: Executor,
+        control: ControlSocket,
+        settings: AgentSettings,
+        send: Callable[[bytes], None],
+        forming: Callable[[], bool],
+    ) -> None:
+        self._driver, self._loop, self._children = driver, loop, children
+        self._executor, self._control, self._settings = executor, control, settings
+        self._send_frame, self._forming = send, forming
+        self._run: _Run | None = None
+
+    @property
+    def job(self) -> str | None:
+        """The run that is under way here, or whose output is on its way."""
+        return self._run.launch.job if self._run is not None else None
+
+    @property
+    def wait_s(self) -> float:
+        """`tick` wants to be called so often."""
+        return INTERVAL_S if self._run is not None and self._run.report else _TICK_S
+
+    def check_free(self) -> None:
+        """A job can be submitted here.
+
+        Raises:
+            NetworkProblem: a script is under way.
+        """
+        if self._run is not None:
+            raise NetworkProblem(
+                f"run {self._run.launch.job} is under way: wait for its end, or end it (`nicps cancel`)"
+            )
+
+    # ---- begin
+
+    def launch(self, action: LaunchScript) -> None:
+        """Start it, in a folder of its own, with the files that were handed out."""
+        now = self._driver.now
+        if self._run is not None:
+            self._close(self._run)
+        job = self._executor.job
+        assert job is not None
+        try:
+            run = self._run = _Run(action, working_folder(self._settings.work), now)
+            folder = run.base / "work"
+            os.rename(job.folder, folder)
+        except (OSError, NicpsError) as error:
+            log(explain("start the script", error))
+            self._run = None
+            return
+        log(f"run {action.job}: rank {action.rank} of {len(action.hosts)}")
+        if run.starts_here:
+            others = {
+                mac: _Other(name, rank, OutputReceiver(now))
+                for rank, (name, mac) in enumerate(action.hosts)
+                if rank != action.rank
+            }
+            run.started = _Started(action.submission, now, others)
+            names = tuple(name for name, _ in action.hosts)
+            self._tell(run, Launched(action.job, names))
+        try:
+            run.child = self._children.spawn(
+                python(action.entry, "run", "--workdir", str(folder)),
+                folder,
+                run.log,
+                partial(self._ended, run),
+                connected=True,
+                network_access=action.settings.get("network_access") is True,
+                env=_environment(action, folder),
+            )
+        except (OSError, NicpsError) as error:
+            run.log.write_text(f"{error}\n")
+            self._ended(run, JobFailed.exit_code)
+
+    def _ended(self, run: _Run, code: int) -> None:
+        run.child = None
+        report: dict[str, Any] = {"code": code if code >= 0 else 128 - code}
+        with contextlib.suppress(OSError):
+            fd = open_file(run.base / "work" / WEIGHTS)
+            try:
+                report["weights"] = os.read(fd, 64).decode("ascii", "replace")
+            finally:
+                os.close(fd)
+        run.report = orjson.dumps(report)
+        log(f"run {run.launch.job}: the script ended with exit code {report['code']}")
+        if run.started is not None:
+            self._forward_own(run, run.started)
+            self._note_end(run, run.started, self._settings.name, run.report)
+
+    # ---- frames
+
+    def take_frame(self, source: bytes, data: bytes) -> None:
+        """A SCRIPT frame that came up.
+
+        Raises:
+            WireError: it is malformed.
+        """
+        frame, run, now = wire.unpack(data), self._run, self._driver.now
+        body = frame.body
+        if run is None or not isinstance(body, wire.Script) or body.run != run.number:
+            return
+        if frame.header.network != self._driver.life.node.network:
+            return
+        if body.step in (ScriptStep.SEEN, ScriptStep.KILL):
+            members = [mac for _, mac in run.launch.hosts]
+            if body.rank != run.launch.rank or source not in members:
+                return
+            if body.step == ScriptStep.SEEN:
+                run.sender.acknowledge(now, body.at)
+            else:
+                self._kill(run)
+        elif run.started is not None and source in run.started.others:
+            self._take_output(run, run.started, source, body, bytes(frame.tail))
+
+    def _take_output(
+        self, run: _Run, started: _Started, source: bytes, body: wire.Script, tail: bytes
+    ) -> None:
+        other = started.others[source]
+        other.heard = True
+        if self._backlog(started) > _MOST_BACKLOG and body.step == ScriptStep.OUTPUT and tail:
+            other.receiver.note_alive(self._driver.now)
+            return  # it comes again
+        new = other.receiver.take(self._driver.now, body, tail)
+        if new is not None and body.step == ScriptStep.END:
+            self._note_end(run, started, other.name, new)
+        elif new is not None:
+            self._forward(run, started, other.name, new)
+        self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
+
+    def _send(self, run: _Run, step: ScriptStep, at: int, rank: int, tail: bytes = b"") -> None:
+        header = wire.Header(network=self._driver.life.node.network)
+        self._send_frame(wire.pack(header, wire.Script(run.number, at, step, rank), tail=tail))
+
+    # ---- time
+
+    def tick(self) -> None:
+        """Send what was printed, and see who is lost."""
+        run, now = self._run, self._driver.now
+        if run is None:
+            return
+        if run.started is not None:
+            self._tick_started(run, run.started, now)
+            return
+        run.sender.note_output(run.size, ended=run.report is not None)
+        for piece in run.sender.due(now):
+            self._send(run, piece.step, piece.at, run.launch.rank, self._read(run, piece))
+        if run.report is not None and (run.sender.done or run.sender.given_up):
+            if run.sender.given_up:
+                name = run.launch.hosts[run.launch.starter][0]
+                log(f"run {run.launch.job}: {name}, which has started it, is not heard")
+            self._close(run)
+
+    def _read(self, run: _Run, piece: Piece) -> bytes:
+        if piece.step == ScriptStep.END:
+            assert run.report is not None
+            return run.report
+        return _read_output(run.log, piece.at, piece.length)
+
+    def _tick_started(self, run: _Run, started: _Started, now: float) -> None:
+        self._forward_own(run, started)
+        for other in started.others.values():
+            if other.receiver.ended or other.name in started.found:
+                continue
+            if started.ends is not None and other.receiver.kills(now):
+                self._send(run, ScriptStep.KILL, 0, other.rank)
+            late = not other.heard and now > started.began + _START_S
+            if late or (other.heard and other.receiver.is_lost(now)):
+                what = "was lost" if other.heard else "did not start"
+                self._forward(run, started, other.name, f"nicps: {other.name} {what}\n".encode())
+                started.found[other.name] = _Host(None)
+        self._give_up_forming(run, started)
+        everywhere = len(started.found) == len(run.launch.hosts)
+        if everywhere or (started.ends is not None and now > started.ends_by):
+            self._finish(run, started)
+
+    # ---- at the host that has started it
+
+    def _backlog(self, started: _Started) -> int:
+        waiting = [p for p in self._control.peers if p.submission == started.submission]
+        return max((peer.channel.backlog for peer in waiting), default=0)
+
+    def _forward_own(self, run: _Run, started: _Started) -> None:
+        while self._backlog(started) <= _MOST_BACKLOG or run.report is not None:
+            piece = _read_output(run.log, started.own_seen, _PIECE)
+            if not piece:
+                return
+            started.own_seen += len(piece)
+            self._forward(run, started, self._settings.name, piece)
+
+    def _forward(self, run: _Run, started: _Started, name: str, piece: bytes) -> None:
+        """A character may be cut in two: the rest of it comes with the next piece."""
+        decoder = started.decoders.get(name)
+        if decoder is None:
+            decoder = started.decoders[name] = codecs.getincrementaldecoder("utf-8")("replace")
+        if text := decoder.decode(piece):
+            self._tell(run, Output(run.launch.job, name, text))
+
+    def _note_end(self, run: _Run, started: _Started, name: str, report: bytes) -> None:
+        try:
+            found = orjson.loads(report[:_MOST_REPORT])
+            started.found[name] = _Host(int(found["code"]), str(found.get("weights", ""))[:64])
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            started.found[name] = _Host(JobFailed.exit_code)
+
+    def _give_up_forming(self, run: _Run, started: _Started) -> None:
+        """A script that has failed cannot come into the group for which the others wait."""
+        failed = [(name, host.code) for name, host in started.found.items() if host.code != 0]
+        if not failed or started.ends is not None or not self._forming():
+            return
+        name, code = failed[0]
+        how = "was lost" if code is None else f"ended with exit code {code}"
+        started.ends = JobFailed(f"the script on {name} {how} before all had joined the group")
+        started.ends_by = self._driver.now + _KILL_LIMIT_S
+        self._kill(run)
+
+    def _finish(self, run: _Run, started: _Started) -> None:
+        names = [name for name, _ in run.launch.hosts]
+        codes = {
+            name: started.found[name].code if name in started.found else None for name in names
+        }
+        told = {host.weights for host in started.found.values() if host.weights}
+        if started.ends is not None:
+            self._tell(run, Error.of(started.ends))
+        else:
+            result = {
+                "job_id": run.launch.job,
+                "hosts": len(names),
+                "exit_codes": codes,
+                "lost": [name for name, code in codes.items() if code is None],
+                "seconds": round(self._driver.now - started.began, 3),
+                "weights_identical": len(told) == 1 if told else None,
+                "folder": str(self._settings.runs / run.launch.job),
+            }
+            self._tell(run, Result(result))
+        self._close(run)
+
+    def _tell(self, run: _Run, message: Message) -> None:
+        assert run.started is not None
+        for peer in self._control.peers[:]:
+            if peer.submission == run.started.submission:
+                self._control.post(peer, message)
+                if isinstance(message, Result | Error):
+                    peer.submission = 0
+
+    # ---- the end
+
+    def forget(self, peer: Peer) -> None:
+        """`nicps run` has gone: the run ends with it."""
+        run = self._run
+        if run is not None and run.started is not None:
+            if peer.submission == run.started.submission:
+                self.cancel("`nicps run` was ended")
+
+    def cancel(self, reason: str) -> bool:
+        """End the scripts at all hosts; whether there is a run."""
+        run, now = self._run, self._driver.now
+        if run is None:
+            return False
+        self._kill(run)
+        if run.started is None:  # the host that has started it does it
+            for rank, (_, mac) in enumerate(run.launch.hosts):
+                if mac == run.starter:
+                    self._send(run, ScriptStep.KILL, 0, rank)
+        elif run.started.ends is None:
+            run.started.ends, run.started.ends_by = Cancelled(reason), now + _KILL_LIMIT_S
+        return True
+
+    def _kill(self, run: _Run) -> None:
+        if run.started is not None and run.started.ends is None:
+            run.started.ends = Cancelled("cancelled on another host")
+            run.started.ends_by = self._driver.now + _KILL_LIMIT_S
+        if run.child is not None:
+            run.child.kill()  # `_ended` follows
+
+    def _close(self, run: _Run) -> None:
+        """Keep what it has left, and remove its folder."""
+        self._run = None
+        if run.child is not None:
+            self._children.end(run.child)
+        kept = self._settings.runs / run.launch.job / self._settings.name
+
+        def keep() -> None:
+            try:
+                keep_files(run.base, kept, {OUTPUT: OUTPUT})
+                copy_tree(run.base / "work" / "out", kept / "out")
+            except OSError as error:
+                log(explain("keep what the script has left", error))
+            finally:
+                remove(run.base)
+
+        self._children.once_gone(lambda: self._loop.background(keep, lambda: None))
+
+
+def run_number(job: str) -> int:
+    """A run's number on the wire, of its name, which ends with random digits."""
+    return int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "big")
+
+
+def _environment(launch: LaunchScript, folder: Path) -> dict[str, str]:
+    """What torchrun sets, without a rendezvous."""
+    environment = {
+        "RANK": str(launch.rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(len(launch.hosts)),
+        "LOCAL_WORLD_SIZE": "1",
+        "NICPS_WEIGHTS": str(folder / WEIGHTS),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if data := launch.settings.get("data_path"):
+        environment["NICPS_DATA"] = str(data)
+    return environment
+
+
+def _read_output(path: Path, at: int, length: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(length)
+    except OSError:
+        return b""

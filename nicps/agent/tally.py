@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent counts for those who look at it (`nicps.session.activity`): a few numbers a round, none a frame."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+from nicps.job.actions import EnterView, NoteCommit
+from nicps.protocol import Member, Phase, SendFragments
+
+#: Upper ends of the classes that rounds are counted in, by their seconds.
+BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+
+
+class Tally:
+    """Counted since the agent began; members by their MAC addresses, as a list may give them other numbers.
+
+    Attributes: `round_counts`, rounds by the class of their seconds (`BOUNDS`), the last one for all above;
+    `samples_of`, counted of each member; `asked_of`, fragments that it was asked for again; `resent_to`, fragments
+    that were sent again to it alone. The others are as in `nicps.session.activity.Activity`.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.began = now
+        self.rounds = self.tests = self.samples = 0
+        self.round_counts = [0] * (len(BOUNDS) + 1)
+        self.round_seconds = 0.0
+        self.views = self.evictions = self.returns = 0
+        self.samples_of: Counter[bytes] = Counter()
+        self.asked_of: Counter[bytes] = Counter()
+        self.resent_to: Counter[bytes] = Counter()
+        self._live: frozenset[bytes] = frozenset()  # of the last view
+        self._last: tuple[int, float] | None = None  # a training round, and when it was committed
+
+    def note_commit(self, now: float, commit: NoteCommit, members: Sequence[Member]) -> None:
+        """A round counts: a training round or a test, with that list."""
+        last, self._last = self._last, None
+        if commit.test:
+            self.tests += 1
+            return
+        self.rounds += 1
+        for number, samples in commit.counted.items():
+            self.samples += samples
+            self.samples_of[members[number - 1].mac] += samples
+        if last is not None and commit.round == last[0] + 1:
+            seconds = max(0.0, now - last[1])
+            self.round_counts[bisect_left(BOUNDS, seconds)] += 1
+            self.round_seconds += seconds
+        self._last = commit.round, now
+
+    def note_view(self, action: EnterView) -> None:
+        """Another list is in force. A network that has just formed has lost nobody."""
+        view = action.view
+        live = frozenset(member.mac for member in view.members if member.number in view.live)
+        listed = frozenset(member.mac for member in view.members)
+        self.views += 1
+        self.evictions += len((self._live & listed) - live)
+        if self._live & live:
+            self.returns += len(live - self._live)
+        self._live = live
+
+    def note_network_gone(self) -> None:
+        """The network is no more: whoever is in the next one has not come back."""
+        self._live = frozenset()
+        self._last = None
+
+    def note_repairs(self, action: SendFragments, phase: Phase, members: Sequence[Member]) -> None:
+        """Fragments are sent again, or asked for; where that is to one member only, it is that one's."""
+        striped = action.striped
+        if not action.repair or striped is None:
+            return
+        counts = self.asked_of if action.asks else self.resent_to
+        total = striped.fragments or phase.fragments_in(action.round)
+        for first, count in action.ranges:
+            owner = striped.owner(first, total)  # a range lies in one stripe
+            if owner:  # 0 is a switch
+                counts[members[owner - 1].mac] += count

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps run`: start a script on all hosts of the network, each with its rank (docs/run.md)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nicps.cli.arguments import add_data, add_socket
+from nicps.cli.submit import show
+from nicps.errors import JobFailed, UsageProblem
+from nicps.session.commands import connect, follow, submit
+from nicps.session.messages import Launched, Output, Result, Submit
+
+DESCRIPTION = """\
+Start a script on all hosts whose agents stand by, one process on each, as the training user. The script's folder is
+handed out to them. RANK and WORLD_SIZE are set, and dist.init_process_group("nicps") makes them a group. Their output
+comes back with the host's name in front of each line. Ctrl-C ends the script everywhere. The exit code is that of the
+first host, by rank, where it is not 0; 5 if a host was lost. See docs/run.md."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """The arguments of `nicps run`."""
+    parser = subparsers.add_parser(
+        "run", help="start a script on all hosts", description=DESCRIPTION
+    )
+    add_data(parser)
+    parser.add_argument(
+        "--network",
+        action="store_true",
+        help="let the script use the host's network (downloads, Gloo); otherwise it has none of its own",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the result as one JSON line on stdout; what scripts print goes to stderr",
+    )
+    add_socket(parser)
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start it, and show what it prints until it has ended everywhere."""
+    script = args.script.absolute()
+    if not script.is_file():
+        raise UsageProblem(f"{args.script} is not a file: name a Python script")
+    settings = {
+        "script": {"path": script.name, "arguments": args.arguments},
+        "network_access": args.network,
+        "data_path": os.path.abspath(args.data) if args.data else None,
+        "batch": 1,
+        "lane": "i32",
+    }
+    with connect(args.socket) as channel:
+        submit(channel, Submit(str(script.parent), settings=settings, entry="trainer.script"))
+        lines = _Lines(sys.stderr if args.json else sys.stdout)
+        for message in follow(channel):
+            if isinstance(message, Output):
+                lines.add(message.host, message.text)
+            elif isinstance(message, Launched):
+                print(f"nicps: {message.job_id} on {', '.join(message.hosts)}", file=sys.stderr)
+            elif isinstance(message, Result):
+                lines.close()
+                return _finish(message.result, as_json=args.json)
+            else:
+                show(message)
+    raise AssertionError("a run ends with a result or an error")
+
+
+class _Lines:
+    """Whole lines of several hosts, each with the host's name in front."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._rest: dict[str, str] = {}
+
+    def add(self, host: str, text: str) -> None:
+        """More of what that host prints."""
+        *whole, self._rest[host] = (self._rest.get(host, "") + text).split("\n")
+        for line in whole:
+            print(f"{host}: {line}", file=self._stream)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Lines without an end."""
+        for host, rest in self._rest.items():
+            if rest:
+                print(f"{host}: {rest}", file=self._stream)
+        self._stream.flush()
+
+
+def _finish(result: Mapping[str, Any], *, as_json: bool) -> int:
+    if as_json:
+        print(orjson.dumps(dict(result)).decode(), flush=True)
+    codes: Mapping[str, int | None] = result["exit_codes"]
+    failed = {name: code for name, code in codes.items() if code != 0}
+    for name, code in failed.items():
+        how = "was lost" if code is None else f"ended with exit code {code}"
+        print(f"nicps: {name} {how}", file=sys.stderr)
+    if failed or result["weights_identical"] is False:
+        print(f"nicps: what each host has kept is in {result['folder']} there", file=sys.stderr)
+    if result["weights_identical"] is False:
+        print("nicps: the hosts' weights differ", file=sys.stderr)
+    first = next((code for code in failed.values() if code is not None), None)
+    if first is not None:
+        return first
+    return JobFailed.exit_code if failed or result["weights_identical"] is False else 0

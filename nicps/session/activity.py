@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent has counted since it began, and who is waited for: the part of the status that `nicps top` and the
+metrics are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from nicps.session.fields import COUNT, FLAG, TEXT, Field, listed, nullable, number, record, whole
+from nicps.wire import MAX_MEMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A distribution of times."""
+
+    bounds: Annotated[
+        tuple[float, ...], Field(listed(number(), "numbers"), "upper ends of the classes, rising")
+    ]
+    counts: Annotated[
+        tuple[int, ...],
+        Field(
+            listed(COUNT, "numbers"), "how many there are in each class; one more, for all above"
+        ),
+    ]
+    sum: Annotated[float, Field(number(0), "all of them together")]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the kernel has counted at the interface, of all protocols."""
+
+    received_bytes: Annotated[int, Field(COUNT, "bytes that came")]
+    received_frames: Annotated[int, Field(COUNT, "frames that came")]
+    sent_bytes: Annotated[int, Field(COUNT, "bytes that left")]
+    sent_frames: Annotated[int, Field(COUNT, "frames that left")]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberActivity:
+    """What this host has to do with a member of the list."""
+
+    number: Annotated[int, Field(whole(1, MAX_MEMBERS), "its place in the list")]
+    awaited: Annotated[
+        bool, Field(FLAG, "whether the open round waits for it, while others are done")
+    ]
+    samples: Annotated[int, Field(COUNT, "its samples that were counted in training rounds")]
+    asked: Annotated[
+        int, Field(COUNT, "fragments that it should have sent here, and was asked for again")
+    ]
+    resent: Annotated[
+        int, Field(COUNT, "fragments that this host has sent again to it, and to it alone")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Counted since the agent began, unless it says otherwise."""
+
+    uptime_s: Annotated[float, Field(number(0), "seconds since the agent began")]
+    exchange: Annotated[
+        str, Field(TEXT, "how the open round becomes one sum (docs/jobs.md); empty without one")
+    ]
+    lane: Annotated[
+        str, Field(TEXT, "the integers on the wire: `i32`, `i16`, `i8`; empty without a round")
+    ]
+    rounds: Annotated[int, Field(COUNT, "training rounds that were committed")]
+    tests: Annotated[int, Field(COUNT, "tests that were committed (R15)")]
+    samples: Annotated[int, Field(COUNT, "samples that were counted in training rounds")]
+    round_seconds: Annotated[
+        Seconds, Field(record(Seconds), "from one commit to the next, in one phase of training")
+    ]
+    views: Annotated[int, Field(COUNT, "member lists that came into force")]
+    evictions: Annotated[
+        int, Field(COUNT, "members that were in a list and not in the next one (R17, R18)")
+    ]
+    returns: Annotated[int, Field(COUNT, "members that came back or were new (R20)")]
+    parked: Annotated[bool, Field(FLAG, "whether the token rests at this host")]
+    frames_sent: Annotated[int, Field(COUNT, "frames that this agent has sent, fragments included")]
+    fragments_resent: Annotated[int, Field(COUNT, "fragments that were sent again")]
+    fragments_asked: Annotated[int, Field(COUNT, "fragments that this host has asked for again")]
+    members: Annotated[
+        tuple[MemberActivity, ...],
+        Field(listed(record(MemberActivity), "objects"), "the list, with what was counted"),
+    ]
+    traffic: Annotated[
+        Traffic | None, Field(nullable(record(Traffic)), "null where the interface has gone")
+    ]

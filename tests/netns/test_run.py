@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps run`: a script on all hosts (docs/run.md), with real agents."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nicps.lab.agents import nicps_command
+from tests.netns.labs import ROOT, until
+from tests.netns.members import Network
+
+PRINTS = """
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *sys.argv[1:])
+print("\\u00e9" * 50_000)
+print("data", os.environ.get("NICPS_DATA"), file=sys.stderr)
+open("out/kept.txt", "w").write(os.environ["RANK"])
+import helper
+sys.exit(helper.CODE if os.environ["RANK"] == "1" else 0)
+"""
+SUMS = """
+import numpy as np, os, sys, time
+from nicps.collective import Group
+with Group.form(int(os.environ["WORLD_SIZE"]), rank=int(os.environ["RANK"])) as group:
+    print("sum", int(group.all_reduce(np.array([group.rank + 1])).result()[0]))
+"""
+SLEEPS = """
+import time
+print("begun")
+time.sleep(600)
+"""
+FAILS = """
+import os, sys
+from nicps.collective import Group
+if os.environ["RANK"] == "2":
+    sys.exit("no data here")
+Group.form(int(os.environ["WORLD_SIZE"]), rank=int(os.environ["RANK"]))
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    folder.chmod(0o755)
+    (folder / "helper.py").write_text("CODE = 7\n")
+    path = folder / "it.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def folder(three: Network) -> Path:
+    made = three.folder / "script"
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def lines_of(out: str) -> dict[str, list[str]]:
+    """By host."""
+    found: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        host, _, text = line.partition(": ")
+        found.setdefault(host, []).append(text)
+    return found
+
+
+def no_run(network: Network) -> None:
+    network.all_stand_by()
+    for host in network.names:
+        network.work_is_clear(host)
+
+
+def test_output_exit_codes_and_files_of_all_hosts(three: Network, folder: Path) -> None:
+    path = script(folder, PRINTS)
+    ended = three.command("h2", "run", "--data", str(folder), path, "--lr", "0.1")
+    found = lines_of(ended.out)
+    ranks = {int(lines[0].split()[1]): host for host, lines in found.items()}
+    assert sorted(ranks) == [0, 1, 2] and set(found) == {"h1", "h2", "h3"}
+    for rank, host in ranks.items():
+        data = f"data {folder}"
+        assert sorted(found[host][:1] + found[host][2:]) == sorted(
+            [f"rank {rank} of 3 --lr 0.1", data]
+        ) or found[host] == [data, f"rank {rank} of 3 --lr 0.1", "é" * 50_000]
+        assert "é" * 50_000 in found[host]
+        (run,) = [p for p in three.place(host, "runs").iterdir() if p.name.split("-")[2] == "it"]
+        until((run / host / "out" / "kept.txt").exists, "what the script has written")
+        assert (run / host / "out" / "kept.txt").read_text() == str(rank)
+        assert "é" * 50_000 in (run / host / "output.log").read_text()
+    assert ended.code == 7 and f"{ranks[1]} ended with exit code 7" in ended.err
+    no_run(three)
+
+
+def test_a_group_of_the_scripts(three: Network, folder: Path) -> None:
+    ended = three.command("h1", "run", "--json", script(folder, SUMS))
+    assert ended.code == 0, ended.err
+    result = json.loads(ended.out)
+    assert result["exit_codes"] == {"h1": 0, "h2": 0, "h3": 0} and result["hosts"] == 3
+    assert result["weights_identical"] is None and result["lost"] == []
+    assert sorted(line for line in ended.err.splitlines() if "sum" in line) == [
+        f"h{k}: sum 6" for k in (1, 2, 3)
+    ]
+    no_run(three)
+
+
+def begun(three: Network, child: subprocess.Popen[str]) -> None:
+    until(lambda: all((three.status(h) or {}).get("job") for h in three.names), "the run", 30)
+    assert child.stdout is not None
+    assert {child.stdout.readline().strip() for _ in three.names} == {
+        f"{host}: begun" for host in three.names
+    }
+
+
+def test_ctrl_c_ends_it_everywhere(three: Network, folder: Path) -> None:
+    child = three.start("h1", "run", script(folder, SLEEPS))
+    begun(three, child)
+    refused = three.command("h2", "run", script(folder, SLEEPS))
+    assert "is under way: wait for its end" in refused.error(4)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20) in (130, -signal.SIGINT)
+    child.communicate()
+    no_run(three)
+
+
+def test_cancelled_on_another_host(three: Network, folder: Path) -> None:
+    child = three.start("h1", "run", script(folder, SLEEPS))
+    begun(three, child)
+    assert three.command("h3", "cancel").code == 0
+    assert "cancelled" in three.finish(child, 20).error(7)
+    no_run(three)
+
+
+def test_a_host_that_is_lost(three: Network, folder: Path) -> None:
+    child = three.start("h1", "run", script(folder, SLEEPS.replace("600", "8")))
+    begun(three, child)
+    three.end("h3", signal.SIGKILL)
+    ended = three.finish(child, 40)
+    assert ended.code == 5 and "nicps: h3 was lost" in ended.err
+    assert "h3: nicps: h3 was lost" in ended.out
+
+
+def test_a_script_that_fails_before_the_group_has_formed(three: Network, folder: Path) -> None:
+    ended = three.command("h1", "run", script(folder, FAILS), timeout_s=60)
+    assert "ended with exit code 1 before all had joined the group" in ended.error(5)
+    assert "no data here" in ended.out
+    no_run(three)
+
+
+def test_what_cannot_be_run(three: Network, folder: Path) -> None:
+    missing = three.command("h1", "run", str(folder / "nothing.py")).only_error(2)
+    assert "nothing.py is not a file: name a Python script" in missing
+    path = script(folder, SLEEPS)
+    (folder / "large.bin").write_bytes(bytes(65 << 20))
+    assert "holds more than 64 MiB" in three.command("h1", "run", path).error(5)
+    (folder / "large.bin").unlink()
+    no_run(three)
+
+
+def test_a_ddp_script_in_a_lab(tmp_path: Path) -> None:
+    """`weights_identical` comes from the backend, as the process group is destroyed."""
+    pytest.importorskip("torch")
+    tmp_path.chmod(0o755)
+    text = """
+import sys, torch, torch.distributed as dist
+import nicps.torch
+dist.init_process_group("nicps")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+model(torch.randn(5, 8)).sum().backward()
+with torch.no_grad():
+    for p in model.parameters():
+        p -= 0.1 * p.grad
+        p += dist.get_rank() * float(sys.argv[1])
+dist.destroy_process_group()
+"""
+    (tmp_path / "ddp.py").write_text(text)
+    for differing, identical, code in (("0.0", True, 0), ("0.5", False, 5)):
+        command = nicps_command(
+            *("lab", "run", "--script", str(tmp_path / "ddp.py"), "--hosts", "2", "--json"),
+            *("--runs", str(tmp_path / "runs"), "--", differing),
+        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == code, done.stderr
+        result = json.loads(done.stdout.splitlines()[-1])
+        assert result["weights_identical"] is identical and result["hosts"] == 2

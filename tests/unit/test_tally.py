@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent counts of rounds, lists and repairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nicps import wire
+from nicps.agent.tally import BOUNDS, Tally
+from nicps.exchange import Exchange
+from nicps.job.actions import EnterView, NoteCommit
+from nicps.protocol import Member, Phase, SendFragments, View
+from nicps.protocol.actions import Striped
+
+MEMBERS = tuple(Member(n, bytes([2, 0, 0, 0, 0, n]), f"h{n}") for n in range(1, 5))
+A, B, C, D = (member.mac for member in MEMBERS)
+PHASE = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=8, shares=(1, 1, 1, 1))
+
+
+def view(number: int, *live: int, members: tuple[Member, ...] = MEMBERS) -> EnterView:
+    return EnterView(View(number, members, frozenset(live), min(live)), 1)
+
+
+def test_rounds_and_their_seconds() -> None:
+    """A round is as long as the time since the one before; the first one, and one behind a test, have none."""
+    tally = Tally(0.0)
+    for now, round_, test in ((1.0, 1, False), (1.03, 2, False), (5.0, 3, True), (6.0, 4, False)):
+        tally.note_commit(now, NoteCommit(round_, test, {1: 10, 3: 5}), MEMBERS)
+    assert (tally.rounds, tally.tests, tally.samples) == (3, 1, 45)
+    assert tally.samples_of == {A: 30, C: 15}
+    assert sum(tally.round_counts) == 1
+    assert tally.round_counts[BOUNDS.index(0.05)] == 1
+    assert round(tally.round_seconds, 6) == 0.03
+
+
+def test_members_that_go_and_come() -> None:
+    tally = Tally(0.0)
+    tally.note_view(view(1, 1, 2, 3))
+    assert (tally.views, tally.evictions, tally.returns) == (1, 0, 0)
+    tally.note_view(view(2, 1, 2))
+    assert (tally.views, tally.evictions, tally.returns) == (2, 1, 0)
+    tally.note_view(view(3, 1, 2, 3, 4))  # 3 is back, 4 is new
+    assert (tally.views, tally.evictions, tally.returns) == (3, 1, 2)
+
+
+def test_another_network_has_lost_nobody() -> None:
+    tally = Tally(0.0)
+    tally.note_view(view(1, 1, 2, 3))
+    tally.note_network_gone()
+    tally.note_view(view(1, 1, 4))
+    assert (tally.evictions, tally.returns) == (0, 0)
+
+
+def test_repairs_are_whose_stripe_it_is() -> None:
+    tally = Tally(0.0)
+    striped = Striped(wire.FrameType.ASK, 15, 0, (1, 2, 3, 4))
+    asks = SendFragments(1, 1, 1, 0, ((2, 2), (6, 1)), True, Exchange.STRIPES, striped)
+    tally.note_repairs(asks, PHASE, MEMBERS)
+    assert tally.asked_of == {B: 2, D: 1} and not tally.resent_to
+    again = replace(striped, type=wire.FrameType.CONTRIBUTION)
+    tally.note_repairs(replace(asks, samples=1, striped=again), PHASE, MEMBERS)
+    assert tally.resent_to == {B: 2, D: 1}
+    tally.note_repairs(replace(asks, repair=False), PHASE, MEMBERS)
+    tally.note_repairs(replace(asks, striped=None), PHASE, MEMBERS)  # to all
+    switch = replace(striped, aggregators=(0,))
+    tally.note_repairs(replace(asks, striped=switch), PHASE, MEMBERS)
+    assert tally.asked_of.total() == 3

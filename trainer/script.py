@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script of `nicps run` (docs/run.md): packed at the host that starts it, unpacked and run on every host.
+
+python -m trainer.script prepare --job FOLDER --out OUT --settings JSON   at the host that starts it
+python -m trainer.script run --workdir FOLDER                             at every host
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import JobError
+from trainer.prepare import pack, unpack
+
+ARCHIVE, PREPARED = "job.tar", "prepared.json"
+
+
+def prepare(folder: Path, out: Path, settings: dict[str, Any]) -> None:
+    """Write job.tar and prepared.json.
+
+    Raises:
+        JobError: the folder cannot be packed, or the script is not in it.
+    """
+    script = str(settings["script"]["path"])
+    if not (folder / script).is_file():
+        raise JobError(f"there is no {script} in {folder}")
+    pack(folder, out / ARCHIVE)
+    prepared = {
+        "job": Path(script).stem,
+        "entry": "trainer.script",
+        "data": None,
+        "settings": settings,
+        "files": [{"path": name, "store": "all"} for name in (ARCHIVE, PREPARED)],
+    }
+    (out / PREPARED).write_text(json.dumps(prepared, indent=1) + "\n")
+
+
+def run(workdir: Path) -> None:
+    """Become the script, in the folder with its files.
+
+    Raises:
+        JobError: they cannot be unpacked.
+    """
+    settings = json.loads((workdir / PREPARED).read_text())["settings"]["script"]
+    unpack(workdir / ARCHIVE, workdir)
+    os.chdir(workdir)
+    script = workdir / settings["path"]
+    # As `python script.py` does it: the script's folder is where modules are looked for first.
+    os.execv(sys.executable, [sys.executable, str(script), *settings["arguments"]])
+
+
+def main() -> int:
+    """Do what the agent asks for."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.script")
+    parser.add_argument("what", choices=("prepare", "run"))
+    parser.add_argument("--job", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--data")
+    parser.add_argument("--settings", default="{}")
+    parser.add_argument("--workdir", type=Path)
+    args = parser.parse_args()
+    try:
+        if args.what == "prepare":
+            prepare(args.job, args.out, json.loads(args.settings))
+        else:
+            run(args.workdir)
+    except (JobError, OSError) as error:
+        print(f"trainer: error: {error}", file=sys.stderr)
+        return JobError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
