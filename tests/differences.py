@@ -42,12 +42,6 @@ ROWS: tuple[Row, ...] = (
     # What is between them.
     ((OTHER,), "truncated", "control version", "no wire carries less than 60 bytes: zeros follow"),
     ((OTHER,), "truncated", "control", "the bodies of control frames are the hosts' matter"),
-    (
-        (OTHER,),
-        "control",
-        "type",
-        "a P4 switch passes no SWITCH frames: it adds in the Linux switch's place",
-    ),
     ((TOKEN,), "truncated", "malformed", "a length below a token's is one that differs"),
     # Stripes: the room is not loaded at a host, and a switch adds none.
     ((STRIPE,), "mode", "stripe stranger view", "a switch lets members' pass"),

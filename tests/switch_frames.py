@@ -237,7 +237,7 @@ LEAST = {
     "shift": 30,
     "holder": 10,
     "window": 30,
-    "stripe": 20,
+    "stripe": 5,
     "sums compared": 500,
     "whole sums compared": 80,
 }

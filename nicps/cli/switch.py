@@ -68,6 +68,9 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument(
         "--key", type=Path, metavar="FILE", help="the network's key: believe only its holders"
     )
+    run.add_argument(
+        "--linux-switch", type=int, metavar="N", help="the port behind which a Linux switch adds"
+    )
 
     members = _add(commands, "members", _members, "show who is recorded, or record by hand")
     members.add_argument("member", nargs="*", metavar="N=MAC@PORT", help="1=02:00:00:00:00:01@3")
@@ -167,6 +170,11 @@ def _prepare(args: argparse.Namespace, switch: Any) -> _Prepared:
 def _set_up(args: argparse.Namespace, switch: Any) -> bool:
     """Set the switch up, unless it serves this network on these ports: then hosts may be training. Whether it did."""
     done = _prepare(args, switch)
+    if args.linux_switch is not None and args.linux_switch not in done.ports:
+        numbers = ", ".join(map(str, done.ports))
+        raise UsageProblem(
+            f"--linux-switch takes one of the ports {numbers}, not {args.linux_switch}"
+        )
     what = (done.network, done.ports, args.controller)
     if not done.loaded and switch.serves(*what):
         return False
@@ -201,7 +209,7 @@ def _run(args: argparse.Namespace) -> int:
                     anew = _set_up(args, switch)
                     if recorder is None:
                         network = wire.network_id(args.network)
-                        recorder = Recorder(switch, network, interface.mac, key)
+                        recorder = Recorder(switch, network, interface.mac, key, args.linux_switch)
                         recorder.ask(time.monotonic())
                         there = "" if anew else ", whom the switch serves already"
                         _print_line(f"recording the members of {args.network}{there}")
@@ -263,7 +271,8 @@ def _parts(text: str) -> tuple[int, bytes, int]:
     mac, _, port = rest.rpartition("@")
     try:
         raw = bytes.fromhex(mac.replace(":", ""))
-        if len(raw) == 6 and 0 < int(number) <= wire.MAX_MEMBERS and 0 <= int(port) <= 510:
+        least = 0 if raw == wire.SWITCH else 1
+        if len(raw) == 6 and least <= int(number) <= wire.MAX_MEMBERS and 0 <= int(port) <= 510:
             return int(number), raw, int(port)
     except ValueError:
         pass

@@ -5,14 +5,14 @@ group = Group.form(size=4)                  # the same program on four hosts, ea
 total = group.all_reduce(vector).result()   # every call returns a future
 group.close()
 
-errors.py   what a call or a group can fail with
-kinds.py    types of numbers, and what can be done with them
-lanes.py    numbers as lanes of fragments, and back
-feedback.py the same in narrow lanes, with what rounding leaves over
-link.py     the connection to the agent: rounds
-rounds.py   vectors of any length in rounds, the same list of members in all of them
-calls.py    what is called, and how it is done in rounds
-group.py    the members, and the thread that carries calls out in order
+errors.py     what a call or a group can fail with
+kinds.py      types of numbers, and what can be done with them
+lanes.py      numbers as lanes of fragments, and back
+feedback.py   the same in narrow lanes, with what rounding leaves over
+link.py       the connection to the agent: rounds
+rounds.py     vectors of any length in rounds, the same list of members in all of them
+calls.py      what is called, and how it is done in rounds
+group.py      the members, and the thread that carries calls out in order
 admission.py  members that come late, or come back
 """
 

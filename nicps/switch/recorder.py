@@ -47,6 +47,7 @@ class Recorder:
         network: the hash of its name.
         mac: the controller's own address, from which it asks.
         key: of the network, if it has one.
+        linux_switch: the port behind which a Linux switch adds, if one does. Number 0 is recorded there.
         nonce: random 64-bit numbers, never 0.
 
     Attributes: `view`, the number of the list that is recorded; `refused` counts frames that no member has made.
@@ -60,6 +61,7 @@ class Recorder:
         network: int,
         mac: bytes,
         key: NetworkKey | None,
+        linux_switch: int | None = None,
         nonce: Callable[[], int] = nonce,
     ) -> None:
         self._switch = switch
@@ -68,7 +70,8 @@ class Recorder:
         self._key = key
         self._fresh = nonce
         self._list: _List | None = None
-        self._members: dict[int, Member] = switch.members()
+        self._members = {k: m for k, m in switch.members().items() if k}
+        self._adds = {} if linux_switch is None else {0: Member(0, wire.SWITCH, linux_switch)}
         self._answered: set[int] = set()  # with the list that is recorded
         self._asks_until = self._asks_at = 0.0
         self._interval = _FIRST_S
@@ -183,7 +186,7 @@ class Recorder:
 
     def _record(self, members: dict[int, Member]) -> None:
         self._members = dict(sorted(members.items()))
-        self._switch.record(self._members)
+        self._switch.record(self._adds | self._members)
         self._changed = True
         if self._list is not None and not self.missing:
             self._asks_until = 0.0
@@ -208,5 +211,5 @@ class Recorder:
     def again(self, now: float, switch: Switch) -> None:
         """Go on with this connection, to a switch that may know no members any more."""
         self._switch = switch
-        switch.record(self._members)
+        switch.record(self._adds | self._members)
         self.ask(now)

@@ -62,13 +62,13 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      headers.nicps.type == NICPS_TYPE_SUM ||
                      headers.nicps.type == NICPS_TYPE_ASK ||
                      headers.nicps.type == NICPS_TYPE_LACKING;
-            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_LACKING) {
+            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_SCRIPT) {
                 meta.refused = true;
                 meta.reason = NICPS_COUNT_TYPE;
             } else if (stripe || headers.nicps.type == NICPS_TYPE_TOKEN ||
                        headers.nicps.type == NICPS_TYPE_FRAGMENT) {
                 members.apply(headers, standard, known);
-                if (!known) {
+                if (!known || (headers.nicps.sender == 0 && !stripe)) {
                     meta.refused = true;
                     meta.reason = NICPS_COUNT_STRANGER;
                 } else if (!stripe && !headers.token.isValid() &&

@@ -12,7 +12,7 @@ import numpy as np
 
 OURS = 0x88B5
 VERSION, TOKEN, FRAGMENT, VIEW = 1, 6, 7, 3
-STRIPES, LAST_TYPE = (14, 15, 16, 17), 17
+STRIPES, LAST_TYPE = (14, 15, 16, 17), 19
 REPEAT, ADD = 1, 32
 INSTALL = 3
 HEADER, FRAGMENT_HEADER, TOKEN_HEADER, VIEW_HEADER = 32, 16, 40, 40
@@ -100,7 +100,8 @@ class ModelSwitch:
             return "type", False
         if kind not in (TOKEN, FRAGMENT, *STRIPES):
             return "control", True
-        if (sender, frame[6:12], port) not in self.members:
+        known = (sender, frame[6:12], port) in self.members
+        if not known or (sender == 0 and kind not in STRIPES):
             return "stranger", False
         if kind == TOKEN:
             return self._token(view, flags, length, ours)

@@ -79,6 +79,9 @@ def test_every_command(made: tuple[Bmv2, Wires], tmp_path: Path) -> None:
     assert command(bmv2, "members") == ""
     assert as_json(bmv2, "members", *by_hand) == listed == as_json(bmv2, "members")
     assert command(bmv2, "members").splitlines()[1] == "2  02:00:00:00:00:02 at port 2"
+    adds = f"{wire.mac_text(wire.SWITCH)} at port 3"
+    assert as_json(bmv2, "members", f"0={wire.mac_text(wire.SWITCH)}@3", *by_hand)["0"] == adds
+    assert as_json(bmv2, "members", *by_hand) == listed
     assert set(wires.exchange(1, token(1, 2, owner=2, view=40))) == {2, 3}
     registers = {"view": 40, "generation": 4, "hop": 2, "owner": 2, "round": 7}
     assert as_json(bmv2, "registers") == registers | {"listed": [], "settled": 0}

@@ -9,6 +9,7 @@ from nicps import wire
 from nicps.auth import NetworkKey
 from nicps.bench.bmv2 import CONTROLLER
 from nicps.switch import Recorder, Switch
+from nicps.switch.runtime import Member
 from tests.netns.labs import until
 from tests.p4.bmv2 import Wires
 from tests.p4.frames import (
@@ -30,9 +31,15 @@ KEY = NetworkKey(b"k" * 32)
 class Controller:
     """A `Recorder` at the controller's port, and hosts that answer its questions."""
 
-    def __init__(self, switch: Switch, wires: Wires, key: NetworkKey | None = KEY) -> None:
+    def __init__(
+        self,
+        switch: Switch,
+        wires: Wires,
+        key: NetworkKey | None = KEY,
+        linux_switch: int | None = None,
+    ) -> None:
         self._wires, self._key = wires, key
-        self.recorder = Recorder(switch, NETWORK, CONTROLLERS, key)
+        self.recorder = Recorder(switch, NETWORK, CONTROLLERS, key, linux_switch)
         self.now = 100.0
 
     def hears(self, port: int, frame: bytes) -> None:
@@ -210,6 +217,25 @@ def test_a_controller_that_is_started_again(
     assert again.recorder.missing == ["h3"]
     again.answered(1, {3: 3})
     assert recorded(switch) == {k: k for k in HOSTS} and not again.recorder.missing
+
+
+def test_a_linux_switch_is_recorded_at_its_port(switch: Switch, wires: Wires) -> None:
+    """With every list; a controller that is told of none forgets it."""
+    switch.reset()
+    asking = Controller(switch, wires, linux_switch=3)
+    asking.hears(1, install(1, key=KEY))
+    asking.answered(1, {k: k for k in HOSTS})
+    members = {k: Member(k, mac(k), k) for k in HOSTS}
+    assert switch.members() == {0: Member(0, wire.SWITCH, 3), **members}
+    said = asking.recorder.describe_change(asking.now)
+    assert said == "view 1: h1 at port 1, h2 at port 2, h3 at port 3"
+    asking.hears(1, install(2, (1, 2), base=1, key=KEY))
+    asking.answered(2, {1: 1, 2: 2}, (1, 2), base=1)
+    assert sorted(switch.members()) == [0, 1, 2]
+    again = Controller(switch, wires)
+    again.recorder.ask(again.now)
+    again.answered(2, {1: 1, 2: 2}, (1, 2), base=1)
+    assert sorted(switch.members()) == [1, 2]
 
 
 def test_without_a_key_members_answer_too(switch: Switch, wires: Wires) -> None:

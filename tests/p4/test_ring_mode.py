@@ -115,6 +115,41 @@ def test_stripes_of_strangers_and_of_other_views_do_not_pass(
     assert counted(switch) == {"token": 1, "stranger": 3, "view": 2}
 
 
+def test_what_a_linux_switch_and_members_tell_each_other_passes(
+    switch: Switch, wires: Wires
+) -> None:
+    """Who believes whom is their own matter."""
+    body = wire.Switch(1, 2, 3, 4, 5, 8, wire.SwitchStep.HELLO)
+    data = wire.pack(header(0, 0), body)
+    for port, source in ((3, wire.SWITCH), (1, mac(1))):
+        frame = ethernet(source, data)
+        others = {p: [frame] for p in HOSTS if p != port}
+        heard = wires.exchange(port, frame)
+        assert {p: [f[: len(frame)] for f in fs] for p, fs in heard.items()} == others
+    assert counted(switch) == {"control": 2}
+
+
+@pytest.mark.parametrize("kind", [wire.FrameType.SUM, wire.FrameType.LACKING])
+def test_a_linux_switch_sends_from_its_port(
+    switch: Switch, wires: Wires, kind: wire.FrameType
+) -> None:
+    """Its sums and answers pass where number 0 is recorded; tokens and fragments of number 0 never do."""
+    first = token(1, 1, owner=1)
+    wires.exchange(1, first)
+    frame = ethernet(wire.SWITCH, stripe(0, kind=kind)[14:])
+    assert wires.exchange(3, frame) == {}
+    members = {k: Member(k, mac(k), k) for k in (1, 2)}
+    switch.record({0: Member(0, wire.SWITCH, 3), **members})
+    assert wires.exchange(3, frame) == {1: [frame], 2: [frame]}
+    assert wires.exchange(2, frame) == {}
+    for data in (token(0, 2, owner=1), fragment(0), fragment(0, flags=wire.Flag.ADD)):
+        assert wires.exchange(3, ethernet(wire.SWITCH, data[14:])) == {}
+    contribution = stripe(2)[14:]
+    to_switch = ethernet(mac(2), contribution, to=wire.SWITCH)
+    assert wires.exchange(2, to_switch) == {3: [to_switch]}
+    assert counted(switch) == {"token": 1, "stranger": 5, "stripe": 2}
+
+
 def test_a_fragment_that_the_switch_adds_is_anybodys(switch: Switch, wires: Wires) -> None:
     """Of members in the list; one for hosts is the holder's."""
     wires.exchange(1, token(1, 1, owner=1, listed=0b011))
@@ -166,9 +201,9 @@ def test_who_has_left_is_a_stranger(switch: Switch, wires: Wires) -> None:
 
 
 def test_what_the_switch_refuses_is_named(switch: Switch) -> None:
-    """Its table has room for as many members as a network may have."""
+    """Its table has room for as many members as a network may have, and a Linux switch."""
     with pytest.raises(NetworkProblem, match=r"^the switch refuses: TABLE_FULL$"):
-        switch.record({k: Member(k, mac(k), 1) for k in range(1, wire.MAX_MEMBERS + 2)})
+        switch.record({k: Member(k, mac(k), 1) for k in range(wire.MAX_MEMBERS + 2)})
 
 
 def test_views_follow_each_other(switch: Switch, wires: Wires) -> None:

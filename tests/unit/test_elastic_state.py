@@ -15,6 +15,7 @@ from nicps.collective import Group  # noqa: E402
 from nicps.errors import UsageProblem  # noqa: E402
 from nicps.torch import ProcessGroupNicps, State  # noqa: E402
 from nicps.torch.elastic import _check  # noqa: E402
+from nicps.torch.tcp import Tcp  # noqa: E402
 
 pytestmark = pytest.mark.unit
 
