@@ -20,6 +20,7 @@ Its roles in a job:
     course.py         what the lead decides, from the first hand-out to the end (R5 to R7, R14, R15, R20 to R22)
     choice.py         which exchange the next training phase has
     under_way.py      a group that is under way, as hosts are told of it
+    script.py         a script of `nicps run`, whose files are handed out, and that is all
     plan.py           what a job's settings fix; the phases that the lead decides on
 
 Its part in it:
