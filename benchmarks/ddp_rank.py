@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nicps.torch
 from benchmarks.ways import Way, parse_way
-from trainer import startup, state, weights
+from nicps.startup import leave
+from trainer import state, weights
 from trainer.flat import FlatModel
 from trainer.job import Job, load
 from trainer.records import Part, Place, Records
@@ -209,6 +210,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    startup.leave(
+    leave(
         main()
     )  # PyTorch's averagers hold the group: its threads would be destroyed while they run

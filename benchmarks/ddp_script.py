@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tutorial's DDP script on Gloo, and with two lines changed on nicps, in the same lab.
+"""The tutorial's DDP script on Gloo, with two lines changed on nicps, and with one more in lanes of 8 bits.
 
 `python -m benchmarks.ddp_script --data PATH [--hosts 4] [--rate 1gbit] [--repeat 3] [--json]` starts
-docs/examples/ddp/mnist_gloo.py and mnist.py in turn, one process on each host, and prints the seconds of their
-training, the accuracy, and whether all ranks have the same weights.
+docs/examples/ddp/mnist_gloo.py and mnist.py in turn in one lab, one process on each host. It prints the seconds of
+their training, the accuracy, and whether all ranks have the same weights.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from nicps.lab.settings import parse_rate
 _EXAMPLES = Path(__file__).parents[1] / "docs" / "examples" / "ddp"
 _LIMIT_S = 1800.0
 _SECONDS = re.compile(r"^epoch \d+: loss [\d.]+, ([\d.]+) s$", re.MULTILINE)
+_WRAPPED = "    model = DistributedDataParallel(network())\n"
 _END = re.compile(r"^rank \d+ of \d+: ([\d.]+)%, weights (\w+)$", re.MULTILINE)
 
 
@@ -72,6 +73,17 @@ def run_script(
     }
 
 
+def _compressed(script: Path, folder: Path) -> Path:
+    """The same script with gradients in lanes of 8 bits: one more line."""
+    text = script.read_text()
+    assert _WRAPPED in text
+    copy = folder / "mnist_i8.py"
+    copy.write_text(
+        text.replace(_WRAPPED, f'{_WRAPPED}    nicps.torch.compress(model, lane="i8")\n')
+    )
+    return copy
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_script", description=__doc__)
@@ -98,10 +110,11 @@ def main() -> int:
             }
             for rank in range(args.hosts)
         ]
-        ours = _EXAMPLES / "mnist.py"
+        ours, inherited = _EXAMPLES / "mnist.py", [{}] * args.hosts
         ways = {
             "gloo": (_EXAMPLES / "mnist_gloo.py", rendezvous),
-            "nicps": (ours, [{}] * args.hosts),
+            "nicps": (ours, inherited),
+            "i8": (_compressed(ours, folder), inherited),
         }
         arguments = ["--data", str(Path(args.data) / "mnist"), "--epochs", str(args.epochs)]
         for turn in range(args.repeat):

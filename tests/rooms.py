@@ -24,6 +24,7 @@ from nicps.agent.probe import Prober
 from nicps.agent.process import User
 from nicps.agent.program import Program
 from nicps.agent.records import TimeLine
+from nicps.agent.scripts import Scripts
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
 from nicps.dataplane.maps import Accumulators
@@ -127,6 +128,16 @@ class Rooms:
             self.program,
             self.preparation,
             groups,
+            Scripts(
+                self.driver,
+                self.loop,
+                self.children,
+                self.executor,
+                control,
+                self.settings,
+                lambda frame: None,
+                lambda: groups.waiting,
+            ),
             self.prober,
             self.dataplane,
             self.user.name,

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,13 +95,20 @@ def _program_ids(pid: int) -> Iterator[int]:
                 yield int(found[1])
 
 
-def processor_seconds(pids: Sequence[int]) -> float:
-    """Seconds on a processor of these processes, with ended threads, and interrupts that came meanwhile."""
-    seconds = 0.0
+def processor_seconds(pids: Sequence[int]) -> dict[int, float]:
+    """Seconds on a processor of each of these processes that has not ended, with ended threads, and interrupts that
+    came meanwhile."""
+    seconds = {}
     for pid in pids:
         with contextlib.suppress(OSError):  # the process has ended
-            seconds += time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # clock_getcpuclockid(3)
+            seconds[pid] = time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # clock_getcpuclockid(3)
     return seconds
+
+
+def seconds_since(before: Mapping[int, float]) -> float:
+    """What the processes of `processor_seconds` have taken since; one that has ended meanwhile does not count."""
+    now = processor_seconds(list(before))
+    return sum(now[pid] - before[pid] for pid in now)
 
 
 def _read_modes() -> Amounts:

@@ -12,7 +12,14 @@ from typing import Any
 
 from nicps.bench.barrier import busy_ticks
 from nicps.bench.engines import Running
-from nicps.bench.profile import Profile, Profiler, processor_seconds, profiler, statistics
+from nicps.bench.profile import (
+    Profile,
+    Profiler,
+    processor_seconds,
+    profiler,
+    seconds_since,
+    statistics,
+)
 from nicps.bench.stages import Stages
 from nicps.errors import JobFailed
 
@@ -74,7 +81,7 @@ class _Turn:
         ticks = busy_ticks() - ticks
         if counts and self.profiler:
             self.profiler.end()
-        took = [processor_seconds(pids) - then for pids, then in zip(groups, before, strict=True)]
+        took = [seconds_since(each) for each in before]
         times.last = server.gather()
         if len({message["digest"] for message in times.last}) != 1:
             raise JobFailed(f"round {number + 1}: the hosts' sums differ")
@@ -126,5 +133,5 @@ def _measure_idle(turns: Sequence[_Turn]) -> float:
     time.sleep(_IDLE_S)
     took = time.monotonic() - start
     for turn, before in zip(turns, spent, strict=True):
-        turn.times.idle = (processor_seconds(turn.agents + turn.programs) - before) / took
+        turn.times.idle = seconds_since(before) / took
     return (busy_ticks() - ticks) / os.sysconf("SC_CLK_TCK") / took

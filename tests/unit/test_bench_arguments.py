@@ -44,6 +44,7 @@ LISTS = [("allreduce", "--hosts"), ("allreduce", "--params"), ("memory", "--host
 SECONDS = [
     ("flood", "--seconds"),
     ("idle", "--seconds"),
+    ("idle", "--silence"),
     ("silence", "--wait"),
     ("silence", "--timeout"),
 ]

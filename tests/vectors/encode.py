@@ -41,6 +41,7 @@ LAYOUTS = {
     "switch": "boot:Q nonce:Q members:Q number:I fragments:I width:B step:B reserved:H reserved2:I",
     "grant": "seed:16s siphash:16s name:14s lead:H",
     "grant_member": "mac:6s number:H",
+    "script": "run:Q at:Q step:B rank:B reserved:H reserved2:I",
     "echo": "nonce:Q first_ns:Q last_ns:Q count:I number:I busy:B reserved:B reserved2:H reserved3:I",
 }
 STRIPES = ("contribution", "sum", "ask", "lacking")
@@ -49,7 +50,7 @@ LAYOUTS |= dict.fromkeys(
 )
 TYPES = (
     *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
-    *("vote", "leave", "probe", "echo", *STRIPES, "switch"),
+    *("vote", "leave", "probe", "echo", *STRIPES, "switch", "script"),
 )
 REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD, ANSWER = 1, 2, 4, 8, 16, 32, 64
 COMPLETE, OFFERED = 128, 256

@@ -280,6 +280,18 @@ FRAMES = (
         (("echo", {"nonce": U64, "first_ns": 1, "last_ns": U64, "count": U32, "number": 7}),),
         b"h2",
     ),
+    Vector(
+        "script: a piece of its output",
+        HEADER | {"view": 0, "round": 0, "sender": 0},
+        (("script", {"run": U64, "at": 0x1122334455667788, "step": 1, "rank": 63}),),
+        b"epoch 1\n",
+    ),
+    Vector(
+        "script: how it has ended",
+        HEADER | {"view": 0, "round": 0, "sender": 0},
+        (("script", {"run": 1, "at": 8, "step": 2}),),
+        b'{"code":3}',
+    ),
     Vector("echo of a host with a job", HEADER, (("echo", {"nonce": 1, "busy": 1}),)),
     Vector(
         "contribution of 8-bit lanes, in a list of four",
