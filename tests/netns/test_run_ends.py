@@ -29,19 +29,6 @@ with Group.form(int(os.environ["WORLD_SIZE"]), rank=rank, timeout_s=60) as group
     print("again", group.all_reduce(np.ones(1000, np.float32)).result()[0], group.lost)
 """
 
-DDP = """
-import torch, torch.distributed as dist
-import nicps.torch
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("nicps")
-torch.manual_seed(1)
-model = DistributedDataParallel(torch.nn.Linear(20, 5))
-if dist.get_rank() == 1:
-    with torch.no_grad():
-        next(model.parameters()).add_(1e-6)
-dist.destroy_process_group()
-"""
 
 WAITS = """
 import subprocess, sys, time
@@ -93,13 +80,6 @@ def test_the_others_go_on_without_a_script_that_fails(
     assert code != 0
     assert sum(f"again 2.0 ({whose},)" in line for line in lines) == 2
     nothing_runs(three)
-
-
-def test_weights_that_differ(three: Network, folder: Path) -> None:
-    pytest.importorskip("torch")
-    code, result, _ = outcome(three, script(folder, DDP))
-    assert (code, result["weights_identical"]) == (5, False)
-    assert result["exit_codes"] == {"h1": 0, "h2": 0, "h3": 0}
 
 
 def test_a_command_that_is_killed_leaves_nothing(three: Network, folder: Path) -> None:
