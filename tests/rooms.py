@@ -137,6 +137,7 @@ class Rooms:
                 self.settings,
                 lambda frame: None,
                 lambda: groups.waiting,
+                lambda: False,
             ),
             self.prober,
             self.dataplane,

@@ -405,12 +405,12 @@ _Static_assert(sizeof(struct nicps_lacking) == 24, "struct nicps_lacking has a h
 
 /* Between hosts that run a script and the one that has started it (docs/run.md), in no view. */
 struct nicps_script {
-	__be64 run;       /* random, of this run */
-	__be64 at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
-	__u8 step;        /* what it is for */
-	__u8 rank;        /* of the host whose script it is */
-	__be16 reserved;  /* 0 */
-	__be32 reserved2; /* 0 */
+	__be64 run;      /* random, of this run */
+	__be64 at;       /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+	__u8 step;       /* what it is for */
+	__u8 rank;       /* of the host whose script it is */
+	__be16 waits;    /* OUTPUT: 1 while the script waits for its group to form */
+	__be32 reserved; /* 0 */
 };
 _Static_assert(sizeof(struct nicps_script) == 24, "struct nicps_script has a hole");
 

@@ -140,6 +140,7 @@ class Agent:
             settings,
             frames.send_control,
             lambda: self._groups.waiting,
+            lambda: self.life.part is not None and self.life.part.group,
         )
         self._groups = Groups(driver, self._control, preparation, program, self.dataplane)
         notifier = Notifier(self._control, children, settings)
@@ -259,7 +260,7 @@ class Agent:
         self.children.tick(now)
         self._prober.tick()
         self._groups.tick()
-        self._scripts.tick()
+        self._loop.guard(self._scripts.tick)
         if doubt := self._keys.find_doubt(now):
             driver.carry_out(life.warn(now, doubt))
         self._frames.pump()
@@ -309,6 +310,7 @@ class Agent:
     def close(self) -> None:
         """Detach the program, close everything; nothing of ours stays."""
         self._driver.carry_out(self.life.end(self._driver.now, "the agent stops"))
+        self._scripts.close()
         self.children.close()
         self._loop.drain()
         self._stack.close()

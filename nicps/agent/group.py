@@ -74,7 +74,7 @@ class Groups:
     @property
     def waiting(self) -> bool:
         """A program waits, as its group has not formed."""
-        return self._waiting is not None
+        return self._waiting is not None and not self._waiting.wanted.late
 
     def forget(self, peer: Peer) -> None:
         """That connection has ended."""

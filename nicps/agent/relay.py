@@ -17,6 +17,8 @@ PIECE_BYTES = 1400
 #: Frames that are under way at once, of one host.
 WINDOW = 4
 INTERVAL_S = 0.02  # between two windows: so 280 kB/s a host
+#: Of a script's output that is shown, and kept.
+MOST_BYTES = 1 << 30
 _RETRANSMIT_S = 0.1
 _ALIVE_S = 0.5  # between two signs of life
 _GIVES_UP_S = 10.0  # without an acknowledgement
@@ -41,15 +43,22 @@ class OutputSender:
 
     def __init__(self, now: float) -> None:
         self._size = 0  # of the output
+        self._most = MOST_BYTES
         self._ended = False
         self._acknowledged = self._sent = 0
         self._heard = self._progress = now
         self._last = now - _ALIVE_S
         self.done = self.given_up = False
 
+    def cut(self, size: int) -> None:
+        """There is no more output than that: who prints has taken the rest back."""
+        self._most = min(self._most, max(size, self._acknowledged))
+        self._size = min(self._size, self._most)
+
     def note_output(self, size: int, *, ended: bool) -> None:
         """So many bytes have been printed in all; with `ended` no more will come."""
-        self._size, self._ended = max(size, self._size), self._ended or ended
+        self._size = min(max(size, self._size), self._most)
+        self._ended = self._ended or ended
 
     def acknowledge(self, now: float, at: int) -> None:
         """SEEN: the other host has all before `at`, or the report too."""

@@ -29,7 +29,7 @@ from nicps.agent.loop import Loop
 from nicps.agent.peer import Peer
 from nicps.agent.process import Child, python
 from nicps.agent.records import copy_tree, keep_files, open_file
-from nicps.agent.relay import INTERVAL_S, OutputReceiver, OutputSender, Piece
+from nicps.agent.relay import INTERVAL_S, MOST_BYTES, OutputReceiver, OutputSender, Piece
 from nicps.agent.settings import AgentSettings
 from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
 from nicps.job.script import LaunchScript
@@ -55,6 +55,7 @@ class _Other:
     rank: int
     receiver: OutputReceiver
     heard: bool = False
+    waits: bool = False  # its script does, for its group to form
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class _Started:
     found: dict[str, _Host] = field(default_factory=dict)
     ends: NicpsError | None = None
     ends_by: float = 0.0
+    formed: bool = False
     decoders: dict[str, Any] = field(default_factory=dict)
     own_seen: int = 0
 
@@ -91,6 +93,13 @@ class _Run:
         self.report: bytes | None = None  # how it has ended
         self.sender = OutputSender(now)
         self.started: _Started | None = None
+        self.cancelled = False  # by the user of this host, who is not the one that has started it
+        self.told_at = 0.0
+
+    @property
+    def name(self) -> str:
+        """This host's, as the others know it."""
+        return self.launch.hosts[self.launch.rank][0]
 
     @property
     def starts_here(self) -> bool:
@@ -112,6 +121,7 @@ class Scripts:
     Args:
         send: signs a control frame, and sends it.
         forming: whether a program here waits for its group.
+        in_group: whether one is in its group.
     """
 
     def __init__(
@@ -124,10 +134,11 @@ class Scripts:
         settings: AgentSettings,
         send: Callable[[bytes], None],
         forming: Callable[[], bool],
+        in_group: Callable[[], bool],
     ) -> None:
         self._driver, self._loop, self._children = driver, loop, children
         self._executor, self._control, self._settings = executor, control, settings
-        self._send_frame, self._forming = send, forming
+        self._send_frame, self._forming, self._in_group = send, forming, in_group
         self._run: _Run | None = None
 
     @property
@@ -157,17 +168,26 @@ class Scripts:
         """Start it, in a folder of its own, with the files that were handed out."""
         now = self._driver.now
         if self._run is not None:
+            if self._run.started is not None:
+                self._tell(self._run, Error.of(JobFailed("another job or run has begun")))
             self._close(self._run)
-        job = self._executor.job
+        job, base = self._executor.job, None
         assert job is not None
         try:
-            run = self._run = _Run(action, working_folder(self._settings.work), now)
-            folder = run.base / "work"
+            base = working_folder(self._settings.work)
+            folder = base / "work"
             os.rename(job.folder, folder)
         except (OSError, NicpsError) as error:
-            log(explain("start the script", error))
-            self._run = None
+            reason = explain("start the script", error)
+            log(reason)
+            if base is not None:
+                remove(base)
+            for peer in self._control.peers[:]:
+                if action.submission and peer.submission == action.submission:
+                    peer.submission = 0
+                    self._control.post(peer, Error.of(JobFailed(reason)))
             return
+        run = self._run = _Run(action, base, now)
         log(f"run {action.job}: rank {action.rank} of {len(action.hosts)}")
         if run.starts_here:
             others = {
@@ -178,6 +198,8 @@ class Scripts:
             run.started = _Started(action.submission, now, others)
             names = tuple(name for name, _ in action.hosts)
             self._tell(run, Launched(action.job, names))
+            if action.submission and not self._waiting(run.started):
+                self.cancel("`nicps run` was ended")  # while the files were handed out
         try:
             run.child = self._children.spawn(
                 python(action.entry, "run", "--workdir", str(folder)),
@@ -189,7 +211,8 @@ class Scripts:
                 env=_environment(action, folder),
             )
         except (OSError, NicpsError) as error:
-            run.log.write_text(f"{error}\n")
+            with contextlib.suppress(OSError):
+                run.log.write_text(f"{error}\n")
             self._ended(run, JobFailed.exit_code)
 
     def _ended(self, run: _Run, code: int) -> None:
@@ -205,7 +228,7 @@ class Scripts:
         log(f"run {run.launch.job}: the script ended with exit code {report['code']}")
         if run.started is not None:
             self._forward_own(run, run.started)
-            self._note_end(run, run.started, self._settings.name, run.report)
+            self._note_end(run, run.started, run.name, run.report)
 
     # ---- frames
 
@@ -236,10 +259,13 @@ class Scripts:
         self, run: _Run, started: _Started, source: bytes, body: wire.Script, tail: bytes
     ) -> None:
         other = started.others[source]
-        other.heard = True
+        other.heard, other.waits = True, bool(body.waits)
         if self._backlog(started) > _MOST_BACKLOG and body.step == ScriptStep.OUTPUT and tail:
-            other.receiver.note_alive(self._driver.now)
-            return  # it comes again
+            other.receiver.note_alive(self._driver.now)  # it comes again
+            self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
+            return
+        if other.name in started.found and not other.receiver.ended:
+            del started.found[other.name]  # it was taken for lost
         new = other.receiver.take(self._driver.now, body, tail)
         if new is not None and body.step == ScriptStep.END:
             self._note_end(run, started, other.name, new)
@@ -249,7 +275,9 @@ class Scripts:
 
     def _send(self, run: _Run, step: ScriptStep, at: int, rank: int, tail: bytes = b"") -> None:
         header = wire.Header(network=self._driver.life.node.network)
-        self._send_frame(wire.pack(header, wire.Script(run.number, at, step, rank), tail=tail))
+        waits = int(step == ScriptStep.OUTPUT and self._forming())
+        body = wire.Script(run.number, at, step, rank, waits)
+        self._send_frame(wire.pack(header, body, tail=tail))
 
     # ---- time
 
@@ -261,9 +289,15 @@ class Scripts:
         if run.started is not None:
             self._tick_started(run, run.started, now)
             return
+        if run.cancelled and now >= run.told_at + _TICK_S:
+            run.told_at = now
+            self._send(run, ScriptStep.KILL, 0, run.launch.starter)
         run.sender.note_output(run.size, ended=run.report is not None)
         for piece in run.sender.due(now):
-            self._send(run, piece.step, piece.at, run.launch.rank, self._read(run, piece))
+            tail = self._read(run, piece)
+            if piece.step == ScriptStep.OUTPUT and len(tail) < piece.length:
+                run.sender.cut(piece.at + len(tail))  # the script has shortened its log
+            self._send(run, piece.step, piece.at, run.launch.rank, tail)
         if run.report is not None and (run.sender.done or run.sender.given_up):
             if run.sender.given_up:
                 name = run.launch.hosts[run.launch.starter][0]
@@ -279,10 +313,10 @@ class Scripts:
     def _tick_started(self, run: _Run, started: _Started, now: float) -> None:
         self._forward_own(run, started)
         for other in started.others.values():
-            if other.receiver.ended or other.name in started.found:
-                continue
             if started.ends is not None and other.receiver.kills(now):
                 self._send(run, ScriptStep.KILL, 0, other.rank)
+            if other.receiver.ended or other.name in started.found:
+                continue
             late = not other.heard and now > started.began + _START_S
             if late or (other.heard and other.receiver.is_lost(now)):
                 what = "was lost" if other.heard else "did not start"
@@ -290,22 +324,27 @@ class Scripts:
                 started.found[other.name] = _Host(None)
         self._give_up_forming(run, started)
         everywhere = len(started.found) == len(run.launch.hosts)
-        if everywhere or (started.ends is not None and now > started.ends_by):
+        shown = started.own_seen >= run.size or not self._waiting(started)
+        if (everywhere and shown) or (started.ends is not None and now > started.ends_by):
             self._finish(run, started)
 
     # ---- at the host that has started it
 
+    def _waiting(self, started: _Started) -> list[Peer]:
+        """Connections of `nicps run`."""
+        number = started.submission
+        return [peer for peer in self._control.peers if number and peer.submission == number]
+
     def _backlog(self, started: _Started) -> int:
-        waiting = [p for p in self._control.peers if p.submission == started.submission]
-        return max((peer.channel.backlog for peer in waiting), default=0)
+        return max((peer.channel.backlog for peer in self._waiting(started)), default=0)
 
     def _forward_own(self, run: _Run, started: _Started) -> None:
-        while self._backlog(started) <= _MOST_BACKLOG or run.report is not None:
+        while self._backlog(started) <= _MOST_BACKLOG:
             piece = _read_output(run.log, started.own_seen, _PIECE)
             if not piece:
                 return
             started.own_seen += len(piece)
-            self._forward(run, started, self._settings.name, piece)
+            self._forward(run, started, run.name, piece)
 
     def _forward(self, run: _Run, started: _Started, name: str, piece: bytes) -> None:
         """A character may be cut in two: the rest of it comes with the next piece."""
@@ -318,14 +357,20 @@ class Scripts:
     def _note_end(self, run: _Run, started: _Started, name: str, report: bytes) -> None:
         try:
             found = orjson.loads(report[:_MOST_REPORT])
-            started.found[name] = _Host(int(found["code"]), str(found.get("weights", ""))[:64])
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-            started.found[name] = _Host(JobFailed.exit_code)
+            code, weights = found["code"], str(found.get("weights", ""))[:64]
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            code, weights = None, ""
+        known = type(code) is int and 0 <= code <= 255
+        started.found[name] = _Host(code if known else JobFailed.exit_code, weights)
 
     def _give_up_forming(self, run: _Run, started: _Started) -> None:
         """A script that has failed cannot come into the group for which the others wait."""
         failed = [(name, host.code) for name, host in started.found.items() if host.code != 0]
-        if not failed or started.ends is not None or not self._forming():
+        started.formed |= self._in_group()
+        waits = self._forming() or any(
+            other.waits for other in started.others.values() if other.name not in started.found
+        )
+        if not failed or started.ends is not None or started.formed or not waits:
             return
         name, code = failed[0]
         how = "was lost" if code is None else f"ended with exit code {code}"
@@ -356,18 +401,17 @@ class Scripts:
 
     def _tell(self, run: _Run, message: Message) -> None:
         assert run.started is not None
-        for peer in self._control.peers[:]:
-            if peer.submission == run.started.submission:
-                self._control.post(peer, message)
-                if isinstance(message, Result | Error):
-                    peer.submission = 0
+        for peer in self._waiting(run.started):
+            self._control.post(peer, message)
+            if isinstance(message, Result | Error):
+                peer.submission = 0
 
     # ---- the end
 
     def forget(self, peer: Peer) -> None:
         """`nicps run` has gone: the run ends with it."""
         run = self._run
-        if run is not None and run.started is not None:
+        if run is not None and run.started is not None and run.started.submission:
             if peer.submission == run.started.submission:
                 self.cancel("`nicps run` was ended")
 
@@ -376,14 +420,26 @@ class Scripts:
         run, now = self._run, self._driver.now
         if run is None:
             return False
-        self._kill(run)
-        if run.started is None:  # the host that has started it does it
-            for rank, (_, mac) in enumerate(run.launch.hosts):
-                if mac == run.starter:
-                    self._send(run, ScriptStep.KILL, 0, rank)
+        if (
+            run.started is None
+        ):  # the host that has started it ends all, and is told again and again
+            run.cancelled = True
         elif run.started.ends is None:
             run.started.ends, run.started.ends_by = Cancelled(reason), now + _KILL_LIMIT_S
+        self._kill(run)
         return True
+
+    def close(self) -> None:
+        """The agent ends: so does the script here, and elsewhere if it was started here."""
+        run = self._run
+        if run is None:
+            return
+        if run.started is not None:
+            self.cancel("the agent stops")
+            for other in run.started.others.values():
+                self._send(run, ScriptStep.KILL, 0, other.rank)
+            self._tell(run, Error.of(Cancelled("the agent of this host has stopped")))
+        self._close(run)
 
     def _kill(self, run: _Run) -> None:
         if run.started is not None and run.started.ends is None:
@@ -397,11 +453,12 @@ class Scripts:
         self._run = None
         if run.child is not None:
             self._children.end(run.child)
-        kept = self._settings.runs / run.launch.job / self._settings.name
+        kept = self._settings.runs / run.launch.job / run.name
 
         def keep() -> None:
             try:
-                keep_files(run.base, kept, {OUTPUT: OUTPUT})
+                if run.size <= MOST_BYTES:
+                    keep_files(run.base, kept, {OUTPUT: OUTPUT})
                 copy_tree(run.base / "work" / "out", kept / "out")
             except OSError as error:
                 log(explain("keep what the script has left", error))

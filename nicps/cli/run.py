@@ -14,7 +14,7 @@ import orjson
 
 from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
-from nicps.errors import JobFailed, UsageProblem
+from nicps.errors import JobFailed, NetworkProblem, UsageProblem
 from nicps.session.commands import connect, follow, submit
 from nicps.session.messages import Launched, Output, Result, Submit
 
@@ -71,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
                 print(f"nicps: {message.job_id} on {', '.join(message.hosts)}", file=sys.stderr)
             elif isinstance(message, Result):
                 lines.close()
+                if "exit_codes" not in message.result:
+                    lead = message.result.get("lead", "another host")
+                    raise NetworkProblem(
+                        f"{lead} goes on with the run, and this host is not in it: start it again"
+                    )
                 return _finish(message.result, as_json=args.json)
             else:
                 show(message)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -401,7 +402,10 @@ class Group:
         if more:
             self.changes += 1
             if self.on_loss is not None:
-                self.on_loss(lost)
+                try:
+                    self.on_loss(lost)
+                except Exception:  # the script's own mistake must cost no member
+                    traceback.print_exc()
 
     def _leave(self) -> None:
         link = self._link

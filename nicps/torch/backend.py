@@ -99,9 +99,11 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """`destroy_process_group`: leave, once all others do; under `nicps run`, with a digest of the weights."""
-        if path := os.environ.get("NICPS_WEIGHTS"):
-            leave_digest(Path(path))
-        self.group.close()
+        try:
+            if path := os.environ.get("NICPS_WEIGHTS"):
+                leave_digest(Path(path))
+        finally:
+            self.group.close()
 
     abort = shutdown
 

@@ -315,8 +315,8 @@ class Script:
     ]
     step: Annotated[int, u8("what it is for")]
     rank: Annotated[int, u8("of the host whose script it is")]
-    reserved: Annotated[int, u16("0")] = 0
-    reserved2: Annotated[int, u32("0")] = 0
+    waits: Annotated[int, u16("OUTPUT: 1 while the script waits for its group to form")] = 0
+    reserved: Annotated[int, u32("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)

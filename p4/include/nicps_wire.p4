@@ -353,12 +353,12 @@ header nicps_lacking_t {
 
 // Between hosts that run a script and the one that has started it (docs/run.md), in no view.
 header nicps_script_t {
-    bit<64> run;       /* random, of this run */
-    bit<64> at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
-    bit<8> step;       /* what it is for */
-    bit<8> rank;       /* of the host whose script it is */
-    bit<16> reserved;  /* 0 */
-    bit<32> reserved2; /* 0 */
+    bit<64> run;      /* random, of this run */
+    bit<64> at;       /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+    bit<8> step;      /* what it is for */
+    bit<8> rank;      /* of the host whose script it is */
+    bit<16> waits;    /* OUTPUT: 1 while the script waits for its group to form */
+    bit<32> reserved; /* 0 */
 }
 
 // Between a Linux switch that adds (sender 0) and the members that believe it (docs/linux-switch.md).

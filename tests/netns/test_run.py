@@ -37,7 +37,7 @@ time.sleep(600)
 FAILS = """
 import os, sys
 from nicps.collective import Group
-if os.environ["RANK"] == "2":
+if os.environ["RANK"] == sys.argv[1]:
     sys.exit("no data here")
 Group.form(int(os.environ["WORLD_SIZE"]), rank=int(os.environ["RANK"]))
 """
@@ -141,8 +141,12 @@ def test_a_host_that_is_lost(three: Network, folder: Path) -> None:
     assert "h3: nicps: h3 was lost" in ended.out
 
 
-def test_a_script_that_fails_before_the_group_has_formed(three: Network, folder: Path) -> None:
-    ended = three.command("h1", "run", script(folder, FAILS), timeout_s=60)
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_a_script_that_fails_before_the_group_has_formed(
+    three: Network, folder: Path, rank: str
+) -> None:
+    """Also the one of the host that has started the run, where nobody waits then."""
+    ended = three.command("h1", "run", script(folder, FAILS), rank, timeout_s=60)
     assert "ended with exit code 1 before all had joined the group" in ended.error(5)
     assert "no data here" in ended.out
     no_run(three)

@@ -92,3 +92,17 @@ def test_who_does_not_end_is_told_again_and_again() -> None:
     assert [receiver.kills(0.1 * k) for k in range(5)] == [True, False, True, False, True]
     receiver.take(1.0, frame(ScriptStep.END, 0), REPORT)
     assert not receiver.kills(9.0)
+
+
+def test_output_that_is_taken_back() -> None:
+    """A script can shorten its log: what is gone is not waited for."""
+    sender = OutputSender(0.0)
+    sender.note_output(5 * PIECE_BYTES, ended=False)
+    assert len(sender.due(1.0)) == WINDOW
+    sender.acknowledge(1.01, PIECE_BYTES)
+    sender.cut(PIECE_BYTES)
+    sender.note_output(5 * PIECE_BYTES, ended=True)
+    (end,) = sender.due(2.0)
+    assert (end.step, end.at) == (ScriptStep.END, PIECE_BYTES)
+    sender.acknowledge(2.1, PIECE_BYTES + 1)
+    assert sender.done

@@ -41,7 +41,7 @@ LAYOUTS = {
     "switch": "boot:Q nonce:Q members:Q number:I fragments:I width:B step:B reserved:H reserved2:I",
     "grant": "seed:16s siphash:16s name:14s lead:H",
     "grant_member": "mac:6s number:H",
-    "script": "run:Q at:Q step:B rank:B reserved:H reserved2:I",
+    "script": "run:Q at:Q step:B rank:B waits:H reserved:I",
     "echo": "nonce:Q first_ns:Q last_ns:Q count:I number:I busy:B reserved:B reserved2:H reserved3:I",
 }
 STRIPES = ("contribution", "sum", "ask", "lacking")

@@ -283,7 +283,7 @@ FRAMES = (
     Vector(
         "script: a piece of its output",
         HEADER | {"view": 0, "round": 0, "sender": 0},
-        (("script", {"run": U64, "at": 0x1122334455667788, "step": 1, "rank": 63}),),
+        (("script", {"run": U64, "at": 0x1122334455667788, "step": 1, "rank": 63, "waits": 1}),),
         b"epoch 1\n",
     ),
     Vector(
