@@ -21,7 +21,8 @@ from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
 from tests.collectives import Meeting, together  # noqa: E402
 
 SIZE = 3
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+#: A machine without a GPU has nothing to skip: it has one device.
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def of(rank: int, device: str, length: int = 2000) -> Any:
@@ -30,7 +31,7 @@ def of(rank: int, device: str, length: int = 2000) -> Any:
     return torch.randn(length, generator=random).to(device)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_tensors_of_a_device(device: str) -> None:
     """All ranks share the GPU. A result is there for any stream as soon as `wait` returns."""
 
