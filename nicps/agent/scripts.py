@@ -324,7 +324,7 @@ class Scripts:
                 started.found[other.name] = _Host(None)
         self._give_up_forming(run, started)
         everywhere = len(started.found) == len(run.launch.hosts)
-        shown = started.own_seen >= run.size or not self._waiting(started)
+        shown = started.own_seen >= min(run.size, MOST_BYTES) or not self._waiting(started)
         if (everywhere and shown) or (started.ends is not None and now > started.ends_by):
             self._finish(run, started)
 
@@ -339,8 +339,9 @@ class Scripts:
         return max((peer.channel.backlog for peer in self._waiting(started)), default=0)
 
     def _forward_own(self, run: _Run, started: _Started) -> None:
-        while self._backlog(started) <= _MOST_BACKLOG:
-            piece = _read_output(run.log, started.own_seen, _PIECE)
+        while self._waiting(started) and self._backlog(started) <= _MOST_BACKLOG:
+            left = MOST_BYTES - started.own_seen
+            piece = _read_output(run.log, started.own_seen, min(_PIECE, left))
             if not piece:
                 return
             started.own_seen += len(piece)
@@ -420,10 +421,8 @@ class Scripts:
         run, now = self._run, self._driver.now
         if run is None:
             return False
-        if (
-            run.started is None
-        ):  # the host that has started it ends all, and is told again and again
-            run.cancelled = True
+        if run.started is None:
+            run.cancelled = True  # the host that has started it ends all: it is told until it does
         elif run.started.ends is None:
             run.started.ends, run.started.ends_by = Cancelled(reason), now + _KILL_LIMIT_S
         self._kill(run)
