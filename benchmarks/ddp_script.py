@@ -19,11 +19,11 @@ from typing import Any
 
 import orjson
 
+from benchmarks.rendezvous import gloo_variables
 from nicps.bench.arguments import host_count, whole
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
-from nicps.lab.links import HOST_INTERFACE
 from nicps.lab.settings import parse_rate
 
 _EXAMPLES = Path(__file__).parents[1] / "docs" / "examples" / "ddp"
@@ -100,16 +100,7 @@ def main() -> int:
         Lab(LabSettings("ddp-script", args.hosts, args.rate)) as lab,
         joined(lab, lab.hosts, folder),
     ):
-        rendezvous = [
-            {
-                "MASTER_ADDR": lab.hosts[0].ip,
-                "MASTER_PORT": str(29500),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(args.hosts),
-                "GLOO_SOCKET_IFNAME": HOST_INTERFACE,
-            }
-            for rank in range(args.hosts)
-        ]
+        rendezvous = gloo_variables(lab)
         ours, inherited = _EXAMPLES / "mnist.py", [{}] * args.hosts
         ways = {
             "gloo": (_EXAMPLES / "mnist_gloo.py", rendezvous),

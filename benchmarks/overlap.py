@@ -18,11 +18,11 @@ from typing import Any
 import orjson
 
 from benchmarks.overlap_rank import WAYS
+from benchmarks.rendezvous import gloo_variables
 from nicps.bench.arguments import host_count, whole
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
-from nicps.lab.links import HOST_INTERFACE
 from nicps.lab.settings import parse_rate
 
 _LIMIT_S = 600.0
@@ -77,16 +77,7 @@ def main() -> int:
         Lab(LabSettings("overlap", args.hosts, args.rate)) as lab,
         joined(lab, lab.hosts, folder),
     ):
-        gloo = [
-            {
-                "MASTER_ADDR": lab.hosts[0].ip,
-                "MASTER_PORT": str(29500),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(args.hosts),
-                "GLOO_SOCKET_IFNAME": HOST_INTERFACE,
-            }
-            for rank in range(args.hosts)
-        ]
+        gloo = gloo_variables(lab)
         given = {"layers": args.layers, "compute": args.compute, "steps": args.steps}
         plain = [f"--{name}={value}" for name, value in given.items()]
         for turn in range(args.repeat):
