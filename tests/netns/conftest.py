@@ -8,6 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.netns.members import Network
+from tests.netns.warm import started_warm
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> Iterator[None]:
+    """Agents and commands that labs start need no imports."""
+    with started_warm():
+        yield
 
 
 @pytest.fixture(scope="session")

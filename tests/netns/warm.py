@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps` commands of tests begin in a process that has imported everything: most of their processor time is imports.
+
+    python -m tests.netns.warm FD .....   forks for each command. The child enters its host's network namespace, and
+                                          becomes what the lab's launcher would have made of it: session, user, folder,
+                                          environment, streams, and the command line that others see
+
+`started_warm` lets the labs of this process start them so. Commands of any other kind are started as always, and so is
+all that `nicps` itself starts.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nicps.__main__ import run
+from nicps.lab import enter, processes
+from tests.netns.labs import ROOT
+
+COMMANDS = ("join", "submit", "resume", "status", "cancel", "leave", "doctor")
+_ROOM = 4096  # bytes for a child's command line
+_MARK = 128  # for the name of its lab
+_MOST = 1 << 18  # of a request
+_STATUS = 4  # bytes of an exit status, as waitpid gives it
+_STREAMS = 3
+#: Options of Popen that the server carries out; with others a command is started as always.
+_OPTIONS = frozenset({"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"})
+
+
+class Server:
+    """The client's side: the process that forks."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", processes.MARK: "." * _MARK}
+        with theirs:
+            argv = [sys.executable, "-m", __name__, str(theirs.fileno()), "." * _ROOM]
+            self._process = subprocess.Popen(
+                argv, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]
+            )
+
+    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> tuple[int, int]:
+        """The new process, and a descriptor from which its exit status can be read once it has ended."""
+        ended, ends = os.pipe()
+        try:
+            fds = array.array("i", [*streams, ends])
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+            self._socket.sendmsg([json.dumps(request).encode()], ancillary)
+            return int(self._socket.recv(64)), ended
+        finally:
+            os.close(ends)
+
+    def close(self) -> None:
+        """The server ends; its children go on."""
+        self._socket.close()
+        self._process.wait()
+
+
+class Command(subprocess.Popen[Any]):
+    """A command that a server forks, and waits for."""
+
+    def __init__(
+        self,
+        server: Server,
+        netns: str,
+        argv: Sequence[str],
+        user: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._request = {"netns": netns, "user": user}
+        self._server = server
+        self._ended = -1
+        super().__init__(argv, **options)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        """As Popen's: `arguments` begin with the command, the sixth and seventh are folder and environment."""
+        command, folder, environment, pipes = arguments[0], *arguments[5:7], arguments[10:16]
+        theirs = pipes[0], pipes[3], pipes[5]  # -1: it has our own
+        streams = [own if pipe == -1 else pipe for own, pipe in enumerate(theirs)]
+        request = {**self._request, "argv": list(command), "env": dict(environment)}
+        request["cwd"] = os.fspath(folder or os.getcwd())
+        try:
+            self.pid, self._ended = self._server.fork(request, streams)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        """As Popen's: (0, 0) while it runs, if the flags are WNOHANG."""
+        if not select.select([self._ended], [], [], 0 if flags else None)[0]:
+            return 0, 0
+        status = os.read(self._ended, _STATUS)
+        os.close(self._ended)
+        return self.pid, int.from_bytes(status, sys.byteorder) if status else signal.SIGKILL
+
+    def _internal_poll(self, **_: Any) -> int | None:
+        """As Popen's, which calls it in `__del__` with more arguments."""
+        with self._waitpid_lock:
+            if self.returncode is None and self._ended >= 0:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid:
+                    self._handle_exitstatus(status)
+        return self.returncode
+
+
+@contextlib.contextmanager
+def started_warm() -> Iterator[None]:
+    """Labs start `nicps` commands from a server meanwhile."""
+    server, cold = Server(), processes.start
+
+    def start(
+        lab: str, netns: str, argv: Sequence[str], user: str | None, options: dict[str, Any]
+    ) -> subprocess.Popen[Any]:
+        if not _is_ours(argv) or not options.keys() <= _OPTIONS:
+            return cold(lab, netns, argv, user, options)
+        environment = processes.environment(lab, options.get("env"))
+        return Command(server, netns, argv, user, {**options, "env": environment})
+
+    processes.start = start
+    try:
+        yield
+    finally:
+        processes.start = cold
+        server.close()
+
+
+def _is_ours(argv: Sequence[str]) -> bool:
+    """Whether this is `python [-P] -m nicps COMMAND ...`, which the server has imported."""
+    words = [word for word in argv if word != "-P"]
+    return words[:3] == [sys.executable, "-m", "nicps"] and words[3] in COMMANDS
+
+
+# ---- the server's side
+
+
+def _import_all() -> None:
+    import gc
+    import importlib
+
+    gc.disable()
+    importlib.import_module("nicps.agent")
+    for command in COMMANDS:
+        importlib.import_module(f"nicps.cli.{command}")
+    gc.freeze()
+    gc.enable()
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """In the child: what the launcher and the interpreter do before a command's own code runs."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.closerange(_STREAMS, 1 << 16)
+    enter.enter(request["netns"])
+    os.chdir(request["cwd"])
+    if request["user"]:
+        enter.become_user(request["user"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = ["nicps", *request["argv"][request["argv"].index("nicps") + 1 :]]
+
+
+def _show_as(argv: Sequence[str], lab: str) -> None:
+    """Write the command line and the lab's mark where the kernel shows them to others, over this process's own."""
+    fields = Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()
+    first, last, environment, environment_end = map(int, fields[45:49])
+    _write(first, last - first, b"\0".join(word.encode() for word in argv) + b"\0")
+    shown = ctypes.string_at(environment, environment_end - environment)
+    mark = f"{processes.MARK}=".encode()
+    at = shown.index(mark + b"." * _MARK) + len(mark)
+    _write(environment + at, _MARK, lab.encode())
+
+
+def _write(at: int, room: int, text: bytes) -> None:
+    if len(text) > room:
+        raise ValueError(f"{len(text)} bytes are too many for {room}")
+    ctypes.memmove(at, text.ljust(room, b"\0"), room)
+
+
+def _serve(fd: int) -> None:
+    """Fork for each request until the client has gone."""
+    requests = socket.socket(fileno=fd)
+    woken, wakes = socket.socketpair()
+    for end in (woken, wakes):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    ends: dict[int, int] = {}  # where the status of a child is written
+    while True:
+        ready, _, _ = select.select([requests, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            _reap(ends)
+        if requests in ready:
+            data, fds, _, _ = socket.recv_fds(requests, _MOST, _STREAMS + 1)
+            if not data:
+                return
+            request = json.loads(data)
+            pid = os.fork()
+            if pid == 0:
+                _become(request, fds[:_STREAMS])
+                _show_as(request["argv"], request["env"][processes.MARK])
+                run()
+            ends[pid] = fds[_STREAMS]
+            for stream in fds[:_STREAMS]:
+                os.close(stream)
+            requests.send(str(pid).encode())
+
+
+def _reap(ends: dict[int, int]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitpid(-1, os.WNOHANG):
+            pid, status = ended
+            if not pid:
+                return
+            end = ends.pop(pid)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(end, status.to_bytes(_STATUS, sys.byteorder))
+            os.close(end)
+
+
+if __name__ == "__main__":
+    _import_all()
+    _serve(int(sys.argv[1]))
