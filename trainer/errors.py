@@ -14,3 +14,9 @@ class SettingError(JobError):
     """A setting that was given with the job: there is no such one, or it cannot have that value."""
 
     exit_code = UsageProblem.exit_code
+
+
+class FolderError(JobError):
+    """The folder that was given cannot be sent as it is."""
+
+    exit_code = UsageProblem.exit_code
