@@ -27,15 +27,16 @@ from nicps.agent.executor import Executor
 from nicps.agent.folders import remove, working_folder
 from nicps.agent.loop import Loop
 from nicps.agent.peer import Peer
+from nicps.agent.printed import Printed
 from nicps.agent.process import Child, python
 from nicps.agent.records import copy_tree, keep_files, open_file
-from nicps.agent.relay import INTERVAL_S, MOST_BYTES, OutputReceiver, OutputSender, Piece
+from nicps.agent.relay import INTERVAL_S, OutputReceiver, OutputSender, Piece
 from nicps.agent.settings import AgentSettings
 from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
 from nicps.job.script import LaunchScript
 from nicps.session.fields import Message
 from nicps.session.messages import Error, Launched, Output, Result
-from nicps.wire import ScriptStep
+from nicps.wire import ScriptStep, ScriptStream
 
 OUTPUT = "output.log"  # what a script prints, in the run's folder of its host
 WEIGHTS = "weights"  # what the backend of torch.distributed says of them, in the script's folder
@@ -77,7 +78,7 @@ class _Started:
     ends: NicpsError | None = None
     ends_by: float = 0.0
     formed: bool = False
-    decoders: dict[str, Any] = field(default_factory=dict)
+    decoders: dict[tuple[str, ScriptStream], Any] = field(default_factory=dict)
     own_seen: int = 0
 
 
@@ -88,10 +89,10 @@ class _Run:
         self.launch, self.base = launch, base
         self.number = run_number(launch.job)
         self.starter = launch.hosts[launch.starter][1]
-        self.log = base / OUTPUT
+        self.printed = Printed(base)
         self.child: Child | None = None
         self.report: bytes | None = None  # how it has ended
-        self.sender = OutputSender(now)
+        self.sender = OutputSender(now, self.printed.reach)
         self.started: _Started | None = None
         self.cancelled = False  # by the user of this host, who is not the one that has started it
         self.told_at = 0.0
@@ -105,14 +106,6 @@ class _Run:
     def starts_here(self) -> bool:
         """This host has started it."""
         return self.launch.rank == self.launch.starter
-
-    @property
-    def size(self) -> int:
-        """Bytes that the script has printed."""
-        try:
-            return self.log.stat().st_size
-        except OSError:
-            return 0
 
 
 class Scripts:
@@ -204,15 +197,16 @@ class Scripts:
             run.child = self._children.spawn(
                 python(action.entry, "run", "--workdir", str(folder)),
                 folder,
-                run.log,
+                run.printed.stderr,
                 partial(self._ended, run),
                 connected=True,
                 network_access=action.settings.get("network_access") is True,
                 env=_environment(action, folder),
+                stdout=run.printed.stdout,
             )
         except (OSError, NicpsError) as error:
             with contextlib.suppress(OSError):
-                run.log.write_text(f"{error}\n")
+                run.printed.stderr.write_text(f"{error}\n")
             self._ended(run, JobFailed.exit_code)
 
     def _ended(self, run: _Run, code: int) -> None:
@@ -270,13 +264,22 @@ class Scripts:
         if new is not None and body.step == ScriptStep.END:
             self._note_end(run, started, other.name, new)
         elif new is not None:
-            self._forward(run, started, other.name, new)
+            stream = ScriptStream(bool(body.stream))
+            self._forward(run, started, other.name, stream, new)
         self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
 
-    def _send(self, run: _Run, step: ScriptStep, at: int, rank: int, tail: bytes = b"") -> None:
+    def _send(
+        self,
+        run: _Run,
+        step: ScriptStep,
+        at: int,
+        rank: int,
+        tail: bytes = b"",
+        stream: ScriptStream = ScriptStream.STDOUT,
+    ) -> None:
         header = wire.Header(network=self._driver.life.node.network)
         waits = int(step == ScriptStep.OUTPUT and self._forming())
-        body = wire.Script(run.number, at, step, rank, waits)
+        body = wire.Script(run.number, at, step, rank, waits, stream)
         self._send_frame(wire.pack(header, body, tail=tail))
 
     # ---- time
@@ -292,12 +295,14 @@ class Scripts:
         if run.cancelled and now >= run.told_at + _TICK_S:
             run.told_at = now
             self._send(run, ScriptStep.KILL, 0, run.launch.starter)
-        run.sender.note_output(run.size, ended=run.report is not None)
+        run.sender.note_output(run.printed.look(), ended=run.report is not None)
         for piece in run.sender.due(now):
             tail = self._read(run, piece)
             if piece.step == ScriptStep.OUTPUT and len(tail) < piece.length:
-                run.sender.cut(piece.at + len(tail))  # the script has shortened its log
-            self._send(run, piece.step, piece.at, run.launch.rank, tail)
+                run.sender.cut(piece.at + len(tail))
+                run.printed.cut(piece.at + len(tail))
+            stream = run.printed.stream(piece.at)
+            self._send(run, piece.step, piece.at, run.launch.rank, tail, stream)
         if run.report is not None and (run.sender.done or run.sender.given_up):
             if run.sender.given_up:
                 name = run.launch.hosts[run.launch.starter][0]
@@ -308,7 +313,7 @@ class Scripts:
         if piece.step == ScriptStep.END:
             assert run.report is not None
             return run.report
-        return _read_output(run.log, piece.at, piece.length)
+        return run.printed.read(piece.at, piece.length)
 
     def _tick_started(self, run: _Run, started: _Started, now: float) -> None:
         self._forward_own(run, started)
@@ -320,11 +325,12 @@ class Scripts:
             late = not other.heard and now > started.began + _START_S
             if late or (other.heard and other.receiver.is_lost(now)):
                 what = "was lost" if other.heard else "did not start"
-                self._forward(run, started, other.name, f"nicps: {other.name} {what}\n".encode())
+                text = f"nicps: {other.name} {what}\n".encode()
+                self._forward(run, started, other.name, ScriptStream.STDERR, text)
                 started.found[other.name] = _Host(None)
         self._give_up_forming(run, started)
         everywhere = len(started.found) == len(run.launch.hosts)
-        shown = started.own_seen >= min(run.size, MOST_BYTES) or not self._waiting(started)
+        shown = started.own_seen >= run.printed.look() or not self._waiting(started)
         if (everywhere and shown) or (started.ends is not None and now > started.ends_by):
             self._finish(run, started)
 
@@ -339,21 +345,27 @@ class Scripts:
         return max((peer.channel.backlog for peer in self._waiting(started)), default=0)
 
     def _forward_own(self, run: _Run, started: _Started) -> None:
+        printed, size = run.printed, run.printed.look()
         while self._waiting(started) and self._backlog(started) <= _MOST_BACKLOG:
-            left = MOST_BYTES - started.own_seen
-            piece = _read_output(run.log, started.own_seen, min(_PIECE, left))
+            stream = printed.stream(started.own_seen)
+            piece = printed.read(started.own_seen, _PIECE)
             if not piece:
+                if started.own_seen < size:
+                    printed.cut(started.own_seen)
                 return
             started.own_seen += len(piece)
-            self._forward(run, started, run.name, piece)
+            self._forward(run, started, run.name, stream, piece)
 
-    def _forward(self, run: _Run, started: _Started, name: str, piece: bytes) -> None:
+    def _forward(
+        self, run: _Run, started: _Started, name: str, stream: ScriptStream, piece: bytes
+    ) -> None:
         """A character may be cut in two: the rest of it comes with the next piece."""
-        decoder = started.decoders.get(name)
+        decoder = started.decoders.get((name, stream))
         if decoder is None:
-            decoder = started.decoders[name] = codecs.getincrementaldecoder("utf-8")("replace")
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            started.decoders[name, stream] = decoder
         if text := decoder.decode(piece):
-            self._tell(run, Output(run.launch.job, name, text))
+            self._tell(run, Output(run.launch.job, name, text, stream.name.lower()))
 
     def _note_end(self, run: _Run, started: _Started, name: str, report: bytes) -> None:
         try:
@@ -456,8 +468,9 @@ class Scripts:
 
         def keep() -> None:
             try:
-                if run.size <= MOST_BYTES:
-                    keep_files(run.base, kept, {OUTPUT: OUTPUT})
+                run.printed.look()
+                run.printed.write_as_one(run.base / OUTPUT)
+                keep_files(run.base, kept, {OUTPUT: OUTPUT})
                 copy_tree(run.base / "work" / "out", kept / "out")
             except OSError as error:
                 log(explain("keep what the script has left", error))
@@ -485,12 +498,3 @@ def _environment(launch: LaunchScript, folder: Path) -> dict[str, str]:
     if data := launch.settings.get("data_path"):
         environment["NICPS_DATA"] = str(data)
     return environment
-
-
-def _read_output(path: Path, at: int, length: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(at)
-            return file.read(length)
-    except OSError:
-        return b""

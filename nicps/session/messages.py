@@ -481,6 +481,9 @@ class Output(Message):
     job_id: Annotated[str, Field(TEXT, "the run's name")]
     host: Annotated[str, Field(TEXT, "the host's name")]
     text: Annotated[str, Field(TEXT, "the piece; what is no UTF-8 is replaced")]
+    stream: Annotated[str, Field(choice("stdout", "stderr"), "where the script has printed it")] = (
+        "stdout"
+    )
 
 
 Event: TypeAlias = (
