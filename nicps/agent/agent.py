@@ -83,6 +83,7 @@ class Agent:
                     keyed=self._keys.keyed,
                 )
             )
+            self._loop.on_signals(self.stop)  # before the socket answers
             self._control = ControlSocket(
                 settings.socket, access, self._loop.watch, self._loop.unwatch
             )
@@ -232,8 +233,7 @@ class Agent:
     # ---- the loop
 
     def run(self) -> None:
-        """Serve until SIGINT, SIGTERM or `nicps leave`."""
-        self._loop.on_signals(self.stop)
+        """Serve until SIGINT, SIGTERM, SIGHUP or `nicps leave`."""
         self._driver.carry_out(self.life.join(time.monotonic()))
         while not self._stopping:
             self._step()
