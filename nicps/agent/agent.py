@@ -148,7 +148,8 @@ class Agent:
 
         def status() -> Status:
             now = time.monotonic()
-            found = status_of(self.life, frames, self._keys, self.dataplane, tally, now)
+            about = self.life, frames, self._keys, self.dataplane, tally, preparation.job, now
+            found = status_of(*about)
             return replace(found, job=found.job or self._scripts.job)
 
         commands = Commands(

@@ -26,6 +26,7 @@ from nicps.errors import (
     explain,
 )
 from nicps.job.actions import CloseSubmission
+from nicps.protocol import NodeState
 from nicps.session.messages import Submit
 
 
@@ -43,8 +44,18 @@ class Preparation:
         self._driver, self._loop, self._children = driver, loop, children
         self._work, self._user = work, user
         self._number = 0
+        self._job = ""
         self._base: Path | None = None
         self._child: Child | None = None
+
+    @property
+    def job(self) -> str:
+        """What is being prepared, or is prepared and not in the network yet, as it was submitted; else empty."""
+        submission, node = self._driver.life.roles.submission, self._driver.life.node
+        on_its_way = submission is not None and (
+            not submission.job_id or node.state is NodeState.FORMING
+        )
+        return self._job if on_its_way else ""
 
     @property
     def folder(self) -> Path:
@@ -63,7 +74,7 @@ class Preparation:
         number = life.submit()
         try:
             self._base = working_folder(self._work)
-            self._number = number
+            self._number, self._job = number, job.job
             self.folder.mkdir()
             os.chown(self.folder, self._user.uid, self._user.gid)
             self._start(number, job)
@@ -82,7 +93,7 @@ class Preparation:
             NicpsError, OSError: its folder cannot be made.
         """
         driver, life = self._driver, self._driver.life
-        self._number = number
+        self._number, self._job = number, ""
         try:
             self._base = working_folder(self._work)
             self.folder.mkdir()

@@ -16,7 +16,7 @@ from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
 from nicps.errors import JobFailed, NetworkProblem, UsageProblem
 from nicps.session.commands import connect, follow, submit
-from nicps.session.messages import Launched, Output, Result, Submit
+from nicps.session.messages import Launched, Output, Preparing, Result, Submit
 
 DESCRIPTION = """\
 Start a script on all hosts whose agents stand by, one process on each, as the training user. The script's folder is
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
                         f"{lead} goes on with the run, and this host is not in it: start it again"
                     )
                 return _finish(message.result, as_json=args.json)
-            else:
+            elif not isinstance(message, Preparing):  # a script's folder is packed, and that is all
                 show(message)
     raise AssertionError("a run ends with a result or an error")
 

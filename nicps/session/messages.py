@@ -391,6 +391,16 @@ class Result(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing(Message):
+    """The host makes model and data (R5); nobody else has heard of the job. It has no name yet: `job_id` is empty."""
+
+    op: ClassVar[str] = "event"
+    event: ClassVar[str] = "preparing"
+    job_id: Annotated[str, Field(TEXT, "empty")]
+    job: Annotated[str, Field(TEXT, "as in `submit`")]
+
+
+@dataclass(frozen=True, slots=True)
 class Forming(Message):
     """Model and data are prepared; the host calls the others (R1)."""
 
@@ -487,12 +497,21 @@ class Output(Message):
 
 
 Event: TypeAlias = (
-    Forming | Formed | HandedOut | Training | TakingBack | Progressed | Warned | Launched | Output
+    Preparing
+    | Forming
+    | Formed
+    | HandedOut
+    | Training
+    | TakingBack
+    | Progressed
+    | Warned
+    | Launched
+    | Output
 )
 EVENTS: dict[str, type[Event]] = {
     cls.event: cls
     for cls in (
-        *(Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned),
+        *(Preparing, Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned),
         *(Launched, Output),
     )
 }
