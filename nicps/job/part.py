@@ -24,7 +24,7 @@ from nicps.job.actions import (
     ShowNeed,
     Stored,
 )
-from nicps.job.checkpoints import Checkpoints, resumed_from
+from nicps.job.checkpoints import Checkpoints, resumed_from, rounds_before
 from nicps.job.contribution import Contribution
 from nicps.job.finish import Finish
 from nicps.job.handout import HandOut
@@ -202,7 +202,7 @@ class Part:
             self.programs.current = None
             return [*ended, *self.finish.acknowledge_nothing(phase)]
         if program.ended:
-            return self.finish.keep(self.train_rounds)
+            return self.finish.keep(self.train_rounds, rounds_before(self.prepared))
         return program.enter(now, phase, 0, Memory(), self._node)
 
     def enter_view(self, now: float, action: Installed) -> Orders:
@@ -539,7 +539,7 @@ class Part:
         if self.group:
             return self._lose_group_program(last)
         if self.finishing and not code:  # whatever phase a change of the view has gone back to
-            return self.finish.keep(self.train_rounds)
+            return self.finish.keep(self.train_rounds, rounds_before(self.prepared))
         reason = f"the training program ended: {last}"
         self.programs.crash = f"{self._node.name}: {reason}"
         dropped: Orders = [DropFragments()]  # the rest of its gradient will not come
