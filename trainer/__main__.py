@@ -15,7 +15,7 @@ from nicps.errors import EnvironmentProblem, NicpsError
 from nicps.extras import missing_extra
 from nicps.startup import leave
 from trainer import startup
-from trainer.errors import FolderError, JobError, SettingError
+from trainer.errors import FolderError, JobError, SettingError, print_cause
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.func(options)
     except NicpsError as error:
+        if options.func is not _run:  # which has done so before it told the agent
+            print_cause(error)
         print(f"trainer: error: {error}", file=sys.stderr)
         if os.environ.get("NICPS_VERBOSE") and error.__cause__ is not None:
             raise

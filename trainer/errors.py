@@ -3,7 +3,15 @@
 
 from __future__ import annotations
 
+import traceback
+
 from nicps.errors import JobFailed, UsageProblem
+
+
+def print_cause(error: BaseException) -> None:
+    """Print the call stack of what is behind an error, such as one that the job's code has raised, into the log."""
+    if error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)
 
 
 class JobError(JobFailed):

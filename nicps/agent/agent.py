@@ -119,7 +119,7 @@ class Agent:
             self._take_aside,
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
-        preparation = Preparation(driver, loop, children, settings.work, user)
+        preparation = Preparation(driver, loop, children, settings.work, settings.runs, user)
         executor = Executor(
             driver,
             loop,

@@ -12,11 +12,13 @@ from typing import Any
 import orjson
 
 from nicps.agent.children import Children
-from nicps.agent.driver import Driver
+from nicps.agent.crash import name_log
+from nicps.agent.driver import Driver, log
 from nicps.agent.folders import new_job_id, remove, working_folder
 from nicps.agent.loop import Loop
 from nicps.agent.prepared import NAME, read_prepared
 from nicps.agent.process import Child, User, python
+from nicps.agent.records import MOST_LOG_BYTES, keep_tail
 from nicps.errors import (
     EnvironmentProblem,
     JobFailed,
@@ -35,14 +37,15 @@ class Preparation:
 
     Args:
         work: where folders are made.
+        runs: where the log of a preparation that has failed is kept.
         user: whose the job is.
     """
 
     def __init__(
-        self, driver: Driver, loop: Loop, children: Children, work: Path, user: User
+        self, driver: Driver, loop: Loop, children: Children, work: Path, runs: Path, user: User
     ) -> None:
         self._driver, self._loop, self._children = driver, loop, children
-        self._work, self._user = work, user
+        self._work, self._runs, self._user = work, runs, user
         self._number = 0
         self._job = ""
         self._base: Path | None = None
@@ -131,6 +134,8 @@ class Preparation:
             known = UsageProblem.exit_code, EnvironmentProblem.exit_code
             reason = code if code in known else JobFailed.exit_code
             why = child.reported_error() or f"the job's preparation ended: {child.last_line()}"
+            if reason == JobFailed.exit_code:
+                why = self._keep_log(child.log, why)
             driver.carry_out(life.submission_failed(driver.now, number, why, reason))
             return
         try:
@@ -139,6 +144,19 @@ class Preparation:
             driver.carry_out(life.submission_failed(driver.now, number, str(error)))
             return
         driver.carry_out(life.submission_prepared(driver.now, number, job_id, prepared))
+
+    def _keep_log(self, written: Path, why: str) -> str:
+        """There is a call stack: it is kept as that of a run. Why, and where that is, in one line."""
+        try:
+            with written.open("rb") as file:
+                if len(file.read(MOST_LOG_BYTES).splitlines()) < 2:
+                    return why
+            kept = self._runs / new_job_id(Path(self._job).name) / written.name
+            keep_tail(written, kept)
+        except (OSError, JobFailed) as error:
+            log(explain("keep the log of the preparation", error))
+            return why
+        return name_log(why, kept)
 
     def close(self, action: CloseSubmission) -> None:
         """Leave nothing behind."""
