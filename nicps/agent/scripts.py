@@ -7,7 +7,6 @@ docs/run.md. One run at a time. The script is no training program: it forms a gr
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import hashlib
 import os
@@ -32,20 +31,18 @@ from nicps.agent.process import Child, python
 from nicps.agent.records import copy_tree, keep_files, open_file
 from nicps.agent.relay import INTERVAL_S, OutputReceiver, OutputSender, Piece
 from nicps.agent.settings import AgentSettings
+from nicps.agent.shown import Shown
 from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
 from nicps.job.script import LaunchScript
-from nicps.session.fields import Message
-from nicps.session.messages import Error, Launched, Output, Result
+from nicps.session.messages import Error, Launched, Result
 from nicps.wire import ScriptStep, ScriptStream
 
 OUTPUT = "output.log"  # what a script prints, in the run's folder of its host
 WEIGHTS = "weights"  # what the backend of torch.distributed says of them, in the script's folder
 _TICK_S = 0.05  # what a script prints is looked for so often
-_MOST_BACKLOG = 1 << 18  # bytes that `nicps run` has not read: no more is asked for
 _MOST_REPORT = 1200  # bytes
 _START_S = 15.0  # for the first sign of life of every host
 _KILL_LIMIT_S = 10.0  # for the others' scripts to end
-_PIECE = 1 << 16
 
 
 @dataclass(slots=True)
@@ -71,15 +68,13 @@ class _Host:
 class _Started:
     """The run, at the host that has started it. `ends`: why, once it is being ended."""
 
-    submission: int
+    shown: Shown
     began: float
     others: dict[bytes, _Other]
     found: dict[str, _Host] = field(default_factory=dict)
     ends: NicpsError | None = None
     ends_by: float = 0.0
     formed: bool = False
-    decoders: dict[tuple[str, ScriptStream], Any] = field(default_factory=dict)
-    own_seen: int = 0
 
 
 class _Run:
@@ -162,7 +157,7 @@ class Scripts:
         now = self._driver.now
         if self._run is not None:
             if self._run.started is not None:
-                self._tell(self._run, Error.of(JobFailed("another job or run has begun")))
+                self._run.started.shown.tell(Error.of(JobFailed("another job or run has begun")))
             self._close(self._run)
         job, base = self._executor.job, None
         assert job is not None
@@ -188,10 +183,11 @@ class Scripts:
                 for rank, (name, mac) in enumerate(action.hosts)
                 if rank != action.rank
             }
-            run.started = _Started(action.submission, now, others)
+            shown = Shown(self._control, action.job, action.submission)
+            run.started = _Started(shown, now, others)
             names = tuple(name for name, _ in action.hosts)
-            self._tell(run, Launched(action.job, names))
-            if action.submission and not self._waiting(run.started):
+            shown.tell(Launched(action.job, names))
+            if action.submission and not shown.waiting:
                 self.cancel("`nicps run` was ended")  # while the files were handed out
         try:
             run.child = self._children.spawn(
@@ -201,7 +197,7 @@ class Scripts:
                 partial(self._ended, run),
                 connected=True,
                 network_access=action.settings.get("network_access") is True,
-                env=_environment(action, folder),
+                env=action.environment(str(folder / WEIGHTS)),
                 stdout=run.printed.stdout,
             )
         except (OSError, NicpsError) as error:
@@ -221,7 +217,7 @@ class Scripts:
         run.report = orjson.dumps(report)
         log(f"run {run.launch.job}: the script ended with exit code {report['code']}")
         if run.started is not None:
-            self._forward_own(run, run.started)
+            run.started.shown.forward_own(run.name, run.printed)
             self._note_end(run, run.started, run.name, run.report)
 
     # ---- frames
@@ -254,7 +250,7 @@ class Scripts:
     ) -> None:
         other = started.others[source]
         other.heard, other.waits = True, bool(body.waits)
-        if self._backlog(started) > _MOST_BACKLOG and body.step == ScriptStep.OUTPUT and tail:
+        if started.shown.full and body.step == ScriptStep.OUTPUT and tail:
             other.receiver.note_alive(self._driver.now)  # it comes again
             self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
             return
@@ -265,7 +261,7 @@ class Scripts:
             self._note_end(run, started, other.name, new)
         elif new is not None:
             stream = ScriptStream(bool(body.stream))
-            self._forward(run, started, other.name, stream, new)
+            started.shown.forward(other.name, stream, new)
         self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
 
     def _send(
@@ -316,7 +312,7 @@ class Scripts:
         return run.printed.read(piece.at, piece.length)
 
     def _tick_started(self, run: _Run, started: _Started, now: float) -> None:
-        self._forward_own(run, started)
+        started.shown.forward_own(run.name, run.printed)
         for other in started.others.values():
             if started.ends is not None and other.receiver.kills(now):
                 self._send(run, ScriptStep.KILL, 0, other.rank)
@@ -326,46 +322,15 @@ class Scripts:
             if late or (other.heard and other.receiver.is_lost(now)):
                 what = "was lost" if other.heard else "did not start"
                 text = f"nicps: {other.name} {what}\n".encode()
-                self._forward(run, started, other.name, ScriptStream.STDERR, text)
+                started.shown.forward(other.name, ScriptStream.STDERR, text)
                 started.found[other.name] = _Host(None)
         self._give_up_forming(run, started)
         everywhere = len(started.found) == len(run.launch.hosts)
-        shown = started.own_seen >= run.printed.look() or not self._waiting(started)
+        shown = started.shown.has_own(run.printed)
         if (everywhere and shown) or (started.ends is not None and now > started.ends_by):
             self._finish(run, started)
 
     # ---- at the host that has started it
-
-    def _waiting(self, started: _Started) -> list[Peer]:
-        """Connections of `nicps run`."""
-        number = started.submission
-        return [peer for peer in self._control.peers if number and peer.submission == number]
-
-    def _backlog(self, started: _Started) -> int:
-        return max((peer.channel.backlog for peer in self._waiting(started)), default=0)
-
-    def _forward_own(self, run: _Run, started: _Started) -> None:
-        printed, size = run.printed, run.printed.look()
-        while self._waiting(started) and self._backlog(started) <= _MOST_BACKLOG:
-            stream = printed.stream(started.own_seen)
-            piece = printed.read(started.own_seen, _PIECE)
-            if not piece:
-                if started.own_seen < size:
-                    printed.cut(started.own_seen)
-                return
-            started.own_seen += len(piece)
-            self._forward(run, started, run.name, stream, piece)
-
-    def _forward(
-        self, run: _Run, started: _Started, name: str, stream: ScriptStream, piece: bytes
-    ) -> None:
-        """A character may be cut in two: the rest of it comes with the next piece."""
-        decoder = started.decoders.get((name, stream))
-        if decoder is None:
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            started.decoders[name, stream] = decoder
-        if text := decoder.decode(piece):
-            self._tell(run, Output(run.launch.job, name, text, stream.name.lower()))
 
     def _note_end(self, run: _Run, started: _Started, name: str, report: bytes) -> None:
         try:
@@ -398,7 +363,7 @@ class Scripts:
         }
         told = {host.weights for host in started.found.values() if host.weights}
         if started.ends is not None:
-            self._tell(run, Error.of(started.ends))
+            started.shown.tell(Error.of(started.ends))
         else:
             result = {
                 "job_id": run.launch.job,
@@ -409,23 +374,16 @@ class Scripts:
                 "weights_identical": len(told) == 1 if told else None,
                 "folder": str(self._settings.runs / run.launch.job),
             }
-            self._tell(run, Result(result))
+            started.shown.tell(Result(result))
         self._close(run)
-
-    def _tell(self, run: _Run, message: Message) -> None:
-        assert run.started is not None
-        for peer in self._waiting(run.started):
-            self._control.post(peer, message)
-            if isinstance(message, Result | Error):
-                peer.submission = 0
 
     # ---- the end
 
     def forget(self, peer: Peer) -> None:
         """`nicps run` has gone: the run ends with it."""
         run = self._run
-        if run is not None and run.started is not None and run.started.submission:
-            if peer.submission == run.started.submission:
+        if run is not None and run.started is not None and run.started.shown.submission:
+            if peer.submission == run.started.shown.submission:
                 self.cancel("`nicps run` was ended")
 
     def cancel(self, reason: str) -> bool:
@@ -449,7 +407,7 @@ class Scripts:
             self.cancel("the agent stops")
             for other in run.started.others.values():
                 self._send(run, ScriptStep.KILL, 0, other.rank)
-            self._tell(run, Error.of(Cancelled("the agent of this host has stopped")))
+            run.started.shown.tell(Error.of(Cancelled("the agent of this host has stopped")))
         self._close(run)
 
     def _kill(self, run: _Run) -> None:
@@ -483,18 +441,3 @@ class Scripts:
 def run_number(job: str) -> int:
     """A run's number on the wire, of its name, which ends with random digits."""
     return int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "big")
-
-
-def _environment(launch: LaunchScript, folder: Path) -> dict[str, str]:
-    """What torchrun sets, without a rendezvous."""
-    environment = {
-        "RANK": str(launch.rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(len(launch.hosts)),
-        "LOCAL_WORLD_SIZE": "1",
-        "NICPS_WEIGHTS": str(folder / WEIGHTS),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if data := launch.settings.get("data_path"):
-        environment["NICPS_DATA"] = str(data)
-    return environment
