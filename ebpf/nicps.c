@@ -26,15 +26,17 @@ BPF_PROG_ARRAY(nicps_rooms, 1);
 
 /*
  * A host that was evicted must learn of it and be able to come back, so
- * control frames go up from everybody; but a stranger's flood must not keep
- * those of members, and of a switch, from the agent, nor drown it.
+ * control frames go up from everybody. But a flood, of a stranger or of a
+ * member, must not keep those of another member from the agent, nor drown it.
  */
-static __always_inline int nicps_go_up(bool known)
+static __always_inline int nicps_go_up(const struct nicps_config *config, u32 place)
 {
-	struct nicps_limit *limit = nicps_limit(known);
+	struct nicps_limit *limit = nicps_limit(place);
+	u64 interval = NICPS_SECOND_NS / NICPS_OTHERS_RATE;
 
-	if (limit && !nicps_admit(&limit->due_ns,
-				  known ? NICPS_MEMBERS_RATE : NICPS_OTHERS_RATE))
+	if (place != NICPS_OTHERS) /* a switch has a share, too */
+		interval = NICPS_SECOND_NS / NICPS_MEMBERS_RATE * (config->live + 1);
+	if (limit && !nicps_admit(&limit->due_ns, interval))
 		return nicps_drop(NICPS_COUNT_LIMITED);
 	nicps_count(NICPS_COUNT_CONTROL);
 	return XDP_PASS;
@@ -47,8 +49,9 @@ static __always_inline int nicps_control(const struct ethhdr *ethernet,
 	u32 number = bpf_ntohs(header->sender);
 	struct nicps_member *member = number ? nicps_live(config, number)
 					     : nicps_member(0);
+	bool known = member && nicps_same_mac(member->mac, ethernet->h_source);
 
-	return nicps_go_up(member && nicps_same_mac(member->mac, ethernet->h_source));
+	return nicps_go_up(config, known ? number : NICPS_OTHERS);
 }
 
 #include "nicps_fragment.h"

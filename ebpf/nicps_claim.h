@@ -43,10 +43,10 @@ static __always_inline bool nicps_claim_soon(u64 *claim)
 }
 
 /*
- * At most `rate` a second, with bursts of up to a second's worth. Two
+ * One in each interval, with bursts of up to a second's worth. Two
  * processors at once can let a frame more through: that does no harm.
  */
-static __always_inline bool nicps_admit(u64 *due_ns, u64 rate)
+static __always_inline bool nicps_admit(u64 *due_ns, u64 interval_ns)
 {
 	u64 now = bpf_ktime_get_coarse_ns();
 	u64 due = *due_ns;
@@ -55,7 +55,7 @@ static __always_inline bool nicps_admit(u64 *due_ns, u64 rate)
 		due = now;
 	if (due - now >= NICPS_SECOND_NS)
 		return false;
-	*due_ns = due + NICPS_SECOND_NS / rate;
+	*due_ns = due + interval_ns;
 	return true;
 }
 

@@ -32,9 +32,14 @@
 #define NICPS_LAST_HOP 0xffffffff /* of a generation; the agent must raise that */
 #define NICPS_LAST_SEQUENCE 0xffffffff /* of a view: then it needs a new one */
 
-/* Control frames a second that go up, and as many at once: of members, of all others. */
-#define NICPS_MEMBERS_RATE 4000
+/*
+ * Control frames a second that go up, and as many at once: of the members of the
+ * view and a switch, each of whom has an equal share, and of all others together.
+ */
+#define NICPS_MEMBERS_RATE 12000
 #define NICPS_OTHERS_RATE 1000
+#define NICPS_OTHERS \
+	65 /* place in nicps_limits; members and the switch have their numbers */
 #define NICPS_SECOND_NS 1000000000
 
 #define NICPS_PLACES 2 /* of a fragment at a switch: for a round, and for one before */

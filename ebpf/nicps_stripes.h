@@ -451,7 +451,7 @@ nicps_stripe_frame(struct nicps_cursor *cursor, struct ethhdr *ethernet,
 		return nicps_answer_ask(ethernet, header, body, payload, cursor->end,
 					sender, window, config);
 	case NICPS_TYPE_LACKING:
-		return nicps_go_up(true);
+		return nicps_go_up(config, sender->number);
 	default:
 		return nicps_drop(NICPS_COUNT_TYPE);
 	}

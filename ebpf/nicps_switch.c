@@ -40,7 +40,7 @@ static __always_inline void nicps_tell(u32 kind, u64 value, bool only_more,
 		return;
 	before = told->last;
 	if (before == value || (only_more && before > value) ||
-	    !nicps_admit(&told->due_ns, NICPS_TOLD_RATE))
+	    !nicps_admit(&told->due_ns, NICPS_SECOND_NS / NICPS_TOLD_RATE))
 		return;
 	if (__sync_val_compare_and_swap(&told->last, before, value) != before)
 		return;

@@ -96,6 +96,7 @@ ENUMS: tuple[Values, ...] = (
     Values("PROBE_STEP", wire.ProbeStep, wire.Probe, "step"),
     Values("SWITCH_STEP", wire.SwitchStep, wire.Switch, "step"),
     Values("SCRIPT_STEP", wire.ScriptStep, wire.Script, "step"),
+    Values("SCRIPT_STREAM", wire.ScriptStream, wire.Script, "stream"),
 )
 
 

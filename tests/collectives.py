@@ -412,6 +412,8 @@ class ThreadLink:
         self.closed = reason
         self._meeting.leave(self.number)
 
+    abandon = close
+
 
 def together(meeting: Meeting, program: Callable[[Group], Any], **options: Any) -> list[Any]:
     """Run a program as every member of a group, in threads; what each returns or raises, by number.

@@ -113,7 +113,7 @@ class Rooms:
             self.user,
             lambda: folder / "prepared",
         )
-        self.preparation = Preparation(self.driver, self.loop, self.children, work, self.user)
+        self.preparation = Preparation(self.driver, self.loop, self.children, work, runs, self.user)
         self.prober = Prober(self.life, self.dataplane, BROADCAST, lambda frame: None)
         self.program = Program(
             self.driver, self.loop, self.children, self.dataplane, self.executor, ()

@@ -15,19 +15,21 @@ from nicps.errors import EnvironmentProblem, NicpsError
 from nicps.extras import missing_extra
 from nicps.startup import leave
 from trainer import startup
-from trainer.errors import JobError, SettingError
+from trainer.errors import FolderError, JobError, SettingError, print_cause
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0, or 1 with one line on stderr (2: a setting is wrong; 3: a package is missing)."""
+    """Run one command; 0, or 1 with one line on stderr (2: a setting or the folder is wrong; 3: no such package)."""
     options = _parser().parse_args(arguments)
     try:
         options.func(options)
     except NicpsError as error:
+        if options.func is not _run:  # which has done so before it told the agent
+            print_cause(error)
         print(f"trainer: error: {error}", file=sys.stderr)
         if os.environ.get("NICPS_VERBOSE") and error.__cause__ is not None:
             raise
-        known = SettingError, EnvironmentProblem
+        known = SettingError, FolderError, EnvironmentProblem
         return error.exit_code if isinstance(error, known) else 1
     except ModuleNotFoundError as error:
         if (missing := missing_extra(error)) is None:

@@ -3,7 +3,15 @@
 
 from __future__ import annotations
 
+import traceback
+
 from nicps.errors import JobFailed, UsageProblem
+
+
+def print_cause(error: BaseException) -> None:
+    """Print the call stack of what is behind an error, such as one that the job's code has raised, into the log."""
+    if error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)
 
 
 class JobError(JobFailed):
@@ -12,5 +20,11 @@ class JobError(JobFailed):
 
 class SettingError(JobError):
     """A setting that was given with the job: there is no such one, or it cannot have that value."""
+
+    exit_code = UsageProblem.exit_code
+
+
+class FolderError(JobError):
+    """The folder that was given cannot be sent as it is."""
 
     exit_code = UsageProblem.exit_code

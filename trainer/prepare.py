@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer import records, trackers, weights
-from trainer.errors import JobError
+from trainer.errors import FolderError, JobError
 from trainer.job import Job, load
 from trainer.settings import State, flat
 
@@ -185,17 +185,17 @@ def pack(folder: Path, path: Path) -> None:
     """The job's folder as a tar, the same bytes for the same files.
 
     Raises:
-        JobError: it is larger than `MAX_JOB_BYTES`, or holds links or devices.
+        FolderError: it is larger than `MAX_JOB_BYTES`, or holds links or devices.
     """
     total = 0
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         for source in sorted(_files(folder)):
             name = source.relative_to(folder).as_posix()
             if source.is_symlink() or not source.is_file():
-                raise JobError(f"{source} is not a plain file: a job's folder is sent as it is")
+                raise FolderError(f"{source} is not a plain file: a job's folder is sent as it is")
             total += source.stat().st_size
             if total > MAX_JOB_BYTES:
-                raise JobError(
+                raise FolderError(
                     f"the job's folder {folder} holds more than {MAX_JOB_BYTES >> 20} MiB: keep "
                     f"data elsewhere, and let data() read it"
                 )

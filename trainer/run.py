@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from nicps.client import Session
 from nicps.errors import EnvironmentProblem, NicpsError
 from nicps.extras import missing_extra
 from trainer import weights
-from trainer.errors import JobError
+from trainer.errors import JobError, print_cause
 from trainer.flat import FlatModel
 from trainer.job import load
 from trainer.loop import Loop
@@ -36,10 +37,12 @@ def run(workdir: Path) -> None:
     try:
         train(session, workdir)
     except NicpsError as error:
+        print_cause(error)  # before the agent ends this process
         if isinstance(error, JobError | EnvironmentProblem):
             session.fail(str(error))
         raise
     except Exception as error:
+        traceback.print_exception(error)
         session.fail(f"the trainer failed: {type(error).__name__}: {' '.join(str(error).split())}")
         raise
     finally:

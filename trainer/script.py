@@ -71,7 +71,7 @@ def main() -> int:
             run(args.workdir)
     except (JobError, OSError) as error:
         print(f"trainer: error: {error}", file=sys.stderr)
-        return JobError.exit_code
+        return (error if isinstance(error, JobError) else JobError).exit_code
     return 0
 
 

@@ -134,6 +134,12 @@ enum nicps_script_step {
 	NICPS_SCRIPT_STEP_KILL = 4,   /* end the script */
 };
 
+/* Where a script has printed a piece of its output. */
+enum nicps_script_stream {
+	NICPS_SCRIPT_STREAM_STDOUT = 0, /* its standard output */
+	NICPS_SCRIPT_STREAM_STDERR = 1, /* its standard error */
+};
+
 /* Common to all frames of ours; follows the Ethernet header. */
 struct nicps_header {
 	__u8 version;    /* format version, 1 */
@@ -405,12 +411,14 @@ _Static_assert(sizeof(struct nicps_lacking) == 24, "struct nicps_lacking has a h
 
 /* Between hosts that run a script and the one that has started it (docs/run.md), in no view. */
 struct nicps_script {
-	__be64 run;      /* random, of this run */
-	__be64 at;       /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
-	__u8 step;       /* what it is for */
-	__u8 rank;       /* of the host whose script it is */
-	__be16 waits;    /* OUTPUT: 1 while the script waits for its group to form */
-	__be32 reserved; /* 0 */
+	__be64 run;       /* random, of this run */
+	__be64 at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+	__u8 step;        /* what it is for */
+	__u8 rank;        /* of the host whose script it is */
+	__be16 waits;     /* OUTPUT: 1 while the script waits for its group to form */
+	__u8 stream;      /* OUTPUT: where the script has printed the piece */
+	__u8 reserved;    /* 0 */
+	__be16 reserved2; /* 0 */
 };
 _Static_assert(sizeof(struct nicps_script) == 24, "struct nicps_script has a hole");
 

@@ -18,6 +18,8 @@ Frames:
     keyring.py      the network's key and the views', which control frames are admitted
     probe.py        measurements of the LAN (`nicps doctor --network`)
     scripts.py      the script of `nicps run`, and what it prints
+    printed.py      what a script prints: two files as one stream
+    shown.py        what `nicps run` is told of all that
     relay.py        what a script prints, to the host that has started it
 
 The socket:

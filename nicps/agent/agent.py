@@ -83,6 +83,7 @@ class Agent:
                     keyed=self._keys.keyed,
                 )
             )
+            self._loop.on_signals(self.stop)  # before the socket answers
             self._control = ControlSocket(
                 settings.socket, access, self._loop.watch, self._loop.unwatch
             )
@@ -118,7 +119,7 @@ class Agent:
             self._take_aside,
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
-        preparation = Preparation(driver, loop, children, settings.work, user)
+        preparation = Preparation(driver, loop, children, settings.work, settings.runs, user)
         executor = Executor(
             driver,
             loop,
@@ -147,7 +148,8 @@ class Agent:
 
         def status() -> Status:
             now = time.monotonic()
-            found = status_of(self.life, frames, self._keys, self.dataplane, tally, now)
+            about = self.life, frames, self._keys, self.dataplane, tally, preparation.job, now
+            found = status_of(*about)
             return replace(found, job=found.job or self._scripts.job)
 
         commands = Commands(
@@ -232,8 +234,7 @@ class Agent:
     # ---- the loop
 
     def run(self) -> None:
-        """Serve until SIGINT, SIGTERM or `nicps leave`."""
-        self._loop.on_signals(self.stop)
+        """Serve until SIGINT, SIGTERM, SIGHUP or `nicps leave`."""
         self._driver.carry_out(self.life.join(time.monotonic()))
         while not self._stopping:
             self._step()

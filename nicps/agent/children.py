@@ -84,11 +84,12 @@ class Children:
         network_access: bool = False,
         limit_s: float = math.inf,
         env: Mapping[str, str] | None = None,
+        stdout: Path | None = None,
     ) -> Child:
         """Start a process as the training user; `done(exit_code)` is called when it has ended.
 
         One that is to be `connected` finds a connection to us in NICPS_SOCKET. One that takes longer than `limit_s` is
-        killed.
+        killed. `log` and `stdout`: as those of a `Child`.
         """
         user = User.named("root") if as_owner and os.geteuid() == 0 else self._user
         env = dict(env or {})
@@ -99,7 +100,7 @@ class Children:
                 self._adopt(ours, user.uid)
                 fds = (*fds, theirs.fileno())
                 env["NICPS_SOCKET"] = f"fd:{theirs.fileno()}"
-            child = Child(argv, user, folder, log, env, fds, network_access)
+            child = Child(argv, user, folder, log, env, fds, network_access, stdout)
         self._known[child] = _Known(done, self._clock() + limit_s, as_owner)
         self._loop.watch(child.fileno(), partial(self._is_gone, child))
         return child

@@ -31,6 +31,7 @@ from nicps.session.messages import (
     JoinGroup,
     Leave,
     Ok,
+    Preparing,
     Status,
     Submit,
     Watch,
@@ -126,6 +127,10 @@ class Commands:
         self._driver.life.check_free()
         self._dataplane.check_interface()
         peer.submission = self._preparation.begin(job)
+        told = Preparing("", job.job)
+        for other in self._control.peers[:]:
+            if other is peer or other.watches_all:
+                self._control.post(other, told)
 
     def _check_trains(self, peer: Peer) -> None:
         if not peer.trains:

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 #: Before an error that the trainer itself reports (`trainer/__main__.py`).
 _REPORTS = "trainer: error: "
+_WITH_LOG = (
+    220  # characters of a reason and a path; the agent puts the host's name and more before them
+)
 
 
 def reported_error(last_line: str) -> str:
@@ -31,6 +35,11 @@ def describe_end(code: int | None, last_line: str, where: str = "") -> str:
         return reported
     status = f"exit status {'unknown' if code is None else code}{where}"
     return f"{last_line} ({status})" if last_line else f"{status}, and it said nothing"
+
+
+def name_log(why: str, log: Path) -> str:
+    """The reason, cut so that the name of the log that goes with it is still in one line of the agent's."""
+    return f"{why[: max(0, _WITH_LOG - len(str(log)))]}; its log: {log}"
 
 
 def signal_name(number: int) -> str:

@@ -28,7 +28,7 @@ from nicps.agent.result import summarise
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
 from nicps.dataplane import DataPlane
-from nicps.errors import explain
+from nicps.errors import BpfLoadError, explain
 from nicps.job import actions as act
 from nicps.job.checkpoints import CHECKPOINT, STATE
 
@@ -188,8 +188,11 @@ class Executor:
             case act.ReserveAccumulators(blocks, room, places):
                 reserved = self._here.reserved
 
-                def reserve() -> int:
-                    reserved[ticket] = Reserved.make(self._dataplane, blocks, room, places)
+                def reserve() -> int | act.StripesRefused:
+                    try:
+                        reserved[ticket] = Reserved.make(self._dataplane, blocks, room, places)
+                    except BpfLoadError as error:
+                        return act.StripesRefused(str(error))
                     return ticket
 
                 return reserve

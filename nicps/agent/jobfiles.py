@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Self
 
 from nicps.agent.bundle import InStream, OutStream
+from nicps.agent.crash import name_log
 from nicps.agent.driver import log
 from nicps.agent.folders import remove, working_folder
 from nicps.agent.lives import keep_life
 from nicps.agent.process import User
-from nicps.agent.records import Records, keep_files, open_file
+from nicps.agent.records import Records, keep_files, keep_tail, open_file
 from nicps.dataplane import DataPlane
 from nicps.dataplane.maps import Accumulators
 from nicps.dataplane.stripes import StripesPlaces, StripesRoom
@@ -21,6 +22,7 @@ from nicps.errors import explain
 from nicps.job.actions import Receive
 from nicps.session import residual_file
 
+TRAINER_LOG = "trainer.log"  # what training programs print
 CHECKPOINTS = "checkpoint"  # the folder of a run that `nicps resume` goes on from
 
 
@@ -142,6 +144,18 @@ class JobFiles:
         """
         kept = self._residual_of(self.run)
         keep_files(self.folder, kept.parent, {residual_file.NAME: kept.name})
+
+    def keep_log(self, why: str) -> str:
+        """A training program has failed: its log goes into the run's folder. Why, and where that is, in one line."""
+        log_, kept = self.base / TRAINER_LOG, self.kept / TRAINER_LOG
+        try:
+            if not log_.exists() or not log_.stat().st_size:
+                return why  # it has printed nothing, or was started elsewhere
+            keep_tail(log_, kept)
+        except OSError as error:
+            log(explain("keep the log of the training program", error))
+            return why
+        return name_log(why, kept)
 
     def open_residual(self, run: str) -> int | None:
         """A descriptor of this host's residual of that run; None, and a line in the log, if there is none."""

@@ -12,11 +12,13 @@ from typing import Any
 import orjson
 
 from nicps.agent.children import Children
-from nicps.agent.driver import Driver
+from nicps.agent.crash import name_log
+from nicps.agent.driver import Driver, log
 from nicps.agent.folders import new_job_id, remove, working_folder
 from nicps.agent.loop import Loop
 from nicps.agent.prepared import NAME, read_prepared
 from nicps.agent.process import Child, User, python
+from nicps.agent.records import MOST_LOG_BYTES, keep_tail
 from nicps.errors import (
     EnvironmentProblem,
     JobFailed,
@@ -26,6 +28,7 @@ from nicps.errors import (
     explain,
 )
 from nicps.job.actions import CloseSubmission
+from nicps.protocol import NodeState
 from nicps.session.messages import Submit
 
 
@@ -34,17 +37,28 @@ class Preparation:
 
     Args:
         work: where folders are made.
+        runs: where the log of a preparation that has failed is kept.
         user: whose the job is.
     """
 
     def __init__(
-        self, driver: Driver, loop: Loop, children: Children, work: Path, user: User
+        self, driver: Driver, loop: Loop, children: Children, work: Path, runs: Path, user: User
     ) -> None:
         self._driver, self._loop, self._children = driver, loop, children
-        self._work, self._user = work, user
+        self._work, self._runs, self._user = work, runs, user
         self._number = 0
+        self._job = ""
         self._base: Path | None = None
         self._child: Child | None = None
+
+    @property
+    def job(self) -> str:
+        """What is being prepared, or is prepared and not in the network yet, as it was submitted; else empty."""
+        submission, node = self._driver.life.roles.submission, self._driver.life.node
+        on_its_way = submission is not None and (
+            not submission.job_id or node.state is NodeState.FORMING
+        )
+        return self._job if on_its_way else ""
 
     @property
     def folder(self) -> Path:
@@ -63,7 +77,7 @@ class Preparation:
         number = life.submit()
         try:
             self._base = working_folder(self._work)
-            self._number = number
+            self._number, self._job = number, job.job
             self.folder.mkdir()
             os.chown(self.folder, self._user.uid, self._user.gid)
             self._start(number, job)
@@ -82,7 +96,7 @@ class Preparation:
             NicpsError, OSError: its folder cannot be made.
         """
         driver, life = self._driver, self._driver.life
-        self._number = number
+        self._number, self._job = number, ""
         try:
             self._base = working_folder(self._work)
             self.folder.mkdir()
@@ -120,6 +134,8 @@ class Preparation:
             known = UsageProblem.exit_code, EnvironmentProblem.exit_code
             reason = code if code in known else JobFailed.exit_code
             why = child.reported_error() or f"the job's preparation ended: {child.last_line()}"
+            if reason == JobFailed.exit_code:
+                why = self._keep_log(child.log, why)
             driver.carry_out(life.submission_failed(driver.now, number, why, reason))
             return
         try:
@@ -128,6 +144,19 @@ class Preparation:
             driver.carry_out(life.submission_failed(driver.now, number, str(error)))
             return
         driver.carry_out(life.submission_prepared(driver.now, number, job_id, prepared))
+
+    def _keep_log(self, written: Path, why: str) -> str:
+        """There is a call stack: it is kept as that of a run. Why, and where that is, in one line."""
+        try:
+            with written.open("rb") as file:
+                if len(file.read(MOST_LOG_BYTES).splitlines()) < 2:
+                    return why
+            kept = self._runs / new_job_id(Path(self._job).name) / written.name
+            keep_tail(written, kept)
+        except (OSError, JobFailed) as error:
+            log(explain("keep the log of the preparation", error))
+            return why
+        return name_log(why, kept)
 
     def close(self, action: CloseSubmission) -> None:
         """Leave nothing behind."""

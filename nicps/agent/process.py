@@ -59,6 +59,10 @@ class Child:
 
     It can gain no privileges, and is in a network namespace of its own with nothing but a loopback interface in it,
     unless it has `network_access`: then it has the agent's.
+
+    Args:
+        log: what it prints is appended there.
+        stdout: where its standard output goes instead.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Child:
         env: Mapping[str, str],
         fds: Sequence[int] = (),
         network_access: bool = False,
+        stdout: Path | None = None,
     ) -> None:
         self.log = log
         packages = str(Path(__file__).resolve().parents[2])
@@ -86,13 +91,13 @@ class Child:
         begin = partial(_before_exec, user if switch else None, network_access)
         self._log_begins = log.stat().st_size if log.exists() else 0
         try:
-            with log.open("ab") as stderr:
+            with log.open("ab") as stderr, (stdout or log).open("ab") as out:
                 self._process = subprocess.Popen(
                     argv,
                     cwd=folder,
                     env=environment,
                     stdin=subprocess.DEVNULL,
-                    stdout=stderr,
+                    stdout=out,
                     stderr=stderr,
                     start_new_session=True,
                     pass_fds=fds,

@@ -11,6 +11,7 @@ from functools import partial
 from nicps.agent.children import Children
 from nicps.agent.driver import Driver
 from nicps.agent.executor import Executor
+from nicps.agent.jobfiles import TRAINER_LOG
 from nicps.agent.lives import set_aside
 from nicps.agent.loop import Loop
 from nicps.agent.process import Child, python, set_nice
@@ -23,7 +24,7 @@ from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.fields import Message, encode
-from nicps.session.shared_form import Abort, FromProgram
+from nicps.session.shared_form import Abort, Fail, FromProgram
 
 _HURRIED = -10  # nice value
 _LAST_MOMENT_S = 3.0  # in which a program may write its residual
@@ -76,7 +77,7 @@ class Program:
             self._child = self._children.spawn(
                 argv,
                 job.folder,
-                job.base / "trainer.log",
+                job.base / TRAINER_LOG,
                 partial(self._ended, action.program),
                 connected=True,
                 network_access=action.network_access,
@@ -91,6 +92,8 @@ class Program:
         if child is not None and number == self._number:
             driver, part = self._driver, self._life.part
             last = child.last_line(part.programs.moment if part is not None else "")
+            if code and self._executor.job is not None:
+                last = self._executor.job.keep_log(last)
             driver.carry_out(self._life.program_ended(driver.now, number, code, last))
 
     def end(self, action: act.EndProgram) -> None:
@@ -170,7 +173,9 @@ class Program:
 
     def handle_message(self, message: FromProgram) -> None:
         """It says something."""
-        driver = self._driver
+        driver, job = self._driver, self._executor.job
+        if isinstance(message, Fail) and job is not None:
+            message = Fail(job.keep_log(message.message))
         driver.carry_out(self._life.program_message(driver.now, message))
 
     # ---- what it is told

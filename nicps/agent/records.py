@@ -22,6 +22,8 @@ from nicps.errors import JobFailed
 TIMELINE = "timeline.jsonl"
 #: Of every host, these come to node 1 at the end.
 COLLECTED = ("metrics.jsonl", TIMELINE, "agent.json", "final.json")
+#: Of the log of a program that has failed.
+MOST_LOG_BYTES = 1 << 18
 _FLUSH_ROWS = 256
 _FLUSH_S = 1.0  # a host that is killed loses no more of its time line
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -138,6 +140,23 @@ def copy_file(source: Path, target: Path) -> None:
         _copy_file(fd, target)
     finally:
         os.close(fd)
+
+
+def keep_tail(source: Path, target: Path) -> None:
+    """Copy the end of a log, at most `MOST_LOG_BYTES` of it, in whole lines.
+
+    Raises:
+        OSError: as `copy_file`.
+    """
+    fd = open_file(source)
+    with open(fd, "rb") as file:
+        size = os.fstat(fd).st_size
+        file.seek(max(0, size - MOST_LOG_BYTES))
+        if size > MOST_LOG_BYTES:
+            file.readline()
+        data = file.read(MOST_LOG_BYTES)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _put(data, target)
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ so nothing is kept in memory, and what is lost is read again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nicps import wire
@@ -38,10 +39,14 @@ class Piece:
 class OutputSender:
     """At the host whose script prints.
 
+    Args:
+        reach: how far the bytes from there on, of all that were printed, are of one stream: so is a frame's.
+
     Attributes: `done`, the other host has all, and the report. `given_up`: it does not answer.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, reach: Callable[[int], int] = lambda at: MOST_BYTES) -> None:
+        self._reach = reach
         self._size = 0  # of the output
         self._most = MOST_BYTES
         self._ended = False
@@ -80,10 +85,10 @@ class OutputSender:
             self._progress = now
         elif now > self._progress + _RETRANSMIT_S:
             self._sent, self._progress = self._acknowledged, now
-        pieces = []
+        pieces: list[Piece] = []
         end = min(self._size, self._acknowledged + WINDOW * PIECE_BYTES)
-        while self._sent < end:
-            length = min(PIECE_BYTES, end - self._sent)
+        while self._sent < end and len(pieces) < WINDOW:
+            length = min(PIECE_BYTES, min(end, self._reach(self._sent)) - self._sent)
             pieces.append(Piece(ScriptStep.OUTPUT, self._sent, length))
             self._sent += length
         if self._ended and self._acknowledged == self._size and now >= self._last + _RETRANSMIT_S:

@@ -30,6 +30,7 @@ _DIGEST_BYTES = 16
 def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, Any]:
     """The run's result from `folder/<name>/`: `agent.json`, `metrics.jsonl`, `final.json`.
 
+    `rounds` are those of this run, `trained_rounds` also those of the run that it goes on from.
     `weights_identical` is whether all hosts had the same weights (SHA-256) after every round that they took part in;
     one that has come back lacks those before. A host that was found to have others (R19) was evicted, and took the
     state again: what it had from that round on until then does not count, and is told as `differed`.
@@ -72,6 +73,7 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         "hosts": len(names),
         "members": list(names),
         "rounds": max(agent["rounds"] for agent in agents),
+        "trained_rounds": max(agent["rounds"] + agent["rounds_before"] for agent in agents),
         "test_accuracy": accuracy if isinstance(accuracy, int | float) else None,
         "weights_identical": identical and first.last_round >= 0,
         "differed": [{"name": name, "round": round_} for name, round_, _ in sorted(found)],

@@ -7,7 +7,6 @@ docs/run.md. One run at a time. The script is no training program: it forms a gr
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import hashlib
 import os
@@ -27,24 +26,23 @@ from nicps.agent.executor import Executor
 from nicps.agent.folders import remove, working_folder
 from nicps.agent.loop import Loop
 from nicps.agent.peer import Peer
+from nicps.agent.printed import Printed
 from nicps.agent.process import Child, python
 from nicps.agent.records import copy_tree, keep_files, open_file
-from nicps.agent.relay import INTERVAL_S, MOST_BYTES, OutputReceiver, OutputSender, Piece
+from nicps.agent.relay import INTERVAL_S, OutputReceiver, OutputSender, Piece
 from nicps.agent.settings import AgentSettings
+from nicps.agent.shown import Shown
 from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
 from nicps.job.script import LaunchScript
-from nicps.session.fields import Message
-from nicps.session.messages import Error, Launched, Output, Result
-from nicps.wire import ScriptStep
+from nicps.session.messages import Error, Launched, Result
+from nicps.wire import ScriptStep, ScriptStream
 
 OUTPUT = "output.log"  # what a script prints, in the run's folder of its host
 WEIGHTS = "weights"  # what the backend of torch.distributed says of them, in the script's folder
 _TICK_S = 0.05  # what a script prints is looked for so often
-_MOST_BACKLOG = 1 << 18  # bytes that `nicps run` has not read: no more is asked for
 _MOST_REPORT = 1200  # bytes
 _START_S = 15.0  # for the first sign of life of every host
 _KILL_LIMIT_S = 10.0  # for the others' scripts to end
-_PIECE = 1 << 16
 
 
 @dataclass(slots=True)
@@ -70,15 +68,13 @@ class _Host:
 class _Started:
     """The run, at the host that has started it. `ends`: why, once it is being ended."""
 
-    submission: int
+    shown: Shown
     began: float
     others: dict[bytes, _Other]
     found: dict[str, _Host] = field(default_factory=dict)
     ends: NicpsError | None = None
     ends_by: float = 0.0
     formed: bool = False
-    decoders: dict[str, Any] = field(default_factory=dict)
-    own_seen: int = 0
 
 
 class _Run:
@@ -88,10 +84,10 @@ class _Run:
         self.launch, self.base = launch, base
         self.number = run_number(launch.job)
         self.starter = launch.hosts[launch.starter][1]
-        self.log = base / OUTPUT
+        self.printed = Printed(base)
         self.child: Child | None = None
         self.report: bytes | None = None  # how it has ended
-        self.sender = OutputSender(now)
+        self.sender = OutputSender(now, self.printed.reach)
         self.started: _Started | None = None
         self.cancelled = False  # by the user of this host, who is not the one that has started it
         self.told_at = 0.0
@@ -105,14 +101,6 @@ class _Run:
     def starts_here(self) -> bool:
         """This host has started it."""
         return self.launch.rank == self.launch.starter
-
-    @property
-    def size(self) -> int:
-        """Bytes that the script has printed."""
-        try:
-            return self.log.stat().st_size
-        except OSError:
-            return 0
 
 
 class Scripts:
@@ -169,7 +157,7 @@ class Scripts:
         now = self._driver.now
         if self._run is not None:
             if self._run.started is not None:
-                self._tell(self._run, Error.of(JobFailed("another job or run has begun")))
+                self._run.started.shown.tell(Error.of(JobFailed("another job or run has begun")))
             self._close(self._run)
         job, base = self._executor.job, None
         assert job is not None
@@ -195,24 +183,26 @@ class Scripts:
                 for rank, (name, mac) in enumerate(action.hosts)
                 if rank != action.rank
             }
-            run.started = _Started(action.submission, now, others)
+            shown = Shown(self._control, action.job, action.submission)
+            run.started = _Started(shown, now, others)
             names = tuple(name for name, _ in action.hosts)
-            self._tell(run, Launched(action.job, names))
-            if action.submission and not self._waiting(run.started):
+            shown.tell(Launched(action.job, names))
+            if action.submission and not shown.waiting:
                 self.cancel("`nicps run` was ended")  # while the files were handed out
         try:
             run.child = self._children.spawn(
                 python(action.entry, "run", "--workdir", str(folder)),
                 folder,
-                run.log,
+                run.printed.stderr,
                 partial(self._ended, run),
                 connected=True,
                 network_access=action.settings.get("network_access") is True,
-                env=_environment(action, folder),
+                env=action.environment(str(folder / WEIGHTS)),
+                stdout=run.printed.stdout,
             )
         except (OSError, NicpsError) as error:
             with contextlib.suppress(OSError):
-                run.log.write_text(f"{error}\n")
+                run.printed.stderr.write_text(f"{error}\n")
             self._ended(run, JobFailed.exit_code)
 
     def _ended(self, run: _Run, code: int) -> None:
@@ -227,7 +217,7 @@ class Scripts:
         run.report = orjson.dumps(report)
         log(f"run {run.launch.job}: the script ended with exit code {report['code']}")
         if run.started is not None:
-            self._forward_own(run, run.started)
+            run.started.shown.forward_own(run.name, run.printed)
             self._note_end(run, run.started, run.name, run.report)
 
     # ---- frames
@@ -260,7 +250,7 @@ class Scripts:
     ) -> None:
         other = started.others[source]
         other.heard, other.waits = True, bool(body.waits)
-        if self._backlog(started) > _MOST_BACKLOG and body.step == ScriptStep.OUTPUT and tail:
+        if started.shown.full and body.step == ScriptStep.OUTPUT and tail:
             other.receiver.note_alive(self._driver.now)  # it comes again
             self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
             return
@@ -270,13 +260,22 @@ class Scripts:
         if new is not None and body.step == ScriptStep.END:
             self._note_end(run, started, other.name, new)
         elif new is not None:
-            self._forward(run, started, other.name, new)
+            stream = ScriptStream(bool(body.stream))
+            started.shown.forward(other.name, stream, new)
         self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
 
-    def _send(self, run: _Run, step: ScriptStep, at: int, rank: int, tail: bytes = b"") -> None:
+    def _send(
+        self,
+        run: _Run,
+        step: ScriptStep,
+        at: int,
+        rank: int,
+        tail: bytes = b"",
+        stream: ScriptStream = ScriptStream.STDOUT,
+    ) -> None:
         header = wire.Header(network=self._driver.life.node.network)
         waits = int(step == ScriptStep.OUTPUT and self._forming())
-        body = wire.Script(run.number, at, step, rank, waits)
+        body = wire.Script(run.number, at, step, rank, waits, stream)
         self._send_frame(wire.pack(header, body, tail=tail))
 
     # ---- time
@@ -292,12 +291,14 @@ class Scripts:
         if run.cancelled and now >= run.told_at + _TICK_S:
             run.told_at = now
             self._send(run, ScriptStep.KILL, 0, run.launch.starter)
-        run.sender.note_output(run.size, ended=run.report is not None)
+        run.sender.note_output(run.printed.look(), ended=run.report is not None)
         for piece in run.sender.due(now):
             tail = self._read(run, piece)
             if piece.step == ScriptStep.OUTPUT and len(tail) < piece.length:
-                run.sender.cut(piece.at + len(tail))  # the script has shortened its log
-            self._send(run, piece.step, piece.at, run.launch.rank, tail)
+                run.sender.cut(piece.at + len(tail))
+                run.printed.cut(piece.at + len(tail))
+            stream = run.printed.stream(piece.at)
+            self._send(run, piece.step, piece.at, run.launch.rank, tail, stream)
         if run.report is not None and (run.sender.done or run.sender.given_up):
             if run.sender.given_up:
                 name = run.launch.hosts[run.launch.starter][0]
@@ -308,10 +309,10 @@ class Scripts:
         if piece.step == ScriptStep.END:
             assert run.report is not None
             return run.report
-        return _read_output(run.log, piece.at, piece.length)
+        return run.printed.read(piece.at, piece.length)
 
     def _tick_started(self, run: _Run, started: _Started, now: float) -> None:
-        self._forward_own(run, started)
+        started.shown.forward_own(run.name, run.printed)
         for other in started.others.values():
             if started.ends is not None and other.receiver.kills(now):
                 self._send(run, ScriptStep.KILL, 0, other.rank)
@@ -320,40 +321,16 @@ class Scripts:
             late = not other.heard and now > started.began + _START_S
             if late or (other.heard and other.receiver.is_lost(now)):
                 what = "was lost" if other.heard else "did not start"
-                self._forward(run, started, other.name, f"nicps: {other.name} {what}\n".encode())
+                text = f"nicps: {other.name} {what}\n".encode()
+                started.shown.forward(other.name, ScriptStream.STDERR, text)
                 started.found[other.name] = _Host(None)
         self._give_up_forming(run, started)
         everywhere = len(started.found) == len(run.launch.hosts)
-        shown = started.own_seen >= min(run.size, MOST_BYTES) or not self._waiting(started)
+        shown = started.shown.has_own(run.printed)
         if (everywhere and shown) or (started.ends is not None and now > started.ends_by):
             self._finish(run, started)
 
     # ---- at the host that has started it
-
-    def _waiting(self, started: _Started) -> list[Peer]:
-        """Connections of `nicps run`."""
-        number = started.submission
-        return [peer for peer in self._control.peers if number and peer.submission == number]
-
-    def _backlog(self, started: _Started) -> int:
-        return max((peer.channel.backlog for peer in self._waiting(started)), default=0)
-
-    def _forward_own(self, run: _Run, started: _Started) -> None:
-        while self._waiting(started) and self._backlog(started) <= _MOST_BACKLOG:
-            left = MOST_BYTES - started.own_seen
-            piece = _read_output(run.log, started.own_seen, min(_PIECE, left))
-            if not piece:
-                return
-            started.own_seen += len(piece)
-            self._forward(run, started, run.name, piece)
-
-    def _forward(self, run: _Run, started: _Started, name: str, piece: bytes) -> None:
-        """A character may be cut in two: the rest of it comes with the next piece."""
-        decoder = started.decoders.get(name)
-        if decoder is None:
-            decoder = started.decoders[name] = codecs.getincrementaldecoder("utf-8")("replace")
-        if text := decoder.decode(piece):
-            self._tell(run, Output(run.launch.job, name, text))
 
     def _note_end(self, run: _Run, started: _Started, name: str, report: bytes) -> None:
         try:
@@ -386,7 +363,7 @@ class Scripts:
         }
         told = {host.weights for host in started.found.values() if host.weights}
         if started.ends is not None:
-            self._tell(run, Error.of(started.ends))
+            started.shown.tell(Error.of(started.ends))
         else:
             result = {
                 "job_id": run.launch.job,
@@ -397,23 +374,16 @@ class Scripts:
                 "weights_identical": len(told) == 1 if told else None,
                 "folder": str(self._settings.runs / run.launch.job),
             }
-            self._tell(run, Result(result))
+            started.shown.tell(Result(result))
         self._close(run)
-
-    def _tell(self, run: _Run, message: Message) -> None:
-        assert run.started is not None
-        for peer in self._waiting(run.started):
-            self._control.post(peer, message)
-            if isinstance(message, Result | Error):
-                peer.submission = 0
 
     # ---- the end
 
     def forget(self, peer: Peer) -> None:
         """`nicps run` has gone: the run ends with it."""
         run = self._run
-        if run is not None and run.started is not None and run.started.submission:
-            if peer.submission == run.started.submission:
+        if run is not None and run.started is not None and run.started.shown.submission:
+            if peer.submission == run.started.shown.submission:
                 self.cancel("`nicps run` was ended")
 
     def cancel(self, reason: str) -> bool:
@@ -437,7 +407,7 @@ class Scripts:
             self.cancel("the agent stops")
             for other in run.started.others.values():
                 self._send(run, ScriptStep.KILL, 0, other.rank)
-            self._tell(run, Error.of(Cancelled("the agent of this host has stopped")))
+            run.started.shown.tell(Error.of(Cancelled("the agent of this host has stopped")))
         self._close(run)
 
     def _kill(self, run: _Run) -> None:
@@ -456,8 +426,9 @@ class Scripts:
 
         def keep() -> None:
             try:
-                if run.size <= MOST_BYTES:
-                    keep_files(run.base, kept, {OUTPUT: OUTPUT})
+                run.printed.look()
+                run.printed.write_as_one(run.base / OUTPUT)
+                keep_files(run.base, kept, {OUTPUT: OUTPUT})
                 copy_tree(run.base / "work" / "out", kept / "out")
             except OSError as error:
                 log(explain("keep what the script has left", error))
@@ -470,27 +441,3 @@ class Scripts:
 def run_number(job: str) -> int:
     """A run's number on the wire, of its name, which ends with random digits."""
     return int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "big")
-
-
-def _environment(launch: LaunchScript, folder: Path) -> dict[str, str]:
-    """What torchrun sets, without a rendezvous."""
-    environment = {
-        "RANK": str(launch.rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(len(launch.hosts)),
-        "LOCAL_WORLD_SIZE": "1",
-        "NICPS_WEIGHTS": str(folder / WEIGHTS),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if data := launch.settings.get("data_path"):
-        environment["NICPS_DATA"] = str(data)
-    return environment
-
-
-def _read_output(path: Path, at: int, length: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(at)
-            return file.read(length)
-    except OSError:
-        return b""

@@ -16,9 +16,15 @@ from nicps.session.messages import MemberStatus, Status
 
 
 def status_of(
-    life: Life, frames: Frames, keys: Keyring, dataplane: DataPlane, tally: Tally, now: float
+    life: Life,
+    frames: Frames,
+    keys: Keyring,
+    dataplane: DataPlane,
+    tally: Tally,
+    preparing: str,
+    now: float,
 ) -> Status:
-    """What `nicps status` shows."""
+    """What `nicps status` shows; `preparing`: what was submitted here, and is not in the network yet."""
     node, publisher = life.node, life.roles.publisher
     ring = node.ring
     phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
@@ -65,12 +71,12 @@ def status_of(
         frames_malformed=frames.malformed,
         control_refused=dict(keys.refused),
         counters=dataplane.maps.counters(),
-        activity=_activity_of(node, frames, dataplane, tally, now),
+        activity=_activity_of(node, frames, dataplane, tally, preparing, now),
     )
 
 
 def _activity_of(
-    node: Node, frames: Frames, dataplane: DataPlane, tally: Tally, now: float
+    node: Node, frames: Frames, dataplane: DataPlane, tally: Tally, preparing: str, now: float
 ) -> Activity:
     """What was counted, and who is waited for."""
     ring, phase, traffic = node.ring, node.phase_in_force, read_traffic(dataplane.iface)
@@ -101,6 +107,7 @@ def _activity_of(
             for member in node.members
         ),
         traffic=Traffic(*traffic) if traffic is not None else None,
+        preparing=preparing,
     )
 
 

@@ -16,7 +16,7 @@ from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
 from nicps.errors import JobFailed, NetworkProblem, UsageProblem
 from nicps.session.commands import connect, follow, submit
-from nicps.session.messages import Launched, Output, Result, Submit
+from nicps.session.messages import Launched, Output, Preparing, Result, Submit
 
 DESCRIPTION = """\
 Start a script on all hosts whose agents stand by, one process on each, as the training user. The script's folder is
@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     }
     with connect(args.socket) as channel:
         submit(channel, Submit(str(script.parent), settings=settings, entry="trainer.script"))
-        lines = _Lines(sys.stderr if args.json else sys.stdout)
+        lines = _Lines(sys.stderr if args.json else sys.stdout, sys.stderr)
         for message in follow(channel):
             if isinstance(message, Output):
-                lines.add(message.host, message.text)
+                lines.add(message.host, message.stream, message.text)
             elif isinstance(message, Launched):
                 print(f"nicps: {message.job_id} on {', '.join(message.hosts)}", file=sys.stderr)
             elif isinstance(message, Result):
@@ -77,31 +77,34 @@ def run(args: argparse.Namespace) -> int:
                         f"{lead} goes on with the run, and this host is not in it: start it again"
                     )
                 return _finish(message.result, as_json=args.json)
-            else:
+            elif not isinstance(message, Preparing):  # a script's folder is packed, and that is all
                 show(message)
     raise AssertionError("a run ends with a result or an error")
 
 
 class _Lines:
-    """Whole lines of several hosts, each with the host's name in front."""
+    """Whole lines of several hosts, each with the host's name in front, of the one stream and of the other."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._rest: dict[str, str] = {}
+    def __init__(self, stdout: Any, stderr: Any) -> None:
+        self._files = {"stdout": stdout, "stderr": stderr}
+        self._rest: dict[tuple[str, str], str] = {}
 
-    def add(self, host: str, text: str) -> None:
+    def add(self, host: str, stream: str, text: str) -> None:
         """More of what that host prints."""
-        *whole, self._rest[host] = (self._rest.get(host, "") + text).split("\n")
-        for line in whole:
-            print(f"{host}: {line}", file=self._stream)
-        self._stream.flush()
+        rest = self._rest.get((host, stream), "")
+        *whole, self._rest[host, stream] = (rest + text).split("\n")
+        self._print(host, stream, whole)
 
     def close(self) -> None:
         """Lines without an end."""
-        for host, rest in self._rest.items():
-            if rest:
-                print(f"{host}: {rest}", file=self._stream)
-        self._stream.flush()
+        for (host, stream), rest in self._rest.items():
+            self._print(host, stream, [rest] if rest else [])
+
+    def _print(self, host: str, stream: str, lines: list[str]) -> None:
+        file = self._files[stream]
+        for line in lines:
+            print(f"{host}: {line}", file=file)
+        file.flush()
 
 
 def _finish(result: Mapping[str, Any], *, as_json: bool) -> int:

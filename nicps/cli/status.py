@@ -61,6 +61,8 @@ def text(status: Status) -> str:
         lines.append(f"warning    {status.warning}")
     if status.switch:
         lines.append(f"switch     {status.switch}")
+    if status.activity is not None and status.activity.preparing:
+        lines.append(f"preparing  {status.activity.preparing}")
     if status.job:
         lines.append(f"job        {status.job}")
         if status.progress:

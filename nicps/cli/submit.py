@@ -160,5 +160,14 @@ def _finish(result: Mapping[str, Any], as_json: bool) -> None:
     if "lead" in result:
         print(f"job {result['job_id']} is done; {result['lead']} has led it and has the result")
         return
-    for key in ("hosts", "rounds", "test_accuracy", "weights_identical", "seconds", "report"):
+    resumed = ("trained_rounds",) if result.get("trained_rounds", 0) > result["rounds"] else ()
+    for key in (
+        "hosts",
+        "rounds",
+        *resumed,
+        "test_accuracy",
+        "weights_identical",
+        "seconds",
+        "report",
+    ):
         print(f"{key.replace('_', ' '):<18} {result[key]}")

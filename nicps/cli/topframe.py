@@ -159,6 +159,9 @@ def _network_rows(looks: Looks) -> Iterator[Row]:
 
 def _job_rows(looks: Looks) -> Iterator[Row]:
     status, activity, told = looks.now, looks.activity, looks.now.progress
+    if activity.preparing:
+        yield Row("preparing", plain(activity.preparing))
+        return
     if status.job is None:
         last = status.last_job
         done = (

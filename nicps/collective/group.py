@@ -31,6 +31,8 @@ from nicps.session.lanes import F32
 
 R = TypeVar("R")
 _TEXT_BYTES = 200  # of what a member says that it has called
+_FAILED = "the program has failed"
+_END_LIMIT_S = 5.0  # for the thread to end after that
 DEFAULT_TIMEOUT_S = 1800.0
 #: Widths in bits, by name.
 LANES = {"i8": 8, "i16": 16, "i32": 32}
@@ -77,7 +79,7 @@ class Group:
             self._ranks = Ranks((0,) * size, ("",) * size)
         self.size, self.names = self._ranks.size, self._ranks.names
         self.world = self.size
-        self._closed = False
+        self._closed = self._failed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="nicps-collective", daemon=True)
         self._thread.start()
@@ -290,9 +292,14 @@ class Group:
             self.close()
             return
         with self._lock:
-            self._closed = True
-        if self._link is not None:
-            self._link.close("the program has failed")
+            failed, self._closed = not self._closed, True
+            if failed:
+                self._failed = True
+                self._queue.put((None, Future()))
+        link = self._link
+        if link is not None and failed:
+            link.abandon(_FAILED)
+            self._thread.join(_END_LIMIT_S)
 
     # ---- the thread
 
@@ -300,7 +307,7 @@ class Group:
         while True:
             work, future = self._queue.get()
             if work is None:
-                self._leave()
+                self._end()
                 return
             if not future.set_running_or_notify_cancel():
                 # The others wait for it.
@@ -407,9 +414,12 @@ class Group:
                 except Exception:  # the script's own mistake must cost no member
                     traceback.print_exc()
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         link = self._link
         if link is None:
+            return
+        if self._failed:
+            link.close(_FAILED)
             return
         empty = np.zeros(0, np.uint8)
         goodbye = Barrier(Kind.of(empty), empty, "close")

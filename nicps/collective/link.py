@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Round:
 
 
 class Link:
-    """Not for use from several threads.
+    """Not for use from several threads, but for `abandon`.
 
     Attributes: `number` of this member; `names` of the hosts, by number; `live`, the members that are left, as far as
     this program was told. `room`: fragments of a round at most, with lanes of 32 bits. `admits`: before the round that
@@ -71,6 +72,8 @@ class Link:
         self._leads = False
         self._decided: shared_form.Decide | None = None  # of the round that was committed last
         self._lost = ""  # why the group is over
+        self._closing = threading.Lock()
+        self._closed = False
 
     @classmethod
     def form(
@@ -95,6 +98,7 @@ class Link:
             raise NetworkProblem(
                 f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
             ) from None
+        link: Self | None = None
         try:
             channel.send(encode(JoinGroup(name, size, timeout_s, late)))
             answer = shared_form.FROM_AGENT.decode(channel.recv(timeout_s + _ANSWER_S)[0])
@@ -111,11 +115,13 @@ class Link:
             link = cls(channel, answer)
             link._enter(timeout_s)
             return link
-        except (ChannelClosed, TimeoutError) as error:
+        except BaseException as error:
+            if link is not None:
+                link.close("it could not begin")
             channel.close()
-            raise NetworkProblem(f"the agent at {address} does not answer: {error}") from None
-        except BaseException:
-            channel.close()
+            if isinstance(error, ChannelClosed | TimeoutError):
+                text = f"the agent at {address} does not answer: {error}"
+                raise NetworkProblem(text) from None
             raise
 
     def _enter(self, timeout_s: float) -> None:
@@ -233,10 +239,26 @@ class Link:
         self.close("it was closed")
 
     def close(self, reason: str) -> None:
-        """Close the connection: the others go on without this member."""
-        if not self._lost:
-            self._lost = reason
+        """Close the connection, and what came with it: the others go on without this member."""
+        with self._closing:
+            self._lost = self._lost or reason
+            if self._closed:
+                return
+            self._closed = True
             self._channel.close()
+            if self._arena is not None:
+                self._arena.close()
+                os.close(self._doorbell)
+            # The mappings go with the last view of them.
+            self._arena = self._own = self._sums = None
+            self._rests = Remainders(LaneFormat(1, 8))
+
+    def abandon(self, reason: str) -> None:
+        """The same, said in another thread: that which uses the link is woken, and calls `close`."""
+        with self._closing:
+            self._lost = self._lost or reason
+            if not self._closed:
+                self._channel.shut_down()
 
     # ---- messages
 

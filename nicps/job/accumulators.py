@@ -14,6 +14,7 @@ from nicps.job.actions import (
     RenewAccumulators,
     ReserveAccumulators,
     RetirePlaces,
+    StripesRefused,
     UseAccumulators,
 )
 from nicps.job.node_info import NodeInfo
@@ -51,12 +52,13 @@ class Accumulators:
     A hand-out has its own, also where those of training have the size: a training program may still be reading the
     last sum there, or the disk the last window, when the next phase writes to that bank.
 
-    Attributes: `memory`, what there is.
+    Attributes: `memory`, what there is. `refused`: why this host's kernel takes no frames of stripes; else empty.
     """
 
     def __init__(self, node: NodeInfo, tasks: Tasks, owner: object) -> None:
         self._node, self._tasks, self._owner = node, tasks, owner
         self.memory = Memory()
+        self.refused = ""
         self._of_hand_out = False
         self._reserved: dict[int, _Sizes] = {}  # what is made, and not in use yet, by number
         self._awaited = 0  # the how manieth places that the own stripe waits for are
@@ -66,17 +68,26 @@ class Accumulators:
         """The own stripe waits for its places, and the list for this host: its training program is not to blame."""
         return bool(self.memory.room and not self.memory.places)
 
+    def refuses(self, phase: Phase) -> bool:
+        """The phase has stripes, and this host's kernel takes none."""
+        return bool(self.refused) and phase.exchange.absolute
+
     def fit(self, phase: Phase) -> bool:
         """Whether the phase can use them."""
         return not phase.blocks or not any(self._lacks(phase))
 
-    def reserve(self, phase: Phase, then: Callable[[float, int], Orders]) -> BeginTask:
-        """Make what lacks for the phase; `then` takes its number."""
+    def reserve(
+        self, phase: Phase, then: Callable[[float, int], Orders], refuse: Callable[[], Orders]
+    ) -> BeginTask:
+        """Make what lacks for the phase; `then` takes its number, `refuse` follows if the kernel takes no stripes."""
         sizes = self._lacks(phase)
 
-        def made(now: float, number: int) -> Orders:
-            self._reserved[number] = sizes
-            return then(now, number)
+        def made(now: float, outcome: int | StripesRefused) -> Orders:
+            if isinstance(outcome, StripesRefused):
+                self.refused = outcome.reason
+                return refuse()
+            self._reserved[outcome] = sizes
+            return then(now, outcome)
 
         return self._tasks.begin(self._owner, ReserveAccumulators(*sizes), made)
 
@@ -96,7 +107,7 @@ class Accumulators:
         Places of an own stripe take long. They are made meanwhile, and what is sent to it is dropped, and asked for
         again. `then` follows as they come into use.
         """
-        if self.fit(phase):
+        if self.fit(phase) or self.refuses(phase):
             return []
         blocks, room, places = self._lacks(phase)
         orders: Orders = [RenewAccumulators(blocks, room)] if blocks or room else []

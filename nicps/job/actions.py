@@ -305,7 +305,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class ReserveAccumulators:
-    """Make accumulators of so many blocks a bank, if any; the outcome is a number for them.
+    """Make accumulators of so many blocks a bank, if any; the outcome is a number for them, or `StripesRefused`.
 
     `room`: fragments in a bank of own lanes and sums, which stripes need; `places`: blocks in a bank of the own stripe.
     0: none are made.
@@ -314,6 +314,13 @@ class ReserveAccumulators:
     blocks: int
     room: int = 0
     places: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StripesRefused:
+    """The outcome of a `ReserveAccumulators` with `room`: this host's kernel refuses the program that takes stripes."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,13 @@ def resumed_from(prepared: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
+def rounds_before(prepared: Mapping[str, Any]) -> int:
+    """The rounds that were trained before the one with which a prepared job begins: of the run that it goes on from."""
+    found = prepared.get("resume")
+    rounds = found.get("round") if isinstance(found, dict) else 0
+    return rounds if isinstance(rounds, int) and rounds > 0 else 0
+
+
 class Checkpoints:
     """A host's checkpoints of one job.
 

@@ -104,6 +104,13 @@ class Choice:
         """It has been given up."""
         return exchange in self._failed
 
+    def refuse_stripes(self, reason: str) -> Orders:
+        """A member's kernel takes no frames of stripes, which are a Linux switch's too: every host adds for itself."""
+        self._failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
+        self.exchange = Exchange.BROADCAST
+        text = f"{reason}: every host adds for itself from now on (exchange {self.exchange.name})"
+        return [PublishEvent("warning", {"message": text})]
+
     def give_up(self, exchange: Exchange) -> Orders:
         """It makes no sums: another one takes its place, which has not been given up before."""
         self._failed.add(exchange)

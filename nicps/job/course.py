@@ -8,6 +8,7 @@ which begins where the job is; what the lead before it had decided and nobody ha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -221,7 +222,7 @@ class Course:
         unsaved = f", and the model could not be saved: {error}" if error else ""
         return self.stop(self._alarm + unsaved, alarm=not self._cancelled, saved=not error)
 
-    def decision_agreed(self, phase: Phase, answers: Mapping[int, Mapping[str, int]]) -> Orders:
+    def decision_agreed(self, phase: Phase, answers: Mapping[int, Mapping[str, Any]]) -> Orders:
         """Every member has acknowledged a decision; `answers` by member."""
         self._opening = False
         if phase.kind is wire.PhaseKind.FINISH:
@@ -233,6 +234,9 @@ class Course:
             self._collecting = True
             return self._collect_next()
         if phase.kind is wire.PhaseKind.TRAIN:
+            refused = {k: a[phases.REFUSED] for k, a in answers.items() if phases.REFUSED in a}
+            if refused:
+                return self._go_on_without_stripes(refused)
             # A learner that has just been counted need not be called any more.
             begun: Orders = [] if self._trained else [PublishEvent("training")]
             saves = self._decided is not None and self._decided[2]
@@ -270,6 +274,15 @@ class Course:
         if self._purpose:
             return told  # training is opened anyway, after the hand-out
         return [*told, *self._train()]
+
+    def _go_on_without_stripes(self, refused: Mapping[int, str]) -> Orders:
+        """Kernels of these members, which say why, take no frames of stripes; the phase that has them is in force."""
+        if self.stopping or self._finishing:
+            return []
+        reason = f"{self._node.view.names(refused)}: {refused[min(refused)]}"
+        if self.plan.group:
+            return self.stop(f"{reason}; a group needs that program")
+        return [*self.choice.refuse_stripes(reason), *self._train()]
 
     def switch_changed(self) -> Orders:
         """What is known of a Linux switch has changed: perhaps training waits for it."""

@@ -56,13 +56,18 @@ class Finish:
         """There is nothing here that the lead could collect."""
         return [Acknowledge(phase.number, _NOTHING)]
 
-    def keep(self, train_rounds: int) -> Orders:
-        """The program has ended well: what it leaves goes into the run's folder, once."""
+    def keep(self, train_rounds: int, before: int) -> Orders:
+        """The program has ended well: what it leaves goes into the run's folder, once.
+
+        Args:
+            before: rounds of the run that this one goes on from.
+        """
         if self._keeping:
             return []
         self._keeping = True
         facts = {
             "rounds": train_rounds,
+            "rounds_before": before,
             "differed": self.differed,
             "fragments_expected": self.expected,
             "sums_asked_again": self.asked_again,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from nicps.job.actions import (
     ShowNeed,
     Stored,
 )
-from nicps.job.checkpoints import Checkpoints, resumed_from
+from nicps.job.checkpoints import Checkpoints, resumed_from, rounds_before
 from nicps.job.contribution import Contribution
 from nicps.job.finish import Finish
 from nicps.job.handout import HandOut
@@ -45,7 +46,7 @@ from nicps.job.orders import (
     StateSaved,
     Warn,
 )
-from nicps.job.plan import is_group
+from nicps.job.plan import REFUSED, is_group
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.script import is_script
@@ -201,7 +202,7 @@ class Part:
             self.programs.current = None
             return [*ended, *self.finish.acknowledge_nothing(phase)]
         if program.ended:
-            return self.finish.keep(self.train_rounds)
+            return self.finish.keep(self.train_rounds, rounds_before(self.prepared))
         return program.enter(now, phase, 0, Memory(), self._node)
 
     def enter_view(self, now: float, action: Installed) -> Orders:
@@ -216,6 +217,9 @@ class Part:
             memory = self.accumulators.memory
             shown = program.show_view(now, self._node, None, memory) if program is not None else []
             return [noted, *shown]
+        if self.accumulators.refuses(phase) and not self._node.leads:
+            # The lead before knew, and this one does not: it hears of it when this host comes back.
+            return [noted, Depart(f"no stripes here: {one_line(self.accumulators.refused)}")]
         # It was getting ready for another phase, or stripes are longer now.
         orders: Orders = [noted, *self.accumulators.renew(phase, self._show_places)]
         program = self._program_in(phase)
@@ -242,6 +246,8 @@ class Part:
         program = self.program
         if phase is None or phase.kind is wire.PhaseKind.HANDOUT or not self._has_share(phase):
             return None
+        if self.accumulators.refuses(phase):
+            return None  # the lead decides on another one
         return program if program is not None and program.holds_state else None
 
     def stand_by(self, reason: str) -> Orders:
@@ -270,13 +276,21 @@ class Part:
             return []
         if self.accumulators.fit(phase):
             return self._use_room(phase, entering, now)
-        return [self.accumulators.reserve(phase, partial(self._reserved, phase, entering))]
+        then = partial(self._reserved, phase, entering)
+        return [self.accumulators.reserve(phase, then, partial(self._refuse, phase))]
 
     def _reserved(self, phase: Phase, entering: Program | None, now: float, number: int) -> Orders:
         if phase is not self.phase:
             return self.accumulators.drop(number)
         used = self.accumulators.use(phase, number)
         return [*used, *self._use_room(phase, entering, now)]
+
+    def _refuse(self, phase: Phase) -> Orders:
+        """The phase has stripes, and the kernel does not take them: the lead is told, which decides on another one."""
+        if phase is not self.phase:
+            return []
+        reason = one_line(self.accumulators.refused)
+        return [Acknowledge(phase.number, json.dumps({REFUSED: reason}).encode())]
 
     def _use_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
         if phase.kind is wire.PhaseKind.HANDOUT:
@@ -525,7 +539,7 @@ class Part:
         if self.group:
             return self._lose_group_program(last)
         if self.finishing and not code:  # whatever phase a change of the view has gone back to
-            return self.finish.keep(self.train_rounds)
+            return self.finish.keep(self.train_rounds, rounds_before(self.prepared))
         reason = f"the training program ended: {last}"
         self.programs.crash = f"{self._node.name}: {reason}"
         dropped: Orders = [DropFragments()]  # the rest of its gradient will not come

@@ -16,6 +16,9 @@ from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
 
+#: Key of a member's answer to a training phase with stripes: why its kernel takes none.
+REFUSED = "refused"
+
 _STOP_BYTES = 900  # of the reason, as JSON in a frame
 
 _ALL = (1 << 31) - 1  # a quorum that needs every member

@@ -230,6 +230,8 @@ class Roles:
         It is that with which the job was trained; before the first training phase, what its settings say.
         """
         settings = self._settings
+        if part.accumulators.refused:
+            return Exchange.BROADCAST
         if part.exchange is None:
             own, believes = settings.exchange, settings.believes_switch
             try:
@@ -244,6 +246,8 @@ class Roles:
         """The exchanges that a job does not go on with where this host leads it."""
         switches = Exchange.LINUX_SWITCH, Exchange.SWITCH
         failed = {exchange for exchange in switches if not self._settings.believes(exchange)}
+        if part.accumulators.refused:
+            failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
         return frozenset(failed | ({Exchange.LINUX_SWITCH} if part.switch_failed else set()))
 
     def _drop_lead(self) -> None:

@@ -46,3 +46,17 @@ class LaunchScript:
         hosts = tuple((view.members[k - 1].name, view.members[k - 1].mac) for k in live)
         starter = live.index(view.lead)
         return cls(job, entry, settings, hosts, live.index(number), starter, submission)
+
+    def environment(self, weights: str) -> dict[str, str]:
+        """What torchrun sets, without a rendezvous; `weights`: the file for what is said of the weights at the end."""
+        environment = {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(len(self.hosts)),
+            "LOCAL_WORLD_SIZE": "1",
+            "NICPS_WEIGHTS": weights,
+            "PYTHONUNBUFFERED": "1",
+        }
+        if data := self.settings.get("data_path"):
+            environment["NICPS_DATA"] = str(data)
+        return environment

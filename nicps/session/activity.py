@@ -87,3 +87,11 @@ class Activity:
     traffic: Annotated[
         Traffic | None, Field(nullable(record(Traffic)), "null where the interface has gone")
     ]
+    preparing: Annotated[
+        str,
+        Field(
+            TEXT,
+            "what was submitted here (`job` of `submit`) and is not in the network yet: it is being prepared, or the"
+            " others are called; empty where nothing is",
+        ),
+    ] = ""

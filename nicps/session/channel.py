@@ -186,6 +186,11 @@ class Channel:
             fds, self._fds = self._fds[: message["fds"]], self._fds[message["fds"] :]
         return message, fds
 
+    def shut_down(self) -> None:
+        """End the connection, and leave the socket to its thread, which is woken by that: `recv` raises there."""
+        with contextlib.suppress(OSError):  # the other end has gone
+            self.socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket and every descriptor that nobody took."""
         for fd in self._fds:

@@ -391,6 +391,16 @@ class Result(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing(Message):
+    """The host makes model and data (R5); nobody else has heard of the job. It has no name yet: `job_id` is empty."""
+
+    op: ClassVar[str] = "event"
+    event: ClassVar[str] = "preparing"
+    job_id: Annotated[str, Field(TEXT, "empty")]
+    job: Annotated[str, Field(TEXT, "as in `submit`")]
+
+
+@dataclass(frozen=True, slots=True)
 class Forming(Message):
     """Model and data are prepared; the host calls the others (R1)."""
 
@@ -481,15 +491,27 @@ class Output(Message):
     job_id: Annotated[str, Field(TEXT, "the run's name")]
     host: Annotated[str, Field(TEXT, "the host's name")]
     text: Annotated[str, Field(TEXT, "the piece; what is no UTF-8 is replaced")]
+    stream: Annotated[str, Field(choice("stdout", "stderr"), "where the script has printed it")] = (
+        "stdout"
+    )
 
 
 Event: TypeAlias = (
-    Forming | Formed | HandedOut | Training | TakingBack | Progressed | Warned | Launched | Output
+    Preparing
+    | Forming
+    | Formed
+    | HandedOut
+    | Training
+    | TakingBack
+    | Progressed
+    | Warned
+    | Launched
+    | Output
 )
 EVENTS: dict[str, type[Event]] = {
     cls.event: cls
     for cls in (
-        *(Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned),
+        *(Preparing, Forming, Formed, HandedOut, Training, TakingBack, Progressed, Warned),
         *(Launched, Output),
     )
 }

@@ -316,7 +316,9 @@ class Script:
     step: Annotated[int, u8("what it is for")]
     rank: Annotated[int, u8("of the host whose script it is")]
     waits: Annotated[int, u16("OUTPUT: 1 while the script waits for its group to form")] = 0
-    reserved: Annotated[int, u32("0")] = 0
+    stream: Annotated[int, u8("OUTPUT: where the script has printed the piece")] = 0
+    reserved: Annotated[int, u8("0")] = 0
+    reserved2: Annotated[int, u16("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)

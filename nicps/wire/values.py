@@ -181,6 +181,13 @@ class ScriptStep(IntEnum):
     KILL = 4  # end the script
 
 
+class ScriptStream(IntEnum):
+    """Where a script has printed a piece of its output."""
+
+    STDOUT = 0  # its standard output
+    STDERR = 1  # its standard error
+
+
 class SwitchStep(IntEnum):
     """Of a SWITCH frame."""
 

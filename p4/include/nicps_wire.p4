@@ -105,6 +105,10 @@ const bit<8> NICPS_SCRIPT_STEP_END = 2;    /* the script has ended; the tail say
 const bit<8> NICPS_SCRIPT_STEP_SEEN = 3;   /* the host that started it has all up to there */
 const bit<8> NICPS_SCRIPT_STEP_KILL = 4;   /* end the script */
 
+// Where a script has printed a piece of its output.
+const bit<8> NICPS_SCRIPT_STREAM_STDOUT = 0; /* its standard output */
+const bit<8> NICPS_SCRIPT_STREAM_STDERR = 1; /* its standard error */
+
 // Common to all frames of ours; follows the Ethernet header.
 header nicps_header_t {
     bit<8> version;   /* format version, 1 */
@@ -353,12 +357,14 @@ header nicps_lacking_t {
 
 // Between hosts that run a script and the one that has started it (docs/run.md), in no view.
 header nicps_script_t {
-    bit<64> run;      /* random, of this run */
-    bit<64> at;       /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
-    bit<8> step;      /* what it is for */
-    bit<8> rank;      /* of the host whose script it is */
-    bit<16> waits;    /* OUTPUT: 1 while the script waits for its group to form */
-    bit<32> reserved; /* 0 */
+    bit<64> run;       /* random, of this run */
+    bit<64> at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+    bit<8> step;       /* what it is for */
+    bit<8> rank;       /* of the host whose script it is */
+    bit<16> waits;     /* OUTPUT: 1 while the script waits for its group to form */
+    bit<8> stream;     /* OUTPUT: where the script has printed the piece */
+    bit<8> reserved;   /* 0 */
+    bit<16> reserved2; /* 0 */
 }
 
 // Between a Linux switch that adds (sender 0) and the members that believe it (docs/linux-switch.md).

@@ -37,7 +37,7 @@ from nicps.client import Session
 from nicps.startup import leave
 from tests.netns.recording import Recording
 from trainer import weights
-from trainer.errors import JobError
+from trainer.errors import JobError, print_cause
 from trainer.loop import Loop
 from trainer.prepare import unpack
 from trainer.records import Records
@@ -225,6 +225,7 @@ def main(folder: str = "") -> int:
     try:
         train(session, Path.cwd())
     except JobError as error:
+        print_cause(error)
         session.fail(str(error))
         return 1
     finally:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nicps.session.fields import encode
+from nicps.session.messages import ANSWERS, Preparing, Watch
 from tests.netns import light_nicps
 from tests.netns.labs import until
 from tests.netns.members import Network
@@ -51,15 +53,29 @@ def test_there_is_no_job(three: Network) -> None:
 
 
 def test_a_job_that_is_being_prepared(three: Network, open_path: Path) -> None:
-    """No other host has heard of it."""
+    """No other host has heard of it. Who waits for it is told, and so is who asks, and who watches."""
     job = open_path / "slow"
     job.mkdir()
     (job / "job.py").write_text("import time\ntime.sleep(60)\n")
+    watcher = three.agents["h2"].connect()
+    watcher.send(encode(Watch()))
     child = three.start("h2", "submit", str(job), "--wait", light=True)
     until(lambda: processes(three, "h2", f"{light_nicps.ENTRY} prepare"), "the job is prepared")
+    told = ANSWERS.decode(watcher.recv(10.0)[0])
+    watcher.close()
+    assert isinstance(told, Preparing) and told.job == str(job)
+    status = three.status("h2")
+    assert (
+        status is not None and status["job"] is None and status["activity"]["preparing"] == str(job)
+    )
+    assert f"preparing  {job}" in three.command("h2", "status").out.splitlines()
     done = three.command("h2", "cancel")
     assert done.code == 0 and done.out == "job -: cancelled on h2\n", done.err
-    assert three.finish(child).error(7) == "cancelled on h2"
+    ended = three.finish(child)
+    assert ended.error(7) == "cancelled on h2"
+    assert ended.err.splitlines()[0] == f"nicps: preparing: job {job}"
+    status = three.status("h2")
+    assert status is not None and "preparing" not in status["activity"]
     until(
         lambda: not processes(three, "h2", f"{light_nicps.ENTRY} prepare"),
         "its preparation has ended",

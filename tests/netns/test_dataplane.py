@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -148,6 +149,38 @@ def test_a_shaped_port_is_filled_and_not_overrun() -> None:
         line = count * (wire.PAYLOAD_BYTES + 48 + 14) * 8 / 200e6
         assert line * 0.9 < took < line * 1.5
         assert 0 < waits < count / 20, "it waits for a part of the ring, not for single frames"
+
+
+def test_floods_keep_no_control_frame_of_a_member_away(pair: tuple[DataPlane, DataPlane]) -> None:
+    """One of 16 members floods, and a stranger; the others' offers and marks of 100 rounds are among that."""
+    left, right = pair
+    macs = [left.mac, right.mac, *(bytes([2, 0, 0, 0, 1, k]) for k in range(3, 17))]
+    left.enter_view(VIEW, 1, macs, 2)
+
+    def control(sender: int, source: bytes) -> bytes:
+        header = wire.Header(network=NETWORK, view=VIEW, sender=sender)
+        return wire.ethernet(source, wire.pack(header, wire.Want(1, 1)))
+
+    floods = [control(2, right.mac), control(0, b"\2outer")]
+    others = [control(number, macs[number - 1]) for number in range(3, 17)]
+    sent, heard = 0, Counter[int]()
+
+    def arrived() -> bool:
+        for _, frame in left.receive():
+            heard[wire.unpack(frame).header.sender] += 1
+        counters = left.maps.counters()
+        return counters["control"] + counters["limited"] == sent
+
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as sock:
+        sock.bind(("right", 0))
+        for _ in range(200):
+            for frame in [*floods * 40, *others]:
+                sock.send(frame)
+                sent += 1
+            until(arrived, "all have come")
+    until(lambda: left.receive() == [], "all have been received")
+    assert {number: heard[number] for number in range(3, 17)} == dict.fromkeys(range(3, 17), 200)
+    assert heard[2] < 8000 / 2 and heard[0] < 8000 / 2, "the floods were cut"
 
 
 def test_an_interface_that_goes_down(pair: tuple[DataPlane, DataPlane]) -> None:

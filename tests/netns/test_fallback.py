@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,11 @@ from nicps.lab.namespaces import switch_name
 from nicps.session.messages import Warned
 from nicps.wire import FrameType
 from tests import reference
+from tests.netns.labs import ROOT
 from tests.netns.members import LIGHT, Network, tiny_job
 
 HOSTS = 3
+REFUSED = [sys.executable, str(ROOT / "tests" / "netns" / "refused_stripes.py")]
 
 
 def lose_sums(lab: Lab) -> None:
@@ -46,3 +49,21 @@ def test_a_network_that_cannot_do_stripes(lose: Callable[[Lab], None]) -> None:
         assert any("the sums of stripes do not come: every host adds for itself" in s for s in said)
         assert reference.check(16, run.gradients()) == 3 * HOSTS
         assert not any("evicted" in network.log(f"h{k}") for k in range(1, HOSTS + 1))
+
+
+@pytest.mark.parametrize("refusing", ["h1", "h3"])
+def test_a_kernel_that_refuses_the_program_of_stripes(refusing: str) -> None:
+    """The lead's, or another host's; it is said once."""
+    with Network(HOSTS, program=LIGHT) as network:
+        network.lab.up()
+        for host in network.names:
+            network.join(host, wrap=REFUSED if host == refusing else ())
+        for host in network.names:
+            network.answered(host)
+        run = network.train(tiny_job(network.folder), save_gradients=True, exchange="auto")
+        assert run.result["weights_identical"] is True
+        said = [event.message for event in run.events if isinstance(event, Warned)]
+        (text,) = [s for s in said if "every host adds for itself" in s]
+        assert text.startswith(f"{refusing}: the kernel refuses nicps_stripes of nicps.c: "), text
+        assert reference.check(16, run.gradients()) == 3 * HOSTS
+        assert not any("evicted" in network.log(host) for host in network.names)

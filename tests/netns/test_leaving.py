@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def comes_back(network: Network, gone: str, folder: Path) -> None:
 
 
 # ---- at rest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_at_the_moment_from_which_the_socket_answers(
+    three: Network, number: signal.Signals
+) -> None:
+    three.leave("h3")
+    script = Path(__file__).with_name("signalled_join.py")
+    three.join("h3", wrap=[sys.executable, str(script), str(int(number))])
+    assert three.agents.pop("h3").process.wait(30.0) == 0
+    three.nothing_left("h3")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

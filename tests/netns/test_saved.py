@@ -122,6 +122,7 @@ def goes_on_from(network: Network, starter: str, checkpoint: Path, light: bool =
     command = ["resume", "--runs", runs, "--wait", "--json", *arguments]
     done = network.command(starter, *command, light=light)
     result = ends_well(done, set(network.names), rounds=3)
+    assert result["trained_rounds"] == trained + 3
     run = Run(result, [], {host: network.place(host, "runs") for host in network.names})
     for host in network.names:
         rounds = [row["trained_rounds"] for row in run.training(host)]

@@ -188,6 +188,8 @@ class Checks:
         if ring is None or node.changing or node.phase is None:
             return
         phase, stripes = ring.phase, host.kernel.stripes
+        if phase.exchange.absolute and host.part is not None and host.part.accumulators.refused:
+            return  # another phase is on its way
         there, needed = [blocks], [1 if phase.exchange.absolute else phase.blocks]
         if n := len(phase.aggregators(node.view.live)):
             places = stripes.places.blocks * stripes.places.per_block

@@ -20,6 +20,7 @@ from nicps.job.actions import (
     Stored,
     StoreWindow,
     StreamSize,
+    StripesRefused,
 )
 from nicps.wire import PAYLOAD_BYTES
 
@@ -125,6 +126,8 @@ class Disk:
     def _outcome(self, begun: _Begun) -> Any:
         task = begun.begin.task
         if isinstance(task, ReserveAccumulators):
+            if task.room and self._host.refuses_stripes:
+                return StripesRefused("the kernel refuses nicps_stripes")
             self._accumulators[begun.begin.ticket] = task.blocks, task.room, task.places
             return begun.begin.ticket
         if isinstance(task, OpenStream):

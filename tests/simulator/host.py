@@ -45,6 +45,7 @@ class Host:
         self.believes = True  # a switch that adds
         self.slowness = 1.0  # how much longer its training program takes than the others'
         self.differs = False  # whatever is applied here comes to other weights
+        self.refuses_stripes = False  # its kernel does not load the program that takes them
         self.sick = False  # training programs that are started here end with an error
         self.job_over = ""
         self.killed_at = 0.0

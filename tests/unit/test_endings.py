@@ -258,7 +258,7 @@ def test_a_setting_that_makes_no_sense_is_wrong_use(tmp_path: Path, ends: int, c
     driver = Driver(life)
     user = User("me", os.getuid(), os.getgid())
     children = Children(user, loop, time.monotonic, lambda connection, uid: None)
-    preparation = Preparation(driver, loop, children, tmp_path, user)
+    preparation = Preparation(driver, loop, children, tmp_path, tmp_path / "runs", user)
     published: list[act.Publish] = []
     driver.assign(
         {

@@ -98,6 +98,7 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             message("result", result={"job_id": "digits-1"}),
             STATUS,
             PROBE,
+            event("preparing", job="/home/ann/digits"),
             event("forming", data=None),
             event("formed", members=["h1", "h2"], view=1),
             event("handed out", bytes=10, seconds=0.5),
@@ -107,6 +108,7 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             event("warning", message="slow"),
             event("launched", hosts=["h1", "h2"]),
             event("output", host="h1", text="epoch 1\n"),
+            event("output", host="h1", text="no data\n", stream="stderr"),
         ],
     ),
     (

@@ -22,6 +22,7 @@ LAST = 9
 HOSTS = ("h1", "h2", "h3")
 FACTS = {
     "rounds": 8,
+    "rounds_before": 5,
     "xdp_mode": "native",
     "fragments_added": 5,
     "fragments_expected": 5,
@@ -81,6 +82,7 @@ def test_a_run(run: Run) -> None:
         "hosts": 3,
         "members": ["h1", "h2", "h3"],
         "rounds": 8,
+        "trained_rounds": 13,
         "test_accuracy": 0.75,
         "weights_identical": True,
         "differed": [],

@@ -21,6 +21,7 @@ from nicps.job.plan import Plan
 from nicps.protocol import Member, Phase, Send, View
 from nicps.protocol.exchange.stripes import RoundTrip, StripesExchanger
 from nicps.protocol.phase import Timings
+from nicps.session.messages import Warned
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, run
 from tests.simulator.host import Host
@@ -98,6 +99,61 @@ def test_a_network_that_cannot_do_stripes(unicast: bool, mute: Collection[int]) 
     assert schedules.finish(lan).what == "done"
     assert {tuple(sorted(live)) for _, live, *_ in lan.checks.views.values()} == {(1, 2, 3, 4)}
     assert not lan.checks.sums.made
+
+
+@pytest.mark.parametrize("refusing", [{0}, {2}, range(4)])
+def test_a_kernel_that_refuses_the_program_of_stripes(refusing: Collection[int]) -> None:
+    """Every host adds for itself then, and the user is told once."""
+    lan = job(4)
+    for index in refusing:
+        lan.hosts[index].refuses_stripes = True
+    assert schedules.finish(lan).what == "done"
+    assert {tuple(sorted(live)) for _, live, *_ in lan.checks.views.values()} == {(1, 2, 3, 4)}
+    assert not lan.checks.sums.made
+    said = [p.message.message for p in lan.hosts[0].published if isinstance(p.message, Warned)]
+    assert len(said) == 1 and "exchange broadcast" in said[0], said
+    assert "the kernel refuses nicps_stripes" in said[0]
+
+
+@pytest.mark.parametrize("refusing", [1, 3])
+@pytest.mark.parametrize("phase", [2, 3])
+@pytest.mark.parametrize("what", ["PREPARES", "AGREED"])
+def test_a_lead_that_dies_while_a_kernel_refuses_stripes(
+    what: str, phase: int, refusing: int
+) -> None:
+    """The next lead, h2, is told, at the latest when the host that refuses has come back."""
+    lan = job(4, timings=Timings(silence_most_s=0.6, call_back_s=2.0))
+    lan.hosts[refusing].refuses_stripes = True
+    lead = lan.hosts[0]
+    note = lead.note
+
+    def dies(text: str) -> None:
+        note(text)
+        if text.split(" from ")[0] == f"{what} TRAIN {phase}":
+            lan.trouble(lan.now)
+            lan.at(lan.now, lead.kill)
+
+    lead.note = dies  # type: ignore[method-assign]
+    assert schedules.finish(lan).what == "done"
+    assert lead.dead
+    _, live, *_ = lan.checks.views[max(lan.checks.views)]
+    assert set(live) == {2, 3, 4}
+
+
+def test_a_host_that_comes_back_and_refuses_stripes() -> None:
+    """The rounds before were of stripes."""
+    lan = job(4)
+    host = lan.hosts[2]
+
+    def comes_back() -> None:
+        host.refuses_stripes = True
+        host.restart()
+
+    lan.at(TRAINING_S, host.kill)
+    lan.at(TRAINING_S + 0.5, comes_back)
+    lan.trouble(TRAINING_S + 0.5)
+    assert schedules.finish(lan).what == "done"
+    assert lan.checks.sums.made
 
 
 def test_an_exchange_that_has_worked_is_not_given_up() -> None:

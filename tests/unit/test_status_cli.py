@@ -53,6 +53,26 @@ def test_a_host_that_stands_by_says_why() -> None:
     assert "trouble" not in text(status())
 
 
+def test_a_job_that_is_being_prepared() -> None:
+    seconds = {"bounds": [], "counts": [], "sum": 0}
+    numbers = dict.fromkeys(("rounds", "tests", "samples", "views", "evictions", "returns"), 0)
+    numbers |= dict.fromkeys(("frames_sent", "fragments_resent", "fragments_asked"), 0)
+    activity = {
+        **numbers,
+        "uptime_s": 1,
+        "exchange": "",
+        "lane": "",
+        "parked": False,
+        "members": [],
+        "round_seconds": seconds,
+        "traffic": None,
+        "preparing": "/home/ann/digits",
+    }
+    lines = text(status(job=None, activity=activity)).splitlines()
+    assert "preparing  /home/ann/digits" in lines
+    assert "preparing" not in text(status())
+
+
 def test_a_host_without_a_part_in_the_job_says_which_one_runs() -> None:
     alone = status(job=None, other_job="run-2", members=[])
     line = "other job  run-2: without this host, which takes part in the next"

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from nicps.job import LifeSettings
 from nicps.job.actions import Log
 from nicps.job.lead import SWITCH_S, Lead
 from nicps.job.orders import CommitNext, Decide, NeedRoom, PublishEvent
-from nicps.job.plan import Found, Plan
+from nicps.job.plan import REFUSED, Found, Plan
 from nicps.protocol import NO_REST, Committed, Phase, View
 from nicps.session import shared_form as says
 from tests.parts import LANES, MEMBERS, ROUND, Host, training
@@ -294,3 +296,31 @@ def test_the_room_is_asked_for_as_the_model_is_built(group: bool) -> None:
     host.has_job()
     orders = host.hears(says.Ready(LANES, "d0"))
     assert [o for o in orders if isinstance(o, NeedRoom)] == ([] if group else [NeedRoom(600, 16)])
+
+
+def refuses(leader: Leader) -> list[Decide]:
+    """The members agree to a phase in stripes or of a Linux switch, and h3's kernel does not take it."""
+    answers = {1: b"", 2: b"", 3: json.dumps({REFUSED: "last insn is not an exit"}).encode()}
+    leader.host.forget()
+    leader.host.do(leader.lead.decision_agreed(training(exchange=STRIPES), answers))
+    return leader.host.found(Decide)
+
+
+def test_a_kernel_that_takes_no_stripes_takes_no_sums_of_a_linux_switch() -> None:
+    leader = Leader()
+    leader.comes()
+    (decided,) = refuses(leader)
+    assert decided.phase.exchange == Exchange.BROADCAST and decided.phase.shares == (2, 3, 3)
+    (told,) = leader.told
+    assert told.startswith("h3: last insn is not an exit: every host adds for itself")
+    completed = leader.lead.complete(decided.phase, leader.host.part)
+    assert completed.settings["switch_failed"], "the next lead takes no switch either"
+
+
+def test_a_group_ends_where_a_kernel_takes_no_stripes() -> None:
+    leader = Leader()
+    leader.course.plan = replace(leader.course.plan, group=True)
+    (decided,) = refuses(leader)
+    assert decided.phase.kind is wire.PhaseKind.STOP
+    reason = "h3: last insn is not an exit; a group needs that program"
+    assert decided.phase.settings["message"] == reason

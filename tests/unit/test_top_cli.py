@@ -136,6 +136,15 @@ def test_without_a_job() -> None:
     assert not any(text.startswith(("round", "waits for", " 1 ")) for text in lines)
 
 
+def test_a_job_that_is_being_prepared() -> None:
+    of = look(0.0, 0)
+    assert of.activity is not None
+    activity = replace(of.activity, preparing="/home/ann/digits")
+    lines = shown([replace(of, job=None, activity=activity)])
+    assert line(lines, "preparing") == "preparing   /home/ann/digits"
+    assert not any(text.startswith("job") for text in lines)
+
+
 def test_a_list_that_is_longer_than_the_terminal() -> None:
     many = [
         {"number": n, "name": f"host-{n}", "mac": "", "state": "train", "self": n == 1}

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from nicps.errors import UsageProblem
 from trainer import JobError, weights
+from trainer.__main__ import main
 from trainer.prepare import MAX_JOB_BYTES, pack, prepare, unpack
 from trainer.records import Order, Records, fields_of, shard, write
 
@@ -227,6 +229,8 @@ def test_pack_refuses_links_and_too_much(tmp_path: Path) -> None:
     (job / "link").symlink_to("/etc/passwd")
     with pytest.raises(JobError, match="link is not a plain file"):
         pack(job, tmp_path / "job.tar")
+    wrong_use = ["prepare", "--job", str(job), "--out", str(tmp_path)]
+    assert main(wrong_use) == UsageProblem.exit_code
 
 
 @pytest.mark.parametrize(

@@ -134,37 +134,75 @@ def control(sender: int, source: bytes) -> bytes:
     return wire.ethernet(source, wire.pack(header, wire.Fail()))
 
 
-def test_control_frames_are_limited(loaded: Kernel) -> None:
-    """A stranger's flood neither drowns the agent nor keeps the members' frames from it."""
-    loaded.reset()
-    limits = layout().limits
+def share(live: int) -> int:
+    """Control frames a second of each member, and of a switch, in a view of so many."""
+    return layout().limits["MEMBERS_RATE"] // (live + 1)
+
+
+def flood(loaded: Kernel, rate: int, *frames: bytes) -> None:
+    """20,000 of each of them. No more than `rate` a second go up, and as many at once."""
     before = loaded.maps.counters()
-
-    def risen(name: str) -> int:
-        return loaded.maps.counters()[name] - before[name]
-
     began = time.monotonic()
-    bpf.prog_test_run(loaded.program, control(0, b"\2outer"), 20_000)
-    bpf.prog_test_run(loaded.program, control(2, MACS[7]), 20_000)
+    for frame in frames:
+        bpf.prog_test_run(loaded.program, frame, 20_000)
     took = time.monotonic() - began
-    others = risen("control")
-    assert risen("control") + risen("limited") == 40_000
+    after = loaded.maps.counters()
+    risen = after["control"] - before["control"]
+    assert risen + after["limited"] - before["limited"] == 20_000 * len(frames)
     # The coarse clock may be a tick of 10 ms behind.
-    assert limits["OTHERS_RATE"] <= others <= limits["OTHERS_RATE"] * (1.02 + took)
-    began = time.monotonic()
-    bpf.prog_test_run(loaded.program, control(2, MACS[1]), 20_000)
-    members, took = risen("control") - others, time.monotonic() - began
-    assert limits["MEMBERS_RATE"] <= members <= limits["MEMBERS_RATE"] * (1.02 + took)
+    assert rate <= risen <= rate * (1.02 + took) + 1
+
+
+def goes_up(loaded: Kernel, frame: bytes) -> bool:
+    """Whether one frame more does."""
+    return loaded.run(frame).verdict == bpf.XDP_PASS
+
+
+def rested(loaded: Kernel, live: int) -> Kernel:
+    """A view of the first so many members, in which no control frame has come for a second."""
+    loaded.reset()
+    loaded.maps.enter_view(VIEW, 1, MACS[:live], 2)
+    config = loaded.maps.config
+    config["round_low"], config["round_high"], config["enabled"] = 1, 9, 1
+    limits = bpf.map_memory(loaded.fds["limits"])
+    limits[:] = bytes(len(limits))
+    return loaded
+
+
+@pytest.mark.parametrize("live", [2, 4, 64])
+def test_control_frames_are_limited(loaded: Kernel, live: int) -> None:
+    """The members' shares together are one rate, so that they do not drown the agent; strangers have another one."""
+    rested(loaded, live)
+    for frame in (control(2, MACS[1]), control(1, MACS[0]), control(0, wire.SWITCH)):
+        flood(loaded, share(live), frame)
+    strangers = control(0, b"\2outer"), control(77, MACS[1]), control(2, b"\2outer")
+    flood(loaded, layout().limits["OTHERS_RATE"], *strangers)
     assert loaded.run(fragment(bytes(1440), width=8)).verdict == bpf.XDP_DROP
     assert loaded.maps.count(1, VIEW, 2) == 1, "fragments and tokens have no limit"
-
-    def admitted() -> bool:
-        loaded.run(control(0, MACS[9]))
-        return risen("control") > others + members
-
     deadline = time.monotonic() + 5
-    while not admitted():
+    while not goes_up(loaded, control(0, b"\2outer")):
         assert time.monotonic() < deadline, "time makes room again"
+
+
+@pytest.mark.parametrize("flooding", ["a member", "a stranger", "the switch", "this host's own"])
+def test_a_flood_shuts_nobody_else_out(loaded: Kernel, flooding: str) -> None:
+    frames = {
+        "a member": control(2, MACS[1]),
+        "a stranger": control(77, b"\2outer"),
+        "the switch": control(0, wire.SWITCH),
+        "this host's own": control(1, MACS[0]),
+        "another member": control(3, MACS[2]),
+        "another stranger": control(0, MACS[20]),
+    }
+    rested(loaded, 16)
+    bpf.prog_test_run(loaded.program, frames.pop(flooding), 20_000)
+    if flooding == "a stranger":  # they have one limit together
+        del frames["another stranger"]
+    rounds = int(share(16)) // 2  # a round's offer and mark
+    assert rounds >= 300
+    for name, frame in frames.items():
+        count = 200 if "stranger" in name else 2 * rounds
+        assert all(goes_up(loaded, frame) for _ in range(count)), name
 
 
 def test_quiesce_returns_soon(loaded: Kernel) -> None:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group's connection to its agent, which is played here: what becomes of it at the end, and of a thread in a call."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nicps.collective import Group
+from nicps.collective.errors import GroupClosed
+from nicps.collective.link import Link
+from nicps.collective.rounds import Ranks
+from nicps.errors import NetworkProblem
+from nicps.exchange import Exchange
+from nicps.session import shared_form as says
+from nicps.session.arena import Arena
+from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.fields import encode
+
+pytestmark = pytest.mark.unit
+ROOM = 4
+WELCOME = says.Welcome(1, (says.Member(1, "h1"),), "h1", 1, {"room": ROOM}, "", 1)
+_LIMIT_S = 10.0
+
+
+class Agent:
+    """The other end: it welcomes a program into a group of one host, opens a phase, and commits no round.
+
+    Attributes: `asked`: an offer has come.
+    """
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._arena = Arena.create(ROOM)
+        self._records = [os.memfd_create(name) for name in ("own", "sums")]
+        for fd in self._records:
+            os.ftruncate(fd, 1 << 20)
+        self.asked = threading.Event()
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        post = self._channel.post
+        while True:
+            try:
+                said, _ = self._channel.recv(_LIMIT_S)
+            except (ChannelClosed, TimeoutError):
+                return
+            if said["op"] == "group":
+                post(encode(WELCOME))
+                continue
+            message = says.FROM_PROGRAM.decode(said)
+            if isinstance(message, says.Ready):
+                post(encode(says.Arena(ROOM)), [self._arena.fd, self._bell])
+                phase = says.Phase("train", 1, 1, 0, (1,), Exchange.STRIPES, 1, (1,), 1, room=ROOM)
+                post(encode(phase), self._records)
+            if isinstance(message, says.Offer):
+                self.asked.set()
+
+    def link(self) -> Link:
+        """A program's end, in the group."""
+        link = Link(Channel(self.theirs), WELCOME)
+        link._enter(_LIMIT_S)
+        return link
+
+    def close(self) -> None:
+        self._channel.shut_down()
+        self._thread.join(_LIMIT_S)
+        assert not self._thread.is_alive()
+        self._channel.close()
+        self._arena.close()
+        for fd in (self._bell, *self._records):
+            os.close(fd)
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    made = Agent()
+    yield made
+    made.close()
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_stays_open(agent: Agent) -> None:
+    before = descriptors()
+    link = agent.link()
+    assert len(descriptors() - before) == 5, "the arena, the doorbell, and three mappings"
+    link.close("the test is over")
+    link.close("once more")
+    link.abandon("nobody uses it")
+    assert not descriptors() - before
+
+
+def test_nothing_stays_open_of_a_group_that_did_not_form(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent has sent its memory, and goes."""
+    monkeypatch.setattr(Channel, "connect", lambda _: Channel(agent.theirs))
+    enter = Link._enter
+
+    def enters(link: Link, timeout_s: float) -> None:
+        enter(link, timeout_s)
+        raise ChannelClosed("it has gone")
+
+    monkeypatch.setattr(Link, "_enter", enters)
+    before = descriptors()
+    with pytest.raises(NetworkProblem, match="does not answer: it has gone"):
+        Link.form("default", 1, "@nobody", _LIMIT_S)
+    assert not descriptors() - before
+
+
+def test_an_error_wakes_the_thread_that_waits_in_a_call(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That thread closes the connection, not the one that raises: another file could get its number meanwhile."""
+    ranks = Ranks((1,), ("h1",))  # to ask for them would be a round
+    monkeypatch.setattr(Group, "_agree_on_ranks", lambda *_: ranks)
+    closed_by: list[threading.Thread] = []
+    close = Channel.close
+
+    def note(channel: Channel) -> None:
+        closed_by.append(threading.current_thread())
+        close(channel)
+
+    before = descriptors()
+    group = Group(agent.link(), None, _LIMIT_S)
+    monkeypatch.setattr(Channel, "close", note)
+    futures: list[Future[Any]] = []
+
+    def program() -> None:
+        with group:
+            futures.extend(group.all_reduce(np.ones(3, np.float32)) for _ in range(2))
+            assert agent.asked.wait(_LIMIT_S)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        program()
+    for future in futures:
+        with pytest.raises(GroupClosed, match="the program has failed"):
+            future.result(_LIMIT_S)
+    assert closed_by == [group._thread] and not group._thread.is_alive()
+    assert not descriptors() - before
