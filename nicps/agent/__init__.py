@@ -19,6 +19,7 @@ Frames:
     probe.py        measurements of the LAN (`nicps doctor --network`)
     scripts.py      the script of `nicps run`, and what it prints
     relay.py        what a script prints, to the host that has started it
+    stores.py       the store that the members of a group share
 
 The socket:
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -133,8 +133,12 @@ class Replica:
 
     def forget(self, of: Any) -> None:
         """Nobody waits for that call any more. It may be carried out all the same."""
+        self.forget_all(lambda each: bool(each == of))
+
+    def forget_all(self, which: Callable[[Any], bool]) -> None:
+        """The same of all calls that the caller knows by such."""
         for call in (*self._queue, *self._waiting):
-            call.forgotten |= call.of == of
+            call.forgotten |= which(call.of)
         self._waiting = [call for call in self._waiting if not call.forgotten]
 
     def take_answers(self) -> list[tuple[Any, Answer]]:

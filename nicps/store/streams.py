@@ -10,7 +10,7 @@ from nicps.errors import WireError
 PIECE_BYTES = 1400
 WINDOW = 8  # pieces that are under way at once
 RETRANSMIT_S = 0.1
-_MOST_LINE = 1 << 20  # bytes
+_MOST_LINE = 1 << 21  # bytes: a program says at most 1 MiB at once
 _END = b"\n"
 
 
@@ -55,9 +55,7 @@ class Outgoing:
     def due(self, now: float) -> list[tuple[int, bytes]]:
         """Pieces that are sent now, and where they belong."""
         everywhere = self.everywhere
-        if self._sent <= everywhere:
-            self._sent, self._progress = everywhere, now
-        elif now >= self._progress + RETRANSMIT_S:
+        if self._sent <= everywhere or now >= self._progress + RETRANSMIT_S:
             self._sent, self._progress = everywhere, now
         pieces, end = [], min(self.end, everywhere + WINDOW * PIECE_BYTES)
         while self._sent < end:
