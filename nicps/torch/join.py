@@ -20,6 +20,8 @@ from nicps.errors import UsageProblem
 from nicps.torch.store import GroupStore
 from nicps.torch.tcp import Tcp
 
+#: No device has this name: a group of Gloo's own is refused with it at once.
+NO_TCP = "no-tcp-between-the-hosts"
 _LEAST_S = 1.0
 _FORMING_S = 30.0  # at least, also where a call may take less
 #: The group that the rendezvous has formed, for the process group that is created after it.
@@ -50,7 +52,10 @@ def meet(
     size = int(query.get("world_size", os.environ.get("WORLD_SIZE", 0)))
     said = query.get("rank", os.environ.get("RANK"))
     group = form(max(size, 0), int(said) if said is not None else None, timeout)
-    _formed.append((group, Tcp.agree(group)))
+    tcp = Tcp.agree(group)
+    if tcp.refusal:  # Gloo would find the store, and wait for connections that cannot be made
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", NO_TCP)
+    _formed.append((group, tcp))
     store = GroupStore(group)
     store.set_timeout(timeout)
     for name, value in (("RANK", group.rank), ("WORLD_SIZE", group.size), ("LOCAL_RANK", 0)):
