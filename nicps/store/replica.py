@@ -237,7 +237,7 @@ class Replica:
             news = turn.out.acknowledge(now, sender, piece.at)
             if turn.orders and not news and piece.at <= turn.settled:
                 turn.told = False  # it asks what is settled
-        elif sender == piece.member == turn.sequencer:
+        elif sender == piece.member:  # only the sequencer says that
             turn.settled = max(turn.settled, min(piece.at, turn.ins[sender].at))
 
     def _read(self, turn: _Turn, member: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script of torch.distributed that uses its store, started on every host: `python -m tests.netns.store_program SETTINGS`.
+"""A script of torch.distributed that uses its store, on every host: `python -m tests.netns.store_program SETTINGS`.
 
 It prints a JSON object a line.
 """

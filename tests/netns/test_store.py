@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of torch.distributed that the agents carry (docs/collective.md), on three hosts with a key and without TCP."""
+"""The store of torch.distributed that the agents carry (docs/collective.md): three hosts, a key, and no TCP."""
 
 from __future__ import annotations
 

@@ -131,6 +131,7 @@ class Lan:
 
     def settle(self) -> None:
         """Until nobody has anything to send."""
+        self.step()
         self.until(
             lambda: not self.way and all(r.due_at(self.now) is None for r in self.hosts.values())
         )
@@ -352,6 +353,30 @@ def test_a_late_host_with_the_lowest_number_gets_the_copy() -> None:
     assert made.values == [b"v" * 30_000]
 
 
+def test_what_a_host_waits_for_comes_with_the_copy() -> None:
+    lan = of_three()
+    waits = lan.call(3, ask("get", "k"))
+    lan.answer(3, ask("count"))  # after it
+    lan.settle()
+    lan.stopped.add(3)
+    sets = lan.call(1, ask("set", "k", values=(b"v",)))
+    for _ in range(50):
+        lan.step()
+    lan.form(1, 2, 3)
+    lan.stopped.clear()
+    lan.answered(sets, waits)
+    assert waits.values == [b"v"]
+
+
+def test_a_host_alone() -> None:
+    lan = Lan()
+    lan.form(1)
+    waits = lan.call(1, ask("get", "k"))
+    assert lan.answer(1, ask("add", "n", amount=1)).amount == 1
+    lan.answer(1, ask("set", "k", values=(b"v",)))
+    assert waits.values == [b"v"] and lan.frames <= 1
+
+
 def test_a_call_that_most_have_is_not_counted_twice() -> None:
     """The one that orders has carried it out, and dies before anybody is answered."""
     answered = set()
@@ -385,8 +410,6 @@ def test_a_host_that_was_evicted_answers_nothing() -> None:
 
 
 def test_a_line_that_nobody_can_mean() -> None:
-    lan = of_three()
-    lan.settle()
     for line in (b"[]\n", b"{\n", b'{"op":"do","member":1}\n', b'{"op":"whole"}\n'):
         replica = Replica(1)
         replica.enter(0.0, 1, 2, [1, 2])
