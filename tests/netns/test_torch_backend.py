@@ -72,6 +72,14 @@ def test_what_gloo_does_for_it(three: Network) -> None:
     assert all(lines[-1] == {"done": True} for lines in said)
 
 
+def test_a_subgroup_after_the_loss_of_rank_0(three: Network) -> None:
+    """The store that its ranks meet in outlives rank 0."""
+    said, codes = run(three, "regroups")
+    assert codes == [-signal.SIGKILL, 0, 0], said
+    assert all(lines[-1] == {"done": True} for lines in said[1:])
+    three.all_stand_by()
+
+
 def test_a_host_without_an_address(three: Network) -> None:
     """One is enough for the group to do without TCP; what it does itself goes on."""
     three.run("h2", ["ip", "address", "flush", "dev", "eth1"]).wait(10)

@@ -52,13 +52,13 @@ class Agent:
             if (answer := self.values.carry_out(ask)) is not None:
                 self.waiting.remove(ask)
                 self.channel.send(encode(answer))
-                return self._answer()  # others may have waited for it
+                self._answer()  # others may have waited for it
+                return
 
     def say(self, message: Answer | Error) -> None:
         self.channel.send(encode(message))
 
     def end(self) -> None:
-        with_both = self.channel.socket
         with contextlib.suppress(OSError):
             self.channel.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(20)
