@@ -27,6 +27,7 @@ from nicps.agent.records import TimeLine
 from nicps.agent.scripts import Scripts
 from nicps.agent.sender import Sender
 from nicps.agent.settings import AgentSettings
+from nicps.agent.stores import Stores
 from nicps.dataplane.maps import Accumulators
 from nicps.job import Life, LifeSettings
 from nicps.job.actions import Task
@@ -116,7 +117,7 @@ class Rooms:
         self.preparation = Preparation(self.driver, self.loop, self.children, work, runs, self.user)
         self.prober = Prober(self.life, self.dataplane, BROADCAST, lambda frame: None)
         self.program = Program(
-            self.driver, self.loop, self.children, self.dataplane, self.executor, ()
+            self.driver, self.loop, self.children, self.dataplane, self.executor, (), lambda: -1
         )
 
     def commands(self, control: ControlSocket) -> Commands:
@@ -139,6 +140,7 @@ class Rooms:
                 lambda: groups.waiting,
                 lambda: False,
             ),
+            Stores(self.driver, control, lambda frame: None, lambda: 1),
             self.prober,
             self.dataplane,
             self.user.name,

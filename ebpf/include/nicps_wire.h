@@ -55,7 +55,7 @@ enum nicps_type {
 	NICPS_TYPE_ASK = 16,          /* in stripes: a member lacks that sum */
 	NICPS_TYPE_LACKING = 17,      /* in stripes: it cannot be made yet, and whose part is lacking */
 	NICPS_TYPE_SWITCH = 18,       /* a Linux switch that adds, and the members that believe it */
-	NICPS_TYPE_SCRIPT = 19,       /* `nicps run`: what a host's script prints, to the host that started it */
+	NICPS_TYPE_SCRIPT = 19,       /* what a host's script prints, to the host that started it; the store of a group */
 };
 
 /* The header's `flags`. */
@@ -128,9 +128,9 @@ enum nicps_switch_step {
 
 /* Of a SCRIPT frame. */
 enum nicps_script_step {
-	NICPS_SCRIPT_STEP_OUTPUT = 1, /* a piece of what the script has printed; an empty one is a sign of life */
+	NICPS_SCRIPT_STEP_OUTPUT = 1, /* a piece of what the script has printed; an empty one is a sign of life; or of a store's stream */
 	NICPS_SCRIPT_STEP_END = 2,    /* the script has ended; the tail says how, as JSON */
-	NICPS_SCRIPT_STEP_SEEN = 3,   /* the host that started it has all up to there */
+	NICPS_SCRIPT_STEP_SEEN = 3,   /* the host that started it has all up to there; of the sequencer's stream by itself: all members do */
 	NICPS_SCRIPT_STEP_KILL = 4,   /* end the script */
 };
 
@@ -409,12 +409,12 @@ struct nicps_lacking {
 };
 _Static_assert(sizeof(struct nicps_lacking) == 24, "struct nicps_lacking has a hole");
 
-/* Between hosts that run a script and the one that has started it (docs/run.md), in no view. */
+/* Pieces of streams: in no view what scripts print (docs/run.md), in a view a group's store (docs/collective.md). */
 struct nicps_script {
-	__be64 run;       /* random, of this run */
-	__be64 at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+	__be64 run;       /* random, of this run; or of this group and view */
+	__be64 at;        /* bytes of the stream before the piece; END: all; SEEN: all that came, and 1 for the END */
 	__u8 step;        /* what it is for */
-	__u8 rank;        /* of the host whose script it is */
+	__u8 rank;        /* of the host whose script it is; the number of the stream's member */
 	__be16 waits;     /* OUTPUT: 1 while the script waits for its group to form */
 	__u8 stream;      /* OUTPUT: where the script has printed the piece */
 	__u8 reserved;    /* 0 */

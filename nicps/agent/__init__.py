@@ -21,6 +21,7 @@ Frames:
     printed.py      what a script prints: two files as one stream
     shown.py        what `nicps run` is told of all that
     relay.py        what a script prints, to the host that has started it
+    stores.py       the store that the members of a group share
 
 The socket:
 

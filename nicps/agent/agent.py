@@ -36,6 +36,7 @@ from nicps.agent.records import TimeLine
 from nicps.agent.scripts import Scripts
 from nicps.agent.settings import AgentSettings
 from nicps.agent.status import status_of
+from nicps.agent.stores import Stores
 from nicps.agent.tally import Tally
 from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
@@ -131,7 +132,10 @@ class Agent:
             user,
             lambda: preparation.folder,
         )
-        program = Program(driver, loop, children, self.dataplane, executor, settings.trainer)
+        self._stores = stores = Stores(driver, self._control, frames.send_control, nonce)
+        program = Program(
+            driver, loop, children, self.dataplane, executor, settings.trainer, stores.open
+        )
         self._scripts = Scripts(
             driver,
             loop,
@@ -159,6 +163,7 @@ class Agent:
             preparation,
             self._groups,
             self._scripts,
+            stores,
             self._prober,
             self.dataplane,
             user.name,
@@ -222,8 +227,12 @@ class Agent:
         self._control.serve(commands.take_message, commands.forget)
 
     def _take_aside(self, source: bytes, frame: bytes) -> None:
-        room = self._scripts if frame[1] == wire.FrameType.SCRIPT else self._prober
-        room.take_frame(source, frame)
+        if frame[1] != wire.FrameType.SCRIPT:
+            self._prober.take_frame(source, frame)
+            return
+        script = wire.unpack(frame)
+        room = self._stores if script.header.view else self._scripts
+        room.take_frame(source, script)
 
     def __enter__(self) -> Agent:
         return self
@@ -262,6 +271,7 @@ class Agent:
         self._prober.tick()
         self._groups.tick()
         self._loop.guard(self._scripts.tick)
+        self._stores.tick()
         if doubt := self._keys.find_doubt(now):
             driver.carry_out(life.warn(now, doubt))
         self._frames.pump()
@@ -275,6 +285,8 @@ class Agent:
             wait = _RETRY_S
         if self._scripts.job:
             wait = min(wait, self._scripts.wait_s)
+        if (store_s := self._stores.wait_s) is not None:
+            wait = min(wait, store_s)
         if self._prober.running:
             wait = STEP_S
         wait = min(wait, max(0.0, self.life.deadline() - time.monotonic()))

@@ -46,7 +46,7 @@ class Children:
         user: User,
         loop: Loop,
         clock: Callable[[], float],
-        adopt: Callable[[socket.socket, int], None],
+        adopt: Callable[[socket.socket, int], object],
     ) -> None:
         """Nothing runs yet.
 

@@ -14,6 +14,7 @@ from nicps.agent.preparation import Preparation
 from nicps.agent.probe import Prober
 from nicps.agent.program import Program
 from nicps.agent.scripts import Scripts
+from nicps.agent.stores import Stores
 from nicps.dataplane import DataPlane
 from nicps.errors import (
     JobFailed,
@@ -57,6 +58,7 @@ class Commands:
         preparation: Preparation,
         groups: Groups,
         scripts: Scripts,
+        stores: Stores,
         prober: Prober,
         dataplane: DataPlane,
         trainer: str,
@@ -65,14 +67,16 @@ class Commands:
     ) -> None:
         self._driver, self._control, self._program = driver, control, program
         self._preparation, self._groups, self._scripts = preparation, groups, scripts
-        self._prober, self._dataplane = prober, dataplane
+        self._stores, self._prober, self._dataplane = stores, prober, dataplane
         self._trainer, self._status, self._stop = trainer, status, stop
 
     def take_message(self, peer: Peer, message: dict[str, Any]) -> None:
         """One message; what is wrong with it is answered."""
         driver = self._driver
         try:
-            if not peer.is_trainer:
+            if peer.uses_store:
+                self._stores.take_message(peer, message)
+            elif not peer.is_trainer:
                 self._carry_out(peer, message)
             elif self._program.is_attached(peer.channel):
                 self._program.handle_message(_of_program(message))
@@ -90,6 +94,7 @@ class Commands:
         self._prober.forget(peer)
         self._groups.forget(peer)
         self._scripts.forget(peer)
+        self._stores.forget(peer)
         if peer.is_trainer:
             self._program.detach(peer.channel)
 

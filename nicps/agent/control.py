@@ -128,13 +128,15 @@ class ControlSocket:
             else:
                 self._add(peer)
 
-    def adopt(self, connection: socket.socket, uid: int) -> None:
+    def adopt(self, connection: socket.socket, uid: int) -> Peer:
         """Take one end of a socket pair as a peer that may attach; a training program of that user has the other end.
 
         (Of a pair the kernel names its maker at both ends.)
         """
         refuse_descriptors(connection)
-        self._add(Peer(connection, uid, commands=False, trains=True))
+        peer = Peer(connection, uid, commands=False, trains=True)
+        self._add(peer)
+        return peer
 
     def _add(self, peer: Peer) -> None:
         self.peers.append(peer)

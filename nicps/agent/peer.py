@@ -85,7 +85,7 @@ class Peer:
         connection.setblocking(False)
         self.uid, self.commands, self.trains = uid, commands, trains
         self.channel = GuardedChannel(connection)
-        self.is_trainer = False
+        self.is_trainer = self.uses_store = False
         self.was_refused = False
         self.submission = 0  # the number of the job that it has submitted, until that has ended
         self.watches_all = False

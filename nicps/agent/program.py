@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +36,7 @@ class Program:
 
     Args:
         trainer: the command that trains, in place of the job's own.
+        open_store: makes a connection to the store of the group that the program is in.
 
     Attributes: `expects`, the program of a group is to attach here.
     """
@@ -47,10 +49,11 @@ class Program:
         dataplane: DataPlane,
         executor: Executor,
         trainer: tuple[str, ...],
+        open_store: Callable[[], int],
     ) -> None:
         self._driver, self._life, self._loop = driver, driver.life, loop
         self._children, self._dataplane, self._executor = children, dataplane, executor
-        self._trainer = trainer
+        self._trainer, self._open_store = trainer, open_store
         self._number = 0
         self._child: Child | None = None
         self._gateway: Child | None = None  # between the agent and a program that speaks JSON
@@ -185,6 +188,10 @@ class Program:
         job = self._executor.job
         assert job is not None
         self._post(action.program, replace(action.message, workdir=str(job.folder)))
+        if self._adopted:
+            connection = self._open_store()
+            self._post(action.program, shared_form.Store(), (connection,))
+            os.close(connection)
 
     def post(self, action: act.Post) -> None:
         """Tell it something."""

@@ -222,14 +222,9 @@ class Scripts:
 
     # ---- frames
 
-    def take_frame(self, source: bytes, data: bytes) -> None:
-        """A SCRIPT frame that came up.
-
-        Raises:
-            WireError: it is malformed.
-        """
-        frame, run, now = wire.unpack(data), self._run, self._driver.now
-        body = frame.body
+    def take_frame(self, source: bytes, frame: wire.Frame) -> None:
+        """A SCRIPT frame in no view that came up."""
+        run, now, body = self._run, self._driver.now, frame.body
         if run is None or not isinstance(body, wire.Script) or body.run != run.number:
             return
         if frame.header.network != self._driver.life.node.network:

@@ -22,6 +22,14 @@ class CallTimeout(CollectiveFailed):
     """Not all members have called in time. The group is closed at this member."""
 
 
+class StoreTimeout(CollectiveFailed):
+    """A call of the store was not answered in time. The store goes on."""
+
+
+class StoreRefused(CollectiveFailed):
+    """A call of the store cannot be done. The store goes on."""
+
+
 class UnderWay(CollectiveFailed):
     """The group is under way already. `members`: in its list, with those that are lost."""
 

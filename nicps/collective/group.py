@@ -26,6 +26,7 @@ from nicps.collective.errors import (
 from nicps.collective.kinds import Array, Kind
 from nicps.collective.link import Link
 from nicps.collective.rounds import Attempt, Changed, Differs, Ranks
+from nicps.collective.store import Store
 from nicps.errors import NicpsError, UsageProblem
 from nicps.session.lanes import F32
 
@@ -126,6 +127,21 @@ class Group:
         except BaseException:
             link.close("it could not begin")
             raise
+
+    @property
+    def store(self) -> Store:
+        """Keys and values that the members share, for any thread.
+
+        Raises:
+            GroupClosed: this program has come late, and is not in the group yet.
+        """
+        link = self._link
+        if link is None or link.store is None:
+            raise GroupClosed(
+                "this process has come late to a group that is under way, and shares its store once it is in it: after"
+                " its first admit() or State.sync()"
+            )
+        return link.store
 
     @property
     def late(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 from nicps.barrier import barrier
 from nicps.collective.errors import CallTimeout, GroupClosed, UnderWay
 from nicps.collective.lanes import PER_FRAGMENT, Outcome, Rest, Vector, fragments_of
+from nicps.collective.store import Store
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.session import shared_form
 from nicps.session.absolute import Lanes
@@ -51,11 +52,12 @@ class Link:
 
     Attributes: `number` of this member; `names` of the hosts, by number; `live`, the members that are left, as far as
     this program was told. `room`: fragments of a round at most, with lanes of 32 bits. `admits`: before the round that
-    follows the next one, the lead takes in hosts that wait.
+    follows the next one, the lead takes in hosts that wait. `store`, which the members share, is for any thread.
     """
 
     def __init__(self, channel: Channel, welcome: shared_form.Welcome) -> None:
         self._channel = channel
+        self.store: Store | None = None
         self.number = welcome.number
         self.names = {member.number: member.name for member in welcome.members}
         self.admits = False
@@ -128,6 +130,8 @@ class Link:
         lanes = self.room * PER_FRAGMENT
         self._send(shared_form.Ready(lanes, "group"))
         deadline = time.monotonic() + timeout_s
+        _, fds = self._receive(deadline, shared_form.Store)
+        self.store = Store(Channel.connect(f"fd:{fds[0]}"))
         message, fds = self._receive(deadline, shared_form.Arena)
         self._arena, self._doorbell = Arena(fds[0], message.fragments), fds[1]
         self._receive(deadline, shared_form.Phase)
@@ -246,6 +250,8 @@ class Link:
                 return
             self._closed = True
             self._channel.close()
+            if self.store is not None:
+                self.store.close(reason)
             if self._arena is not None:
                 self._arena.close()
                 os.close(self._doorbell)

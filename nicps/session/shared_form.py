@@ -232,6 +232,13 @@ class Welcome(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Store(Message):
+    """Of a group: with it comes a connection to the store that its members share (`nicps.session.store_form`)."""
+
+    op: ClassVar[str] = "store"
+
+
+@dataclass(frozen=True, slots=True)
 class Arena(Message):
     """The memory that gradients go out from. With it come its descriptor and the doorbell's.
 
@@ -344,7 +351,10 @@ class Late(Message):
     members: Annotated[int, Field(MEMBER, "in the group's list, with those that are lost")]
 
 
-FromAgent: TypeAlias = Error | Welcome | Arena | Phase | View | Committed | Keep | Abort | Late
+FromAgent: TypeAlias = (
+    Error | Welcome | Store | Arena | Phase | View | Committed | Keep | Abort | Late
+)
 FROM_AGENT: Conversation[FromAgent] = Conversation(
-    "a training program", Error, Welcome, Arena, Phase, View, Committed, Keep, Abort, Late
+    "a training program",
+    *(Error, Welcome, Store, Arena, Phase, View, Committed, Keep, Abort, Late),
 )

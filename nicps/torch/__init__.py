@@ -11,10 +11,11 @@ callbacks.py  futures whose callbacks make calls
 compress.py   DDP's gradients in narrow lanes, averaged over the hosts that were counted
 elastic.py    hosts that come back, or late: the state that they get
 factors.py    matrices as products of thin factors: PowerSGD's arithmetic, the same bits everywhere
-join.py       rank and world size from the agent, and the store
+join.py       rank and world size from the agent
 low_rank.py   DDP's gradients as such factors
 staging.py    tensors of a GPU
-tcp.py        what goes over TCP: a store that all ranks share, and Gloo
+store.py      the store that all ranks share
+tcp.py        what goes over TCP: Gloo
 works.py      what a call gives back
 """
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process joins: the group that it forms beside its agent, or the rendezvous that its environment names."""
+"""How a process joins: the group that it forms beside its agent, or the rendezvous that its environment names.
+
+Where the environment names none, the store is the one that all members of the group share.
+"""
 
 from __future__ import annotations
 
@@ -14,76 +17,17 @@ from torch._C._distributed_c10d import Store
 
 from nicps.collective import Group
 from nicps.errors import UsageProblem
+from nicps.torch.store import GroupStore
 from nicps.torch.tcp import Tcp
 
+#: No device has this name: a group of Gloo's own is refused with it at once.
+NO_TCP = "no-tcp-between-the-hosts"
 _LEAST_S = 1.0
 _FORMING_S = 30.0  # at least, also where a call may take less
 #: The group that the rendezvous has formed, for the process group that is created after it.
 _formed: list[tuple[Group, Tcp]] = []
 #: C++ has only a part of a store that is made in Python: the rest must stay.
 _stores: list[Store] = []
-
-
-class LocalStore(Store):
-    """What this process has set. Other processes do not see it: the backend needs no store.
-
-    A key that is not here is another process's, and nobody could ever set it: that is an error, not a wait.
-
-    Args:
-        reason: why it is not one that all processes share.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__()
-        self._reason = reason
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Keep it."""
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-
-    def get(self, key: str) -> bytes:
-        """What was set here.
-
-        Raises:
-            RuntimeError: nothing was.
-        """
-        self.wait([key])
-        return self._values[key]
-
-    def add(self, key: str, amount: int) -> int:
-        """Count here."""
-        count = int(self._values.get(key, b"0")) + amount
-        self._values[key] = str(count).encode()
-        return count
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of these were set here."""
-        return self._values.keys() >= set(keys)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Whether they are here.
-
-        Raises:
-            RuntimeError: they are not.
-        """
-        missing = [key for key in keys if key not in self._values]
-        if missing:
-            raise RuntimeError(
-                f"{', '.join(missing)}: the processes share no store ({self._reason}): what needs one, such as Gloo,"
-                " needs TCP between the hosts"
-            )
-
-    def delete_key(self, key: str) -> bool:
-        """Forget it."""
-        return self._values.pop(key, None) is not None
-
-    def num_keys(self) -> int:
-        """How many were set here."""
-        return len(self._values)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Nothing is waited for."""
 
 
 def register() -> None:
@@ -109,11 +53,11 @@ def meet(
     said = query.get("rank", os.environ.get("RANK"))
     group = form(max(size, 0), int(said) if said is not None else None, timeout)
     tcp = Tcp.agree(group)
-    store = tcp.store(group, timeout)
-    if store is None:
-        reason = tcp.refusal or f"not all hosts could connect to {tcp.root}, where rank 0 is"
-        tcp, store = Tcp(reason), LocalStore(reason)
+    if tcp.refusal:  # Gloo would find the store, and wait for connections that cannot be made
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", NO_TCP)
     _formed.append((group, tcp))
+    store = GroupStore(group)
+    store.set_timeout(timeout)
     for name, value in (("RANK", group.rank), ("WORLD_SIZE", group.size), ("LOCAL_RANK", 0)):
         os.environ.setdefault(name, str(value))
     _stores.append(store)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over TCP: a store that all ranks share, and Gloo for the calls that nicps does not have.
+"""What goes over TCP: Gloo, for the calls that nicps does not have.
 
-The ranks tell each other their addresses through the group. Where all of them have one in the same IP network, rank 0
-serves a store there, and a group of Gloo can be made. Neither is signed with the network's key.
+The ranks tell each other their addresses through the group. Where all of them have one in the same IP network, and can
+connect to rank 0 there, a group of Gloo can be made. It is not signed with the network's key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -28,7 +29,7 @@ from nicps.errors import UsageProblem
 #: "0" keeps everything off TCP.
 SWITCH = "NICPS_TORCH_TCP"
 _BYTES = 1024  # of what a rank says of its addresses
-_CONNECT = timedelta(seconds=5)
+_CONNECT_S = 5.0
 
 Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
@@ -54,7 +55,7 @@ class Tcp:
 
     @classmethod
     def agree(cls, group: Group) -> Self:
-        """Find the IP network that all ranks are in; a call of the group, the same at all of them."""
+        """Find the IP network that all ranks are in; calls of the group, the same at all of them."""
         if getattr(group, "late", False):
             return cls("this process has come late, when the others had agreed on it")
         wanted = os.environ.get(SWITCH, "1") != "0"
@@ -71,33 +72,22 @@ class Tcp:
             return cls(_refusal(group, told))
         own = next(each for each in mine if each.at.network == network)
         root = next(each for each in told[0] if each.network == network)
+        tcp = cls("", own, str(root.ip))
+        if not tcp._reached(group):
+            return cls(f"not all hosts could connect to {tcp.root}, where rank 0 is")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", own.interface)
-        return cls("", own, str(root.ip))
+        return tcp
 
-    def store(self, group: Group, timeout: timedelta) -> Store | None:
-        """A store that rank 0 serves at its address; None, at all ranks, where one of them cannot reach it."""
-        if self.refusal:
-            return None
-        listening = _listen(self.root) if group.rank == 0 else None
-        port = listening.getsockname()[1] if listening is not None else 0
-        port = int(group.broadcast(np.array([port], np.int64), 0).result()[0])
-        store = self._connect(port, listening, group) if port else None
-        reached = group.all_reduce(np.array([store is not None]), "min").result()
-        if store is None or not reached[0]:
-            return None
-        store.set_timeout(timeout)
-        return store
-
-    def _connect(self, port: int, listening: socket.socket | None, group: Group) -> Store | None:
-        served: dict[str, Any] = {}
-        if listening is not None:
-            served = {"is_master": True, "master_listen_fd": listening.detach()}
-        try:
-            return _distributed_c10d.TCPStore(
-                self.root, port, group.size, timeout=_CONNECT, wait_for_workers=False, **served
-            )
-        except RuntimeError:
-            return None
+    def _reached(self, group: Group) -> bool:
+        """Whether all ranks can connect to rank 0 at its address."""
+        with contextlib.ExitStack() as stack:
+            listening = _listen(self.root) if group.rank == 0 else None
+            if listening is not None:
+                stack.enter_context(listening)
+            port = listening.getsockname()[1] if listening is not None else 0
+            port = int(group.broadcast(np.array([port], np.int64), 0).result()[0])
+            connects = port > 0 and _connects(self.root, port)
+            return bool(group.all_reduce(np.array([connects]), "min").result()[0])
 
     def gloo(self, store: Store, rank: int, size: int, timeout: timedelta, *, lazy: bool) -> Any:
         """A group of Gloo; `lazy` connects two ranks when they first talk to each other.
@@ -140,6 +130,14 @@ def _refusal(group: Group, told: Sequence[Sequence[Interface]]) -> str:
     if without:
         return f"{', '.join(without)}: no IP address, or {SWITCH}=0"
     return "the hosts have no IP network in common"
+
+
+def _connects(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _listen(address: str) -> socket.socket | None:

@@ -300,21 +300,21 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Between hosts that run a script and the one that has started it (docs/run.md), in no view.
+    """Pieces of streams: in no view what scripts print (docs/run.md), in a view a group's store (docs/collective.md).
 
-    OUTPUT and END go to the host that has started the run, SEEN and KILL to the host of that rank. The tail of OUTPUT
-    is the piece, and that of END is JSON.
+    In no view OUTPUT and END go to the host that has started the run, SEEN and KILL to the host of that rank. The tail
+    of OUTPUT is the piece, and that of END is JSON.
     """
 
-    run: Annotated[int, u64("random, of this run")]
+    run: Annotated[int, u64("random, of this run; or of this group and view")]
     at: Annotated[
         int,
         u64(
-            "bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END"
+            "bytes of the stream before the piece; END: all; SEEN: all that came, and 1 for the END"
         ),
     ]
     step: Annotated[int, u8("what it is for")]
-    rank: Annotated[int, u8("of the host whose script it is")]
+    rank: Annotated[int, u8("of the host whose script it is; the number of the stream's member")]
     waits: Annotated[int, u16("OUTPUT: 1 while the script waits for its group to form")] = 0
     stream: Annotated[int, u8("OUTPUT: where the script has printed the piece")] = 0
     reserved: Annotated[int, u8("0")] = 0

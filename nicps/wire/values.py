@@ -92,7 +92,7 @@ class FrameType(IntEnum):
     ASK = 16  # in stripes: a member lacks that sum
     LACKING = 17  # in stripes: it cannot be made yet, and whose part is lacking
     SWITCH = 18  # a Linux switch that adds, and the members that believe it
-    SCRIPT = 19  # `nicps run`: what a host's script prints, to the host that started it
+    SCRIPT = 19  # what a host's script prints, to the host that started it; the store of a group
 
 
 # Combined, flags and marks are plain numbers: an `IntFlag` is slow to test, and every frame is tested.
@@ -175,9 +175,9 @@ class ProbeStep(IntEnum):
 class ScriptStep(IntEnum):
     """Of a SCRIPT frame."""
 
-    OUTPUT = 1  # a piece of what the script has printed; an empty one is a sign of life
+    OUTPUT = 1  # a piece of what the script has printed; an empty one is a sign of life; or of a store's stream
     END = 2  # the script has ended; the tail says how, as JSON
-    SEEN = 3  # the host that started it has all up to there
+    SEEN = 3  # the host that started it has all up to there; of the sequencer's stream by itself: all members do
     KILL = 4  # end the script
 
 

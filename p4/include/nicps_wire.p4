@@ -45,7 +45,7 @@ const bit<8> NICPS_TYPE_SUM = 15;          /* in stripes: the aggregator's, to a
 const bit<8> NICPS_TYPE_ASK = 16;          /* in stripes: a member lacks that sum */
 const bit<8> NICPS_TYPE_LACKING = 17;      /* in stripes: it cannot be made yet, and whose part is lacking */
 const bit<8> NICPS_TYPE_SWITCH = 18;       /* a Linux switch that adds, and the members that believe it */
-const bit<8> NICPS_TYPE_SCRIPT = 19;       /* `nicps run`: what a host's script prints, to the host that started it */
+const bit<8> NICPS_TYPE_SCRIPT = 19;       /* what a host's script prints, to the host that started it; the store of a group */
 
 // The header's `flags`.
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
@@ -100,9 +100,9 @@ const bit<8> NICPS_SWITCH_STEP_GRANT = 2; /* a member says so, and gives it the 
 const bit<8> NICPS_SWITCH_STEP_READY = 3; /* the switch adds for these members */
 
 // Of a SCRIPT frame.
-const bit<8> NICPS_SCRIPT_STEP_OUTPUT = 1; /* a piece of what the script has printed; an empty one is a sign of life */
+const bit<8> NICPS_SCRIPT_STEP_OUTPUT = 1; /* a piece of what the script has printed; an empty one is a sign of life; or of a store's stream */
 const bit<8> NICPS_SCRIPT_STEP_END = 2;    /* the script has ended; the tail says how, as JSON */
-const bit<8> NICPS_SCRIPT_STEP_SEEN = 3;   /* the host that started it has all up to there */
+const bit<8> NICPS_SCRIPT_STEP_SEEN = 3;   /* the host that started it has all up to there; of the sequencer's stream by itself: all members do */
 const bit<8> NICPS_SCRIPT_STEP_KILL = 4;   /* end the script */
 
 // Where a script has printed a piece of its output.
@@ -355,12 +355,12 @@ header nicps_lacking_t {
     bit<8> behind;     /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 }
 
-// Between hosts that run a script and the one that has started it (docs/run.md), in no view.
+// Pieces of streams: in no view what scripts print (docs/run.md), in a view a group's store (docs/collective.md).
 header nicps_script_t {
-    bit<64> run;       /* random, of this run */
-    bit<64> at;        /* bytes of the output before the piece; END: all; SEEN: all that came, and 1 for the END */
+    bit<64> run;       /* random, of this run; or of this group and view */
+    bit<64> at;        /* bytes of the stream before the piece; END: all; SEEN: all that came, and 1 for the END */
     bit<8> step;       /* what it is for */
-    bit<8> rank;       /* of the host whose script it is */
+    bit<8> rank;       /* of the host whose script it is; the number of the stream's member */
     bit<16> waits;     /* OUTPUT: 1 while the script waits for its group to form */
     bit<8> stream;     /* OUTPUT: where the script has printed the piece */
     bit<8> reserved;   /* 0 */

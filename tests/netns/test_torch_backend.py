@@ -59,7 +59,7 @@ def test_what_it_does_not_do_without_tcp(three: Network) -> None:
         for what in ("send", "subgroup", "all_reduce of sparse tensors"):
             text = told[{"all_reduce of sparse tensors": "sparse"}.get(what, what)]
             assert re.fullmatch(f"nicps has no {what}s? without TCP: h., h., h.: {why}", text)
-        assert "the processes share no store (h" in told["gloo"]
+        assert told["gloo"].endswith("Unable to find address for: no-tcp-between-the-hosts")
         assert told["meta"].startswith("nicps takes dense tensors of the processor and of CUDA")
         assert "all_reduce(sum) of 5 int32" in told["differs"]
         assert "all_reduce(sum) of 4 float32" in told["differs"]
@@ -70,6 +70,14 @@ def test_what_gloo_does_for_it(three: Network) -> None:
     said, codes = run(three, "over_tcp")
     assert codes == [0, 0, 0], said
     assert all(lines[-1] == {"done": True} for lines in said)
+
+
+def test_a_subgroup_after_the_loss_of_rank_0(three: Network) -> None:
+    """The store that its ranks meet in outlives rank 0."""
+    said, codes = run(three, "regroups")
+    assert codes == [-signal.SIGKILL, 0, 0], said
+    assert all(lines[-1] == {"done": True} for lines in said[1:])
+    three.all_stand_by()
 
 
 def test_a_host_without_an_address(three: Network) -> None:

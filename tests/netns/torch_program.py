@@ -152,6 +152,18 @@ def over_tcp() -> None:
     torch.testing.assert_close(total, sum(of(k) for k in range(size)))
 
 
+def regroups() -> None:
+    """Rank 0 dies, and the others make a subgroup."""
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not dist.group.WORLD.group.lost:
+        dist.barrier()
+    some = dist.new_group([1, 2])
+    total = of(dist.get_rank())
+    dist.all_reduce(total, group=some)
+    torch.testing.assert_close(total, of(1) + of(2))
+
+
 class Model(nn.Module):
     """Two layers, and a buffer, which DDP broadcasts before each forward pass."""
 
@@ -212,6 +224,8 @@ def main(what: str) -> int:
         refusals()
     elif what == "over_tcp":
         over_tcp()
+    elif what == "regroups":
+        regroups()
     else:
         train(2 if what == "dies" else None)
     dist.destroy_process_group()

@@ -96,7 +96,10 @@ ERRORS, WIRE, PROTOCOL, JOB, DATAPLANE, SESSION = (
 LAYOUT, SOURCES = "nicps.layout", "nicps.bpf_sources"
 BARRIER, EXCHANGE = "nicps.barrier", "nicps.exchange"
 #: Of the session, what is said and nothing that is touched.
-MESSAGES = ("nicps.session.fields", "nicps.session.messages", "nicps.session.shared_form")
+MESSAGES = (
+    *("nicps.session.fields", "nicps.session.messages"),
+    *("nicps.session.shared_form", "nicps.session.store_form"),
+)
 EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
 STARTUP = "nicps.startup"
 
@@ -120,6 +123,7 @@ ROOMS = {
     "nicps/wiredump.py": (ERRORS, WIRE, "nicps.wiretable"),
     "nicps/protocol": (ERRORS, WIRE, EXCHANGE, PROTOCOL),
     "nicps/job": (ERRORS, WIRE, EXCHANGE, PROTOCOL, JOB, *MESSAGES),
+    "nicps/store": (ERRORS, WIRE, "nicps.store", *MESSAGES),
     "nicps/dataplane": (ERRORS, WIRE, BARRIER, LAYOUT, SOURCES, DATAPLANE),
     "nicps/session": (ERRORS, WIRE, BARRIER, EXCHANGE, LAYOUT, SESSION),
     "nicps/gradient_json.py": (ERRORS,),
@@ -129,7 +133,7 @@ ROOMS = {
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
         *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL, JOB),
-        *(SHUTDOWN, "nicps.auth", "nicps.switchauth", "nicps.agent"),
+        *(SHUTDOWN, "nicps.auth", "nicps.switchauth", "nicps.store", "nicps.agent"),
     ),
     "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
     "nicps/lab": (
@@ -156,7 +160,7 @@ def test_wire_keys_and_state_machines_need_the_standard_library_only() -> None:
     assert [i for i in found if i.third_party] == []
 
 
-@pytest.mark.parametrize("room", ["nicps/protocol", "nicps/job"])
+@pytest.mark.parametrize("room", ["nicps/protocol", "nicps/job", "nicps/store"])
 def test_a_state_machine_knows_no_clock_and_no_socket(room: str) -> None:
     """Events in, actions out: that is what lets a simulator run it."""
     found = imports(room)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nicps.errors import Alarm, MessageError, UsageProblem
-from nicps.session import json_form, messages, shared_form
+from nicps.session import json_form, messages, shared_form, store_form
 from nicps.session.fields import Conversation, Row, codec, encode
 from nicps.session.messages import decode_command
 
@@ -76,6 +76,8 @@ def message(op: str, **more: Any) -> dict[str, Any]:
 
 
 #: One of every class, with all its keys.
+ASK = message("ask", number=1, what="set", keys=["k"], values=["dg=="])
+
 WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
     (
         messages.COMMANDS,
@@ -185,6 +187,7 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
                 workdir="/w",
                 view=1,
             ),
+            message("store"),
             message("arena", fragments=6),
             message(
                 "phase",
@@ -216,6 +219,33 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             message("keep"),
             message("abort", message="it was stopped"),
             message("late", members=3),
+        ],
+    ),
+    (
+        store_form.FROM_USER,
+        [
+            ASK,
+            message("ask", number=2, what="add", keys=["k"], amount=-3),
+            message("forget", number=1),
+        ],
+    ),
+    (
+        store_form.TO_USER,
+        [
+            message("answer", number=1, values=["dg=="], amount=1, error="no"),
+            message("error", message="no", exit_code=4),
+        ],
+    ),
+    (
+        store_form.LINES,
+        [
+            message("base", base=3),
+            message("begin"),
+            message("value", key="k", value="dg=="),
+            message("last", member=2, answer=message("answer", number=1, amount=5)),
+            message("whole"),
+            message("do", member=1, ask=ASK),
+            ASK,
         ],
     ),
 ]
