@@ -41,6 +41,7 @@ class Agent:
         self._channel = Channel(ours)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         self._arena = Arena.create(ROOM)
+        self._store, self._of_store = socket.socketpair()
         self._records = [os.memfd_create(name) for name in ("own", "sums")]
         for fd in self._records:
             os.ftruncate(fd, 1 << 20)
@@ -60,6 +61,7 @@ class Agent:
                 continue
             message = says.FROM_PROGRAM.decode(said)
             if isinstance(message, says.Ready):
+                post(encode(says.Store()), [self._store.fileno()])
                 post(encode(says.Arena(ROOM)), [self._arena.fd, self._bell])
                 phase = says.Phase("train", 1, 1, 0, (1,), Exchange.STRIPES, 1, (1,), 1, room=ROOM)
                 post(encode(phase), self._records)
@@ -78,6 +80,8 @@ class Agent:
         assert not self._thread.is_alive()
         self._channel.close()
         self._arena.close()
+        self._store.close()
+        self._of_store.close()
         for fd in (self._bell, *self._records):
             os.close(fd)
 
@@ -96,7 +100,7 @@ def descriptors() -> set[str]:
 def test_nothing_stays_open(agent: Agent) -> None:
     before = descriptors()
     link = agent.link()
-    assert len(descriptors() - before) == 5, "the arena, the doorbell, and three mappings"
+    assert len(descriptors() - before) == 6, "the store, the arena, the doorbell, and three mappings"
     link.close("the test is over")
     link.close("once more")
     link.abandon("nobody uses it")
@@ -150,5 +154,5 @@ def test_an_error_wakes_the_thread_that_waits_in_a_call(
     for future in futures:
         with pytest.raises(GroupClosed, match="the program has failed"):
             future.result(_LIMIT_S)
-    assert closed_by == [group._thread] and not group._thread.is_alive()
+    assert {*closed_by} == {group._thread} and not group._thread.is_alive()
     assert not descriptors() - before
