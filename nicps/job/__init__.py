@@ -26,6 +26,7 @@ Its roles in a job:
 Its part in it:
 
     part.py           what each phase and view asks of this host and its training program
+    entry.py          its way into a phase
     program.py        what one training program owes and is told
     programs.py       the series of training programs, started and lost
     contribution.py   the gradient on its way

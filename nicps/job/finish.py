@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 from nicps import wire
+from nicps.job.accumulators import Memory
 from nicps.job.actions import CloseStream, Folder, KeepRecords, OpenStream, StreamSize
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Acknowledge, Orders
+from nicps.job.programs import Programs
 from nicps.job.tasks import Tasks
 from nicps.protocol import Committed, Phase
 
@@ -55,6 +57,22 @@ class Finish:
     def acknowledge_nothing(self, phase: Phase) -> Orders:
         """There is nothing here that the lead could collect."""
         return [Acknowledge(phase.number, _NOTHING)]
+
+    def begin(
+        self, now: float, phase: Phase, programs: Programs, train_rounds: int, before: int
+    ) -> Orders:
+        """Let the program save and end. A second decision gets the same answer; the rounds are those of `keep`."""
+        program, node = programs.current, self._node
+        if self.kept:
+            return self.open_records()
+        blank = program is None or not program.ready or programs.is_blank(program)
+        if program is None or blank or node.number in node.learners:
+            ended = programs.end("the job is done")
+            programs.current = None
+            return [*ended, *self.acknowledge_nothing(phase)]
+        if program.ended:
+            return self.keep(train_rounds, before)
+        return program.enter(now, phase, 0, Memory(), node)
 
     def keep(self, train_rounds: int, before: int) -> Orders:
         """The program has ended well: what it leaves goes into the run's folder, once.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.job.accumulators import Accumulators, Memory
+from nicps.job.accumulators import Accumulators
 from nicps.job.actions import (
     CountFragments,
     DropFragments,
@@ -26,6 +25,7 @@ from nicps.job.actions import (
 )
 from nicps.job.checkpoints import Checkpoints, resumed_from, rounds_before
 from nicps.job.contribution import Contribution
+from nicps.job.entry import Entry
 from nicps.job.finish import Finish
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
@@ -46,7 +46,7 @@ from nicps.job.orders import (
     StateSaved,
     Warn,
 )
-from nicps.job.plan import REFUSED, is_group
+from nicps.job.plan import is_group
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.script import is_script
@@ -64,11 +64,11 @@ class Part:
         window: fragments in a hand-out's round.
         checkpoints: the folder that they are kept in, for the user.
 
-    Attributes: `phase`, the one that this host is in or getting ready for. `digest`, of what was handed out, once all
-    of it is here; `prepared`, what that says of the job. `unit`, the next training round's, once one has counted;
-    `unit_of`: the exchange of the phase in which it has. `exchange`, of the last training phase, None before the first;
-    `switch_failed`: a Linux switch was given up before that; `rest`: the committed round whose remainders such a switch
-    adds next. `finishing`: the end has been decided. `cancelled`: the user of this host has cancelled the job.
+    Attributes: `digest`, of what was handed out, once all of it is here; `prepared`, what that says of the job. `unit`,
+    the next training round's, once one has counted; `unit_of`: the exchange of the phase in which it has. `exchange`,
+    of the last training phase, None before the first; `switch_failed`: a Linux switch was given up before that; `rest`:
+    the committed round whose remainders such a switch adds next. `finishing`: the end has been decided. `cancelled`:
+    the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -89,23 +89,24 @@ class Part:
         self.checkpoints = Checkpoints(node, tasks, self, checkpoints)
         self.finish = Finish(node, tasks, self, self.hand_out, streams)
         self.accumulators = Accumulators(node, tasks, self)
+        self._entry = Entry(node, self.programs, self.hand_out, self.accumulators)
         self.contribution = Contribution()
-        self.phase: Phase | None = None
         self.train_rounds = 0
         self.unit: int | None = None
         self.unit_of = Exchange.BROADCAST
         self.digest = ""
         self.prepared: Mapping[str, Any] = {}
-        self.finishing = self.cancelled = False
+        self.finishing = self.cancelled = self.switch_failed = False
         self.exchange: Exchange | None = None
-        self.switch_failed = False
         self.rest = NO_REST
-        self._waiting: Phase | None = None  # for the program to be ready, or to have the state
-        self._has_state = False  # another's, that the program has not loaded yet
         self._saving: Saving | None = None
-        self._left = (
-            False  # the program of a group has said that it ends, and need not be there any more
-        )
+        # Another's state is here, that the program has not loaded yet; a group's program has said that it ends.
+        self._has_state = self._left = False
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase that this host is in or getting ready for."""
+        return self._entry.phase
 
     @property
     def program(self) -> Program | None:
@@ -164,46 +165,33 @@ class Part:
         Raises:
             JobFailed, LookupError, TypeError: this host cannot get ready for it, or nobody can mean it.
         """
-        self._waiting = None  # of a decision before, which does not come
+        entry = self._entry
+        entry.waiting = None  # of a decision before, which does not come
         if phase.kind is wire.PhaseKind.TRAIN:
             self.exchange, self.rest = phase.exchange, phase.rest
             self.switch_failed = bool(phase.settings.get("switch_failed"))
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self.finishing = False
         if phase.kind is wire.PhaseKind.HANDOUT:
-            self.phase = phase
+            entry.phase = phase
             orders = self.hand_out.prepare(phase, bool(self.digest))
             # Windows of a hand-out before this one are on disk then: their banks are free.
-            return [*orders, self._begin_settling(partial(self._make_room, phase, None))]
+            return [*orders, self._begin_settling(partial(entry.make_room, phase, None))]
         if phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
-            self.phase = phase
+            entry.phase = phase
             if phase.settings.get("script"):  # it is here once what was handed out is on disk
                 return [self._begin_settling(lambda now: self.finish.acknowledge_nothing(phase))]
-            return self._prepare_finish(now, phase)
-        if not self._has_share(phase):
-            self.phase = phase  # it only passes on what others train
-            return self._make_room(phase, None, now)
-        self._waiting = phase
+            trained = self.train_rounds, rounds_before(self.prepared)
+            return self.finish.begin(now, phase, self.programs, *trained)
+        if not entry.has_share(phase):
+            entry.phase = phase  # it only passes on what others train
+            return entry.make_room(phase, None, now)
+        entry.waiting = phase
         return [self._begin_settling(self._enter_training)]  # what was handed out is on disk then
 
     def _begin_settling(self, then: Callable[[float], Orders]) -> Order:
         return self._tasks.begin(self, Settle(), lambda now, _: then(now))
-
-    def _prepare_finish(self, now: float, phase: Phase) -> Orders:
-        """Let the program save and end. A second decision gets the same answer."""
-        program = self.program
-        if self.finish.kept:
-            return self.finish.open_records()
-        learns = self._node.number in self._node.learners
-        blank = program is None or not program.ready or self._is_blank(program)
-        if program is None or blank or learns:
-            ended = self.programs.end("the job is done")
-            self.programs.current = None
-            return [*ended, *self.finish.acknowledge_nothing(phase)]
-        if program.ended:
-            return self.finish.keep(self.train_rounds, rounds_before(self.prepared))
-        return program.enter(now, phase, 0, Memory(), self._node)
 
     def enter_view(self, now: float, action: Installed) -> Orders:
         """Another view is in force, and the phase goes on in it, or none does."""
@@ -212,133 +200,22 @@ class Part:
         noted = self.note_view()
         if self._node.number in self._node.learners:
             self.rest = NO_REST  # it has missed rounds
-        self.phase, self._waiting = phase, None
+        self._entry.phase, self._entry.waiting = phase, None
         if phase is None:
             memory = self.accumulators.memory
             shown = program.show_view(now, self._node, None, memory) if program is not None else []
             return [noted, *shown]
-        if self.accumulators.refuses(phase) and not self._node.leads:
-            # The lead before knew, and this one does not: it hears of it when this host comes back.
-            return [noted, Depart(f"no stripes here: {one_line(self.accumulators.refused)}")]
-        # It was getting ready for another phase, or stripes are longer now.
-        orders: Orders = [noted, *self.accumulators.renew(phase, self._show_places)]
-        program = self._program_in(phase)
-        if program is None:
-            return orders  # a program that was in no phase yet comes into a later one
-        # The samples that were enough in the view before are not those of this one.
-        memory = self.accumulators.memory
-        shown = program.show_view(now, self._node, phase, memory)
-        orders += [ShowNeed(program.number, 0, 0), *shown]
-        if action.again and not self.finishing:  # it was told of the phase that now does not come
-            orders += program.enter(now, phase, self._node.open_round, memory, self._node)
-        return orders
-
-    def _show_places(self, now: float) -> Orders:
-        """The own stripe has places again."""
-        program = self._program_in(self.phase)
-        if program is None:
-            return []
-        program.note_movement(now)  # it could do nothing meanwhile
-        return program.show_view(now, self._node, self.phase, self.accumulators.memory)
-
-    def _program_in(self, phase: Phase | None) -> Program | None:
-        """The training program, if it takes part in that phase."""
-        program = self.program
-        if phase is None or phase.kind is wire.PhaseKind.HANDOUT or not self._has_share(phase):
-            return None
-        if self.accumulators.refuses(phase):
-            return None  # the lead decides on another one
-        return program if program is not None and program.holds_state else None
+        return [noted, *self._entry.go_on(now, phase, again=action.again and not self.finishing)]
 
     def stand_by(self, reason: str) -> Orders:
         """R19: this host is in no view; number, model and data stay."""
         self.checkpoints.note_majority()
-        self.phase = self._waiting = None
+        self._entry.phase = self._entry.waiting = None
         noted = self.note_event("stands by", why=reason)
         return [noted, DropFragments(), *self.hand_out.withdraw()]
 
-    def _has_share(self, phase: Phase) -> bool:
-        return bool(phase.shares[self._node.number - 1])
-
-    def _is_blank(self, program: Program) -> bool:
-        """Whether it has taken the place of one that was lost, and has not got that one's state."""
-        return self.programs.restarted and not program.holds_state
-
-    # ---- room for a phase
-
-    def _make_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
-        """The accumulators that the phase needs, unless there is another phase by that time.
-
-        Args:
-            entering: the training program that goes into the phase.
-        """
-        if phase is not self.phase:
-            return []
-        if self.accumulators.fit(phase):
-            return self._use_room(phase, entering, now)
-        then = partial(self._reserved, phase, entering)
-        return [self.accumulators.reserve(phase, then, partial(self._refuse, phase))]
-
-    def _reserved(self, phase: Phase, entering: Program | None, now: float, number: int) -> Orders:
-        if phase is not self.phase:
-            return self.accumulators.drop(number)
-        used = self.accumulators.use(phase, number)
-        return [*used, *self._use_room(phase, entering, now)]
-
-    def _refuse(self, phase: Phase) -> Orders:
-        """The phase has stripes, and the kernel does not take them: the lead is told, which decides on another one."""
-        if phase is not self.phase:
-            return []
-        reason = one_line(self.accumulators.refused)
-        return [Acknowledge(phase.number, json.dumps({REFUSED: reason}).encode())]
-
-    def _use_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
-        if phase.kind is wire.PhaseKind.HANDOUT:
-            mine = self.hand_out.is_source(phase)
-            offer: Orders = [Offer(phase.first_round, 1)] if mine else []
-            return [Acknowledge(phase.number), *offer]
-        if entering is None:
-            return [Acknowledge(phase.number)]
-        if entering is not self.program or entering.ended:
-            return []  # it has been lost meanwhile
-        memory = self.accumulators.memory
-        return entering.enter(now, phase, phase.first_round, memory, self._node)
-
     def _enter_training(self, now: float) -> Orders:
-        """Bring the training program into the phase that waits for it, if both are there."""
-        phase, program, node = self._waiting, self.program, self._node
-        if phase is None or program is None or not program.ready:
-            return []
-        if program.ended:  # the end was decided, and the lead of this phase has not heard of it
-            return self.programs.fail(
-                "the training program has saved and ended, and cannot train on"
-            )
-        same_files = phase.settings.get("handout") == self.digest
-        trains = phase.kind is wire.PhaseKind.TRAIN
-        same_size = not trains or phase.fragments == program.fragments
-        same_state = program.digest == str(phase.settings.get("model", ""))
-        learns = node.number in node.learners
-        if same_files and learns and not same_state and self._has_state:
-            # What the hand-out brought (R20); once it is loaded the program comes here again.
-            loads = program.duty == "load"
-            return [] if loads else program.change_state(now, "load", node)
-        fresh = not (same_state or program.holds_state)
-        if fresh and not learns and self._is_blank(program):
-            return []  # this host departs, since it has lost the one before, and comes back with the state
-        self._waiting = None
-        if not same_files:
-            return [Fail("what was handed out has arrived damaged")]
-        if learns and not same_state and same_size:
-            return [Depart("the state that was handed out is not that of the others: once more")]
-        if not same_size or fresh:
-            reason = (
-                "the model built here differs from the lead's: the same job.py and the same "
-                "versions of Python and PyTorch are needed on every host"
-            )
-            return [Fail(reason)]
-        # A state that differs after rounds of training is judged by all, after the next one.
-        self.phase = phase
-        return self._make_room(phase, program, now)
+        return self._entry.enter_training(now, self.digest, has_state=self._has_state)
 
     # ---- rounds
 
@@ -354,7 +231,7 @@ class Part:
         orders: Orders = [noted, CountFragments(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
-        if not self._has_share(phase) or program is None or not program.holds_state:
+        if not self._entry.has_share(phase) or program is None or not program.holds_state:
             return [*orders, MarkRead(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN:
             self.train_rounds += 1
@@ -466,28 +343,25 @@ class Part:
 
     def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
         program.note_read(round_, digest)
-        orders: Orders = []
-        if round_ < self._node.open_round:
-            orders.append(MarkRead(round_, shorten(digest)))
+        read: Orders = [MarkRead(round_, shorten(digest))] if round_ < self._node.open_round else []
         # It may have come to the state that the next phase begins with.
-        return [*orders, *self._enter_training(now)]
+        return [*read, *self._enter_training(now)]
 
     def _program_prepared(self, program: Program, number: int) -> Orders:
         program.note_prepared()
         phase = self.phase
-        mine = phase is not None and phase.number == number
-        if phase is None or not mine or phase.kind is wire.PhaseKind.FINISH:
+        if phase is None or phase.number != number or phase.kind is wire.PhaseKind.FINISH:
             return []
         return [Acknowledge(number)]
 
     def _build(self, now: float, program: Program, lanes: int, digest: str) -> Orders:
         width = self.settings.get("lane", "i16")
         try:
-            per_fragment = wire.lanes_per_fragment(int(str(width).removeprefix("i")))
+            bits = int(str(width).removeprefix("i"))
+            per_fragment = wire.lanes_per_fragment(bits)
         except (ValueError, KeyError):
             raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
         program.note_ready(max(1, -(-lanes // per_fragment)), digest)
-        bits = int(str(width).removeprefix("i"))
         room = [NeedRoom(program.fragments, bits)] if not self.group else []  # hosts add in a group
         arena = ShareArena(program.number, program.fragments, *resumed_from(self.prepared))
         return [arena, *room, *self._enter_training(now), ModelBuilt()]
@@ -537,7 +411,7 @@ class Part:
 
     def _lose_program(self, now: float, code: int, last: str) -> Orders:
         if self.group:
-            return self._lose_group_program(last)
+            return [] if self._left else self.programs.lose_of_group(last)
         if self.finishing and not code:  # whatever phase a change of the view has gone back to
             return self.finish.keep(self.train_rounds, rounds_before(self.prepared))
         reason = f"the training program ended: {last}"
@@ -545,20 +419,10 @@ class Part:
         dropped: Orders = [DropFragments()]  # the rest of its gradient will not come
         if code >= 0:
             return [*dropped, *self.programs.fail(reason)]
-        self._waiting = None
+        self._entry.waiting = None
         departs = Depart(self.programs.crash)  # the others go on; this host comes back
         again = self.programs.start_again(now, self.entry, self.settings, last)
         return [*dropped, departs, *again]
-
-    def _lose_group_program(self, last: str) -> Orders:
-        """The others go on without this host, which cannot start another program."""
-        program = self.program
-        if program is None or self._left:
-            return []
-        if not program.attached and not program.ready:
-            return self.programs.fail(f"no program has joined the group here: {last}")
-        self.programs.crash = f"{self._node.name}: its program has left the group: {last}"
-        return [DropFragments(), Depart(self.programs.crash)]
 
     # ---- time
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nicps.errors import JobFailed
-from nicps.job.actions import StartProgram
+from nicps.job.actions import DropFragments, StartProgram
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import Fail, Orders, Warn
+from nicps.job.orders import Depart, Fail, Orders, Warn
 from nicps.job.plan import is_group
 from nicps.job.program import STALL_S, Program
 
@@ -90,6 +90,20 @@ class Programs:
         times = f"{_MOST_STARTS} times in a row, without a round in between"
         said = f"; the last time: {last}" if last else ""
         return self.fail(f"the training program was killed, or stood still, {times}{said}")
+
+    def lose_of_group(self, last: str) -> Orders:
+        """A group's program is gone: the others go on without this host, which cannot start another one."""
+        program = self.current
+        if program is None:
+            return []
+        if not program.attached and not program.ready:
+            return self.fail(f"no program has joined the group here: {last}")
+        self.crash = f"{self._node.name}: its program has left the group: {last}"
+        return [DropFragments(), Depart(self.crash)]
+
+    def is_blank(self, program: Program) -> bool:
+        """Whether it has taken the place of one that was lost, and has not got that one's state."""
+        return self.restarted and not program.holds_state
 
     def note_unstarted(self, number: int, reason: str) -> Orders:
         """There is no process for a program that was to start: its files are spoilt, or there is no memory."""

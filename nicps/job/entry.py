@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's way into a phase: the kernel's room for it, and the training program that takes part in it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from nicps import wire
+from nicps.job.accumulators import Accumulators
+from nicps.job.actions import ShowNeed
+from nicps.job.handout import HandOut
+from nicps.job.node_info import NodeInfo
+from nicps.job.orders import Acknowledge, Depart, Fail, Orders
+from nicps.job.plan import REFUSED
+from nicps.job.program import Program
+from nicps.job.programs import Programs
+from nicps.job.text import one_line
+from nicps.protocol import Offer, Phase
+
+
+class Entry:
+    """Of one phase after the other.
+
+    Attributes: `phase`, the one that this host is in or getting ready for; `waiting`, the one that waits for the
+    training program to be ready, or to have the state.
+    """
+
+    def __init__(
+        self, node: NodeInfo, programs: Programs, hand_out: HandOut, accumulators: Accumulators
+    ) -> None:
+        self._node, self._programs = node, programs
+        self._hand_out, self._accumulators = hand_out, accumulators
+        self.phase: Phase | None = None
+        self.waiting: Phase | None = None
+
+    def go_on(self, now: float, phase: Phase, *, again: bool) -> Orders:
+        """The phase goes on in another view.
+
+        Args:
+            again: the training program was told of a phase that now does not come.
+        """
+        if self._accumulators.refuses(phase) and not self._node.leads:
+            # The lead before knew, and this one does not: it hears of it when this host comes back.
+            return [Depart(f"no stripes here: {one_line(self._accumulators.refused)}")]
+        # It was getting ready for another phase, or stripes are longer now.
+        orders: Orders = self._accumulators.renew(phase, self._show_places)
+        program = self._program_in(phase)
+        if program is None:
+            return orders  # a program that was in no phase yet comes into a later one
+        # The samples that were enough in the view before are not those of this one.
+        memory = self._accumulators.memory
+        shown = program.show_view(now, self._node, phase, memory)
+        orders += [ShowNeed(program.number, 0, 0), *shown]
+        if again:
+            orders += program.enter(now, phase, self._node.open_round, memory, self._node)
+        return orders
+
+    def _show_places(self, now: float) -> Orders:
+        """The own stripe has places again."""
+        program = self._program_in(self.phase)
+        if program is None:
+            return []
+        program.note_movement(now)  # it could do nothing meanwhile
+        return program.show_view(now, self._node, self.phase, self._accumulators.memory)
+
+    def _program_in(self, phase: Phase | None) -> Program | None:
+        """The training program, if it takes part in that phase."""
+        program = self._programs.current
+        if phase is None or phase.kind is wire.PhaseKind.HANDOUT or not self.has_share(phase):
+            return None
+        if self._accumulators.refuses(phase):
+            return None  # the lead decides on another one
+        return program if program is not None and program.holds_state else None
+
+    def has_share(self, phase: Phase) -> bool:
+        """This host takes part in it."""
+        return bool(phase.shares[self._node.number - 1])
+
+    def make_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
+        """The accumulators that the phase needs, unless there is another phase by that time.
+
+        Args:
+            entering: the training program that goes into the phase.
+        """
+        if phase is not self.phase:
+            return []
+        if self._accumulators.fit(phase):
+            return self._use_room(phase, entering, now)
+        then = partial(self._reserved, phase, entering)
+        return [self._accumulators.reserve(phase, then, partial(self._refuse, phase))]
+
+    def _reserved(self, phase: Phase, entering: Program | None, now: float, number: int) -> Orders:
+        if phase is not self.phase:
+            return self._accumulators.drop(number)
+        used = self._accumulators.use(phase, number)
+        return [*used, *self._use_room(phase, entering, now)]
+
+    def _refuse(self, phase: Phase) -> Orders:
+        """The phase has stripes, and the kernel does not take them: the lead is told, which decides on another one."""
+        if phase is not self.phase:
+            return []
+        reason = one_line(self._accumulators.refused)
+        return [Acknowledge(phase.number, json.dumps({REFUSED: reason}).encode())]
+
+    def _use_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
+        if phase.kind is wire.PhaseKind.HANDOUT:
+            mine = self._hand_out.is_source(phase)
+            offer: Orders = [Offer(phase.first_round, 1)] if mine else []
+            return [Acknowledge(phase.number), *offer]
+        if entering is None:
+            return [Acknowledge(phase.number)]
+        if entering is not self._programs.current or entering.ended:
+            return []  # it has been lost meanwhile
+        memory = self._accumulators.memory
+        return entering.enter(now, phase, phase.first_round, memory, self._node)
+
+    def enter_training(self, now: float, handed_out: str, *, has_state: bool) -> Orders:
+        """Bring the training program into the phase that waits for it, if both are there.
+
+        Args:
+            handed_out: the digest of what was handed out.
+            has_state: another's is here, that the program has not loaded yet.
+        """
+        phase, program, node = self.waiting, self._programs.current, self._node
+        if phase is None or program is None or not program.ready:
+            return []
+        if program.ended:  # the end was decided, and the lead of this phase has not heard of it
+            return self._programs.fail(
+                "the training program has saved and ended, and cannot train on"
+            )
+        same_files = phase.settings.get("handout") == handed_out
+        trains = phase.kind is wire.PhaseKind.TRAIN
+        same_size = not trains or phase.fragments == program.fragments
+        same_state = program.digest == str(phase.settings.get("model", ""))
+        learns = node.number in node.learners
+        if same_files and learns and not same_state and has_state:
+            # What the hand-out brought (R20); once it is loaded the program comes here again.
+            loads = program.duty == "load"
+            return [] if loads else program.change_state(now, "load", node)
+        fresh = not (same_state or program.holds_state)
+        if fresh and not learns and self._programs.is_blank(program):
+            return []  # this host departs, since it has lost the one before, and comes back with the state
+        self.waiting = None
+        if not same_files:
+            return [Fail("what was handed out has arrived damaged")]
+        if learns and not same_state and same_size:
+            return [Depart("the state that was handed out is not that of the others: once more")]
+        if not same_size or fresh:
+            reason = (
+                "the model built here differs from the lead's: the same job.py and the same "
+                "versions of Python and PyTorch are needed on every host"
+            )
+            return [Fail(reason)]
+        # A state that differs after rounds of training is judged by all, after the next one.
+        self.phase = phase
+        return self.make_room(phase, program, now)
