@@ -108,10 +108,8 @@ class Replica:
         self._last: dict[int, Answer] = {}  # by member: to its last call that has written something
         self._base = 0
         self._turn: _Turn | None = None
-        self._queue: deque[Call] = (
-            deque()
-        )  # calls that were not carried out: the first one is the next
-        self._waiting: list[Call] = []  # calls that were, and lack a key
+        self._queue: deque[Call] = deque()  # that were not carried out: the first is the next
+        self._waiting: list[Call] = []  # that were, and lack a key
 
     # ---- this host's calls
 
@@ -241,15 +239,17 @@ class Replica:
             turn.settled = max(turn.settled, min(piece.at, turn.ins[sender].at))
 
     def _read(self, turn: _Turn, member: int) -> None:
+        """Take the lines that are whole. Where one cannot be meant this host waits for another copy, in the next view."""
         source = turn.ins[member]
-        while (data := source.next_line()) is not None:
-            try:
+        try:
+            while (data := source.next_line()) is not None:
                 line = LINES.decode(orjson.loads(data))
                 if isinstance(line, Do | Ask):
                     (line.ask if isinstance(line, Do) else line).check()
                 self._take_line(turn, member, line, source.read_to)
-            except (orjson.JSONDecodeError, UsageProblem, AttributeError) as error:
-                raise WireError(f"a line of a group's store: {error}") from None
+        except (orjson.JSONDecodeError, UsageProblem, WireError, AttributeError) as error:
+            self._turn = None
+            raise WireError(f"a line of a group's store: {error}") from None
 
     def _take_line(self, turn: _Turn, member: int, line: Line, at: int) -> None:
         orders = member == turn.sequencer
@@ -276,7 +276,7 @@ class Replica:
             case Ask():
                 pass  # it is the sequencer's to take
             case _:
-                raise WireError(f"a line of a group's store: {line.op!r} in the wrong place")
+                raise WireError(f"{line.op!r} in the wrong place")
 
     # ---- calls in order
 

@@ -114,7 +114,7 @@ class Incoming:
         if end < 0:
             self._seen = len(self._kept)
             if self._seen > _MOST_LINE:
-                raise WireError("a line of a group's store has no end")
+                raise WireError("it has no end")
             return None
         line = bytes(self._kept[:end])
         del self._kept[: end + 1]

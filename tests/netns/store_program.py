@@ -86,6 +86,7 @@ def shares(store: Store) -> None:
         store.set("deleted", "")
     store.wait(["deleted"])
     assert not inner.check(["one"]) and inner.has_extended_api()
+    store.barrier("the end", size)
     complain(store)
 
 

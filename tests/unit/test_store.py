@@ -410,12 +410,14 @@ def test_a_host_that_was_evicted_answers_nothing() -> None:
 
 
 def test_a_line_that_nobody_can_mean() -> None:
+    """What follows it is not acknowledged: this copy would be another one."""
     for line in (b"[]\n", b"{\n", b'{"op":"do","member":1}\n', b'{"op":"whole"}\n'):
         replica = Replica(1)
         replica.enter(0.0, 1, 2, [1, 2])
         base = b'{"op":"base","base":0}\n'
         with pytest.raises(WireError):
             replica.take(0.0, 1, Piece(ScriptStep.OUTPUT, 1, 0, base + line))
+        assert replica.due(0.0) == [] and replica.due_at(0.0) is None
 
 
 @pytest.mark.parametrize("seed", range(120))

@@ -147,6 +147,7 @@ def test_torch_is_told_what_tcpstore_raises(both: tuple[Store, Agent]) -> None:
     inner = errors.PrefixStore("p", shared)
     with pytest.raises(errors.DistStoreError, match=r"after 50ms, keys: p/x, p/y \(lost: h2\)"):
         inner.multi_get(["x", "y"])
+    assert inner.num_keys() == 1 and not inner.delete_key("k") and shared.delete_key("k")
     agent.end()
     with pytest.raises(errors.DistNetworkError, match="the agent has gone"):
         inner.set("x", "y")

@@ -117,6 +117,13 @@ def test_the_network_that_all_are_in() -> None:
     assert shared_network([*told, [ipaddress.ip_interface("192.168.8.1/24")]]) is None
 
 
+@pytest.mark.parametrize(("root", "reached"), [("127.0.0.1", True), ("203.0.113.1", False)])
+def test_whether_all_can_connect_to_rank_0(root: str, reached: bool) -> None:
+    """The second address is for documentation: nobody has it."""
+    found = together(Meeting(SIZE), lambda group: Tcp("", None, root)._reached(group))
+    assert found == [reached] * SIZE
+
+
 def test_newer_pytorch_finds_it_by_name() -> None:
     """The entry point is a callable that may be called again."""
     (found,) = entry_points(group="torch.distributed.backends", name="nicps")
