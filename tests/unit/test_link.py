@@ -100,7 +100,9 @@ def descriptors() -> set[str]:
 def test_nothing_stays_open(agent: Agent) -> None:
     before = descriptors()
     link = agent.link()
-    assert len(descriptors() - before) == 6, "the store, the arena, the doorbell, and three mappings"
+    assert len(descriptors() - before) == 6, (
+        "the store, the arena, the doorbell, and three mappings"
+    )
     link.close("the test is over")
     link.close("once more")
     link.abandon("nobody uses it")
