@@ -239,7 +239,7 @@ class Replica:
             turn.settled = max(turn.settled, min(piece.at, turn.ins[sender].at))
 
     def _read(self, turn: _Turn, member: int) -> None:
-        """Take the lines that are whole. If one cannot be meant, this host waits for the next view's copy."""
+        """Take the lines that are whole. Where one cannot be meant this host has no copy before the next view."""
         source = turn.ins[member]
         try:
             while (data := source.next_line()) is not None:
