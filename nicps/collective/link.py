@@ -191,7 +191,7 @@ class Link:
             part = slice(here.start, here.stop)
             used = sums["rest"][bank, part] == round_.view << 32 | round_.round
             used &= sums.exponents[bank, part] != NOT_FINITE
-            lanes = blocks.reshape(len(blocks) * each, -1)[: len(here)]
+            lanes = blocks.reshape(-1, LaneFormat(1, width).per_fragment)[: len(here)]
             rest = Rest(here.start, lanes, used)
         return Outcome(
             count,
