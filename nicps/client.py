@@ -23,7 +23,7 @@ import numpy as np
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.session import shared_form
 from nicps.session.arena import Arena
-from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
+from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.fields import Message, encode
 from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.messages import Attach, Error
@@ -94,13 +94,7 @@ class Session:
         Raises:
             NetworkProblem: no agent listens there, or it expects no training program now.
         """
-        address = socket or os.environ.get("NICPS_SOCKET", DEFAULT_SOCKET)
-        try:
-            channel = Channel.connect(address)
-        except OSError as error:
-            raise NetworkProblem(
-                f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
-            ) from None
+        channel = Channel.to_agent(agent_address(socket))
         channel.send(encode(Attach(pid=os.getpid())))
         answer = shared_form.FROM_AGENT.decode(channel.recv(timeout_s=30.0)[0])
         if isinstance(answer, Error):

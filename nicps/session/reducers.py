@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.session import shared_form
@@ -256,8 +254,7 @@ class StripedReducer:
         rank = commit.aggregators.index(number)
         own = stripe(self._fragments, rank, len(commit.aggregators))
         here = slice(own.start, own.stop)
-        rests = self.sums.records["rest"][bank, here]
-        used = self._finite(commit)[here] & (rests == np.uint64(commit.view << 32 | commit.round))
+        used = self.sums.records.usable_rests(commit.round, commit.view, here)
         remainders = self.remainders.of(commit.round, commit.view, len(own))
         exponents = self.sums.records.exponents[bank, here]
         self.offers.add_remainders(own.start, remainders, exponents, used, commit.unit)
