@@ -6,7 +6,7 @@ A session calls the reducer of its phase. It does not check which exchange the p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,6 +103,11 @@ class AddingReducer:
         """As `Reducer`."""
         return self.offers.members
 
+    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map the accumulators that come with a message."""
+        if isinstance(message, shared_form.Phase) and message.blocks:
+            self.sums.map(next(fds), next(fds), message.blocks)
+
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """As `Reducer`."""
         self._exchange = exchange
@@ -178,6 +183,14 @@ class StripedReducer:
         self._standing = Standing(number, 0, frozenset(), ())
         self._kept = self._finished = 0  # the last rounds
         self._central = False  # a switch makes all sums
+
+    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map what comes with a message, but for accumulators."""
+        if isinstance(message, shared_form.Phase) and message.room:
+            self.offers.map(next(fds), message.room)
+            self.sums.map(next(fds), message.room)
+        if message.places:
+            self.remainders.map(next(fds), message.places, message.view)
 
     def forget(self) -> None:
         """Another member's state was loaded: the round that was finished last may be run again, as another round."""
