@@ -13,6 +13,7 @@ and sums are read where the kernel adds them up. Rules R8, R11 to R15.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +24,14 @@ import numpy as np
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.session import shared_form
 from nicps.session.arena import Arena
-from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
+from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.fields import Message, encode
 from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
 from nicps.session.reducers import AddingReducer, Reducer, Standing, StripedReducer
 from nicps.session.residual_file import ResidualFile
+from nicps.session.sized import Round, SizedRounds, Vector
 
 __all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Session"]
 
@@ -76,7 +78,8 @@ class Session:
         self._residual: ResidualFile | None = None
         self._adding: AddingReducer | None = None
         self._striped: StripedReducer | None = None
-        self._reducer: Reducer | None = None  # of the phase: one of those two
+        self._sized: SizedRounds | None = None  # in its place, where a step takes several rounds
+        self._reducer: Reducer | None = None  # of the phase: one of the former two
         self._phase = Phase("none", 0, 0, ())
         self._next: shared_form.Phase | None = None
         self._offered = 0  # round of the last contribution
@@ -94,13 +97,7 @@ class Session:
         Raises:
             NetworkProblem: no agent listens there, or it expects no training program now.
         """
-        address = socket or os.environ.get("NICPS_SOCKET", DEFAULT_SOCKET)
-        try:
-            channel = Channel.connect(address)
-        except OSError as error:
-            raise NetworkProblem(
-                f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
-            ) from None
+        channel = Channel.to_agent(agent_address(socket))
         channel.send(encode(Attach(pid=os.getpid())))
         answer = shared_form.FROM_AGENT.decode(channel.recv(timeout_s=30.0)[0])
         if isinstance(answer, Error):
@@ -111,25 +108,42 @@ class Session:
 
     # ---- getting ready
 
-    def ready(self, lanes: int, digest: str) -> None:
+    def ready(self, lanes: int, digest: str, *, error: F32 | None = None) -> None:
         """The model is built: `lanes` float32 a round, and a digest that must be the same on all members.
 
         A job that is resumed goes on with the residual that this host has kept; where it has none that fits, with none.
 
+        Args:
+            error: of a job with `rank`, whose steps take several rounds (`nicps.steps`): float32 (n,), in place of the
+                residual. The program writes it; a job that is resumed finds in it what this host has kept.
+
         Raises:
             JobAborted: another member's model differs, or the job was stopped.
+            JobFailed: the job has `rank`, and the program does not know it, or the other way round.
         """
+        if bool(self.settings.get("rank")) != (error is not None):
+            raise JobFailed(
+                f"the job's rank is {self.settings.get('rank')!r}, and this training program exchanges its gradients"
+                f" {'as they are' if error is None else 'as factors'}"
+            )
         self._send(shared_form.Ready(lanes, digest))
         self._lanes = lanes
         format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
-        message, (arena, self._doorbell, *kept) = self._receive(shared_form.Arena)
+        message, (arena, self._doorbell, *files) = self._receive(shared_form.Arena)
         residual = Residual(format)
+        if error is not None:
+            residual.kept, residual.limit = error, math.inf
         self._arena = Arena(arena, message.fragments)
-        self._residual = ResidualFile(residual, lanes, self.workdir)
-        if message.state and (error := self._residual.take(kept[0], message.state)):
-            self._send(shared_form.Residual(error))
+        kept = lanes if error is None else len(error)
+        self._residual = ResidualFile(residual, kept, self.workdir)
+        if message.state and (dropped := self._residual.take(files[0], message.state)):
+            self._send(shared_form.Residual(dropped))
         with_all = format, residual, self._arena, self._doorbell, self.number
-        self._adding, self._striped = AddingReducer(*with_all), StripedReducer(*with_all)
+        self._adding = AddingReducer(*with_all)
+        if error is None:
+            self._striped = StripedReducer(*with_all)
+        else:
+            self._sized = SizedRounds(self.number, self._arena, self._doorbell)
 
     def next_phase(self) -> Phase:
         """Wait for node 1's next decision (R7, R14, R15, R20).
@@ -145,7 +159,8 @@ class Session:
         )
         if self._arena is not None:
             self._reducer = self._striped if phase.exchange.absolute else self._adding
-            self._reduces().enter(phase.unit, len(phase.shares), phase.exchange)
+            if self._reducer is not None:
+                self._reducer.enter(phase.unit, len(phase.shares), phase.exchange)
         self._enter_view(phase)
         if phase.kind == "end" and self.settings.get("checkpoint_s", True):
             self._keep_residual()
@@ -162,10 +177,11 @@ class Session:
 
     def loaded(self, number: int, digest: str) -> None:
         """The phase's state file has been read; `digest` is of the state that this member has now."""
-        assert self._residual is not None and self._striped is not None, "call ready() first"
+        assert self._residual is not None, "call ready() first"
         self._residual.residual.forget()
         self._residual.state = digest
-        self._striped.forget()
+        if self._striped is not None:
+            self._striped.forget()
         self._decision = None  # it was about a round before that state
         self._send(shared_form.Loaded(number, digest))
 
@@ -196,7 +212,8 @@ class Session:
 
     def progress(self, round_: int, samples: int) -> None:
         """A micro-batch is done; `samples` of the round so far."""
-        self._send(shared_form.Progress(round_, samples))
+        whole = self._sized is None  # otherwise no samples are counted in a round
+        self._send(shared_form.Progress(round_, samples) if whole else shared_form.Alive())
         while self._channel.wait(0.0):
             self._pending.append(self._take())
         while self._pending and isinstance(
@@ -242,27 +259,52 @@ class Session:
             return None
         if out is not None and self._offered == round_:
             self._sum_early(round_, out)
-        while True:
+        message = self._await_commit(round_)
+        if message is None:
+            return None
+        left_out = self._reduces().settle(message)
+        return Commit(
+            round_,
+            sum(message.counted.values()),
+            message.counted,
+            message.unit,
+            message.seconds_waited if self._offered == round_ else 0.0,
+            self._reduces().members,
+            message.exchange,
+            left_out,
+            message.view,
+            message.aggregators,
+            message.checkpoint,
+        )
+
+    def exchange(self, round_: int, vector: Vector, call: int) -> shared_form.Committed | None:
+        """Offer a vector of any size to a round, and give it the sums, if all members have called the same.
+
+        None: the phase ended before, and nothing of the round counts. `nicps.steps` makes steps of such rounds.
+
+        Args:
+            call: a checksum of what is called.
+        """
+        assert self._sized is not None, "only of a job whose steps take several rounds"
+        if self._next is None and not self.closed(round_):
+            self._offered, self._vector = round_, None
+            self._send(self._sized.begin(round_, vector, call))
+            self._sized.convert(round_, vector, self.live)
+        message = self._await_commit(round_)
+        if message is not None and Round(round_, dict(message.counted)).agrees:
+            self._sized.settle(message, vector)
+        return message
+
+    def _await_commit(self, round_: int) -> shared_form.Committed | None:
+        """The round's commit, or None if the phase ends before."""
+        while self._next is None:
             message: shared_form.Committed | shared_form.Phase
             message, _ = self._receive(shared_form.Committed, shared_form.Phase)
             if isinstance(message, shared_form.Phase):
                 self._next = message
-                return None
-            if message.round == round_:
-                left_out = self._reduces().settle(message)
-                return Commit(
-                    round_,
-                    sum(message.counted.values()),
-                    message.counted,
-                    message.unit,
-                    message.seconds_waited if self._offered == round_ else 0.0,
-                    self._reduces().members,
-                    message.exchange,
-                    left_out,
-                    message.view,
-                    message.aggregators,
-                    message.checkpoint,
-                )
+            elif message.round == round_:
+                return message
+        return None
 
     @property
     def saturated(self) -> int:
@@ -291,7 +333,8 @@ class Session:
         Args:
             digest: of the state after it, which must be the same on all members; "" where there is no state.
         """
-        self._reduces().finish(commit)
+        if self._reducer is not None:
+            self._reducer.finish(commit)
         if self._residual is not None:
             self._residual.applied(commit.round, digest)
         self._send(shared_form.Read(commit.round, digest))
@@ -359,7 +402,8 @@ class Session:
         return int(total[0]), int(total[1])
 
     def decide(self, round_: int, what: str, *, checkpoint: bool = False) -> None:
-        """What this member would do after a round it has committed: "continue", "test" or "end" (R14).
+        """What this member would do after a round it has committed: "continue", "test" or "end" (R14); or "more", where
+        the round's step goes on.
 
         Every member says so after every round. Only the lead's word goes out; who becomes the lead later sends its last
         one then, since the former lead may have died before it decided.
@@ -455,17 +499,11 @@ class Session:
 
     def _map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Map the memory that comes with a message."""
-        adding, striped = self._adding, self._striped
-        if adding is None or striped is None:
-            return
-        if isinstance(message, shared_form.Phase):
-            if message.blocks:
-                adding.sums.map(next(fds), next(fds), message.blocks)
-            if message.room:
-                striped.offers.map(next(fds), message.room)
-                striped.sums.map(next(fds), message.room)
-        if message.places:
-            striped.remainders.map(next(fds), message.places, message.view)
+        if self._adding is not None:
+            self._adding.map(message, fds)
+        for reducer in (self._striped, self._sized):
+            if reducer is not None:
+                reducer.map(message, fds)
 
     def _enter_view(self, message: shared_form.Phase | shared_form.View) -> bool:
         """Another view is in force, or another phase; whether this member has become the lead."""

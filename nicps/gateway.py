@@ -139,6 +139,10 @@ class Gateway:
     def _ready(self, message: json_form.Ready) -> Message:
         if self._shapes:
             raise Misfit("'ready' comes twice")
+        if rank := self.session.settings.get("rank"):
+            raise Misfit(
+                f"the job's rank is {rank}, and a program that speaks JSON knows no factors"
+            )
         shapes: dict[str, tuple[int, ...]] = {}
         for parameter in message.parameters:
             if parameter.name in shapes:

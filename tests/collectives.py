@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.collective import Group, GroupClosed
-from nicps.collective.lanes import Outcome, Rest, Vector, fragments_of
-from nicps.collective.link import Round
+from nicps.collective.lanes import fragments_of
 from nicps.session.lanes import LaneFormat
+from nicps.session.sized import Outcome, Rest, Round, Vector
 from nicps.session.stripes import stripe
 from nicps.wire import MAX_SHIFT, NOT_FINITE, sized_samples
 

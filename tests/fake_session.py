@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 
 from nicps.client import Commit, JobAborted, Phase
+from nicps.collective.lanes import fragments_of
 from nicps.errors import NonFinite
+from nicps.exchange import Exchange
 from nicps.protocol.phase import equal_shares
+from nicps.session import shared_form
+from nicps.session.sized import Vector
+from tests.collectives import Made, make
 
 NEVER = 1 << 40
 DEADLINE_S = 20.0
@@ -41,6 +46,8 @@ class FakeNetwork:
         self.offers: dict[int, dict[int, tuple[np.ndarray, int]]] = {}
         self.done: dict[int, dict[int, int]] = {}
         self.tallies: dict[int, dict[int, tuple[int, int]]] = {}
+        self.vectors: dict[int, dict[int, Vector]] = {}  # of rounds of any size
+        self.sized: dict[int, tuple[shared_form.Committed, Made]] = {}
         self.commits: dict[int, Commit] = {}
         self.told: dict[int, set[int]] = {}  # who learns of a commit
         self.digests: dict[int, dict[int, str]] = {}  # after a round, by member
@@ -100,6 +107,23 @@ class FakeNetwork:
             self.told[round_] = set(self.live)
             self.on_commit.pop(round_, lambda: None)()
 
+    def settle_sized(self, round_: int) -> None:
+        """Commit the round if all live members have given their vectors."""
+        vectors = self.vectors.get(round_, {})
+        if round_ != self.open_round or not self.live or not vectors.keys() >= self.live:
+            return
+        if round_ in self.sized:
+            return
+        listed = sorted(self.live)
+        samples = {k: fragments_of(vectors[k].numbers, vectors[k].width) for k in listed}
+        message = shared_form.Committed(
+            round_, samples, -30, -30, Exchange.STRIPES, 0.0, self.view, tuple(listed), self.saves
+        )
+        self.sized[round_], self.saves = (message, make([vectors[k] for k in listed])), False
+        self.told[round_] = set(self.live)
+        self.on_commit.pop(round_, lambda: None)()
+        self.changed.notify_all()
+
     def decided(self, round_: int, what: str, checkpoint: bool) -> None:
         """The lead's decision."""
         if round_ != self.open_round:
@@ -109,9 +133,10 @@ class FakeNetwork:
         action = self.after.pop(round_, None)
         if action is not None:
             action()
-        elif what == "continue" and self.kind == "train":
+        elif what in ("continue", "more") and self.kind == "train":
             self.open_round = round_ + 1
             self.settle(round_ + 1)
+            self.settle_sized(round_ + 1)
         else:
             self.enter("train" if what == "continue" else what, round_ + 1)
         self.changed.notify_all()
@@ -124,6 +149,7 @@ class FakeNetwork:
         self._change(number)
         if self.lead != led and self.sessions[self.lead].decision is not None:
             self.decided(*self.sessions[self.lead].decision)
+        self.settle_sized(self.open_round)
         self.changed.notify_all()
 
     def leave(self, number: int) -> None:
@@ -190,7 +216,8 @@ class FakeSession:
     def lead(self) -> bool:
         return self.network.lead == self.number
 
-    def ready(self, lanes: int, digest: str) -> None:
+    def ready(self, lanes: int, digest: str, *, error: np.ndarray | None = None) -> None:
+        self.error = error
         with self.network.changed:
             self.network.ready[self.number] = lanes, digest
             if len(self.network.ready) == self.members:
@@ -257,6 +284,20 @@ class FakeSession:
             self.network.settle(round_)
             self.network.changed.notify_all()
 
+    def exchange(self, round_: int, vector: Vector, call: int) -> shared_form.Committed | None:
+        network = self.network
+        with network.changed:
+            if self.number in network.live and not self._new_phase:
+                network.vectors.setdefault(round_, {})[self.number] = vector
+                network.settle_sized(round_)
+            told = network.told
+            network.wait(lambda: self.number in told.get(round_, ()) or self._new_phase)
+            if self.number not in told.get(round_, ()):
+                return None
+            message, made = network.sized[round_]
+            vector.settle(made.outcome(sorted(message.counted).index(self.number)))
+            return message
+
     def wait_commit(self, round_: int, out: np.ndarray | None = None) -> Commit | None:
         with self.network.changed:
             told = self.network.told
@@ -272,6 +313,8 @@ class FakeSession:
 
     def applied(self, commit: Commit, digest: str = "") -> None:
         with self.network.changed:
+            if not digest and commit.round in self.network.sized:
+                return  # a part of a step
             self.network.digests.setdefault(commit.round, {})[self.number] = digest
 
     def tally(self, round_: int, succeeded: int, failed: int) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicps.extras import missing_extra
 from trainer.errors import JobError, SettingError
-from trainer.settings import Settings, State, check, merge
+from trainer.settings import Settings, State, check, implied, merge
 
 if TYPE_CHECKING:
     import torch
@@ -196,7 +196,7 @@ def load(folder: Path, overrides: Mapping[str, Any], name: str | None = None) ->
     settings = getattr(module, "settings", None)
     if not isinstance(settings, Settings):
         raise JobError(f"{path}: no `settings = Settings(...)` (docs/jobs.md has an example)")
-    check(settings)
+    check(implied(settings))
     try:
         merged = merge(settings, overrides)
     except JobError as error:

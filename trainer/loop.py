@@ -23,12 +23,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from nicps.client import Commit, Phase, Session
 from nicps.errors import NonFinite
+from nicps.steps import Step, StepEnded
 from trainer import weights
 from trainer.errors import JobError
 from trainer.metrics import Metrics, save_gradients, sum_of
@@ -38,11 +39,24 @@ from trainer.settings import State
 from trainer.trackers import Trackers
 
 if TYPE_CHECKING:
+    from trainer.flat import F32
     from trainer.training import Training
 
 STATE = "state.npz"  # between members
 CHECKPOINT = "checkpoint.npz"  # for after an alarm
 MASK = 2**63 - 1
+
+
+class Exchanged(NamedTuple):
+    """A step's sum is there. `own`: samples that this member has contributed; `contribute_s`: converting took so long.
+
+    `committed`: on the clock.
+    """
+
+    commit: Commit
+    own: int
+    contribute_s: float
+    committed: float
 
 
 class Loop:
@@ -86,6 +100,7 @@ class Loop:
         self._metrics = Metrics(out / "metrics.jsonl")
         self._trackers = Trackers(self._settings, self._job.name, out, self._warn)
         self._total = np.empty(self._model.lanes, np.float32)
+        self._phase = Phase("none", 0, 0, ())
         self._place = Place(0, 0, 0)
         self._part = Part(train, self._place, None, 0)
         self._began: float | None = None  # on the clock, when State.seconds was 0
@@ -101,7 +116,10 @@ class Loop:
             nicps.client.JobAborted: another one cannot, or the user stopped the job.
         """
         digest = weights.model_digest(self._model.layout, self._training.digest())
-        self._session.ready(self._model.lanes, digest)
+        if (factors := self._training.factors) is None:
+            self._session.ready(self._model.lanes, digest)
+        else:
+            self._session.ready(factors.room, digest, error=factors.error)
         kinds = {
             "train": self._train_phase,
             "test": self._test_round,
@@ -123,6 +141,7 @@ class Loop:
     def _train_phase(self, phase: Phase) -> None:
         """Rounds until the next decision, on the part of the data that is now this member's (R6, R21)."""
         session, place = self._session, Place.of(self._session.number, phase.shares)
+        self._phase = phase
         if place != self._place:
             self._place = place
             self._part = self._part_of(self._train, place)
@@ -132,35 +151,30 @@ class Loop:
                 f"the job's data are fewer than the {place.count} members"
             )
         round_ = phase.first_round
-        while self._train_round(round_):
-            round_ += 1
+        while round_:
+            round_ = self._train_round(round_)
 
     def _part_of(self, records: Records, place: Place) -> Part:
         number = None if self._settings.redeal else self._session.number
         return Part(records, place, number, self._settings.seed)
 
-    def _train_round(self, round_: int) -> bool:
-        """One round; False when the phase is over."""
+    def _train_round(self, round_: int) -> int:
+        """One step, from that round on; the round after it, or 0 when the phase is over."""
         session, model, training = self._session, self._model, self._training
         start, clipped = self._clock(), self._clipped
         samples, loss_sum = self._compute(round_)
         offered = self._clock()
-        contribute, own = 0.0, 0
-        if samples and not session.closed(round_):
-            own = samples
-            self._contribute(round_, samples)
-            contribute = self._clock() - offered
-        commit = session.wait_commit(round_, self._total)
-        if commit is None:
+        exchange = self._exchange if training.factors is None else self._exchange_factors
+        exchanged = exchange(round_, samples)
+        if exchanged is None:
             model.restore()
             self._clipped = clipped  # that gradient is nobody's
-            return False
-        committed = self._clock()
-        total = session.sum(commit, self._total)
-        summed = self._clock()
-        self._save_gradients(round_, own, **sum_of(commit, total))
+            return 0
+        commit, own, contribute, committed = exchanged
+        round_, summed = commit.round, self._clock()
+        self._save_gradients(round_, own, **sum_of(commit, self._total))
         training.unit = commit.unit
-        training.step(total, commit.samples)
+        training.step(self._total, commit.samples)
         session.applied(commit, training.digest())
         loss = loss_sum / samples if samples else None
         training.state = replace(
@@ -199,7 +213,38 @@ class Loop:
         if commit.checkpoint and session.lead:
             self._saved_at = end
             self._checkpoint()
-        return goes_on
+        return round_ + 1 if goes_on else 0
+
+    def _exchange(self, round_: int, samples: int) -> Exchanged | None:
+        """Offer the gradient to a round, and read its sum."""
+        session, offered = self._session, self._clock()
+        contribute, own = 0.0, 0
+        if samples and not session.closed(round_):
+            own = samples
+            self._contribute(round_, samples)
+            contribute = self._clock() - offered
+        commit = session.wait_commit(round_, self._total)
+        if commit is None:
+            return None
+        committed = self._clock()
+        session.sum(commit, self._total)
+        return Exchanged(commit, own, contribute, committed)
+
+    def _exchange_factors(self, round_: int, samples: int) -> Exchanged | None:
+        """The same in as many rounds as factors take. All members give all of their share (R13)."""
+        factors = self._training.factors
+        assert factors is not None
+        step = Step(self._session, self._phase, round_, factors.room)
+        vector = self._finished(samples)
+        finite = np.isfinite(vector)
+        if not finite.all():
+            raise self._not_finite(round_, int(np.argmin(finite)))
+        try:
+            factors.exchange(vector, self._total, step.add)
+        except StepEnded:
+            return None
+        assert step.commit is not None
+        return Exchanged(step.commit, samples, 0.0, self._clock())
 
     def _compute(self, round_: int) -> tuple[int, float]:
         """Work the own share in micro-batches (R13): samples done, and the sum of their losses."""
@@ -227,18 +272,27 @@ class Loop:
 
     def _contribute(self, round_: int, samples: int) -> None:
         """Offer the gradient, clipped if the job says so."""
-        model, most = self._model, self._settings.clip
-        vector = model.finish(samples)
-        if most is not None:
-            self._clipped += model.clip(samples, most)
+        vector = self._finished(samples)
         self._save_gradients(round_, samples)  # counted it may be even if this member dies
         try:
             self._session.contribute(round_, vector, samples)
         except NonFinite as error:
-            raise JobError(
-                f"round {round_}: the gradient of {model.name_at(error.index)} is not finite "
-                f"({model.vector[error.index]}); a smaller learning rate may help"
-            ) from None
+            raise self._not_finite(round_, error.index) from None
+
+    def _finished(self, samples: int) -> F32:
+        """What this member contributes."""
+        model, most = self._model, self._settings.clip
+        vector = model.finish(samples)
+        if most is not None:
+            self._clipped += model.clip(samples, most)
+        return vector
+
+    def _not_finite(self, round_: int, index: int) -> JobError:
+        model = self._model
+        return JobError(
+            f"round {round_}: the gradient of {model.name_at(index)} is not finite "
+            f"({model.vector[index]}); a smaller learning rate may help"
+        )
 
     def _save_gradients(self, round_: int, samples: int, **sums: Any) -> None:
         """If the job says so; without `sums` the round is not committed yet."""

@@ -26,6 +26,8 @@ class Settings:
     batch: samples of a round, over all members; one for each at least.
     epochs, rounds: the job ends after so many, whichever comes first, or when its `done` says so.
     lane: integers on the wire: "i32", "i16" or "i8".
+    rank: the gradients of matrices are exchanged as two factors of that rank, in two rounds a step. `lane` is "i32" and
+        `quorum` 1 then, and the exchange is stripes. None: as they are.
     exchange: how the gradients of a round become one sum: "broadcast", every host adds what the others broadcast;
         "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto", the switch
         where the starting host believes one, else stripes.
@@ -59,6 +61,7 @@ class Settings:
     epochs: float | None = None
     rounds: int | None = None
     lane: str = "i16"
+    rank: int | None = None
     exchange: str = "auto"
     quorum: float = 0.9
     micro_batches: int = MIN_MICRO_BATCHES
@@ -133,9 +136,16 @@ def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
         else:
             known = ", ".join(sorted(names - {"slow"} | {"slow.HOST"}))
             raise JobError(f"unknown setting {key!r}; known are {known}")
-    merged = dataclasses.replace(settings, **changes, slow=slow)
+    merged = implied(dataclasses.replace(settings, **changes, slow=slow))
     check(merged)
     return merged
+
+
+def implied(settings: Settings) -> Settings:
+    """With what other settings imply."""
+    if settings.rank is None:
+        return settings
+    return dataclasses.replace(settings, lane="i32", quorum=1.0)
 
 
 def flat(settings: Settings) -> dict[str, Any]:
@@ -156,11 +166,15 @@ def check(settings: Settings) -> None:
     """
     for key in ("batch", "test_batch", "threads"):
         _demand(settings, key, getattr(settings, key) >= 1, "at least 1")
-    for key in ("epochs", "rounds", "test_every", "clip"):
+    for key in ("epochs", "rounds", "test_every", "clip", "rank"):
         value = getattr(settings, key)
         _demand(settings, key, value is None or value > 0, "more than 0")
     _demand(settings, "lane", settings.lane in LANES, " or ".join(LANES))
     _demand(settings, "exchange", settings.exchange in EXCHANGES, " or ".join(EXCHANGES))
+    if settings.rank is not None:
+        stripes = settings.exchange in ("auto", "stripes")
+        _demand(settings, "exchange", stripes, "auto or stripes, as rank is set")
+        _demand(settings, "save_gradients", not settings.save_gradients, "false, as rank is set")
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
     _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
     least = MIN_MICRO_BATCHES if settings.quorum < 1 else 1

@@ -5,6 +5,7 @@
     model/NAME.npy       all tensors of the model (as `model.npz` has them)
     optimizer/PATH.npy   arrays of the optimizer's state_dict, such as optimizer/state/0/momentum_buffer
     scheduler/PATH.npy   the same of the scheduler
+    factors/NAME.npy     with `rank`: what the next step's factors begin with, by parameter
 
 In state.json a state_dict keeps its form: {"dict": [[key, value], ...]}, {"counter": ...} likewise, {"tuple": [...]},
 {"array": NAME}, {"float": "inf"}; lists, numbers, texts, true, false and null stand for themselves.

@@ -6,6 +6,8 @@ Whoever loads what another member has saved goes on with the same bits (R20). A 
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
@@ -18,6 +20,7 @@ from trainer.job import Job
 from trainer.settings import State, flat
 
 if TYPE_CHECKING:
+    from trainer.factors import Factors
     from trainer.flat import F32, FlatModel
 
 
@@ -25,7 +28,8 @@ class Training:
     """A job's training at one member, between rounds.
 
     Attributes: `state`, how far it is; `finishing`, whether the last round was the last of all but the final test;
-    `unit`, the log2 of the last sum's lowest bit, None before the first; `rounds`, how many are planned, or None.
+    `unit`, the log2 of the last sum's lowest bit, None before the first; `rounds`, how many are planned, or None;
+    `factors`, as which gradients are exchanged, or None.
     """
 
     def __init__(self, job: Job, model: FlatModel, records: int) -> None:
@@ -44,6 +48,10 @@ class Training:
         self.rounds = job.settings.planned_rounds(records)
         self.optimizer = job.optimizer(model.trained)
         self.scheduler = job.scheduler(self.optimizer, self.rounds)
+        self.factors: Factors | None = None
+        if job.settings.rank is not None:
+            module = importlib.import_module("trainer.factors")  # with PyTorch's distributed part
+            self.factors = module.Factors(model.layout, job.settings.rank)
         self.state = State()
         self.finishing = False
         self.unit: int | None = None
@@ -93,8 +101,10 @@ class Training:
         self.state = replace(self.state, round=trained, epoch=epoch)
 
     def digest(self) -> str:
-        """The digest of weights, buffers and optimizer: after every round the same on all members."""
-        return state.digest(self.state.round, self.model.parts(), self.optimizer.state_dict())
+        """The digest of weights, buffers, optimizer and factors, after every step the same on all members."""
+        kept = () if self.factors is None else self.factors.parts()
+        parts = itertools.chain(self.model.parts(), kept)
+        return state.digest(self.state.round, parts, self.optimizer.state_dict())
 
     def save(self, path: Path) -> None:
         """Write everything into a state file, whole or not at all.
@@ -125,6 +135,8 @@ class Training:
             "optimizer": state.pack("optimizer", self.optimizer.state_dict(), arrays),
             "scheduler": state.pack("scheduler", scheduler, arrays),
         }
+        if self.factors is not None:
+            forms["factors"] = state.pack("factors", self.factors.start(), arrays)
         return forms, arrays
 
     def load(self, path: Path) -> None:
@@ -169,4 +181,6 @@ class Training:
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise JobError(f"{path} does not fit the job: {error}") from None
         self.model.load(saved.model)
+        if self.factors is not None and "factors" in saved.head:
+            self.factors.take(saved.tree("factors", self.model.tensor))
         self.state = progress

@@ -35,10 +35,12 @@ class Tally:
         self.asked_of: Counter[bytes] = Counter()
         self.resent_to: Counter[bytes] = Counter()
         self._live: frozenset[bytes] = frozenset()  # of the last view
-        self._last: tuple[int, float] | None = None  # a training round, and when it was committed
+        self._last: tuple[int, float] | None = (
+            None  # a step's last round, and when it was committed
+        )
 
     def note_commit(self, now: float, commit: NoteCommit, members: Sequence[Member]) -> None:
-        """A round counts: a training round or a test, with that list."""
+        """A training step or a test counts, with that list."""
         last, self._last = self._last, None
         if commit.test:
             self.tests += 1
@@ -47,7 +49,7 @@ class Tally:
         for number, samples in commit.counted.items():
             self.samples += samples
             self.samples_of[members[number - 1].mac] += samples
-        if last is not None and commit.round == last[0] + 1:
+        if last is not None and commit.round == last[0] + commit.rounds:
             seconds = max(0.0, now - last[1])
             self.round_counts[bisect_left(BOUNDS, seconds)] += 1
             self.round_seconds += seconds

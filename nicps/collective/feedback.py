@@ -12,9 +12,10 @@ import math
 
 import numpy as np
 
-from nicps.collective.lanes import Outcome, largest_finite
+from nicps.collective.lanes import largest_finite
 from nicps.session.absolute import I8, Lanes, exponent_for, exponents_of, scale_of
 from nicps.session.lanes import F32, LaneFormat
+from nicps.session.sized import Outcome
 from nicps.wire import NOT_FINITE
 
 _ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32

@@ -8,8 +8,6 @@ rounded nothing away.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,8 @@ from nicps.session.absolute import (
     exponents_of,
     scale_of,
 )
-from nicps.session.lanes import F32, I64, LaneFormat
+from nicps.session.lanes import F32, LaneFormat
+from nicps.session.sized import Outcome
 from nicps.wire import NOT_FINITE
 
 I32 = npt.NDArray[np.int32]
@@ -50,63 +49,6 @@ def largest_finite(vector: F32) -> float:
     return float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """What rounding the sums of this member's stripe has left over, in units: the fragments from `first` on.
-
-    Attributes: `lanes`, int64 (n, per_fragment); `used`, (n,), the others are not of this round.
-    """
-
-    first: int
-    lanes: I64
-    used: BOOL
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What has come of a round of `count` fragments.
-
-    Attributes: `lanes` and `exponents`, the sums: (fragments, per_fragment) and (fragments,); `own_lanes` and
-    `own_exponents`, the same of what this member has contributed; `members`, how many have; `unit`, log2 of that of the
-    sums; `rest`, None if this member has made no sums.
-    """
-
-    count: int
-    lanes: Lanes
-    exponents: I8
-    own_lanes: Lanes
-    own_exponents: I8
-    members: int
-    unit: int
-    rest: Rest | None = None
-
-
-class Vector(Protocol):
-    """One kind of numbers as a round exchanges them."""
-
-    @property
-    def width(self) -> int:
-        """Bits of a lane."""
-
-    @property
-    def feedback(self) -> bool:
-        """Whether `settle` needs the own lanes and the rest."""
-
-    @property
-    def numbers(self) -> int:
-        """How many they are."""
-
-    def bound(self) -> int:
-        """An upper bound of the x of all fragments that are finite."""
-
-    def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
-        """Convert `count` fragments from `first` on, at most `LaneFormat.batch`, into (fragments,
-        per_fragment) and (fragments,)."""
-
-    def settle(self, outcome: Outcome) -> None:
-        """Take the sums as the result."""
-
-
 class Floats:
     """float32.
 
@@ -127,7 +69,7 @@ class Floats:
         return len(self._vector)
 
     def bound(self) -> int:
-        """As `Vector`: no number is larger than the vector's norm."""
+        """As `nicps.session.sized.Vector`: no number is larger than the vector's norm."""
         return exponent_for(largest_finite(self._vector) * _ROUNDED_UP, FORMAT)
 
     def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:

@@ -4,47 +4,26 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator
 from typing import Self, TypeVar
 
-from nicps.barrier import barrier
 from nicps.collective.errors import CallTimeout, GroupClosed, UnderWay
-from nicps.collective.lanes import PER_FRAGMENT, Outcome, Rest, Vector, fragments_of
+from nicps.collective.lanes import PER_FRAGMENT, fragments_of
 from nicps.collective.store import Store
 from nicps.errors import JobFailed, NetworkProblem
 from nicps.session import shared_form
-from nicps.session.absolute import Lanes
 from nicps.session.arena import Arena
-from nicps.session.channel import DEFAULT_SOCKET, Channel, ChannelClosed
+from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.fields import Message, encode
-from nicps.session.lanes import LaneFormat
 from nicps.session.messages import Error, JoinGroup
-from nicps.session.stripes import Records, Remainders, stripe
-from nicps.wire import NOT_FINITE, fragments_per_block, sized_samples
+from nicps.session.sized import Round, SizedRounds, Vector
 
 M = TypeVar("M", bound=Message)
-_LAST_CONVERSION = (1 << 32) - 1
 _ANSWER_S = 10.0  # beyond the agent's own limit
 _GOODBYE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A round that is committed. `offers`: what each member in its list has offered, by number."""
-
-    number: int
-    offers: dict[int, int]
-
-    @property
-    def agrees(self) -> bool:
-        """All have called the same; otherwise there is no sum."""
-        return len(set(self.offers.values())) <= 1
 
 
 class Link:
@@ -63,14 +42,8 @@ class Link:
         self.admits = False
         self.live = frozenset(self.names)
         self.room = int(welcome.settings["room"])
-        self._arena: Arena | None = None
-        self._doorbell = -1
-        self._own: Records | None = None
-        self._sums: Records | None = None
-        self._rests = Remainders(LaneFormat(1, 8))  # by blocks
-        self._conversion = 0
+        self._rounds: SizedRounds | None = None
         self._round = 0
-        self._phase = 0
         self._leads = False
         self._decided: shared_form.Decide | None = None  # of the round that was committed last
         self._lost = ""  # why the group is over
@@ -93,13 +66,8 @@ class Link:
             UnderWay: the group is under way already.
             GroupClosed: it ended before it began.
         """
-        address = socket or os.environ.get("NICPS_SOCKET", DEFAULT_SOCKET)
-        try:
-            channel = Channel.connect(address)
-        except OSError as error:
-            raise NetworkProblem(
-                f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
-            ) from None
+        address = agent_address(socket)
+        channel = Channel.to_agent(address)
         link: Self | None = None
         try:
             channel.send(encode(JoinGroup(name, size, timeout_s, late)))
@@ -133,7 +101,7 @@ class Link:
         _, fds = self._receive(deadline, shared_form.Store)
         self.store = Store(Channel.connect(f"fd:{fds[0]}"))
         message, fds = self._receive(deadline, shared_form.Arena)
-        self._arena, self._doorbell = Arena(fds[0], message.fragments), fds[1]
+        self._rounds = SizedRounds(self.number, Arena(fds[0], message.fragments), fds[1])
         self._receive(deadline, shared_form.Phase)
 
     # ---- rounds
@@ -149,82 +117,29 @@ class Link:
             CallTimeout: not all others have called until then. The link is closed.
             GroupClosed: the group is over here.
         """
-        fragments = fragments_of(vector.numbers, vector.width)
-        assert fragments <= self.room * vector.width // 32
+        assert fragments_of(vector.numbers, vector.width) <= self.room * vector.width // 32
         self._note_all()
-        self._offer(vector, fragments, call)
+        self._offer(vector, call)
         while True:
             message: shared_form.Committed | shared_form.Phase
             message, _ = self._receive(deadline, shared_form.Committed, shared_form.Phase)
             if isinstance(message, shared_form.Committed) and message.round == self._round:
                 break
             if isinstance(message, shared_form.Phase):
-                self._offer(vector, fragments, call)
+                self._offer(vector, call)
         round_ = Round(self._round, dict(message.counted))
         self._judge(self._round, "admit" if self.admits and round_.agrees else "continue")
         self.admits = False
         if round_.agrees:
-            vector.settle(self._outcome(message, vector, fragments))
+            self._memory().settle(message, vector)
         self._send(shared_form.Read(self._round, ""))
         self._round += 1
         return round_
 
-    def _offer(self, vector: Vector, fragments: int, call: int) -> None:
-        """Offer the vector to the open round, and convert it: this member's own stripe first."""
-        arena, own, bank = self._arena, self._records(self._own), self._round & 1
-        assert arena is not None
-        self._conversion = self._conversion % _LAST_CONVERSION + 1
-        arena.set_converted(self._round, 0)
-        arena.set_sending_since(self._round, 0)
-        samples = sized_samples(fragments, call, vector.width)
-        offer = shared_form.Offer(self._round, samples, vector.bound(), False, self._conversion)
-        self._send(offer)
-        lanes, exponents = _lanes(own, bank, vector.width), own.exponents[bank]
-        conversions, done = own["conversion"][bank], 0
-        for part in self._in_turn(fragments, LaneFormat(1, vector.width).batch):
-            vector.write(part.start, len(part), lanes, exponents)
-            barrier()  # a reader that sees the conversion also sees the lanes
-            conversions[part.start : part.stop] = self._conversion
-            done += len(part)
-            arena.set_converted(self._round, done)
-            os.eventfd_write(self._doorbell, 1)
-
-    def _outcome(self, round_: shared_form.Committed, vector: Vector, count: int) -> Outcome:
-        """The round's sums, and what goes with them."""
-        alone, own = set(round_.counted) == {self.number}, self._records(self._own)
-        sums, bank = own if alone else self._records(self._sums), round_.round & 1
-        rest, width = None, vector.width
-        if vector.feedback and not alone and self.number in round_.aggregators:
-            order, each = round_.aggregators, fragments_per_block(width)
-            here = stripe(count, order.index(self.number), len(order))
-            blocks = self._rests.of(round_.round, round_.view, -(-len(here) // each))
-            part = slice(here.start, here.stop)
-            used = sums["rest"][bank, part] == round_.view << 32 | round_.round
-            used &= sums.exponents[bank, part] != NOT_FINITE
-            lanes = blocks.reshape(len(blocks) * each, -1)[: len(here)]
-            rest = Rest(here.start, lanes, used)
-        return Outcome(
-            count,
-            _lanes(sums, bank, width),
-            sums.exponents[bank],
-            _lanes(own, bank, width),
-            own.exponents[bank],
-            len(round_.counted),
-            round_.unit,
-            rest,
-        )
-
-    def _in_turn(self, fragments: int, batch: int) -> Iterator[range]:
-        """All batches: those of the own stripe first, then one of each other stripe in turn."""
-        order = sorted(self.live)
-        at = order.index(self.number) if self.number in self.live else 0
-        stripes = [stripe(fragments, (at + k) % len(order), len(order)) for k in range(len(order))]
-        own, *others = [
-            [part[i : i + batch] for i in range(0, len(part), batch)] for part in stripes
-        ]
-        yield from own
-        for turn in zip_longest(*others):
-            yield from (part for part in turn if part is not None)
+    def _offer(self, vector: Vector, call: int) -> None:
+        """Offer the vector to the open round, and convert it."""
+        self._send(self._memory().begin(self._round, vector, call))
+        self._memory().convert(self._round, vector, self.live)
 
     def _judge(self, round_: int, what: str) -> None:
         """What comes after that round (R14): every member knows it, and the lead says it."""
@@ -252,12 +167,9 @@ class Link:
             self._channel.close()
             if self.store is not None:
                 self.store.close(reason)
-            if self._arena is not None:
-                self._arena.close()
-                os.close(self._doorbell)
-            # The mappings go with the last view of them.
-            self._arena = self._own = self._sums = None
-            self._rests = Remainders(LaneFormat(1, 8))
+            if self._rounds is not None:
+                self._rounds.close()
+            self._rounds = None
 
     def abandon(self, reason: str) -> None:
         """The same, said in another thread: that which uses the link is woken, and calls `close`."""
@@ -268,9 +180,9 @@ class Link:
 
     # ---- messages
 
-    def _records(self, records: Records | None) -> Records:
-        assert records is not None, "the agent has sent no memory"
-        return records
+    def _memory(self) -> SizedRounds:
+        assert self._rounds is not None, "the agent has sent no memory"
+        return self._rounds
 
     @property
     def is_over(self) -> bool:
@@ -336,39 +248,26 @@ class Link:
         if isinstance(message, shared_form.View | shared_form.Phase):
             self.live = frozenset(message.live)
             self._leads = message.lead == self.number
-            fds = list(fds)
-            if message.places:
-                self._rests.map(fds.pop(), message.places, message.view)
-            if isinstance(message, shared_form.Phase):
-                self._enter_phase(message, fds)
-            else:
-                _close_all(fds)
+            self._take(message, iter(fds))
             if self._leads and self._decided is not None:
                 self._send(self._decided)  # the lead before may not have said it
 
-    def _enter_phase(self, phase: shared_form.Phase, fds: list[int]) -> None:
-        if phase.kind != "train" or not phase.exchange.absolute:
+    def _take(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Another view is in force, or a phase begins."""
+        if isinstance(message, shared_form.View):
+            if message.places:
+                self._memory().map(message, fds)
+            return
+        if message.kind != "train" or not message.exchange.absolute:
             _close_all(fds)
-            raise JobFailed(f"the agent opens a phase {phase.kind} with {phase.exchange.name}")
-        if phase.blocks:
-            _close_all([fds.pop(0), fds.pop(0)])
-        if phase.room:
-            whole = LaneFormat(phase.room * PER_FRAGMENT, 32)
-            both = mmap.PROT_READ | mmap.PROT_WRITE
-            self._own = Records("own", whole, fds.pop(0), phase.room, both)
-            self._sums = Records("stored", whole, fds.pop(0), phase.room, mmap.PROT_READ)
-            self._conversion = max(self._conversion, int(self._own["conversion"].max()))
-        _close_all(fds)
-        self._round, self._phase = phase.first_round, phase.number
-        self._send(shared_form.Prepared(phase.number))
+            raise JobFailed(f"the agent opens a phase {message.kind} with {message.exchange.name}")
+        if message.blocks:
+            _close_all([next(fds), next(fds)])
+        self._memory().map(message, fds)
+        self._round = message.first_round
+        self._send(shared_form.Prepared(message.number))
 
 
-def _lanes(records: Records, bank: int, width: int) -> Lanes:
-    """(room, per_fragment)."""
-    found: Lanes = records["lane"][bank].view(LaneFormat(1, width).wire)
-    return found
-
-
-def _close_all(fds: list[int]) -> None:
+def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)

@@ -13,10 +13,10 @@ import numpy as np
 from nicps.collective.errors import MemberLost
 from nicps.collective.feedback import Compressed
 from nicps.collective.kinds import Array, as_bytes
-from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Vector, Words, fragments_of
-from nicps.collective.link import Round
+from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Words, fragments_of
 from nicps.session.absolute import BOOL
 from nicps.session.lanes import F32, U8, LaneFormat
+from nicps.session.sized import Round, Vector
 
 N = TypeVar("N", F32, I32)
 

@@ -228,11 +228,15 @@ class NoteEvent:
 
 @dataclass(frozen=True, slots=True)
 class NoteCommit:
-    """For the job's time line: a training round, or a test, is committed here. `counted`: samples by member number."""
+    """For the job's time line: a training step, or a test, is committed here, with that round.
+
+    `counted`: samples by member number. `rounds`: so many it has taken.
+    """
 
     round: int
     test: bool
     counted: Mapping[int, int] = field(default_factory=dict)
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)

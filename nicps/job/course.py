@@ -168,6 +168,8 @@ class Course:
     def round_judged(self, round_: int, what: str, *, saves: bool = False) -> Orders:
         """The training program here says what comes after a round: "continue", "test" or "end" (R14, R15).
 
+        "more": the round was not the last one of its step.
+
         Args:
             saves: it will write a checkpoint after the next training round.
         """
@@ -181,6 +183,9 @@ class Course:
             return []  # decided on: the phase is what came of it
         if self.plan.group:
             return self._group_judged(what, phase)
+        if what == "more":
+            # Hosts, alarms and checkpoints wait for the end of the step.
+            return [] if self._streaming or self._opening or self._purpose else self._go_on()
         # Where training is being opened, the state is saved after the round that this begins with.
         if self._alarm is not None and phase is not None and not self._opening:
             self._saving = True
@@ -269,6 +274,11 @@ class Course:
         if self.plan.group:
             return self.stop(
                 "the sums of stripes do not come: this network does not carry frames to one host, which a group needs"
+            )
+        if self.plan.steps:
+            return self.stop(
+                "the sums of stripes do not come: this network does not carry frames to one host, which rank needs:"
+                " submit the job without it"
             )
         told = self.choice.give_up(exchange)
         if self._purpose:

@@ -47,7 +47,7 @@ class Finish:
     def note_commit(self, commit: Committed) -> None:
         """A round counts: the kernel has taken the others' fragments, or the switch's sums."""
         streams = commit.exchange.streams(commit.counted, self._node.number)
-        self.expected += streams * commit.phase.fragments_in(commit.round)
+        self.expected += streams * commit.fragments
 
     @property
     def kept(self) -> bool:

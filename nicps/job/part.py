@@ -14,7 +14,6 @@ from nicps.job.accumulators import Accumulators
 from nicps.job.actions import (
     CountFragments,
     DropFragments,
-    NoteCommit,
     NoteEvent,
     RemoveState,
     Settle,
@@ -46,10 +45,11 @@ from nicps.job.orders import (
     StateSaved,
     Warn,
 )
-from nicps.job.plan import is_group
+from nicps.job.plan import has_steps, is_group
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.script import is_script
+from nicps.job.steps import Steps
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
 from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
@@ -64,11 +64,11 @@ class Part:
         window: fragments in a hand-out's round.
         checkpoints: the folder that they are kept in, for the user.
 
-    Attributes: `digest`, of what was handed out, once all of it is here; `prepared`, what that says of the job. `unit`,
-    the next training round's, once one has counted; `unit_of`: the exchange of the phase in which it has. `exchange`,
-    of the last training phase, None before the first; `switch_failed`: a Linux switch was given up before that; `rest`:
-    the committed round whose remainders such a switch adds next. `finishing`: the end has been decided. `cancelled`:
-    the user of this host has cancelled the job.
+    Attributes: `steps` of training. `digest`, of what was handed out, once all of it is here; `prepared`, what that
+    says of the job. `unit`, the next training round's, once one has counted; `unit_of`: the exchange of the phase in
+    which it has. `exchange`, of the last training phase, None before the first; `switch_failed`: a Linux switch was
+    given up before that; `rest`: the committed round whose remainders such a switch adds next. `finishing`: the end has
+    been decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Part:
         self.accumulators = Accumulators(node, tasks, self)
         self._entry = Entry(node, self.programs, self.hand_out, self.accumulators)
         self.contribution = Contribution()
-        self.train_rounds = 0
+        self.steps = Steps()
         self.unit: int | None = None
         self.unit_of = Exchange.BROADCAST
         self.digest = ""
@@ -182,7 +182,7 @@ class Part:
             entry.phase = phase
             if phase.settings.get("script"):  # it is here once what was handed out is on disk
                 return [self._begin_settling(lambda now: self.finish.acknowledge_nothing(phase))]
-            trained = self.train_rounds, rounds_before(self.prepared)
+            trained = self.steps.trained, rounds_before(self.prepared)
             return self.finish.begin(now, phase, self.programs, *trained)
         if not entry.has_share(phase):
             entry.phase = phase  # it only passes on what others train
@@ -226,17 +226,15 @@ class Part:
             return self._store(phase, commit)
         self.finish.note_commit(commit)
         self.rest = commit.rest_after(self.rest)
-        test = phase.kind is wire.PhaseKind.TEST
-        noted = NoteCommit(commit.round, test, {} if phase.sized else commit.counted)
-        orders: Orders = [noted, CountFragments(commit.round)]
+        mine = self._entry.has_share(phase) and program is not None and program.holds_state
+        noted = self.steps.commit(commit, mine=mine, several=has_steps(self.settings))
+        orders: Orders = [*noted, CountFragments(commit.round)]
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
-        if not self._entry.has_share(phase) or program is None or not program.holds_state:
+        if not mine or program is None:
             return [*orders, MarkRead(commit.round)]
-        if phase.kind is wire.PhaseKind.TRAIN:
-            self.train_rounds += 1
-            if number in commit.counted:
-                self.programs.note_training()
+        if phase.kind is wire.PhaseKind.TRAIN and number in commit.counted:
+            self.programs.note_training()
         waited = self.contribution.seconds_waited(now)
         return [*orders, *program.show_commit(now, commit, waited)]
 
@@ -325,6 +323,7 @@ class Part:
                 if not program.note_state(number, digest):
                     return []
                 self._has_state = False
+                self.steps.forget_part()
                 return [RemoveState(), *self._enter_training(now)]
             case says.Checkpoint(round_, error):
                 return self.checkpoints.write(round_, one_line(error))
@@ -343,7 +342,9 @@ class Part:
 
     def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
         program.note_read(round_, digest)
-        read: Orders = [MarkRead(round_, shorten(digest))] if round_ < self._node.open_round else []
+        read: Orders = [*self.steps.read(round_, digest)]
+        if round_ < self._node.open_round:
+            read.append(MarkRead(round_, shorten(digest)))
         # It may have come to the state that the next phase begins with.
         return [*read, *self._enter_training(now)]
 
@@ -362,7 +363,8 @@ class Part:
         except (ValueError, KeyError):
             raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
         program.note_ready(max(1, -(-lanes // per_fragment)), digest)
-        room = [NeedRoom(program.fragments, bits)] if not self.group else []  # hosts add in a group
+        alone = self.group or has_steps(self.settings)  # the hosts add
+        room = [NeedRoom(program.fragments, bits)] if not alone else []
         arena = ShareArena(program.number, program.fragments, *resumed_from(self.prepared))
         return [arena, *room, *self._enter_training(now), ModelBuilt()]
 
@@ -413,7 +415,7 @@ class Part:
         if self.group:
             return [] if self._left else self.programs.lose_of_group(last)
         if self.finishing and not code:  # whatever phase a change of the view has gone back to
-            return self.finish.keep(self.train_rounds, rounds_before(self.prepared))
+            return self.finish.keep(self.steps.trained, rounds_before(self.prepared))
         reason = f"the training program ended: {last}"
         self.programs.crash = f"{self._node.name}: {reason}"
         dropped: Orders = [DropFragments()]  # the rest of its gradient will not come

@@ -41,7 +41,8 @@ class Plan:
     leaves over goes into later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no
     job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
     feedback, and nothing that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
-    and that is all.
+    and that is all. `steps`: a step of training takes several rounds of any size, by stripes, with all members and
+    without feedback: its program knows what they hold.
     """
 
     job: str
@@ -60,6 +61,7 @@ class Plan:
     group: bool = False
     waits_for: tuple[str, int] = ("", 0)
     script: bool = False
+    steps: bool = False
 
     @classmethod
     def of(
@@ -71,7 +73,8 @@ class Plan:
         believes_switch: bool = False,
     ) -> Plan:
         """Out of a prepared job's settings, and the lead's own; `believes_switch`: it believes a Linux switch."""
-        asked, group = _asked(settings), is_group(settings)
+        asked, group, steps = _asked(settings), is_group(settings), has_steps(settings)
+        alone = group or steps  # its sums are made by the members alone
         waits_for = (settings["group"]["name"], settings["group"]["size"]) if group else ("", 0)
         return cls(
             job,
@@ -83,13 +86,19 @@ class Plan:
             bool(settings.get("admit", group)),
             bool(settings.get("redeal", True)),
             exchange,
-            tries_switch=believes_switch and not group and asked in ("auto", Exchange.SWITCH.name),
+            tries_switch=believes_switch and not alone and asked in ("auto", Exchange.SWITCH.name),
             names_switch=asked == Exchange.SWITCH.name,
-            feedback=bool(settings.get("feedback", not group)),
+            feedback=bool(settings.get("feedback", not alone)),
             group=group,
             waits_for=waits_for,
             script=is_script(settings),
+            steps=steps,
         )
+
+    @property
+    def sized(self) -> bool:
+        """Rounds of training have a size each (`Phase.sized`)."""
+        return self.group or self.steps
 
     def called(self, view: View) -> str:
         """What hosts on standby are called for."""
@@ -109,6 +118,12 @@ class Plan:
             JobFailed: the setting is no exchange, or one that this host has not been told to believe.
         """
         name = _asked(settings)
+        if has_steps(settings):
+            if name not in ("auto", Exchange.STRIPES.name):
+                raise JobFailed(
+                    f"the job's exchange is {name}, and with rank it must be stripes or auto"
+                )
+            return Exchange.STRIPES
         if name == "auto":
             return own if own.needs_trust else Exchange.STRIPES
         try:
@@ -172,17 +187,23 @@ class Plan:
             last_fragments=fragments,
             width=self.width,
             shares=equal_shares(batch, len(view.members), counted),
-            quorum=_ALL if self.group else math.ceil(self.quorum * batch - 1e-9),
+            quorum=_ALL if self.sized else math.ceil(self.quorum * batch - 1e-9),
             unit=unit,
             exchange=exchange,
             feedback=self.feedback,
-            sized=self.group,
+            sized=self.sized,
         )
 
 
 def is_group(settings: Mapping[str, Any]) -> bool:
     """Whether these settings are those of a group."""
     return isinstance(settings.get("group"), Mapping)
+
+
+def has_steps(settings: Mapping[str, Any]) -> bool:
+    """Whether a step of this job takes several rounds, as it exchanges factors of low rank."""
+    rank = settings.get("rank")
+    return isinstance(rank, int) and rank > 0
 
 
 def _asked(settings: Mapping[str, Any]) -> str:

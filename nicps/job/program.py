@@ -232,7 +232,7 @@ class Program:
         self._unjudged = False
         if self.duty == "judge":
             self.duty = ""
-        if what != "continue":
+        if what not in ("continue", "more"):
             self.excuse()  # the lead goes on once all do something else
 
     def note_ready(self, fragments: int, digest: str) -> None:

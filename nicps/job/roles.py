@@ -213,7 +213,7 @@ class Roles:
                 orders.append(Warn(f"the job cannot be led from here: {error}"))
         found = Found(
             able=able,
-            trained=part is not None and part.train_rounds > 0,
+            trained=part is not None and part.steps.trained > 0,
             finishing=part is not None and part.finishing,
             unit=part.unit if part is not None else None,
             exchange=part.unit_of if part is not None else Exchange.BROADCAST,

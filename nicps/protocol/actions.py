@@ -243,6 +243,13 @@ class Committed:
         """In a sized round there is none where members have called different things."""
         return not self.phase.sized or len(set(self.counted.values())) <= 1
 
+    @property
+    def fragments(self) -> int:
+        """Fragments of each contribution to it."""
+        if self.phase.sized and self.has_sum:
+            return max((wire.size_of(samples) for samples in self.counted.values()), default=0)
+        return 0 if self.phase.sized else self.phase.fragments_in(self.round)
+
     def rest_after(self, before: Rest) -> Rest:
         """Whose remainders a Linux switch adds to later rounds: this one's, if it has left some there."""
         leaves = self.exchange.central and self.phase.feedback and len(self.counted) > 1

@@ -92,6 +92,32 @@ class Arena:
         os.close(self.fd)
 
 
+class Handover:
+    """How the agent hears of a contribution as it is converted.
+
+    Args:
+        doorbell: rung for the agent.
+    """
+
+    def __init__(self, arena: Arena, doorbell: int) -> None:
+        self._arena, self._doorbell = arena, doorbell
+
+    def begin(self, round_: int) -> None:
+        """Nothing of the round's contribution is converted yet. Call it before the agent is told of the offer."""
+        self._arena.set_converted(round_, 0)
+        self._arena.set_sending_since(round_, 0)
+
+    def show(self, round_: int, fragments: int) -> None:
+        """So many of its fragments can be sent."""
+        self._arena.set_converted(round_, fragments)
+        os.eventfd_write(self._doorbell, 1)
+
+    def close(self) -> None:
+        """Close arena and doorbell."""
+        self._arena.close()
+        os.close(self._doorbell)
+
+
 def _pages(size: int) -> int:
     return -(-size // _PAGE) * _PAGE
 

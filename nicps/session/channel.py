@@ -64,6 +64,20 @@ class Channel:
             raise
         return cls(connection)
 
+    @classmethod
+    def to_agent(cls, address: str) -> Channel:
+        """Connect a program to the agent of its host.
+
+        Raises:
+            NetworkProblem: no agent listens there.
+        """
+        try:
+            return cls.connect(address)
+        except OSError as error:
+            raise NetworkProblem(
+                f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
+            ) from None
+
     @property
     def backlog(self) -> int:
         """Bytes queued that the other end has not taken."""
@@ -218,6 +232,11 @@ def _inherited(number: str) -> socket.socket:
     connection = socket.socket(fileno=int(number))
     connection.set_inheritable(False)
     return connection
+
+
+def agent_address(given: str | None) -> str:
+    """The address of this host's agent: the given one, that in NICPS_SOCKET, or `@nicps`."""
+    return given or os.environ.get("NICPS_SOCKET", DEFAULT_SOCKET)
 
 
 def unix_address(address: str) -> str:

@@ -7,13 +7,12 @@ The other direction is `nicps.session.sums`.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 
 import numpy as np
 
 from nicps.exchange import Exchange
-from nicps.session.arena import Arena
+from nicps.session.arena import Arena, Handover
 from nicps.session.lanes import F32, U8, LaneFormat, Quantiser, Residual, check_finite
 
 _ROOM = 1  # bits: the next gradient may be larger still
@@ -35,7 +34,7 @@ class Offers:
         self.arena = arena
         self.unit = 0
         self.exchange = Exchange.BROADCAST
-        self._doorbell = doorbell
+        self._handover = Handover(arena, doorbell)
         self._quantiser = Quantiser(format, residual)
 
     @property
@@ -75,8 +74,7 @@ class Offers:
 
     def begin(self, round_: int) -> None:
         """Nothing of the round's vector is there yet; before the agent is told of it."""
-        self.arena.set_converted(round_, 0)
-        self.arena.set_sending_since(round_, 0)
+        self._handover.begin(round_)
 
     def convert(self, round_: int, vector: F32) -> None:
         """Convert the whole vector, float32 (lanes,)."""
@@ -84,7 +82,7 @@ class Offers:
         lanes, shifts = self.own(round_)
         while done < quantiser.format.fragments:
             done += quantiser.batch(vector, done, self.unit, lanes, shifts)
-            self._show(round_, done)
+            self._handover.show(round_, done)
 
     def put(self, round_: int, *numbers: int) -> None:
         """Offer a few whole numbers, of 32 bits, in one fragment."""
@@ -92,7 +90,7 @@ class Offers:
         lanes[0] = 0
         lanes[0].view(">i4")[: len(numbers)] = numbers
         shifts[0] = 0
-        self._show(round_, 1)
+        self._handover.show(round_, 1)
 
     def own(self, round_: int) -> tuple[U8, U8]:
         """This member's lanes, uint8 (fragments, 1440), and shifts, uint8 (fragments,), of a round."""
@@ -102,10 +100,6 @@ class Offers:
     def counted(self) -> None:
         """The vector converted last is in a sum: what rounding left over goes into the next one."""
         self._quantiser.keep()
-
-    def _show(self, round_: int, fragments: int) -> None:
-        self.arena.set_converted(round_, fragments)
-        os.eventfd_write(self._doorbell, 1)
 
     def _largest(self, vector: F32) -> float:
         """An upper bound of the magnitude that is to be sent; exact when it comes near the limit."""

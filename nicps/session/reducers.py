@@ -6,11 +6,9 @@ A session calls the reducer of its phase. It does not check which exchange the p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
@@ -105,6 +103,11 @@ class AddingReducer:
         """As `Reducer`."""
         return self.offers.members
 
+    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map the accumulators that come with a message."""
+        if isinstance(message, shared_form.Phase) and message.blocks:
+            self.sums.map(next(fds), next(fds), message.blocks)
+
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """As `Reducer`."""
         self._exchange = exchange
@@ -181,6 +184,14 @@ class StripedReducer:
         self._kept = self._finished = 0  # the last rounds
         self._central = False  # a switch makes all sums
 
+    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map what comes with a message, but for accumulators."""
+        if isinstance(message, shared_form.Phase) and message.room:
+            self.offers.map(next(fds), message.room)
+            self.sums.map(next(fds), message.room)
+        if message.places:
+            self.remainders.map(next(fds), message.places, message.view)
+
     def forget(self) -> None:
         """Another member's state was loaded: the round that was finished last may be run again, as another round."""
         self._kept = self._finished = 0
@@ -256,8 +267,7 @@ class StripedReducer:
         rank = commit.aggregators.index(number)
         own = stripe(self._fragments, rank, len(commit.aggregators))
         here = slice(own.start, own.stop)
-        rests = self.sums.records["rest"][bank, here]
-        used = self._finite(commit)[here] & (rests == np.uint64(commit.view << 32 | commit.round))
+        used = self.sums.records.usable_rests(commit.round, commit.view, here)
         remainders = self.remainders.of(commit.round, commit.view, len(own))
         exponents = self.sums.records.exponents[bank, here]
         self.offers.add_remainders(own.start, remainders, exponents, used, commit.unit)

@@ -152,7 +152,10 @@ class Decide(Message):
     round: Annotated[int, Field(ROUND, "the round that is committed")]
     what: Annotated[
         str,
-        Field(choice(*DECISIONS, "admit"), 'what comes next; "admit": of a group, hosts that wait'),
+        Field(
+            choice(*DECISIONS, "more", "admit"),
+            'what comes next; "more": of the same step, another round; "admit": of a group, hosts that wait',
+        ),
     ]
     checkpoint: Annotated[
         bool, Field(FLAG, "as the lead it will write a checkpoint after the next round")

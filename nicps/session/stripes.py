@@ -8,8 +8,7 @@ Own lanes are written here, and all else is written by the kernel's programs alo
 from __future__ import annotations
 
 import mmap
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -20,10 +19,10 @@ import numpy.typing as npt
 from nicps.barrier import barrier
 from nicps.layout import layout
 from nicps.session.absolute import BOOL, I8, AbsoluteQuantiser, AbsoluteSummer, Lanes
-from nicps.session.arena import Arena
+from nicps.session.arena import Arena, Handover
 from nicps.session.lanes import F32, I64, LaneFormat, Residual
 from nicps.session.maps import mapped
-from nicps.wire import BLOCK_LANES, PAYLOAD_BYTES
+from nicps.wire import BLOCK_LANES, NOT_FINITE, PAYLOAD_BYTES
 
 _BANKS = 2
 _LAST_CONVERSION = (1 << 32) - 1
@@ -34,14 +33,15 @@ def stripe(fragments: int, rank: int, aggregators: int) -> range:
     return range(fragments * rank // aggregators, fragments * (rank + 1) // aggregators)
 
 
-def _in_turn(format: LaneFormat, rank: int, aggregators: int) -> Iterator[range]:
-    """All batches: those of the stripe of that rank first, then one of each other stripe in turn."""
-    stripes = [
-        stripe(format.fragments, (rank + k) % aggregators, aggregators) for k in range(aggregators)
-    ]
+def in_turn(fragments: int, batch: int, rank: int, aggregators: int) -> Iterator[range]:
+    """All batches: those of the stripe of that rank first, then one of each other stripe in turn.
+
+    A sum needs the lanes of all members. If each member converted the other stripes one after another, few sums would
+    be whole before all members had converted most of their vectors.
+    """
+    stripes = [stripe(fragments, (rank + k) % aggregators, aggregators) for k in range(aggregators)]
     own, *others = [
-        [part[at : at + format.batch] for at in range(0, len(part), format.batch)]
-        for part in stripes
+        [part[at : at + batch] for at in range(0, len(part), batch)] for part in stripes
     ]
     yield from own
     for turn in zip_longest(*others):
@@ -67,33 +67,82 @@ class Records:
         found: npt.NDArray[Any] = self._fields[field]
         return found
 
+    def usable_rests(self, round_: int, view: int, part: slice) -> BOOL:
+        """In sums, which of these fragments have a remainder of that round: its tag is the round's, the sum finite."""
+        bank = round_ & 1
+        usable: BOOL = self["rest"][bank, part] == np.uint64(view << 32 | round_)
+        usable &= self.exponents[bank, part] != NOT_FINITE
+        return usable
+
+
+class OwnRecords:
+    """This member's own records, which are written here.
+
+    Args:
+        arena, doorbell: by which the agent hears of what is converted, in the order in which it is.
+    """
+
+    def __init__(self, arena: Arena, doorbell: int) -> None:
+        self._handover = Handover(arena, doorbell)
+        self._records: Records | None = None
+        self._conversion = 0
+
+    def map(self, format: LaneFormat, fd: int, room: int) -> None:
+        """Map new ones, (2, room); the descriptor is closed."""
+        self._records = Records("own", format, fd, room, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._conversion = max(self._conversion, int(self._records["conversion"].max()))
+
+    @property
+    def records(self) -> Records:
+        """The lanes, and what goes with them."""
+        assert self._records is not None, "the agent has sent no own records"
+        return self._records
+
+    def begin(self, round_: int) -> int:
+        """The number of a new conversion, above 0, which no record has. Call it before the offer is sent."""
+        self._handover.begin(round_)
+        self._conversion = self._conversion % _LAST_CONVERSION + 1
+        return self._conversion
+
+    def convert(
+        self, round_: int, parts: Iterable[range], write: Callable[[int, int], None]
+    ) -> None:
+        """Let `write` convert these parts, each from its first fragment on so many."""
+        conversions, done = self.records["conversion"][round_ & 1], 0
+        for part in parts:
+            write(part.start, len(part))
+            barrier()  # a reader that sees the conversion also sees the lanes
+            conversions[part.start : part.stop] = self._conversion
+            done += len(part)
+            self._handover.show(round_, done)
+
+    def close(self) -> None:
+        """Close arena and doorbell; the mapping goes with the last view of it."""
+        self._handover.close()
+
 
 class StripedOffers:
     """Converts vectors in one format into this member's own records, for its agent and the kernel's programs.
 
     Args:
         residual: what rounding has left over.
-        arena: where the agent reads how many fragments are converted, in the order in which they are.
-        doorbell: rung for the agent after every batch.
+        arena, doorbell: as `OwnRecords`.
     """
 
     def __init__(self, format: LaneFormat, residual: Residual, arena: Arena, doorbell: int) -> None:
-        self._format, self._arena, self._doorbell = format, arena, doorbell
+        self._format = format
         self._quantiser = AbsoluteQuantiser(format, residual)
-        self._own: Records | None = None
-        self._conversion = 0
+        self._own = OwnRecords(arena, doorbell)
         self._vector: F32 | None = None  # that was converted last
 
     def map(self, fd: int, room: int) -> None:
         """Map new own records, (2, room); the descriptor is closed."""
-        self._own = Records("own", self._format, fd, room, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._conversion = max(self._conversion, int(self._own["conversion"].max()))
+        self._own.map(self._format, fd, room)
 
     @property
     def own(self) -> Records:
         """This member's lanes."""
-        assert self._own is not None, "the agent has sent no own records"
-        return self._own
+        return self._own.records
 
     def bound(self, vector: F32, *, finite: bool = False) -> int:
         """An upper bound of this vector's exponent: of those of its finite fragments.
@@ -104,29 +153,21 @@ class StripedOffers:
         return self._quantiser.bound(vector, finite=finite)
 
     def begin(self, round_: int) -> int:
-        """The number of a new conversion, above 0, which no record has. Call it before the offer is sent."""
-        self._arena.set_converted(round_, 0)
-        self._arena.set_sending_since(round_, 0)
-        self._conversion = self._conversion % _LAST_CONVERSION + 1
-        return self._conversion
+        """As `OwnRecords`."""
+        return self._own.begin(round_)
 
     def convert(self, round_: int, vector: F32, rank: int, aggregators: int) -> None:
-        """Convert the whole vector, float32 (lanes,): that rank's stripe first, then a batch of each other in turn.
-
-        A sum needs the lanes of all members. If each member converted the other stripes one after another, few sums
-        would be whole before all members had converted most of their vectors.
-        """
-        format, own, bank, done = self._format, self.own, round_ & 1, 0
+        """Convert the whole vector, float32 (lanes,): that rank's stripe first, then a batch of each other in turn."""
+        format, own, bank = self._format, self.own, round_ & 1
         self._vector = vector
         lanes, exponents = own.lanes[bank], own.exponents[bank]
         self._quantiser.begin()
-        for part in _in_turn(format, rank, aggregators):
-            self._quantiser.batch(vector, part.start, len(part), lanes, exponents)
-            barrier()  # a reader that sees the conversion also sees the lanes
-            own["conversion"][bank, part.start : part.stop] = self._conversion
-            done += len(part)
-            self._arena.set_converted(round_, done)
-            os.eventfd_write(self._doorbell, 1)
+
+        def write(first: int, count: int) -> None:
+            self._quantiser.batch(vector, first, count, lanes, exponents)
+
+        parts = in_turn(format.fragments, format.batch, rank, aggregators)
+        self._own.convert(round_, parts, write)
 
     def counted(self, round_: int, lost: BOOL) -> None:
         """The vector converted last is in that round's sum: what rounding left over goes into the next one.

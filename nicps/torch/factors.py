@@ -14,6 +14,8 @@ number of threads. What is a member's own, P and Q before they are summed and th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -144,6 +146,48 @@ class Matrix:
             self.start.copy_(right)
             for k in np.flatnonzero(self._kept == 0.0):
                 self.start[k] = self._first[k]  # or that column would be zero for good
+
+
+def exchange(
+    matrices: Sequence[tuple[Matrix, torch.Tensor]],
+    rest: Sequence[F32],
+    add: Callable[[F32], F32],
+    combine: Callable[[F32], F32],
+) -> None:
+    """A step's two rounds. All members see the same sums, so all do the same after each.
+
+    Args:
+        matrices: with this member's gradients (rows, columns), which the results replace.
+        rest: what is exchanged as it is, float32, which the results replace.
+        add: sums up a vector over the members.
+        combine: the same, or their mean: of that the results are.
+    """
+    finite = True
+    if matrices:
+        parts = [matrix.project(value) for matrix, value in matrices]
+        for (matrix, _), part in zip(matrices, _cut(add(_one(parts)), parts), strict=True):
+            finite = matrix.take_basis(part) and finite
+    parts = [*(matrix.project_back(value) for matrix, value in matrices), *rest]
+    found = combine(_one(parts))
+    finite = finite and bool(np.isfinite(found).all())
+    results = _cut(found, parts)
+    for (matrix, value), part in zip(matrices, results, strict=False):
+        matrix.apply(part, value, commit=finite)
+    for place, part in zip(rest, results[len(matrices) :], strict=True):
+        place[:] = part
+
+
+def _one(parts: list[F32]) -> F32:
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def _cut(whole: F32, like: list[F32]) -> list[F32]:
+    """The parts of a vector that `_one` has made."""
+    found, at = [], 0
+    for part in like:
+        found.append(whole[at : at + part.size].reshape(part.shape))
+        at += part.size
+    return found
 
 
 def _array(tensor: torch.Tensor) -> F32:

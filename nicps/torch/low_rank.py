@@ -10,7 +10,6 @@ DDP's hooks are checked by their annotations, so this module cannot postpone the
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nicps.collective import Group
 from nicps.errors import UsageProblem
 from nicps.torch.compress import Figures, Losses, Scaler
-from nicps.torch.factors import F32, Matrix, pays
+from nicps.torch.factors import Matrix, exchange, pays
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -157,24 +156,15 @@ class LowRank(Losses):
         return _Bucket(buffer, wide, matrices, rest)
 
     def _exchange(self) -> None:
-        """The two rounds. All ranks see the same sums, so all do the same after each."""
+        """The two rounds."""
         matrices = [each for bucket in self._open for each in bucket.matrices]
-        rest = [each for bucket in self._open for each in bucket.rest]
-        finite = True
-        if matrices:
-            parts = [matrix.project(value) for matrix, value in matrices]
-            total = self._group.all_reduce(_one(parts)).result()
-            for (matrix, _), part in zip(matrices, _cut(total, parts), strict=True):
-                finite = matrix.take_basis(part) and finite
-        parts = [matrix.project_back(value) for matrix, value in matrices]
-        parts += [each.numpy() for each in rest]
-        mean = self._group.all_reduce(_one(parts), "avg").result()
-        finite = finite and bool(np.isfinite(mean).all())
-        means = _cut(mean, parts)
-        for (matrix, value), part in zip(matrices, means, strict=False):
-            matrix.apply(part, value, commit=finite)
-        for each, part in zip(rest, means[len(matrices) :], strict=True):
-            each.numpy()[:] = part
+        rest = [each.numpy() for bucket in self._open for each in bucket.rest]
+        exchange(
+            matrices,
+            rest,
+            lambda vector: self._group.all_reduce(vector).result(),
+            lambda vector: self._group.all_reduce(vector, "avg").result(),
+        )
         for bucket in self._open:
             self.figures.buckets += 1
             self.figures.numbers += len(bucket.wide)
@@ -186,19 +176,6 @@ class LowRank(Losses):
         if self._failure is not None:
             raise self._failure
         return buffer
-
-
-def _one(parts: list[F32]) -> F32:
-    return np.concatenate([part.reshape(-1) for part in parts])
-
-
-def _cut(whole: F32, like: list[F32]) -> list[F32]:
-    """The parts of a vector that `_one` has made."""
-    found, at = [], 0
-    for part in like:
-        found.append(whole[at : at + part.size].reshape(part.shape))
-        at += part.size
-    return found
 
 
 def _load(state: dict[str, torch.Tensor], into: dict[str, torch.Tensor], what: str) -> None:

@@ -4,6 +4,7 @@
 python -m tests.simulator --seeds 2000            seeds 0 to 1999
 python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of its trace
 python -m tests.simulator --seeds 500 --exchange stripes
+python -m tests.simulator --seeds 500 --steps     of jobs whose steps take several rounds
 python -m tests.simulator --seeds 1000 --digest   a hash for each seed, and one over all: a refactoring changes none
 """
 
@@ -16,17 +17,25 @@ import re
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
 from nicps.exchange import Exchange
 from tests.simulator import schedules
 from tests.simulator.digest import digest_of_all
 
-Job = tuple[int, int | None, Exchange | None]  # seed, hosts, the series
+
+class Job(NamedTuple):
+    """What `schedules.lan_of` makes a LAN of."""
+
+    seed: int
+    hosts: int | None = None
+    series: Exchange | None = None
+    steps: bool = False
 
 
 def one(job: Job) -> tuple[int, str, str]:
     """(seed, outcome, why)"""
-    seed = job[0]
+    seed = job.seed
     try:
         outcome = schedules.run(*job)
     except schedules.Violation as error:
@@ -46,11 +55,15 @@ def digest(job: Job) -> tuple[int, str, str]:
     return job[0], lan.digest.hexdigest(), what
 
 
-def digests(seeds: range, hosts: int | None, series: Exchange | None, processes: int) -> int:
+def digests(
+    seeds: range, hosts: int | None, series: Exchange | None, processes: int, *, steps: bool
+) -> int:
     """Print the digest of each seed, in order, and of all."""
     found = []
     with ProcessPoolExecutor(processes) as pool:  # which ends if one of its processes is killed
-        for seed, hexdigest, what in pool.map(digest, [(seed, hosts, series) for seed in seeds]):
+        for seed, hexdigest, what in pool.map(
+            digest, [Job(seed, hosts, series, steps) for seed in seeds]
+        ):
             print(f"{seed:6} {hexdigest} {what}", flush=True)
             found.append((seed, hexdigest))
     print(f"{len(found)} seeds: {digest_of_all(found)}")
@@ -79,6 +92,9 @@ def main() -> int:
     parser.add_argument(
         "--exchange", type=Exchange.named, help="of all jobs; default: as the seed has it"
     )
+    parser.add_argument(
+        "--steps", action="store_true", help="of jobs whose steps take several rounds, in stripes"
+    )
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", type=int, default=0, metavar="LINES", help="of that one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -87,15 +103,17 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.seed is not None:
-        return again((options.seed, options.hosts, options.exchange), options.trace)
+        job = Job(options.seed, options.hosts, options.exchange, options.steps)
+        return again(job, options.trace)
     if options.digest:
         seeds = range(options.first, options.first + options.seeds)
-        return digests(seeds, options.hosts, options.exchange, options.jobs)
+        what = options.hosts, options.exchange, options.jobs
+        return digests(seeds, *what, steps=options.steps)
     counts: collections.Counter[str] = collections.Counter()
     failed = 0
     with multiprocessing.Pool(options.jobs) as pool:
         jobs = (
-            (seed, options.hosts, options.exchange)
+            Job(seed, options.hosts, options.exchange, options.steps)
             for seed in range(options.first, options.first + options.seeds)
         )
         for at, (seed, outcome, why) in enumerate(pool.imap_unordered(one, jobs, chunksize=4), 1):

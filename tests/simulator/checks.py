@@ -225,6 +225,11 @@ class Checks:
             ):
                 self.fail(f"{node.name} lacks sum {index} of round {round_}, whose slot is taken")
 
+    def left_in_a_step(self, host: Host, phase: Any) -> None:
+        """A program is called away between two rounds of a step: only where its host is out of the view."""
+        if host.node.number not in host.node.learners:
+            self.fail(f"{host.node.name} is sent into {phase.kind} in the middle of a step")
+
     def total(self, round_: int, counted: Mapping[int, int]) -> int:
         """The whole sum, as far as it goes into the weights."""
         text = repr((round_, sorted(counted.items())))

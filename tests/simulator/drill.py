@@ -8,7 +8,7 @@ from collections import Counter
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from tests.simulator import schedules
-from tests.simulator.__main__ import one
+from tests.simulator.__main__ import Job, one
 from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults
 from tests.simulator.lan import Lan
@@ -37,13 +37,20 @@ def training(hosts: int = 5, lost: tuple[int, ...] = ()) -> tuple[Lan, Faults]:
     return lan, faults
 
 
-def run(seeds: range, hosts: int | None = None, exchange: Exchange | None = None) -> Counter[str]:
+def run(
+    seeds: range,
+    hosts: int | None = None,
+    exchange: Exchange | None = None,
+    *,
+    steps: bool = False,
+) -> Counter[str]:
     """How often each outcome came; a failure names the command that shows it again."""
     outcomes: Counter[str] = Counter()
     for seed in seeds:
-        _, what, why = one((seed, hosts, exchange))
+        _, what, why = one(Job(seed, hosts, exchange, steps))
         options = f" --hosts {hosts}" if hosts else ""
         options += f" --exchange {exchange.name}" if exchange else ""
+        options += " --steps" if steps else ""
         again = f"python -m tests.simulator --seed {seed}{options} --trace 200"
         assert what not in ("violation", "error"), f"{again}: {why}"
         outcomes[what] += 1

@@ -18,6 +18,9 @@ def why_not(lead: Host, reason: str) -> str:
     lan = lead.lan
     if "members remain" in reason:
         return _remaining(lan, reason)
+    if "the sums of stripes do not come" in reason:  # where no other exchange can take their place
+        works = lan.checks.sums.made and lan.unicast and not lan.answers_lost
+        return "it has worked on this network" if works or not lan.plan.steps else ""
     if "no half agrees" in reason:
         return ""  # `Checks.differs` has counted them
     if found := re.fullmatch(
@@ -59,7 +62,7 @@ def _cancelled(lead: Host, name: str, unsaved: str) -> str:
     if unsaved:
         early = "has not ended" in unsaved and lan.now < at + CANCEL_S * 0.9
         return "there was time left" if early else ""
-    if lead.part is None or not lead.part.train_rounds:
+    if lead.part is None or not lead.part.steps.trained:
         return ""
     last = lead.checkpoint.last if lead.checkpoint is not None else 0
     return "" if last == lead.committed else f"round {lead.committed} is not saved, {last} is"

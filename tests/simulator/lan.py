@@ -208,6 +208,8 @@ class Lan:
             "exchange": plan.exchange.name,
             "stall_s": max(STALL_S, 3 * self.compute_s),
         }
+        if plan.steps:
+            settings["rank"] = 1
         return {"job": "job", "files": [{"path": "job.tar"}], "settings": settings}
 
     def note(self, text: str) -> None:

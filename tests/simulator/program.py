@@ -25,6 +25,7 @@ START_S = 0.05  # until it attaches
 SWITCH_UNITS = 0, 5  # far above those that hosts use where they add
 _SOCKET_S = 5e-5  # a message's way
 _PARTS = 2  # micro-batches in a share
+_ROUNDS = 3  # of a step, where it is several
 _NOBODY = 1 << 40  # samples that are enough before anybody has contributed
 
 Steps = Generator[float | None, None, Any]  # seconds to work, or None: until there is a message
@@ -225,18 +226,32 @@ class Program:
         self.lan.checks.same_model(self.host, self, phase.number)
         self.blank = False
         round_ = phase.first_round
-        while (yield from self._train_round(phase, round_)):
-            round_ += 1
+        while round_:
+            round_ = yield from self._train_step(phase, round_)
 
-    def _train_round(self, phase: Message, round_: int) -> Steps:
-        samples = yield from self._compute(phase, round_)
-        if samples and not self._is_closed(phase, round_):
-            yield from self._offer_gradient(phase, round_, samples)
-        commit = yield from self._wait_commit(round_)
-        if commit is None:
-            return False
-        yield 1e-4
-        self.state = self.state.step(round_, self._apply(commit))
+    def _train_step(self, phase: Message, round_: int) -> Steps:
+        """A step, of one round or several; the round after it, or 0 when the phase is over."""
+        samples, rounds, total = (yield from self._compute(phase, round_)), 1, 0
+        if self.lan.plan.steps:
+            rounds = _ROUNDS
+        for part in range(rounds):
+            if part:
+                self._decide(round_, "more")
+                self._say(says.Read(round_, ""))
+                round_ += 1
+            if samples and not self._is_closed(phase, round_):
+                said = samples
+                if self.lan.plan.steps:
+                    said = wire.sized_samples(self.lan.fragments, part, self.lan.plan.width)
+                yield from self._offer_gradient(phase, round_, said)
+            commit = yield from self._wait_commit(round_)
+            if commit is None:
+                if part:
+                    self.lan.checks.left_in_a_step(self.host, self._next)
+                return 0
+            yield 1e-4
+            total = total * 31 + self._apply(commit)
+        self.state = self.state.step(round_, total)
         if self.host.differs:
             self.host.tamper()
         self.lan.checks.applied(self.host, round_, self)
@@ -245,7 +260,7 @@ class Program:
         self._finishing = trained >= lan.rounds
         tests = self._finishing or trained % lan.test_every == 0
         self._decide(round_, "test" if tests else "continue")
-        return not (tests and self._lead)
+        return 0 if tests and self._lead else round_ + 1
 
     def _offer_gradient(self, phase: Message, round_: int, samples: int) -> Steps:
         if phase.exchange.absolute:
@@ -309,7 +324,8 @@ class Program:
             yield seconds * (end - done) / share
             done = end
             if done < share:
-                self._say(says.Progress(round_, done))
+                several = self.lan.plan.steps
+                self._say(says.Alive() if several else says.Progress(round_, done))
                 while self._inbox and isinstance(self._inbox[0], says.View):
                     self._note(self._inbox.popleft())
                 of_round, samples = self.need

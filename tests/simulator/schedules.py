@@ -48,8 +48,15 @@ class Outcome:
     lan: Lan
 
 
-def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) -> Lan:
-    """The LAN of a seed, with its faults laid out, and the job submitted; `series`: of jobs with that exchange."""
+def lan_of(
+    seed: int, hosts: int | None = None, series: Exchange | None = None, steps: bool = False
+) -> Lan:
+    """The LAN of a seed, with its faults laid out, and the job submitted.
+
+    Args:
+        series: of jobs with that exchange.
+        steps: of jobs whose steps take several rounds (in stripes).
+    """
     rng = random.Random(seed)
     hosts = hosts or rng.randint(3, 9)
     alone = hosts == 2
@@ -64,7 +71,7 @@ def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) 
     admit = rng.random() < 0.2
     more = random.Random(~seed)  # what has come later leaves older schedules as they were
     exchange = Exchange.SWITCH if more.random() < 0.4 else Exchange.BROADCAST
-    exchange = series or exchange
+    exchange = Exchange.STRIPES if steps else series or exchange
     lan = Lan(
         hosts,
         conditions,
@@ -73,10 +80,11 @@ def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) 
             "job",
             batch=10 * hosts,
             width=16,
-            quorum=rng.choice((0.6, 0.9, 1.0)),
+            quorum=max(rng.choice((0.6, 0.9, 1.0)), steps),
             alarm_below=rng.choice((0.0, 0.0, 0.0, 0.5)),
             admit=admit,
             exchange=exchange,
+            steps=steps,
         ),
         rounds=rng.randint(10, 30),
         fragments=rng.choice((1, 4, 12)),
@@ -84,7 +92,7 @@ def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) 
         drift=rng.choice((0.0, 1e-3, 0.05)),
         timings=Timings(alone=alone),
         late=rng.randint(1, 2) if admit and not alone else 0,
-        too_large=0.02,
+        too_large=0.0 if steps else 0.02,
     )
     if lan.plan.quorum < 1 and more.random() < 0.5:  # the others do not wait for it
         more.choice(lan.hosts).slowness = more.choice((3.0, 10.0))
@@ -95,6 +103,7 @@ def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) 
     faults = Faults(lan, rng)
     if exchange.absolute:
         faults.of_stripes(FORMED_S)
+        lan.too_large = 0.0 if steps else lan.too_large
     if exchange.central:
         faults.of_linux_switch(FORMED_S)
     for host in lan.hosts[hosts:]:
@@ -133,13 +142,15 @@ def lan_of(seed: int, hosts: int | None = None, series: Exchange | None = None) 
     return lan
 
 
-def run(seed: int, hosts: int | None = None, series: Exchange | None = None) -> Outcome:
+def run(
+    seed: int, hosts: int | None = None, series: Exchange | None = None, steps: bool = False
+) -> Outcome:
     """One seed.
 
     Raises:
         Violation: an invariant does not hold, or the job neither ended nor stands by as the rules say.
     """
-    return finish(lan_of(seed, hosts, series))
+    return finish(lan_of(seed, hosts, series, steps))
 
 
 def finish(lan: Lan) -> Outcome:

@@ -130,6 +130,7 @@ ROOMS = {
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/collective": (ERRORS, WIRE, BARRIER, SESSION, "nicps.collective"),
     "nicps/torch": (ERRORS, "nicps.collective", "nicps.torch"),
+    "nicps/steps.py": (ERRORS, WIRE, SESSION, "nicps.client", "nicps.collective"),
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
         *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL, JOB),
@@ -144,7 +145,10 @@ ROOMS = {
         *(ERRORS, WIRE, EXTRAS, PROGRAMS, LAYOUT, DATAPLANE, "nicps.auth", "nicps.switchauth"),
         *("nicps.protocol.phase", "nicps.protocol.view", "nicps.switch"),
     ),
-    "trainer": ("nicps.client", ERRORS, EXTRAS, STARTUP, "nicps.gradient_json", "trainer"),
+    "trainer": (
+        *("nicps.client", "nicps.steps", "nicps.torch.factors", ERRORS, EXTRAS, STARTUP),
+        *("nicps.gradient_json", "trainer"),
+    ),
 }
 
 

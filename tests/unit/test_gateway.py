@@ -278,6 +278,15 @@ def test_ready_refused(make: Callable[..., Setting], message: Any, reason: str) 
     refused(setting, setting.program.ask("ready", **message), reason)
 
 
+def test_a_job_with_rank_has_no_place_for_a_program_that_speaks_json(
+    make: Callable[..., Setting],
+) -> None:
+    setting = make()
+    setting.session.settings["rank"] = 2
+    answer = setting.program.ask("ready", digest="d", parameters=PARAMETERS)
+    refused(setting, answer, "the job's rank is 2, and a program that speaks JSON knows no factors")
+
+
 def refused(setting: Setting, answer: dict[str, Any], reason: str) -> None:
     """Both sides have been told, in one line."""
     assert answer["op"] == "error"

@@ -329,7 +329,7 @@ OF_A_PROGRAM = [
     (message("read", round=1, digest="d" * 129), '"digest" has 129 characters, not at most 128'),
     (
         message("decide", round=1, what="stop"),
-        """"what" is 'stop', not "continue", "test", "end" or""",
+        """"what" is 'stop', not "continue", "test", "end", "more" or""",
     ),
     (message("report", values=[1]), '"values" is a list, not an object'),
 ]

@@ -20,7 +20,7 @@ from nicps.protocol import (
     Timings,
 )
 from tests.simulator import schedules
-from tests.simulator.__main__ import one
+from tests.simulator.__main__ import Job, one
 from tests.simulator.drill import TRAINING_S, ends_well, job, run, training
 from tests.simulator.faults import MOMENTS
 from tests.simulator.host import Host
@@ -53,7 +53,7 @@ def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
 @pytest.mark.parametrize("seed", [1114, 2757])
 def test_who_has_gone_on_alone_comes_back_without_a_state(seed: int) -> None:
     """Both have done so, in views of the same number; the view that follows is the other's."""
-    _, what, why = one((seed, 2, Exchange.BROADCAST))
+    _, what, why = one(Job(seed, 2, Exchange.BROADCAST))
     assert what == "done", why
 
 

@@ -11,7 +11,7 @@ from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol import Committed, SendFragments
 from tests.simulator import schedules
-from tests.simulator.__main__ import digest, main
+from tests.simulator.__main__ import Job, digest, main
 from tests.simulator.digest import Digest, digest_of_all
 from tests.simulator.drill import job
 from tests.simulator.host import Host
@@ -24,8 +24,8 @@ HALFWAY = 400  # frames
 
 
 def test_the_same_seed_has_the_same_digest() -> None:
-    assert digest((SEED, None, None)) == digest((SEED, None, None))
-    assert digest((SEED, None, None))[1] != digest((SEED + 1, None, None))[1]
+    assert digest(Job(SEED)) == digest(Job(SEED))
+    assert digest(Job(SEED))[1] != digest(Job(SEED + 1))[1]
 
 
 def finished(lan: Lan) -> str:
@@ -116,6 +116,6 @@ def test_the_command_prints_each_and_one_over_all(
     monkeypatch.setattr("sys.argv", ["simulator", "--digest", "--first", "5", "--seeds", "2"])
     assert main() == 0
     *seeds, last = capsys.readouterr().out.splitlines()
-    expected = [digest((seed, None, None)) for seed in (5, 6)]
+    expected = [digest(Job(seed)) for seed in (5, 6)]
     assert [line.split(maxsplit=2) for line in seeds] == [[str(s), d, w] for s, d, w in expected]
     assert last == f"2 seeds: {digest_of_all([(s, d) for s, d, _ in expected])}"

@@ -16,7 +16,7 @@ from nicps.job.plan import Plan
 from nicps.protocol.exchange import _EXCHANGERS
 from nicps.protocol.exchange.switch import SwitchExchanger
 from tests.simulator import schedules
-from tests.simulator.__main__ import one
+from tests.simulator.__main__ import Job, one
 from tests.simulator.lan import Conditions, Lan
 from tests.simulator.schedules import Violation
 from tests.simulator.switch import QUANTUM, Switch
@@ -32,7 +32,7 @@ def run(seeds: range, hosts: int | None = None) -> Counter[str]:
     """How often each outcome came."""
     outcomes: Counter[str] = Counter()
     for seed in seeds:
-        _, what, why = one((seed, hosts, Exchange.SWITCH))
+        _, what, why = one(Job(seed, hosts, Exchange.SWITCH))
         assert what not in ("violation", "error"), f"seed {seed}, hosts {hosts}: {why}"
         outcomes[what] += 1
     return outcomes

@@ -384,7 +384,8 @@ def test_no_record_has_the_number_of_a_new_conversion(stack: ExitStack) -> None:
     host.own.array["conversion"][0, 1] = 41
     offers.map(host.own.fd, host.room)
     assert offers.begin(1) == 42 and offers.begin(2) == 43
-    offers._conversion = (1 << 32) - 2
+    host.own.array["conversion"][0, 1] = (1 << 32) - 2
+    offers.map(host.own.fd, host.room)
     numbers = [offers.begin(3), offers.begin(4)]
     assert numbers == [(1 << 32) - 1, 1]
 

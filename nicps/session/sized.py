@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of any size: each has a vector of its own, of one kind of numbers (docs/collective.md).
+
+The other representations of a round's vector are in `nicps.session.reducers`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from nicps.session import shared_form
+from nicps.session.absolute import BOOL, I8, Lanes
+from nicps.session.arena import Arena
+from nicps.session.lanes import I64, LaneFormat
+from nicps.session.stripes import OwnRecords, Records, Remainders, in_turn, stripe
+from nicps.wire import fragments_per_block, sized_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What rounding the sums of this member's stripe has left over, in units: the fragments from `first` on.
+
+    Attributes: `lanes`, int64 (n, per_fragment); `used`, (n,), the others are not of this round.
+    """
+
+    first: int
+    lanes: I64
+    used: BOOL
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has come of a round of `count` fragments.
+
+    Attributes: `lanes` and `exponents`, the sums: (fragments, per_fragment) and (fragments,); `own_lanes` and
+    `own_exponents`, the same of what this member has contributed; `members`, how many have; `unit`, log2 of that of the
+    sums; `rest`, None if this member has made no sums.
+    """
+
+    count: int
+    lanes: Lanes
+    exponents: I8
+    own_lanes: Lanes
+    own_exponents: I8
+    members: int
+    unit: int
+    rest: Rest | None = None
+
+
+class Vector(Protocol):
+    """One kind of numbers as a round exchanges them."""
+
+    @property
+    def width(self) -> int:
+        """Bits of a lane."""
+
+    @property
+    def feedback(self) -> bool:
+        """Whether `settle` needs the own lanes and the rest."""
+
+    @property
+    def numbers(self) -> int:
+        """How many they are."""
+
+    def bound(self) -> int:
+        """An upper bound of the x of all fragments that are finite."""
+
+    def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
+        """Convert `count` fragments from `first` on, at most `LaneFormat.batch`, into (fragments,
+        per_fragment) and (fragments,)."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """Take the sums as the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round that is committed. `offers`: what each member in its list has offered, by number."""
+
+    number: int
+    offers: dict[int, int]
+
+    @property
+    def agrees(self) -> bool:
+        """All have called the same; otherwise there is no sum."""
+        return len(set(self.offers.values())) <= 1
+
+
+class SizedRounds:
+    """A member's memory for such rounds: its own lanes, the sums, and what rounding them has left over.
+
+    Args:
+        number: this member's.
+        arena, doorbell: as `OwnRecords`.
+    """
+
+    def __init__(self, number: int, arena: Arena, doorbell: int) -> None:
+        self._number = number
+        self._own = OwnRecords(arena, doorbell)
+        self._sums: Records | None = None
+        self._rests = Remainders(LaneFormat(1, 8))  # by blocks
+
+    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map what comes with a message, but for accumulators."""
+        if isinstance(message, shared_form.Phase) and message.room:
+            whole = LaneFormat(message.room * LaneFormat(1, 32).per_fragment, 32)
+            self._own.map(whole, next(fds), message.room)
+            self._sums = Records("stored", whole, next(fds), message.room, mmap.PROT_READ)
+        if message.places:
+            self._rests.map(next(fds), message.places, message.view)
+
+    def begin(self, round_: int, vector: Vector, call: int) -> shared_form.Offer:
+        """The offer of a vector, which must be sent before it is converted.
+
+        Args:
+            call: a checksum of what is called.
+        """
+        conversion = self._own.begin(round_)
+        samples = sized_samples(_fragments_of(vector), call, vector.width)
+        return shared_form.Offer(round_, samples, vector.bound(), False, conversion)
+
+    def convert(self, round_: int, vector: Vector, live: Collection[int]) -> None:
+        """Convert it: this member's own stripe first."""
+        own, bank, order = self._own.records, round_ & 1, sorted(live)
+        lanes, exponents = _lanes(own, bank, vector.width), own.exponents[bank]
+        rank = order.index(self._number) if self._number in order else 0
+
+        def write(first: int, count: int) -> None:
+            vector.write(first, count, lanes, exponents)
+
+        batch = LaneFormat(1, vector.width).batch
+        parts = in_turn(_fragments_of(vector), batch, rank, len(order))
+        self._own.convert(round_, parts, write)
+
+    def settle(self, round_: shared_form.Committed, vector: Vector) -> None:
+        """Give the vector the sums of a round in which all have called the same."""
+        alone, own = set(round_.counted) == {self._number}, self._own.records
+        sums, bank, width = own if alone else self._sums, round_.round & 1, vector.width
+        assert sums is not None, "the agent has sent no sums"
+        rest = None if alone or not vector.feedback else self._rest(round_, sums, vector)
+        outcome = Outcome(
+            _fragments_of(vector),
+            _lanes(sums, bank, width),
+            sums.exponents[bank],
+            _lanes(own, bank, width),
+            own.exponents[bank],
+            len(round_.counted),
+            round_.unit,
+            rest,
+        )
+        vector.settle(outcome)
+
+    def close(self) -> None:
+        """Give the memory back; the mappings go with the last view of them."""
+        self._own.close()
+
+    def _rest(self, round_: shared_form.Committed, sums: Records, vector: Vector) -> Rest | None:
+        order, width = round_.aggregators, vector.width
+        if self._number not in order:
+            return None
+        here = stripe(_fragments_of(vector), order.index(self._number), len(order))
+        used = sums.usable_rests(round_.round, round_.view, slice(here.start, here.stop))
+        per_block = fragments_per_block(width)
+        blocks = self._rests.of(round_.round, round_.view, -(-len(here) // per_block))
+        lanes = blocks.reshape(-1, LaneFormat(1, width).per_fragment)[: len(here)]
+        return Rest(here.start, lanes, used)
+
+
+def _fragments_of(vector: Vector) -> int:
+    return LaneFormat(vector.numbers, vector.width).fragments
+
+
+def _lanes(records: Records, bank: int, width: int) -> Lanes:
+    """(room, per_fragment)."""
+    found: Lanes = records["lane"][bank].view(LaneFormat(1, width).wire)
+    return found
