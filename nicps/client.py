@@ -108,39 +108,41 @@ class Session:
 
     # ---- getting ready
 
-    def ready(self, lanes: int, digest: str, *, error: F32 | None = None) -> None:
+    def ready(self, lanes: int, digest: str, *, residual: F32 | None = None) -> None:
         """The model is built: `lanes` float32 a round, and a digest that must be the same on all members.
 
         A job that is resumed goes on with the residual that this host has kept; where it has none that fits, with none.
 
         Args:
-            error: of a job with `rank`, whose steps take several rounds (`nicps.steps`): float32 (n,), in place of the
-                residual. The program writes it; a job that is resumed finds in it what this host has kept.
+            residual: of a job whose steps take several rounds (`nicps.steps`): float32 (n,), which the program writes.
+                In a job that is resumed it gets what this host has kept.
 
         Raises:
             JobAborted: another member's model differs, or the job was stopped.
-            JobFailed: the job has `rank`, and the program does not know it, or the other way round.
+            JobFailed: the job's steps take several rounds, and the program's do not, or the other way round.
         """
-        if bool(self.settings.get("rank")) != (error is not None):
+        several = shared_form.has_steps(self.settings)
+        if several != (residual is not None):
+            job, program = ("several rounds", "one") if several else ("one round", "several")
+            keys = " or ".join(shared_form.SEVERAL_ROUNDS)
             raise JobFailed(
-                f"the job's rank is {self.settings.get('rank')!r}, and this training program exchanges its gradients"
-                f" {'as they are' if error is None else 'as factors'}"
+                f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
             )
         self._send(shared_form.Ready(lanes, digest))
         self._lanes = lanes
         format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
         message, (arena, self._doorbell, *files) = self._receive(shared_form.Arena)
-        residual = Residual(format)
-        if error is not None:
-            residual.kept, residual.limit = error, math.inf
+        left = Residual(format)
+        if residual is not None:
+            left.kept, left.limit = residual, math.inf
         self._arena = Arena(arena, message.fragments)
-        kept = lanes if error is None else len(error)
-        self._residual = ResidualFile(residual, kept, self.workdir)
+        kept = lanes if residual is None else len(residual)
+        self._residual = ResidualFile(left, kept, self.workdir)
         if message.state and (dropped := self._residual.take(files[0], message.state)):
             self._send(shared_form.Residual(dropped))
-        with_all = format, residual, self._arena, self._doorbell, self.number
+        with_all = format, left, self._arena, self._doorbell, self.number
         self._adding = AddingReducer(*with_all)
-        if error is None:
+        if residual is None:
             self._striped = StripedReducer(*with_all)
         else:
             self._sized = SizedRounds(self.number, self._arena, self._doorbell)
@@ -292,6 +294,8 @@ class Session:
             self._sized.convert(round_, vector, self.live)
         message = self._await_commit(round_)
         if message is not None and Round(round_, dict(message.counted)).agrees:
+            if vector.feedback and self._residual is not None:
+                self._residual.state = ""  # it belongs to no state before the step is applied
             self._sized.settle(message, vector)
         return message
 
