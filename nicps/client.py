@@ -16,7 +16,7 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -27,11 +27,12 @@ from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.fields import Message, encode
 from nicps.session.lanes import F32, LaneFormat, Residual
+from nicps.session.memory import Memory
 from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
-from nicps.session.reducers import AddingReducer, Reducer, Standing, StripedReducer
+from nicps.session.reducers import Reducer, Standing
 from nicps.session.residual_file import ResidualFile
-from nicps.session.sized import Round, SizedRounds, Vector
+from nicps.session.sized import Round, Vector
 
 __all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Session"]
 
@@ -73,13 +74,8 @@ class Session:
         #: About the last round that this member has committed.
         self._decision: shared_form.Decide | None = None
         self._lanes = 0
-        self._arena: Arena | None = None
-        self._doorbell = -1
         self._residual: ResidualFile | None = None
-        self._adding: AddingReducer | None = None
-        self._striped: StripedReducer | None = None
-        self._sized: SizedRounds | None = None  # in its place, where a step takes several rounds
-        self._reducer: Reducer | None = None  # of the phase: one of the former two
+        self._memory: Memory | None = None
         self._phase = Phase("none", 0, 0, ())
         self._next: shared_form.Phase | None = None
         self._offered = 0  # round of the last contribution
@@ -108,42 +104,39 @@ class Session:
 
     # ---- getting ready
 
-    def ready(self, lanes: int, digest: str, *, error: F32 | None = None) -> None:
+    def ready(self, lanes: int, digest: str, *, residual: F32 | None = None) -> None:
         """The model is built: `lanes` float32 a round, and a digest that must be the same on all members.
 
         A job that is resumed goes on with the residual that this host has kept; where it has none that fits, with none.
 
         Args:
-            error: of a job with `rank`, whose steps take several rounds (`nicps.steps`): float32 (n,), in place of the
-                residual. The program writes it; a job that is resumed finds in it what this host has kept.
+            residual: of a job whose steps take several rounds (`nicps.steps`): float32 (n,), which the program writes.
+                In a job that is resumed it gets what this host has kept.
 
         Raises:
             JobAborted: another member's model differs, or the job was stopped.
-            JobFailed: the job has `rank`, and the program does not know it, or the other way round.
+            JobFailed: the job's steps take several rounds, and the program's do not, or the other way round.
         """
-        if bool(self.settings.get("rank")) != (error is not None):
+        several = shared_form.has_steps(self.settings)
+        if several != (residual is not None):
+            job, program = ("several rounds", "one") if several else ("one round", "several")
+            keys = " or ".join(shared_form.SEVERAL_ROUNDS)
             raise JobFailed(
-                f"the job's rank is {self.settings.get('rank')!r}, and this training program exchanges its gradients"
-                f" {'as they are' if error is None else 'as factors'}"
+                f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
             )
         self._send(shared_form.Ready(lanes, digest))
         self._lanes = lanes
         format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
-        message, (arena, self._doorbell, *files) = self._receive(shared_form.Arena)
-        residual = Residual(format)
-        if error is not None:
-            residual.kept, residual.limit = error, math.inf
-        self._arena = Arena(arena, message.fragments)
-        kept = lanes if error is None else len(error)
-        self._residual = ResidualFile(residual, kept, self.workdir)
+        message, (arena, doorbell, *files) = self._receive(shared_form.Arena)
+        left = Residual(format)
+        if residual is not None:
+            left.kept, left.limit = residual, math.inf
+        whose = Arena(arena, message.fragments), doorbell, self.number
+        self._memory = Memory(format, left, *whose, several=several)
+        kept = lanes if residual is None else len(residual)
+        self._residual = ResidualFile(left, kept, self.workdir)
         if message.state and (dropped := self._residual.take(files[0], message.state)):
             self._send(shared_form.Residual(dropped))
-        with_all = format, residual, self._arena, self._doorbell, self.number
-        self._adding = AddingReducer(*with_all)
-        if error is None:
-            self._striped = StripedReducer(*with_all)
-        else:
-            self._sized = SizedRounds(self.number, self._arena, self._doorbell)
 
     def next_phase(self) -> Phase:
         """Wait for node 1's next decision (R7, R14, R15, R20).
@@ -157,10 +150,8 @@ class Session:
         self._phase = Phase(
             phase.kind, phase.first_round, phase.number, phase.shares, phase.exchange
         )
-        if self._arena is not None:
-            self._reducer = self._striped if phase.exchange.absolute else self._adding
-            if self._reducer is not None:
-                self._reducer.enter(phase.unit, len(phase.shares), phase.exchange)
+        if self._memory is not None:
+            self._memory.enter(phase)
         self._enter_view(phase)
         if phase.kind == "end" and self.settings.get("checkpoint_s", True):
             self._keep_residual()
@@ -180,8 +171,7 @@ class Session:
         assert self._residual is not None, "call ready() first"
         self._residual.residual.forget()
         self._residual.state = digest
-        if self._striped is not None:
-            self._striped.forget()
+        self._shared().forget()
         self._decision = None  # it was about a round before that state
         self._send(shared_form.Loaded(number, digest))
 
@@ -202,17 +192,17 @@ class Session:
 
     def need(self, round_: int) -> int:
         """Samples that are still enough to reach the quorum (R13); a large number before anybody contributed."""
-        of_round, samples = self._memory().need
+        of_round, samples = self._shared().arena.need
         return samples if of_round == round_ else 1 << 40
 
     def closed(self, round_: int) -> bool:
         """The round's list is closed without us, or the phase is over: drop the rest of the batch."""
-        arena = self._memory()
+        arena = self._shared().arena
         return arena.closed >= round_ or arena.phase > self._phase.number
 
     def progress(self, round_: int, samples: int) -> None:
         """A micro-batch is done; `samples` of the round so far."""
-        whole = self._sized is None  # otherwise no samples are counted in a round
+        whole = self._shared().sized is None  # otherwise no samples are counted in a round
         self._send(shared_form.Progress(round_, samples) if whole else shared_form.Alive())
         while self._channel.wait(0.0):
             self._pending.append(self._take())
@@ -285,14 +275,16 @@ class Session:
         Args:
             call: a checksum of what is called.
         """
-        assert self._sized is not None, "only of a job whose steps take several rounds"
+        rounds = self._shared().rounds
         if self._next is None and not self.closed(round_):
             self._offered, self._vector = round_, None
-            self._send(self._sized.begin(round_, vector, call))
-            self._sized.convert(round_, vector, self.live)
+            self._send(rounds.begin(round_, vector, call))
+            rounds.convert(round_, vector, self.live)
         message = self._await_commit(round_)
         if message is not None and Round(round_, dict(message.counted)).agrees:
-            self._sized.settle(message, vector)
+            if vector.feedback and self._residual is not None:
+                self._residual.state = ""  # it belongs to no state before the step is applied
+            rounds.settle(message, vector)
         return message
 
     def _await_commit(self, round_: int) -> shared_form.Committed | None:
@@ -309,11 +301,11 @@ class Session:
     @property
     def saturated(self) -> int:
         """Lanes so far that were too large for the step that a switch needs of all; the rest is in the residual."""
-        return self._adding.offers.saturated if self._adding is not None else 0
+        return self._memory.adding.offers.saturated if self._memory is not None else 0
 
     def sending_since(self, round_: int) -> float:
         """When this member's contribution began to go out, on CLOCK_MONOTONIC; 0 if it has not."""
-        return self._memory().sending_since(round_)
+        return self._shared().arena.sending_since(round_)
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted.
@@ -333,8 +325,7 @@ class Session:
         Args:
             digest: of the state after it, which must be the same on all members; "" where there is no state.
         """
-        if self._reducer is not None:
-            self._reducer.finish(commit)
+        self._shared().finish(commit)
         if self._residual is not None:
             self._residual.applied(commit.round, digest)
         self._send(shared_form.Read(commit.round, digest))
@@ -383,8 +374,7 @@ class Session:
         Raises:
             JobAborted: the job was stopped.
         """
-        adding = self._adding
-        assert adding is not None, "call ready() first"
+        adding = self._shared().adding
         if self._phase.share_of(self.number):
             adding.offers.begin(round_)
             self._send(shared_form.Offer(round_, 1, None, False))
@@ -431,13 +421,12 @@ class Session:
 
     # ---- inside
 
-    def _memory(self) -> Arena:
-        assert self._arena is not None, "call ready() first"
-        return self._arena
+    def _shared(self) -> Memory:
+        assert self._memory is not None, "call ready() first"
+        return self._memory
 
     def _reduces(self) -> Reducer:
-        assert self._reducer is not None, "call ready() and next_phase() first"
-        return self._reducer
+        return self._shared().reducer
 
     def _vector_of(self, round_: int) -> F32 | None:
         """What this member has offered to that round."""
@@ -485,7 +474,8 @@ class Session:
             else:
                 self.checkpoint(0, "the training program cannot save while it waits for the others")
         if isinstance(message, shared_form.Phase | shared_form.View):
-            self._map(message, iter(fds))
+            if self._memory is not None:
+                self._memory.map(message, iter(fds))
         if isinstance(message, shared_form.View):
             if self._enter_view(message) and self._decision is not None:
                 self._send(self._decision)
@@ -497,19 +487,11 @@ class Session:
             with contextlib.suppress(ChannelClosed):  # where the job was stopped
                 self._send(shared_form.Residual(error))
 
-    def _map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
-        """Map the memory that comes with a message."""
-        if self._adding is not None:
-            self._adding.map(message, fds)
-        for reducer in (self._striped, self._sized):
-            if reducer is not None:
-                reducer.map(message, fds)
-
     def _enter_view(self, message: shared_form.Phase | shared_form.View) -> bool:
         """Another view is in force, or another phase; whether this member has become the lead."""
         led, self.lead = self.lead, message.lead == self.number
         self.view, self.live = message.view, frozenset(message.live)
-        if self._reducer is not None:
+        if self._memory is not None:
             standing = Standing(self.number, self.view, self.live, self._phase.shares)
-            self._reducer.change_view(standing)
+            self._memory.change_view(standing)
         return self.lead and not led

@@ -28,6 +28,7 @@ from nicps.session import json_form
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.fields import Message, encode
 from nicps.session.messages import VERSION, Error, Ok
+from nicps.session.shared_form import has_steps
 
 GRACE_S = 2.0  # for the agent to see why a program has gone, before we say that it has
 NOBODY = 1 << 40  # samples that `Session.need` gives before anybody has contributed
@@ -139,9 +140,9 @@ class Gateway:
     def _ready(self, message: json_form.Ready) -> Message:
         if self._shapes:
             raise Misfit("'ready' comes twice")
-        if rank := self.session.settings.get("rank"):
+        if has_steps(self.session.settings):
             raise Misfit(
-                f"the job's rank is {rank}, and a program that speaks JSON knows no factors"
+                "a step of this job takes several rounds (rank or bucket_mb), and one of a program that speaks JSON one"
             )
         shapes: dict[str, tuple[int, ...]] = {}
         for parameter in message.parameters:

@@ -216,8 +216,8 @@ class FakeSession:
     def lead(self) -> bool:
         return self.network.lead == self.number
 
-    def ready(self, lanes: int, digest: str, *, error: np.ndarray | None = None) -> None:
-        self.error = error
+    def ready(self, lanes: int, digest: str, *, residual: np.ndarray | None = None) -> None:
+        self.residual = residual
         with self.network.changed:
             self.network.ready[self.number] = lanes, digest
             if len(self.network.ready) == self.members:

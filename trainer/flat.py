@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,11 +145,7 @@ class FlatModel:
             JobError: a buffer that is not averaged has changed, or one that is has another shape.
         """
         for parameter, gradient in zip(self.trained, self._gradients, strict=True):
-            if parameter.grad is not gradient:  # somebody replaced it: a hook, or zero_grad()
-                gradient.zero_()
-                if parameter.grad is not None:
-                    gradient.copy_(parameter.grad)
-                parameter.grad = gradient
+            _collect(parameter, gradient)
         for buffer in self._buffers:
             if buffer.name in self._averaged:
                 buffer.take_back()
@@ -162,6 +159,23 @@ class FlatModel:
         change.mul_(samples)
         torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0, out=change)
         return self.vector
+
+    def on_gradient(self, note: Callable[[int], None]) -> None:
+        """Tell of each parameter in `trained`, by its place, when a backward pass has made its gradient.
+
+        It lies in `vector` then.
+        """
+
+        def made(parameter: Tensor, index: int, gradient: Tensor) -> None:
+            with torch.no_grad():
+                _collect(parameter, gradient)
+            note(index)
+
+        for index, (parameter, gradient) in enumerate(
+            zip(self.trained, self._gradients, strict=True)
+        ):
+            hook = partial(made, index=index, gradient=gradient)
+            parameter.register_post_accumulate_grad_hook(hook)
 
     @torch.no_grad()
     def changed_buffers(self) -> frozenset[str]:
@@ -261,6 +275,16 @@ class FlatModel:
         """What the vector's lane `index` belongs to: `parameter '0.weight'`."""
         entry = self.layout[int(np.searchsorted(self._ends, index, side="right"))]
         return f"{entry['kind']} {entry['name']!r}"
+
+
+def _collect(parameter: Tensor, gradient: Tensor) -> None:
+    """Give a parameter its place for gradients again, with what it has now."""
+    if parameter.grad is gradient:
+        return
+    gradient.zero_()  # somebody replaced it: a hook, or zero_grad()
+    if parameter.grad is not None:
+        gradient.copy_(parameter.grad)
+    parameter.grad = gradient
 
 
 Named = list[tuple[str, Tensor]]

@@ -23,15 +23,15 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nicps.client import Commit, Phase, Session
 from nicps.errors import NonFinite
-from nicps.steps import Step, StepEnded
 from trainer import weights
 from trainer.errors import JobError
+from trainer.exchange import exchanger_of
 from trainer.metrics import Metrics, save_gradients, sum_of
 from trainer.pace import Pace
 from trainer.records import Part, Place, Records
@@ -45,18 +45,6 @@ if TYPE_CHECKING:
 STATE = "state.npz"  # between members
 CHECKPOINT = "checkpoint.npz"  # for after an alarm
 MASK = 2**63 - 1
-
-
-class Exchanged(NamedTuple):
-    """A step's sum is there. `own`: samples that this member has contributed; `contribute_s`: converting took so long.
-
-    `committed`: on the clock.
-    """
-
-    commit: Commit
-    own: int
-    contribute_s: float
-    committed: float
 
 
 class Loop:
@@ -101,6 +89,10 @@ class Loop:
         self._trackers = Trackers(self._settings, self._job.name, out, self._warn)
         self._total = np.empty(self._model.lanes, np.float32)
         self._phase = Phase("none", 0, 0, ())
+        self._exchanger = exchanger_of(
+            session, training, self._finished, self._save_gradients, clock
+        )
+        self._late_warnings: list[str] = []
         self._place = Place(0, 0, 0)
         self._part = Part(train, self._place, None, 0)
         self._began: float | None = None  # on the clock, when State.seconds was 0
@@ -116,10 +108,7 @@ class Loop:
             nicps.client.JobAborted: another one cannot, or the user stopped the job.
         """
         digest = weights.model_digest(self._model.layout, self._training.digest())
-        if (factors := self._training.factors) is None:
-            self._session.ready(self._model.lanes, digest)
-        else:
-            self._session.ready(factors.room, digest, error=factors.error)
+        self._exchanger.ready(digest)
         kinds = {
             "train": self._train_phase,
             "test": self._test_round,
@@ -162,19 +151,25 @@ class Loop:
         """One step, from that round on; the round after it, or 0 when the phase is over."""
         session, model, training = self._session, self._model, self._training
         start, clipped = self._clock(), self._clipped
-        samples, loss_sum = self._compute(round_)
-        offered = self._clock()
-        exchange = self._exchange if training.factors is None else self._exchange_factors
-        exchanged = exchange(round_, samples)
+        try:
+            samples, loss_sum = self._compute(round_)
+            offered = self._clock()
+            exchanged = self._exchanger.exchange(self._phase, round_, samples, self._total)
+        except NonFinite as error:
+            raise self._not_finite(round_, error.index) from None
+        except BaseException:
+            self._exchanger.give_up()
+            raise
+        self._say_late_warnings()
         if exchanged is None:
             model.restore()
             self._clipped = clipped  # that gradient is nobody's
             return 0
-        commit, own, contribute, committed = exchanged
+        commit, own, contribute, committed, divided = exchanged
         round_, summed = commit.round, self._clock()
         self._save_gradients(round_, own, **sum_of(commit, self._total))
         training.unit = commit.unit
-        training.step(self._total, commit.samples)
+        training.step(self._total, 1 if divided else commit.samples)
         session.applied(commit, training.digest())
         loss = loss_sum / samples if samples else None
         training.state = replace(
@@ -215,37 +210,6 @@ class Loop:
             self._checkpoint()
         return round_ + 1 if goes_on else 0
 
-    def _exchange(self, round_: int, samples: int) -> Exchanged | None:
-        """Offer the gradient to a round, and read its sum."""
-        session, offered = self._session, self._clock()
-        contribute, own = 0.0, 0
-        if samples and not session.closed(round_):
-            own = samples
-            self._contribute(round_, samples)
-            contribute = self._clock() - offered
-        commit = session.wait_commit(round_, self._total)
-        if commit is None:
-            return None
-        committed = self._clock()
-        session.sum(commit, self._total)
-        return Exchanged(commit, own, contribute, committed)
-
-    def _exchange_factors(self, round_: int, samples: int) -> Exchanged | None:
-        """The same in as many rounds as factors take. All members give all of their share (R13)."""
-        factors = self._training.factors
-        assert factors is not None
-        step = Step(self._session, self._phase, round_, factors.room)
-        vector = self._finished(samples)
-        finite = np.isfinite(vector)
-        if not finite.all():
-            raise self._not_finite(round_, int(np.argmin(finite)))
-        try:
-            factors.exchange(vector, self._total, step.add)
-        except StepEnded:
-            return None
-        assert step.commit is not None
-        return Exchanged(step.commit, samples, 0.0, self._clock())
-
     def _compute(self, round_: int) -> tuple[int, float]:
         """Work the own share in micro-batches (R13): samples done, and the sum of their losses."""
         session, training = self._session, self._training
@@ -261,23 +225,18 @@ class Loop:
                 continue
             if session.closed(round_):  # the others need no more: this host may catch up with them
                 break
+            if end == share:
+                self._exchanger.begin(self._phase, round_)
             loss_sum += training.compute(self._part.take(indices[done:end]), end - done)
             done = end
             self._pace.keep(begun)
+            if self._exchanger.busy:
+                break
             session.progress(round_, done)
             # Enough for the quorum: what the others have ready and counted, and this (R13).
             if self._settings.quorum < 1 and 0 < session.need(round_) <= done:
                 break
         return done, loss_sum
-
-    def _contribute(self, round_: int, samples: int) -> None:
-        """Offer the gradient, clipped if the job says so."""
-        vector = self._finished(samples)
-        self._save_gradients(round_, samples)  # counted it may be even if this member dies
-        try:
-            self._session.contribute(round_, vector, samples)
-        except NonFinite as error:
-            raise self._not_finite(round_, error.index) from None
 
     def _finished(self, samples: int) -> F32:
         """What this member contributes."""
@@ -376,8 +335,12 @@ class Loop:
 
     def _keep(self) -> None:
         """R18: no majority is left, and this may be all that remains. What this member has offered stays as it is."""
-        self._model.restore()  # its own forward passes have moved the buffers
-        self._checkpoint()
+
+        def keep() -> None:
+            self._model.restore()  # its own forward passes have moved the buffers
+            self._checkpoint()
+
+        self._exchanger.aside(keep)
 
     def _checkpoint(self) -> None:
         """Where it cannot be written, the former one stays."""
@@ -408,7 +371,15 @@ class Loop:
 
     def _warn(self, message: str) -> None:
         print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
-        self._session.report({"warning": message})
+        if self._exchanger.busy:
+            self._late_warnings.append(message)
+        else:
+            self._session.report({"warning": message})
+
+    def _say_late_warnings(self) -> None:
+        """What was to be said while the session was another thread's."""
+        while self._late_warnings:
+            self._session.report({"warning": self._late_warnings.pop(0)})
 
     def _report(self, round_: int, samples: int, seconds: float, *, tested: bool = False) -> None:
         state = self._training.state

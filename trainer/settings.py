@@ -28,6 +28,8 @@ class Settings:
     lane: integers on the wire: "i32", "i16" or "i8".
     rank: the gradients of matrices are exchanged as two factors of that rank, in two rounds a step. `lane` is "i32" and
         `quorum` 1 then, and the exchange is stripes. None: as they are.
+    bucket_mb: gradients go out in buckets of so many MB (of float32), each as backward has made it. `quorum` is 1 then,
+        and the exchange is stripes. None: in one, once backward has ended.
     exchange: how the gradients of a round become one sum: "broadcast", every host adds what the others broadcast;
         "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto", the switch
         where the starting host believes one, else stripes.
@@ -62,6 +64,7 @@ class Settings:
     rounds: int | None = None
     lane: str = "i16"
     rank: int | None = None
+    bucket_mb: float | None = None
     exchange: str = "auto"
     quorum: float = 0.9
     micro_batches: int = MIN_MICRO_BATCHES
@@ -143,9 +146,11 @@ def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
 
 def implied(settings: Settings) -> Settings:
     """With what other settings imply."""
-    if settings.rank is None:
-        return settings
-    return dataclasses.replace(settings, lane="i32", quorum=1.0)
+    if settings.rank is not None:
+        return dataclasses.replace(settings, lane="i32", quorum=1.0)
+    if settings.bucket_mb is not None:
+        return dataclasses.replace(settings, quorum=1.0)
+    return settings
 
 
 def flat(settings: Settings) -> dict[str, Any]:
@@ -166,15 +171,20 @@ def check(settings: Settings) -> None:
     """
     for key in ("batch", "test_batch", "threads"):
         _demand(settings, key, getattr(settings, key) >= 1, "at least 1")
-    for key in ("epochs", "rounds", "test_every", "clip", "rank"):
+    for key in ("epochs", "rounds", "test_every", "clip", "rank", "bucket_mb"):
         value = getattr(settings, key)
         _demand(settings, key, value is None or value > 0, "more than 0")
     _demand(settings, "lane", settings.lane in LANES, " or ".join(LANES))
     _demand(settings, "exchange", settings.exchange in EXCHANGES, " or ".join(EXCHANGES))
-    if settings.rank is not None:
-        stripes = settings.exchange in ("auto", "stripes")
-        _demand(settings, "exchange", stripes, "auto or stripes, as rank is set")
-        _demand(settings, "save_gradients", not settings.save_gradients, "false, as rank is set")
+    for key in ("rank", "bucket_mb"):  # steps of several rounds
+        if getattr(settings, key) is not None:
+            stripes = settings.exchange in ("auto", "stripes")
+            _demand(settings, "exchange", stripes, f"auto or stripes, as {key} is set")
+            whole = not settings.save_gradients
+            _demand(settings, "save_gradients", whole, f"false, as {key} is set")
+    if settings.bucket_mb is not None:
+        _demand(settings, "rank", settings.rank is None, "none, as bucket_mb is set")
+        _demand(settings, "clip", settings.clip is None, "none, as bucket_mb is set")
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
     _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
     least = MIN_MICRO_BATCHES if settings.quorum < 1 else 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import state, weights
+from trainer.buckets import Buckets
 from trainer.errors import JobError
 from trainer.job import Job
 from trainer.settings import State, flat
@@ -29,7 +30,7 @@ class Training:
 
     Attributes: `state`, how far it is; `finishing`, whether the last round was the last of all but the final test;
     `unit`, the log2 of the last sum's lowest bit, None before the first; `rounds`, how many are planned, or None;
-    `factors`, as which gradients are exchanged, or None.
+    `factors`, as which gradients are exchanged, `buckets`, in which they are, or None.
     """
 
     def __init__(self, job: Job, model: FlatModel, records: int) -> None:
@@ -52,6 +53,9 @@ class Training:
         if job.settings.rank is not None:
             module = importlib.import_module("trainer.factors")  # with PyTorch's distributed part
             self.factors = module.Factors(model.layout, job.settings.rank)
+        self.buckets: Buckets | None = None
+        if (size := job.settings.bucket_mb) is not None:
+            self.buckets = Buckets(model.layout, size, job.settings.lane)
         self.state = State()
         self.finishing = False
         self.unit: int | None = None

@@ -29,13 +29,14 @@ class Compressed:
             a member's number or the sum is not finite.
         residual: float32 (n,), finite, written with the sum. Fragments whose sum is not finite keep theirs.
         width: of the lanes, in bits.
+        mean: False: the sum takes the vector's place.
     """
 
     feedback = True
 
-    def __init__(self, vector: F32, residual: F32, width: int) -> None:
+    def __init__(self, vector: F32, residual: F32, width: int, *, mean: bool = True) -> None:
         self.width = width
-        self._vector, self._kept = vector, residual
+        self._vector, self._kept, self._mean = vector, residual, mean
         self._format = LaneFormat(1 << 40, width)
         shape = (self._format.batch, self._format.per_fragment)
         self._value, self._sent = np.empty(shape, np.float32), np.empty(shape, np.float32)
@@ -104,7 +105,8 @@ class Compressed:
         scale[lost] = np.nan
         with np.errstate(over="ignore"):
             sent *= scale
-        np.divide(sent.reshape(-1)[:length], np.float32(outcome.members), out=self._vector[here])
+        by = np.float32(outcome.members if self._mean else 1)
+        np.divide(sent.reshape(-1)[:length], by, out=self._vector[here])
 
     def _add_rests(self, outcome: Outcome) -> None:
         """Add what rounding the sums of the own stripe has left over."""

@@ -277,8 +277,8 @@ class Course:
             )
         if self.plan.steps:
             return self.stop(
-                "the sums of stripes do not come: this network does not carry frames to one host, which rank needs:"
-                " submit the job without it"
+                "the sums of stripes do not come: this network does not carry frames to one host, which rank and"
+                " bucket_mb need: submit the job without it"
             )
         told = self.choice.give_up(exchange)
         if self._purpose:

@@ -45,7 +45,7 @@ from nicps.job.orders import (
     StateSaved,
     Warn,
 )
-from nicps.job.plan import has_steps, is_group
+from nicps.job.plan import is_group
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.script import is_script
@@ -54,6 +54,7 @@ from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
 from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
 from nicps.session import shared_form as says
+from nicps.session.shared_form import has_steps
 
 
 class Part:

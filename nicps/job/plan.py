@@ -15,6 +15,7 @@ from nicps.job.script import is_script
 from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
+from nicps.session.shared_form import has_steps
 
 #: Key of a member's answer to a training phase with stripes: why its kernel takes none.
 REFUSED = "refused"
@@ -121,7 +122,7 @@ class Plan:
         if has_steps(settings):
             if name not in ("auto", Exchange.STRIPES.name):
                 raise JobFailed(
-                    f"the job's exchange is {name}, and with rank it must be stripes or auto"
+                    f"the job's exchange is {name}, and with rank or bucket_mb it must be stripes or auto"
                 )
             return Exchange.STRIPES
         if name == "auto":
@@ -198,12 +199,6 @@ class Plan:
 def is_group(settings: Mapping[str, Any]) -> bool:
     """Whether these settings are those of a group."""
     return isinstance(settings.get("group"), Mapping)
-
-
-def has_steps(settings: Mapping[str, Any]) -> bool:
-    """Whether a step of this job takes several rounds, as it exchanges factors of low rank."""
-    rank = settings.get("rank")
-    return isinstance(rank, int) and rank > 0
 
 
 def _asked(settings: Mapping[str, Any]) -> str:

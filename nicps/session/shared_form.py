@@ -46,7 +46,14 @@ _NAME = choice("broadcast", "stripes", "switch", "linux-switch")
 EXCHANGE = Kind(
     _NAME.text, lambda value: Exchange.named(_NAME.read(value)), lambda exchange: exchange.name
 )
+#: Settings by which a job's training steps take several rounds: factors of low rank, and gradients in buckets.
+SEVERAL_ROUNDS = ("rank", "bucket_mb")
 DECISIONS = ("continue", "test", "end")
+
+
+def has_steps(settings: Mapping[str, Any]) -> bool:
+    """Whether a job's training steps take several rounds."""
+    return any(settings.get(key) for key in SEVERAL_ROUNDS)
 
 
 # ---- a training program to its agent

@@ -284,7 +284,7 @@ def test_a_job_with_rank_has_no_place_for_a_program_that_speaks_json(
     setting = make()
     setting.session.settings["rank"] = 2
     answer = setting.program.ask("ready", digest="d", parameters=PARAMETERS)
-    refused(setting, answer, "the job's rank is 2, and a program that speaks JSON knows no factors")
+    refused(setting, answer, "a step of this job takes several rounds (rank or bucket_mb), and one")
 
 
 def refused(setting: Setting, answer: dict[str, Any], reason: str) -> None:

@@ -16,12 +16,13 @@ from nicps.exchange import Exchange
 from nicps.job.actions import NoteCommit
 from nicps.job.course import Course
 from nicps.job.orders import CommitNext, SaveState, Saving
-from nicps.job.plan import Plan, has_steps
+from nicps.job.plan import Plan
 from nicps.job.program import Program
 from nicps.job.steps import Steps
 from nicps.protocol import Phase
 from nicps.protocol.actions import Answered, Committed
 from nicps.protocol.admission import Joiner
+from nicps.session.shared_form import has_steps
 from nicps.steps import Step, StepEnded, room_of
 from tests.ring_parts import START, VIEW
 from tests.unit.test_tally import MEMBERS
@@ -53,7 +54,9 @@ def test_its_exchange_is_stripes(own: Exchange) -> None:
     """Also where this host believes a P4 switch."""
     assert Plan.choose({**SETTINGS, "exchange": "auto"}, own) == Exchange.STRIPES
     assert Plan.choose({**SETTINGS, "exchange": "stripes"}, own) == Exchange.STRIPES
-    with pytest.raises(JobFailed, match="exchange is switch, and with rank it must be stripes"):
+    with pytest.raises(
+        JobFailed, match="exchange is switch, and with rank or bucket_mb it must be stripes"
+    ):
         Plan.choose({**SETTINGS, "exchange": "switch"}, own)
 
 
@@ -89,7 +92,7 @@ def test_a_round_that_is_judged_late_opens_nothing() -> None:
 
 def test_factors_have_no_other_exchange() -> None:
     (stop,) = course().exchange_fails(Exchange.STRIPES)
-    assert "which rank needs" in stop.phase.settings["message"]  # type: ignore[union-attr]
+    assert "which rank and bucket_mb need" in stop.phase.settings["message"]  # type: ignore[union-attr]
     assert stop.phase.kind is wire.PhaseKind.STOP  # type: ignore[union-attr]
 
 
@@ -171,9 +174,10 @@ def test_a_program_that_does_not_know_the_jobs_rank(rank: int | None) -> None:
     agent = Agent(2)
     try:
         agent.session.settings["rank"] = rank
-        error = None if rank else np.zeros(3, np.float32)
-        with pytest.raises(JobFailed, match=f"the job's rank is {rank}, and this training program"):
-            agent.session.ready(720, "d", error=error)
+        residual = None if rank else np.zeros(3, np.float32)
+        said = "several rounds, and .* program one" if rank else "one round, and .* program several"
+        with pytest.raises(JobFailed, match=f"a step of this job takes {said}"):
+            agent.session.ready(720, "d", residual=residual)
     finally:
         agent.close()
 

@@ -199,7 +199,7 @@ def test_members_train_the_same_weights_in_two_rounds_a_step(digits: Path, tmp_p
         assert len({row["weights_sha256"] for row in rows}) == 1
     assert all(row["counted"] == {"1": 40, "2": 40, "3": 40} for row in trained[0])
     assert trained[0][-1]["loss"] < trained[0][0]["loss"] * 0.8
-    errors = [session.error for session in outcome.sessions]
+    errors = [session.residual for session in outcome.sessions]
     assert all(error is not None and error.any() for error in errors)
 
 

@@ -331,7 +331,7 @@ def test_what_was_summed_early_and_not_counted(
 
 def interrupt(agent: Agent, monkeypatch: pytest.MonkeyPatch, out: Any, what: Any) -> None:
     """Do `what` as soon as something has been summed early into `out`."""
-    sums = agent.session._adding.sums
+    sums = agent.session._shared().adding.sums
     ahead = sums.ahead
     out[:] = np.nan
 

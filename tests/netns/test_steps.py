@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs whose gradients travel as factors, in two rounds a step, with real agents (docs/jobs.md, "Low rank")."""
+"""Jobs whose steps take several rounds: factors of low rank, and gradients in buckets (docs/jobs.md). Real agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from tests.netns.labs import until
 from tests.netns.members import DIGITS, Network, Run, tiny_job
 from tests.netns.test_leaving import ends_well
 
-SETTINGS: dict[str, Any] = {"rank": 2, "exchange": "stripes"}
+#: Two rounds a step of the tiny job.
+KINDS: dict[str, dict[str, Any]] = {
+    "rank": {"rank": 1, "exchange": "stripes"},
+    "buckets": {"bucket_mb": 0.0001, "lane": "i8", "exchange": "stripes"},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +46,18 @@ def same_weights(run: Run, *hosts: str) -> dict[int, str]:
     return found
 
 
-def test_rounds_are_steps_for_users(three: Network) -> None:
+@kinds
+def test_rounds_are_steps_for_users(three: Network, kind: str) -> None:
     """In the result, the metrics, the status and the log; the kernels have counted every fragment."""
     before = {host: three.status(host)["activity"] for host in three.names}  # type: ignore[index]
-    run = three.train(DIGITS, rounds=40, test_every=20, **SETTINGS)
+    settings = {**KINDS[kind], "rounds": 40, "test_every": 20}
+    run = three.train(DIGITS, **settings)
     assert run.result["rounds"] == 40 and run.result["weights_identical"]
-    assert run.result["test_accuracy"] > 0.8 and run.result["fragments_added"] > 0
+    assert run.result["test_accuracy"] > 0.7 and run.result["fragments_added"] > 0
     assert sorted(same_weights(run, *three.names)) == [*range(1, 41)]
     rows = run.training("h1")
-    assert {later["round"] - row["round"] for row, later in pairwise(rows[:19])} == {2}
+    rounds = {"rank": 2, "buckets": 3}[kind]  # a layer's weights and its biases can be buckets each
+    assert {later["round"] - row["round"] for row, later in pairwise(rows[:19])} == {rounds}
     assert all(row["counted"] == {"1": 40, "2": 40, "3": 40} for row in rows)
     for host in three.names:
         after = three.status(host)["activity"]  # type: ignore[index]
@@ -57,13 +65,16 @@ def test_rounds_are_steps_for_users(three: Network) -> None:
         assert after["samples"] - before[host]["samples"] == 40 * 120, host
 
 
-@pytest.mark.parametrize("host", ["h1", "h2"])
-def test_a_host_is_killed_and_comes_back(three: Network, open_path: Path, host: str) -> None:
+@pytest.mark.parametrize(("kind", "host"), [("rank", "h1"), ("rank", "h2"), ("buckets", "h1")])
+def test_a_host_is_killed_and_comes_back(
+    three: Network, open_path: Path, kind: str, host: str
+) -> None:
     """The lead, or another one. What the others' factors begin with comes to it with the state."""
     stop = open_path / "stop"
     ends = f"def done(state):\n    return os.path.exists({str(stop)!r})\n"
-    job = tiny_job(open_path, ends, f"killed_{host}")
-    with closing(three.submit("h1", job, rounds=100_000, rank=1, exchange="stripes")):
+    name = f"{kind}_{host}"
+    job = tiny_job(open_path, ends, name)
+    with closing(three.submit("h1", job, rounds=100_000, **KINDS[kind])):
         three.in_training("h3", rounds=20)
         three.end(host, signal.SIGKILL)
         three.in_training("h3", rounds=6)
@@ -74,9 +85,9 @@ def test_a_host_is_killed_and_comes_back(three: Network, open_path: Path, host: 
         until(lambda: samples(three, host) > alone + 200, "it is counted again")
         stop.touch()
         places = [three.place(each, "runs") for each in three.names]
-        until(lambda: results(places, host), "the result")
+        until(lambda: results(places, name), "the result")
         three.all_stand_by()
-    (path,) = results(places, host)
+    (path,) = results(places, name)
     run = Run(json.loads(path.read_text()), [], dict.fromkeys(three.names, path.parents[1]))
     assert run.result["weights_identical"] and set(run.members) == {"h1", "h2", "h3"}
     found = same_weights(run, *three.names)
@@ -94,15 +105,17 @@ def samples(network: Network, host: str) -> int:
     return int(of[number])
 
 
-def results(places: list[Path], host: str) -> list[Path]:
-    """Of the job in which that host is killed."""
-    return [path for place in places for path in place.glob(f"*killed_{host}*/result.json")]
+def results(places: list[Path], name: str) -> list[Path]:
+    """Of the job of that name."""
+    return [path for place in places for path in place.glob(f"*-{name}-*/result.json")]
 
 
-def test_a_resumed_job_has_the_same_bits(two: Network) -> None:
+@kinds
+def test_a_resumed_job_has_the_same_bits(two: Network, kind: str) -> None:
     """Every host goes on with its own error, and all with what their factors begin with."""
     job = tiny_job(two.folder)
-    settings = {"rank": 1, "exchange": "stripes", "batch": 16}
+    settings = {**KINDS[kind], "batch": 16}
+    lanes = 16 * 8 + 8 * 4 + (8 + 4) * (kind == "buckets")
     straight = same_weights(two.train(job, rounds=12, **settings), *two.names)
     half = two.train(job, rounds=6, **settings)
     folder = two.place("h1", "runs") / half.result["job_id"]
@@ -110,7 +123,7 @@ def test_a_resumed_job_has_the_same_bits(two: Network) -> None:
         path = two.place(host, "runs") / half.result["job_id"] / "checkpoint"
         with np.load(path / f"{host}.residual.npz") as archive:
             head, error = json.loads(archive["residual.json"]), archive["residual"]
-        assert head["lanes"] == len(error) == 16 * 8 + 8 * 4 and error.any()
+        assert head["lanes"] == len(error) == lanes and error.any()
     done = two.command("h1", "resume", str(folder), "--set", "rounds=12", "--wait", "--json")
     result = ends_well(done, set(two.names), rounds=6)
     run = Run(result, [], {host: two.place(host, "runs") for host in two.names})
@@ -122,6 +135,8 @@ def test_a_network_that_cannot_do_stripes(tmp_path: Path) -> None:
     with Network(2) as network:
         network.up()
         network.lab.lose_next("all", FrameType.SUM, 1 << 30)
-        with pytest.raises(JobFailed, match="which rank needs: submit the job without it"):
+        with pytest.raises(
+            JobFailed, match="which rank and bucket_mb need: submit the job without it"
+        ):
             network.train(tiny_job(network.folder), rank=1, exchange="auto")
         network.all_stand_by()
