@@ -13,6 +13,7 @@ import numpy.typing as npt
 from nicps.errors import NonFinite
 from nicps.steps import Step, room_of
 from trainer import weights
+from trainer.errors import JobError
 
 F32 = npt.NDArray[np.float32]
 _MB = 1 << 20
@@ -24,7 +25,7 @@ class Buckets:
 
     Attributes: `residual`, float32 (lanes,), what rounding has left over at this member; `pieces`, averaged buffers the
     last one; `width` of the lanes, in bits; `room`, numbers of a round at most. `piece_of` each parameter that is
-    trained.
+    trained, and their `names`.
 
     Args:
         layout: of the vector.
@@ -32,7 +33,9 @@ class Buckets:
     """
 
     def __init__(self, layout: weights.Layout, megabytes: float, lane: str) -> None:
-        sizes = [weights.size(entry) for entry in layout if entry["kind"] == "parameter"]
+        parameters = [entry for entry in layout if entry["kind"] == "parameter"]
+        sizes = [weights.size(entry) for entry in parameters]
+        self.names = [entry["name"] for entry in parameters]
         lanes, end = weights.lanes(layout), sum(sizes)
         self.residual: F32 = np.zeros(lanes, np.float32)
         self.width = int(lane.removeprefix("i"))
@@ -76,9 +79,16 @@ class Overlap:
     # ---- the thread that computes
 
     def note_gradient(self, parameter: int) -> None:
-        """The gradient of that parameter is whole. With the last one of a bucket it goes out, in its turn."""
+        """The gradient of that parameter is whole. With the last one of a bucket it goes out, in its turn.
+
+        Raises:
+            JobError: it was said to be whole before: some of it may be missing in what has gone out.
+        """
         if self._made[parameter]:
-            return
+            raise JobError(
+                f"parameter {self._buckets.names[parameter]!r} gets its gradient in several parts, as in a layer that"
+                " is checkpointed and used twice: such a model cannot have bucket_mb"
+            )
         self._made[parameter] = True
         self._missing[self._buckets.piece_of[parameter]] -= 1
         while self._passed < len(self._missing) and not self._missing[self._passed]:

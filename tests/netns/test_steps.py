@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -65,7 +66,7 @@ def test_rounds_are_steps_for_users(three: Network, kind: str) -> None:
         assert after["samples"] - before[host]["samples"] == 40 * 120, host
 
 
-@pytest.mark.parametrize(("kind", "host"), [("rank", "h1"), ("rank", "h2"), ("buckets", "h1")])
+@pytest.mark.parametrize(("kind", "host"), [("rank", "h1"), ("buckets", "h2")])
 def test_a_host_is_killed_and_comes_back(
     three: Network, open_path: Path, kind: str, host: str
 ) -> None:
@@ -108,6 +109,27 @@ def samples(network: Network, host: str) -> int:
 def results(places: list[Path], name: str) -> list[Path]:
     """Of the job of that name."""
     return [path for place in places for path in place.glob(f"*-{name}-*/result.json")]
+
+
+@kinds
+def test_no_majority_is_left(three: Network, open_path: Path, kind: str) -> None:
+    """R18: the last of three saves the state after its last whole step, also from the middle of the next one."""
+    settings = {**KINDS[kind], "rounds": 100_000, "alarm_below": 0.0}
+    with closing(three.submit("h1", tiny_job(open_path), **settings)):
+        three.in_training("h3", rounds=20)
+        job = three.status("h3")["job"]  # type: ignore[index]
+        for host in ("h1", "h2"):
+            os.killpg(three.agents[host].process.pid, signal.SIGKILL)
+        until(lambda: "saved after" in three.status("h3")["trouble"], "it is saved")  # type: ignore[index]
+        trouble = three.status("h3")["trouble"]  # type: ignore[index]
+    kept = three.place("h3", "runs") / job / "checkpoint" / "checkpoint.npz"
+    with np.load(kept) as saved:
+        trained = json.loads(saved["state.json"])["progress"]["round"]
+    assert trained > 5 and f"saved after {trained} rounds of training" in trouble
+    for host in ("h1", "h2"):
+        three.end(host, signal.SIGKILL)
+    three.leave("h3")
+    three.ready()
 
 
 @kinds

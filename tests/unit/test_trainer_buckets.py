@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,6 @@ def test_a_bucket_goes_out_as_soon_as_it_is_whole_and_in_its_turn() -> None:
     overlap = Overlap(Buckets(LAYOUT, SIZE, "i16"), vector, step)  # type: ignore[arg-type]
     overlap.note_gradient(1)  # out of turn
     overlap.note_gradient(3)
-    overlap.note_gradient(3)  # as where a parameter is told of twice
     assert step.taken == []
     overlap.note_gradient(2)
     step.wait(2)
@@ -240,6 +240,27 @@ def wait_for_a_sum() -> None:
             round_ in network.sized
         ):  # otherwise what comes next is the test, and this step is nobody's
             _SEEN.append(round_)
+
+
+def test_a_gradient_that_comes_in_several_parts_is_refused(job: Path, tmp_path: Path) -> None:
+    """What has gone out would lack some of it, and nobody would know."""
+    text = JOB.replace(
+        "self.last(torch.relu(Watched.apply(self.norm(self.first(x)))))",
+        "self.last(torch.relu(self.twice(self.twice(self.norm(self.first(x))))))",
+    )
+    text = text.replace(
+        "self.first, self.norm", "self.inner = nn.Linear(32, 32)\n        self.first, self.norm"
+    )
+    text += (
+        "\nfrom torch.utils.checkpoint import checkpoint\n"
+        "Net.twice = lambda self, x: (\n"
+        "    checkpoint(self.inner, x, use_reentrant=True) if x.requires_grad else self.inner(x)\n)\n"
+    )
+    (job / "job.py").write_text(text)
+    assert run_job(job, tmp_path / "whole", 2, rounds=2).errors == [None] * 2
+    outcome = train(job, tmp_path / "buckets", 2)
+    said = "parameter 'inner.[a-z]+' gets its gradient in several parts"
+    assert any(re.search(said, str(error)) for error in outcome.errors), outcome.errors
 
 
 def test_members_train_the_same_weights(job: Path, tmp_path: Path) -> None:
