@@ -426,8 +426,11 @@ class Scripts:
                 keep_files(run.base, kept, {OUTPUT: OUTPUT})
                 copy_tree(run.base / "work" / "out", kept / "out")
             except OSError as error:
-                log(explain("keep what the script has left", error))
-            finally:
+                left = run.base.rename(
+                    run.base.with_name(f"nicps-left-{run.launch.job}-{run.name}")
+                )
+                log(f"{explain('keep what the script has left', error)}; it is in {left}")
+            else:
                 remove(run.base)
 
         self._children.once_gone(lambda: self._loop.background(keep, lambda: None))

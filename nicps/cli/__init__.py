@@ -101,7 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = _own(arguments)
     verbose = "--verbose" in own
     try:
-        options = build_parser(_command(own)).parse_args(arguments)
+        parser = build_parser(_command(own))
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            after = ": a script's arguments go after --" if "--script" in own else ""
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{after}")
         run = cast(Callable[[argparse.Namespace], int], options.func)
         code = run(options)
         sys.stdout.flush()

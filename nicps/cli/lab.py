@@ -410,6 +410,8 @@ def _run(args: argparse.Namespace) -> int:
     name = args.lab or f"run-{secrets.token_hex(3)}"
     if args.script is None and len(args.job) != 1:
         raise UsageProblem("name one job's folder, or a script with --script FILE")
+    if args.script is not None and args.settings:
+        raise UsageProblem("--set is for a job: a script takes arguments, after --")
     if args.script is not None and not args.script.is_file():
         raise UsageProblem(f"{args.script} is not a file: --script names a Python script")
     settings = RunSettings(

@@ -36,6 +36,7 @@ from nicps.lab.settings import LabSettings
 from nicps.lab.teardown import require_root
 
 UNPRIVILEGED = "nobody"
+_END_S = 10.0  # for a submission that is ended
 
 _CHECK = """
 import importlib.util, os, sys
@@ -222,7 +223,12 @@ def _submit(lab: Lab, settings: RunSettings) -> Outcome:
         stdout=subprocess.PIPE,
         env=environment(),
     )
-    text = process.communicate()[0].decode(errors="replace")
+    try:
+        text = process.communicate()[0].decode(errors="replace")
+    except BaseException:
+        process.terminate()  # before its agent goes, of which it would speak
+        process.wait(_END_S)
+        raise
     code = process.returncode
     return Outcome(code if code >= 0 else 128 - code, _last_object(text))
 
@@ -251,6 +257,9 @@ def _keep_logs(work: Path, result: Mapping[str, Any]) -> None:
     if (report or left) and folder.is_dir():
         if (said := work / "switch.log").exists():
             shutil.move(said, folder / said.name)
+        if "exit_codes" in result:  # of a script's run each host has its own part
+            for kept in work.glob(f"*/runs/{folder.name}/*"):
+                shutil.move(kept, folder / kept.name)
         for log in work.glob("*/agent.log"):
             target = folder / log.parent.name
             target.mkdir(exist_ok=True)

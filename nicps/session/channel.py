@@ -74,6 +74,11 @@ class Channel:
         try:
             return cls.connect(address)
         except OSError as error:
+            if address.startswith("fd:"):
+                raise NetworkProblem(
+                    "this process has used its connection to the agent: a process that nicps has started can be in one"
+                    " group"
+                ) from None
             raise NetworkProblem(
                 f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
             ) from None

@@ -172,6 +172,7 @@ def test_a_ddp_script_in_a_lab(tmp_path: Path) -> None:
 import sys, torch, torch.distributed as dist
 import nicps.torch
 dist.init_process_group("nicps")
+open("out/rank", "w").write(str(dist.get_rank()))
 torch.manual_seed(dist.get_rank())
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
 model(torch.randn(5, 8)).sum().backward()
@@ -191,3 +192,18 @@ dist.destroy_process_group()
         assert done.returncode == code, done.stderr
         result = json.loads(done.stdout.splitlines()[-1])
         assert result["weights_identical"] is identical and result["hosts"] == 2
+        if code == 0:
+            left = Path(result["folder"]).glob("h*/out/rank")
+            assert {path.read_text() for path in left} == {"0", "1"}, "of all hosts"
+
+
+def test_arguments_in_the_wrong_place(tmp_path: Path) -> None:
+    """Said before a lab is made."""
+    (tmp_path / "it.py").write_text("")
+    command = nicps_command("lab", "run", "--script", str(tmp_path / "it.py"))
+    for arguments, said in (
+        (["--epochs", "3"], "unrecognized arguments: --epochs: a script's arguments go after --"),
+        (["--set", "rank=2"], "--set is for a job: a script takes arguments, after --"),
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and said in done.stderr
