@@ -41,13 +41,14 @@ class Recording(Session):
         if not half.exists():
             super().contribute(round_, vector, samples, finite=finite)
             return
-        arena = self._memory()
+        arena = self._shared().arena
+        doorbell = self._shared().adding.offers._handover._doorbell
         tell, total = arena.set_converted, LaneFormat(self._lanes, self._width()).fragments
 
         def tell_half(of: int, fragments: int) -> None:
             if 2 * fragments >= total and not (self.folder / f"{of}.half").exists():
                 tell(of, total // 2)
-                os.eventfd_write(self._doorbell, 1)
+                os.eventfd_write(doorbell, 1)
                 _wait(lambda: self.sending_since(of) or not half.exists())
                 (self.folder / f"{of}.half").touch()
                 _wait(lambda: not half.exists())

@@ -20,13 +20,14 @@ def claim():
 
 def shift():
     offers = found("Offers")
-    show = offers._show
+    handover = offers._handover
+    show = handover.show
 
     def show_broken(round_, fragments):
         offers.arena.shifts[round_ & 1] = 43
         show(round_, fragments)
 
-    offers._show = show_broken
+    handover.show = show_broken
 
 def before_batch():
     for breaks in (claim, shift):
