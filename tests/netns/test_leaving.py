@@ -181,9 +181,9 @@ def test_the_starter_while_it_prepares(
     three.end("h1", number)
     done = three.finish(child)
     if number == signal.SIGINT:
-        assert done.only_error(5) == "h1 has left the network"
+        assert done.error(5) == "h1 has left the network"
     else:
-        assert done.only_error(4).startswith("the agent of this host has gone")
+        assert done.error(4).startswith("the agent of this host has gone")
     three.nothing_left("h1", work=number != signal.SIGKILL)
     assert all(map(three.stands_by, ("h2", "h3")))
 
