@@ -7,6 +7,7 @@ of them what a person sees.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -227,7 +228,8 @@ def _submit(lab: Lab, settings: RunSettings) -> Outcome:
         text = process.communicate()[0].decode(errors="replace")
     except BaseException:
         process.terminate()  # before its agent goes, of which it would speak
-        process.wait(_END_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the lab ends it
+            process.wait(_END_S)
         raise
     code = process.returncode
     return Outcome(code if code >= 0 else 128 - code, _last_object(text))

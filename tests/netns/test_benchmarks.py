@@ -93,24 +93,16 @@ def test_memory_is_what_the_formula_says(checkout: Path) -> None:
         assert each * params <= row["program"] < each * params + 4e6
 
 
-def small_tensor(checkout: Path, params: int, more: str = "") -> list[dict[str, Any]]:
+@pytest.mark.parametrize("params", [1, 1024])
+def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
     """Its time on the line is microseconds, and no time is 0."""
-    command = f"allreduce --hosts 3 --params {params} --rounds 1 --lane i8 {more}"
-    rows: list[dict[str, Any]] = bench(checkout, command)["results"]
-    for row in rows:
+    found = bench(checkout, f"allreduce --hosts 3 --params {params} --rounds 1 --lane i8")
+    assert [row["engine"] for row in found["results"]] == ["nicps", "gloo", "gloo"]
+    for row in found["results"]:
         assert 0 < row["wire_limit_seconds"] < row["seconds_min"] <= row["seconds_median"]
-    assert rows[0]["wire_limit_seconds"] == pytest.approx(4 / 3 * params * 8 / 1e9, 1e-3)
-    return rows
-
-
-def test_allreduce_of_one_number(checkout: Path) -> None:
-    engines = [row["engine"] for row in small_tensor(checkout, 1)]
-    assert engines == ["nicps", "gloo", "gloo"]
-
-
-def test_allreduce_of_a_small_tensor(checkout: Path) -> None:
-    (row,) = small_tensor(checkout, 1024, "--against none")
-    assert row["engine"] == "nicps"
+    assert found["results"][0]["wire_limit_seconds"] == pytest.approx(
+        4 / 3 * params * 8 / 1e9, 1e-3
+    )
 
 
 def test_allreduce_of_every_exchange_side_by_side(checkout: Path) -> None:

@@ -53,7 +53,7 @@ def test_there_is_no_job(three: Network) -> None:
 
 
 def test_a_job_that_is_being_prepared(three: Network, open_path: Path) -> None:
-    """No other host has heard of it. Who waits for it is told, and so is who asks, and who watches."""
+    """Only its own host knows of it: `submit --wait`, `status` and a watcher are told there. `cancel` ends it."""
     job = open_path / "slow"
     job.mkdir()
     (job / "job.py").write_text("import time\ntime.sleep(60)\n")

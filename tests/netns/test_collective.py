@@ -72,8 +72,8 @@ def test_drawn_calls_with_real_agents(three: Network) -> None:
 
 def test_a_call_of_many_rounds(three: Network) -> None:
     """Up to 9 million numbers: four rounds or so each."""
-    ended = finish(start(three, size=3, calls=4, seed=8, most=9_000_000))
-    assert len(same_results(ended)) == 4
+    ended = finish(start(three, size=3, calls=6, seed=8, most=9_000_000))
+    assert len(same_results(ended)) == 6
 
 
 def test_one_group_after_the_other_and_a_job_after_that(three: Network, open_path: Any) -> None:

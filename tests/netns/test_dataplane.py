@@ -147,7 +147,7 @@ def test_a_shaped_port_is_filled_and_not_overrun() -> None:
         until(lambda: right.maps.count(1, VIEW, 1) == count, "all have come, without a repair")
         assert "dropped 0" in run("tc -s qdisc show dev left")
         line = count * (wire.PAYLOAD_BYTES + 48 + 14) * 8 / 200e6
-        assert line * 0.9 < took < line * 5, "the machine may have other things to do"
+        assert line * 0.9 < took < line * 1.5
         assert 0 < waits < count / 20, "it waits for a part of the ring, not for single frames"
 
 

@@ -184,6 +184,7 @@ def test_the_starter_while_it_prepares(
         assert done.error(5) == "h1 has left the network"
     else:
         assert done.error(4).startswith("the agent of this host has gone")
+    assert done.err.splitlines()[:-1] == [f"nicps: preparing: job {job}"]
     three.nothing_left("h1", work=number != signal.SIGKILL)
     assert all(map(three.stands_by, ("h2", "h3")))
 

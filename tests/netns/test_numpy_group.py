@@ -15,7 +15,7 @@ LAST = re.compile(r"rank (\d) of 3: (\d+\.\d+)%, weights (\w{16})(, without .*)?
 
 
 def last_lines(ended: Ended) -> dict[str, tuple[int, float, str, str]]:
-    """By host: its rank, the accuracy in percent, the digest of the weights, and who was lost."""
+    """Each host's rank, accuracy in percent, digest of the weights, and list of lost ranks."""
     found = {}
     for host, lines in lines_of(ended.out).items():
         if match := LAST.fullmatch(lines[-1]):

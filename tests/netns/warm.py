@@ -35,6 +35,7 @@ _MARK = 128  # for the name of its lab
 _MOST = 1 << 18  # of a request
 _STATUS = 4  # bytes of an exit status, as waitpid gives it
 _STREAMS = 3
+_ANSWER_S = 60.0  # of the server: its imports come before the first one
 #: Options of Popen that the server carries out; with others a command is started as always.
 _OPTIONS = frozenset({"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"})
 
@@ -47,6 +48,7 @@ class Server:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", processes.MARK: "." * _MARK}
         with theirs:
             argv = [sys.executable, "-m", __name__, str(theirs.fileno()), "." * _ROOM]
+            self._socket.settimeout(_ANSWER_S)
             self._process = subprocess.Popen(
                 argv, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]
             )
@@ -65,7 +67,11 @@ class Server:
     def close(self) -> None:
         """The server ends; its children go on."""
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
 
 
 class Command(subprocess.Popen[Any]):

@@ -122,7 +122,7 @@ def test_a_step_is_counted_once_its_last_sum_is_applied() -> None:
     assert steps.read(5, "") == steps.read(5, "d") == [] and steps.trained == 0
     assert steps.read(6, "d") == [NoteCommit(6, False, {1: 10, 2: 10, 3: 10}, 2)]
     assert steps.trained == 1 and steps.read(6, "d") == []
-    # One round is run again with who is left, and the host that has missed the last one begins anew.
+    # The remaining members repeat one round. The host that missed the last round starts again from their state.
     for round_ in (7, 8, 9):
         steps.commit(
             committed(round_, *((1, 2, 3) if round_ == 7 else (1, 3))), mine=True, several=True
