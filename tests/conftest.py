@@ -127,8 +127,30 @@ def folder_of(item: pytest.Item) -> str:
     return item.path.relative_to(ROOT / "tests").parts[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def mark_long(items: Sequence[pytest.Item]) -> None:
+    """Of a test with parameters, all that its marker `short` does not name.
+
+    Raises:
+        pytest.UsageError: it names parameters that are not there.
+    """
+    named: dict[tuple[Path, str], set[str]] = {}
+    for item in items:
+        short = item.get_closest_marker("short")
+        if short is not None and isinstance(item, pytest.Function):
+            left = named.setdefault((item.path, item.originalname), set(short.args))
+            if item.callspec.id in short.args:
+                left.discard(item.callspec.id)
+            else:
+                item.add_marker("long")
+    if unknown := [f"{name}[{id}]" for (_, name), left in named.items() for id in sorted(left)]:
+        raise pytest.UsageError(f"mark.short names what is not there: {', '.join(unknown)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each test its folder's marker, if it has none, and put the folders in order."""
+    if not any("::" in argument for argument in config.args):
+        mark_long(items)
     for item in items:
         folder = folder_of(item)
         if folder in {"unit", *PROBES} and item.get_closest_marker(folder) is None:

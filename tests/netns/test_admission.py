@@ -28,6 +28,7 @@ def test_a_new_host_is_admitted() -> None:
         assert trained["h1"][-20:] == trained["h4"][-20:]
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_new_host_is_told_of_a_job_that_admits_nobody(keyed: bool) -> None:
     """Its log and its status say what runs. It takes part in the next job."""

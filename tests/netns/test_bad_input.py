@@ -214,6 +214,7 @@ def loss(model, batch):
     )
 
 
+@pytest.mark.long
 def test_the_starter_raises_in_forward(network: Network, open_path: Path) -> None:
     more = """
 def loss(model, batch):

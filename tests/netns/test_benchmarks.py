@@ -76,6 +76,7 @@ def test_allreduce_with_a_key_beside_one_without(checkout: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_memory_is_what_the_formula_says(checkout: Path) -> None:
     """docs/architecture.md, "Memory of a host"."""
     params = 2_000_000
@@ -93,6 +94,7 @@ def test_memory_is_what_the_formula_says(checkout: Path) -> None:
         assert each * params <= row["program"] < each * params + 4e6
 
 
+@pytest.mark.short("1024")
 @pytest.mark.parametrize("params", [1, 1024])
 def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
     """Its time on the line is microseconds, and no time is 0."""
@@ -136,6 +138,7 @@ def test_allreduce_of_every_exchange_side_by_side(checkout: Path) -> None:
             assert runs == seconds == {}
 
 
+@pytest.mark.long
 def test_allreduce_by_a_switch_that_adds(checkout: Path) -> None:
     """Its lab is shaped in both directions, though XDP sends; its program's runs are counted."""
     command = (

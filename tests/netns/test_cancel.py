@@ -17,6 +17,7 @@ from tests.netns.test_leaving import processes, programs, under_way
 from tests.netns.test_saved import goes_on_from
 
 
+@pytest.mark.short("h3-True")
 @pytest.mark.parametrize(("host", "light"), [("h1", False), ("h3", True)])
 def test_a_job_is_cancelled(three: Network, open_path: Path, host: str, light: bool) -> None:
     """It is saved on the host that leads it, whoever cancels it; from there `nicps resume` goes on."""

@@ -70,6 +70,7 @@ def test_drawn_calls_with_real_agents(three: Network) -> None:
     three.work_is_clear("h1")
 
 
+@pytest.mark.long
 def test_a_call_of_many_rounds(three: Network) -> None:
     """Up to 9 million numbers: four rounds or so each."""
     ended = finish(start(three, size=3, calls=6, seed=8, most=9_000_000))
@@ -109,6 +110,7 @@ def test_members_that_call_different_things(three: Network) -> None:
     assert all(lines[-1]["closed"] for lines in ended)
 
 
+@pytest.mark.long
 def test_a_member_that_is_killed_in_the_middle(three: Network) -> None:
     """The others' calls go on without it, and all that is left comes to the same; close is among those left."""
     members = start(three, size=3, calls=60, seed=11, dies={"1": 20})
@@ -184,6 +186,7 @@ def test_a_member_that_does_not_call(three: Network) -> None:
     assert len(same_results(ended)) == 2
 
 
+@pytest.mark.long
 def test_while_a_job_is_under_way(three: Network, open_path: Any) -> None:
     channel = three.submit("h1", tiny_job(open_path), rounds=100_000)
     try:

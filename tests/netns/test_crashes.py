@@ -37,6 +37,7 @@ def network() -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.short("hosts1", "hosts2")
 @pytest.mark.parametrize("hosts", [["h1"], ["h2"], ALL])
 def test_a_program_that_exits_ends_the_job(
     network: Network, open_path: Path, hosts: list[str]

@@ -38,6 +38,7 @@ def lose_unicast(lab: Lab) -> None:
     with_netlink(switch_name(lab.name), work)
 
 
+@pytest.mark.short("lose_unicast")
 @pytest.mark.parametrize("lose", [lose_sums, lose_unicast])
 def test_a_network_that_cannot_do_stripes(lose: Callable[[Lab], None]) -> None:
     with Network(HOSTS, program=LIGHT) as network:

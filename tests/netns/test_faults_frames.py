@@ -32,6 +32,7 @@ def lost_all(drill: Drill, host: str) -> bool:
     return not drill.stage.lab.faults()[host].lose_left
 
 
+@pytest.mark.short("5")
 @pytest.mark.parametrize("count", [1, 5])
 def test_token_frames_are_lost(drill: Drill, count: int) -> None:
     """R16: the last broadcaster broadcasts again; nobody is taken for dead."""
@@ -44,6 +45,7 @@ def test_token_frames_are_lost(drill: Drill, count: int) -> None:
     drill.exact()
 
 
+@pytest.mark.short("10")
 @pytest.mark.parametrize("kind", [wire.FrameType.VIEW, wire.FrameType.VOTE])
 def test_departure_frames_are_lost(drill: Drill, kind: wire.FrameType) -> None:
     """The first of the frames with which the others agree to go on, at every host."""

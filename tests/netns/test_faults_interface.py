@@ -40,6 +40,7 @@ def ip(network: Network, host: str, command: str) -> None:
     assert network.run(host, ["ip", *command.split()]).wait(20.0) == 0
 
 
+@pytest.mark.short("1400")
 @pytest.mark.parametrize("mtu", [1400, LEAST_MTU - 1])
 def test_the_mtu_is_lowered_during_a_job(drill: Drill, mtu: int) -> None:
     """The others go on without that host, which says what to do, and comes back once it is done."""

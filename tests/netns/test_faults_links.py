@@ -26,6 +26,7 @@ def drill(made: Drill) -> Iterator[Drill]:
     made.stage.lab.link("all", "up")
 
 
+@pytest.mark.short("unplugged")
 @pytest.mark.parametrize("how", ["down", "unplugged"])
 def test_a_link_goes_down_and_comes_up(drill: Drill, how: str) -> None:
     lab = drill.stage.lab

@@ -27,17 +27,26 @@ def drill(made: Drill) -> Drill:
     return made
 
 
+@pytest.fixture(scope="module")
+def damaged() -> list[str]:
+    """The hosts whose memory has gone bad, each time."""
+    return []
+
+
+@pytest.mark.short("h3-weights", "the lead-buffers", "the lead-optimizer")
 @pytest.mark.parametrize("what", ["weights", "buffers", "optimizer"])
 @pytest.mark.parametrize("who", ["h3", "the lead"])
-def test_damage(drill: Drill, who: str, what: str) -> None:
+def test_damage(drill: Drill, damaged: list[str], who: str, what: str) -> None:
     """A weight, BatchNorm's statistics, or the optimizer's momentum changes behind the training program's back."""
     host = drill.lead() if who == "the lead" else who
     astray = drill.damage(host, what)
+    damaged.append(host)
     assert len(astray) <= 4  # it was evicted at once
     drill.goes_on(*drill.stage.names, rounds=5)
     drill.exact()  # from here on all have the same again
 
 
+@pytest.mark.long
 def test_a_tie_raises_the_alarm() -> None:
     """Two hosts that differ: nobody can say who is right. The model is saved, and all stand by (R22)."""
     with Drill(Stage(2, program=RECORDING), settings=SLOWLY) as drill:
@@ -54,8 +63,9 @@ def test_a_tie_raises_the_alarm() -> None:
         assert kept.is_file()
 
 
-def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
+def test_the_job_ends_well_after_all_this(drill: Drill, damaged: list[str]) -> None:
     """The damage is in the records of those whose it was, and in the result."""
     run = drill.end(astray=drill.stage.names)
     differed = run.result["differed"]
-    assert {"h3"} < {entry["name"] for entry in differed} and len(differed) >= 6
+    assert set(damaged) <= {entry["name"] for entry in differed}
+    assert len(differed) >= len(damaged) > 2

@@ -64,6 +64,7 @@ def says(drill: Drill, host: str, words: str, before: int = 0) -> None:
     drill.until(lambda: words in drill.stage.log(host)[before:], f"{host} says {words!r}")
 
 
+@pytest.mark.short("3")
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_port_that_passes_no_full_frames(drill: Drill, number: int) -> None:
     """Tokens and control frames pass. That host is evicted, also if it leads, and is back once the port is mended."""

@@ -68,6 +68,7 @@ def test_an_aggregator_is_killed_in_mid_round(drill: Drill, who: str) -> None:
     drill.exact()
 
 
+@pytest.mark.short("cut", "trainer")
 @pytest.mark.parametrize("how", ["cut", "stopped", "trainer"])
 def test_an_aggregator_goes_away_in_mid_round(drill: Drill, how: str) -> None:
     """The same, and it comes back: cut off, its agent stopped for longer than silence, or its program killed."""
@@ -103,6 +104,7 @@ def test_an_aggregator_stops_briefly(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.short("sums", "questions")
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(FrameType.SUM, 60), (FrameType.CONTRIBUTION, 100), (FrameType.ASK, 20)],

@@ -108,6 +108,7 @@ def test_loss_duplicates_and_reordering(drill: Drill) -> None:
     assert exchange(drill) == "linux-switch" and before.keys() == by_exchange(drill).keys()
 
 
+@pytest.mark.short("contributions", "grants")
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(FrameType.CONTRIBUTION, 100), (FrameType.ASK, 20), (FrameType.SWITCH, 3)],
@@ -185,6 +186,7 @@ def test_the_switch_is_killed_in_mid_round_and_started_again(drill: Drill) -> No
     drill.exact()
 
 
+@pytest.mark.short("killed")
 @pytest.mark.parametrize("how", ["cut", "killed"])
 def test_the_switch_is_gone_in_mid_round(drill: Drill, how: str) -> None:
     """Sums do not come: the hosts add from then on, nobody is evicted, and the job says so once."""
@@ -262,6 +264,7 @@ def test_without_a_key_the_switch_is_started_again() -> None:
         drill.end()
 
 
+@pytest.mark.short("i8")
 @pytest.mark.parametrize("lane", ["i8", "i16"])
 def test_narrow_lanes_lose_nothing_to_rounding(lane: str) -> None:
     """Most of what a lane cannot hold is left over at the switch, and is in a later sum, whatever is lost meanwhile."""

@@ -23,6 +23,7 @@ def drill(made: Drill) -> Drill:
     return made
 
 
+@pytest.mark.short("h1-h2")
 @pytest.mark.parametrize(("gone", "stays"), [("h1", "h2"), ("h2", "h1")])
 def test_a_training_program_is_killed(drill: Drill, gone: str, stays: str) -> None:
     """Its agent is there to agree to the other's going on, and comes back with a new one."""

@@ -192,6 +192,7 @@ def test_the_starter_while_it_prepares(
 # ---- while a job trains
 
 
+@pytest.mark.short("SIGKILL")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "leave"])
 def test_a_member_while_training(three: Network, open_path: Path, how: str) -> None:
     """The others train on, and the job ends well without it."""
@@ -207,6 +208,7 @@ def test_a_member_while_training(three: Network, open_path: Path, how: str) -> N
         comes_back(three, "h3", open_path)
 
 
+@pytest.mark.short("SIGINT")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_the_starter_while_training(three: Network, open_path: Path, how: str) -> None:
     """Another host leads the job to its end; who submitted it is told that this host has left."""

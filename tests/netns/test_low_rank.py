@@ -40,6 +40,7 @@ def run(network: Network, *arguments: str) -> list[tuple[list[dict[str, Any]], i
     return said
 
 
+@pytest.mark.long
 def test_all_ranks_have_the_same_weights_on_different_processors(three: Network) -> None:
     said = run(three)
     assert [code for _, code in said] == [0, 0, 0]

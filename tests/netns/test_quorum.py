@@ -70,6 +70,7 @@ def test_at_75_percent_the_slow_host_is_not_waited_for(network: Network, open_pa
     assert [row["own_samples"] == 0 for row in run.training("h4")] == without
 
 
+@pytest.mark.long
 def test_at_100_percent_everybody_counts(network: Network, open_path: Path) -> None:
     _, rounds = train(network, open_path, 1.0, rounds=3)
     assert rounds == [dict.fromkeys(("h1", "h2", "h3", "h4"), SHARE)] * 3

@@ -99,6 +99,7 @@ def test_a_resumed_job_has_the_same_bits(
     assert found == {at: through[exchange][at] for at in range(HALF + 1, ROUNDS + 1)}
 
 
+@pytest.mark.short("damaged")
 @pytest.mark.parametrize("how", ["missing", "damaged", "of another state"])
 def test_without_its_residual_a_host_begins_at_zero(
     two: Network, job: Path, through: dict[str, Weights], how: str
@@ -138,6 +139,7 @@ def test_a_cancelled_job_is_resumed_with_the_same_bits(two: Network, job: Path) 
     goes_on_alike(two, job, run, "stripes")
 
 
+@pytest.mark.short("stripes")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_killed_hosts_go_on_from_a_checkpoint_in_the_middle(two: Network, exchange: str) -> None:
     """All write their residuals of the same round: the lead's training program says which, before it is committed."""

@@ -68,6 +68,7 @@ def nothing_runs(three: Network) -> None:
         three.work_is_clear(host)
 
 
+@pytest.mark.short("killed-expected0-2", "raises-expected1-0")
 @pytest.mark.parametrize("whose", [0, 2])
 @pytest.mark.parametrize(("how", "expected"), [("killed", (137, -9)), ("raises", (1,))])
 def test_the_others_go_on_without_a_script_that_fails(

@@ -47,6 +47,7 @@ def same_weights(run: Run, *hosts: str) -> dict[int, str]:
     return found
 
 
+@pytest.mark.short("rank")
 @kinds
 def test_rounds_are_steps_for_users(three: Network, kind: str) -> None:
     """In the result, the metrics, the status and the log; the kernels have counted every fragment."""
@@ -66,6 +67,7 @@ def test_rounds_are_steps_for_users(three: Network, kind: str) -> None:
         assert after["samples"] - before[host]["samples"] == 40 * 120, host
 
 
+@pytest.mark.short("buckets-h2")
 @pytest.mark.parametrize(("kind", "host"), [("rank", "h1"), ("buckets", "h2")])
 def test_a_host_is_killed_and_comes_back(
     three: Network, open_path: Path, kind: str, host: str
@@ -111,6 +113,7 @@ def results(places: list[Path], name: str) -> list[Path]:
     return [path for place in places for path in place.glob(f"*-{name}-*/result.json")]
 
 
+@pytest.mark.short("rank")
 @kinds
 def test_no_majority_is_left(three: Network, open_path: Path, kind: str) -> None:
     """R18: the last of three saves the state after its last whole step, also from the middle of the next one."""
@@ -132,6 +135,7 @@ def test_no_majority_is_left(three: Network, open_path: Path, kind: str) -> None
     three.ready()
 
 
+@pytest.mark.short("buckets")
 @kinds
 def test_a_resumed_job_has_the_same_bits(two: Network, kind: str) -> None:
     """Every host goes on with its own error, and all with what their factors begin with."""

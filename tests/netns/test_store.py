@@ -44,6 +44,7 @@ def finish(scripts: list[Script]) -> None:
     assert [script.ended() for script in scripts] == [{"done": True}] * len(scripts)
 
 
+@pytest.mark.short("0.03")
 @pytest.mark.parametrize("loss", [0.0, 0.03])
 def test_every_call_from_several_threads(scripts: Scripts, loss: float) -> None:
     """While sums are made and others wait; with frames that are lost, too."""
@@ -55,6 +56,7 @@ def test_every_call_from_several_threads(scripts: Scripts, loss: float) -> None:
         lab.fault("all", loss=0.0)
 
 
+@pytest.mark.short("1")
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_host_dies(scripts: Scripts, number: int) -> None:
     """The one that puts calls in order, or another one: its values stay, and who waits is answered."""

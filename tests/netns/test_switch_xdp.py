@@ -251,7 +251,8 @@ def said(lab: Lab) -> str:
     return state.switch_log(lab.name).read_text()
 
 
-@pytest.mark.parametrize("to", [wire.SWITCH, wire.BROADCAST])
+@pytest.mark.short("switch")
+@pytest.mark.parametrize("to", [wire.SWITCH, wire.BROADCAST], ids=["switch", "broadcast"])
 def test_members_grant_and_it_is_ready(lab: Lab, to: bytes) -> None:
     with playing(lab, "--memory", "64M") as players:
         players.grant(3, 1, 2, to=to)

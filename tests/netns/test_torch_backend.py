@@ -65,6 +65,7 @@ def test_what_it_does_not_do_without_tcp(three: Network) -> None:
         assert "all_reduce(sum) of 4 float32" in told["differs"]
 
 
+@pytest.mark.long
 def test_what_gloo_does_for_it(three: Network) -> None:
     """send, recv, all_to_all and subgroups, and a store, between hosts that have told each other their addresses."""
     said, codes = run(three, "over_tcp")
@@ -72,6 +73,7 @@ def test_what_gloo_does_for_it(three: Network) -> None:
     assert all(lines[-1] == {"done": True} for lines in said)
 
 
+@pytest.mark.long
 def test_a_subgroup_after_the_loss_of_rank_0(three: Network) -> None:
     """The store that its ranks meet in outlives rank 0."""
     said, codes = run(three, "regroups")
@@ -80,6 +82,7 @@ def test_a_subgroup_after_the_loss_of_rank_0(three: Network) -> None:
     three.all_stand_by()
 
 
+@pytest.mark.long
 def test_a_host_without_an_address(three: Network) -> None:
     """One is enough for the group to do without TCP; what it does itself goes on."""
     three.run("h2", ["ip", "address", "flush", "dev", "eth1"]).wait(10)

@@ -93,6 +93,7 @@ ANY: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=1, derandomize=True, **ANY)
 @given(data=st.data())
 def test_forty_calls(lossy: Network, data: st.DataObject) -> None:

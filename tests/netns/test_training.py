@@ -65,7 +65,14 @@ def runs(session_network: Network, lossy: Network) -> Runs:
     return Runs(session_network, lossy)
 
 
-@pytest.fixture(params=["clean i16", "lossy i32", "lossy i16", "lossy i8"])
+@pytest.fixture(
+    params=[
+        "lossy i32",
+        "lossy i8",
+        pytest.param("clean i16", marks=pytest.mark.long),
+        pytest.param("lossy i16", marks=pytest.mark.long),
+    ]
+)
 def lan_and_lane(request: pytest.FixtureRequest) -> list[str]:
     return str(request.param).split()
 
@@ -126,6 +133,7 @@ def test_the_kernels_have_added_every_fragment_once(run: Run, lane: str) -> None
     assert run.result["fragments_added"] == sum(added.values())
 
 
+@pytest.mark.long
 def test_losses_change_nothing_but_the_time(runs: Runs, lossy: Network) -> None:
     clean_run, lossy_run = runs.get("clean", "i16"), runs.get("lossy", "i16")
     assert same_weights(lossy_run) == same_weights(clean_run)

@@ -232,6 +232,33 @@ def test_a_file_that_skips_itself(checkout: Path, tmp_path: Path, workers: tuple
     assert "NICPS_NO_SKIPS: tests/unit/test_it.py was skipped" in done.stdout
 
 
+SHORT = """
+import pytest
+
+@pytest.mark.short("b")
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_names(name):
+    assert name == "b"
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((), "1 passed"), (("-n", "2"), "1 passed"), (("-m", "long"), "2 failed")],
+)
+def test_of_parameters_some_are_short(
+    checkout: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = guarded(checkout, tmp_path, "unit", SHORT, *arguments)
+    assert said in done.stdout, done.stdout
+
+
+def test_short_parameters_are_there(checkout: Path, tmp_path: Path) -> None:
+    done = guarded(checkout, tmp_path, "unit", SHORT.replace('short("b")', 'short("b", "x")'))
+    assert done.returncode != 0
+    assert "mark.short names what is not there: test_names[x]" in done.stdout + done.stderr
+
+
 INTERRUPTED = """
 import signal, subprocess, sys
 

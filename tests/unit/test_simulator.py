@@ -33,6 +33,7 @@ CHUNK = 25
 DONE = (17, 20, 17, 17, 17, 18, 19, 16, 13, 23, 22, 19, 17, 18, 18, 20, 19, 23, 20, 24)
 
 
+@pytest.mark.short("0-17", "1-20", "2-17", "3-17")
 @pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
 def test_seeds(chunk: int, done: int) -> None:
     """So many of a chunk end well, give or take one: in the others the starter is lost, or a majority."""
@@ -109,7 +110,7 @@ EARLY = (
 )
 
 
-@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize("nth", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EARLY)
 def test_any_host_may_die_before_everybody_has_the_job(name: str, kind: str, nth: int) -> None:
@@ -120,7 +121,7 @@ def test_any_host_may_die_before_everybody_has_the_job(name: str, kind: str, nth
     assert not lan.moments, "the moment has never come"
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [name for name in MOMENTS if name not in ("forming", "hand-out")])
 def test_any_host_may_die_at_any_moment_of_the_training(name: str, kind: str, nth: int) -> None:
@@ -198,6 +199,7 @@ def test_damage_is_found_while_one_host_lags(host: int, slowness: float) -> None
     assert len({h.result for h in lan.hosts if h.result}) == 1
 
 
+@pytest.mark.short("4")
 @pytest.mark.parametrize("number", [1, 4])
 def test_who_differs_again_and_again_comes_back_less_and_less(number: int) -> None:
     """Each return stops the training of all for a while. Mended, the host is counted again, and its past forgotten."""

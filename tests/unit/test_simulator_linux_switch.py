@@ -28,6 +28,7 @@ CHUNK = 15
 DONE = (7, 10, 12)
 
 
+@pytest.mark.short("0-7")
 @pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
 def test_seeds(chunk: int, done: int) -> None:
     """In the others the starter is lost, or a majority, or nobody is left who has the job."""

@@ -39,6 +39,7 @@ CHUNK = 15
 DONE = (9, 11, 12)
 
 
+@pytest.mark.short("0-9")
 @pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
 def test_seeds(chunk: int, done: int) -> None:
     """In the others the starter is lost, or a majority, or nobody is left who has the job."""

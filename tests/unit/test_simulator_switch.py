@@ -38,6 +38,7 @@ def run(seeds: range, hosts: int | None = None) -> Counter[str]:
     return outcomes
 
 
+@pytest.mark.short("0-9")
 @pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
 def test_seeds(chunk: int, done: int) -> None:
     """In the others the starter is lost, or a majority, or nobody is left who has the job."""

@@ -190,6 +190,7 @@ CONFIG = {
 }
 
 
+@pytest.mark.short("keyed")
 @pytest.mark.parametrize("key", [b"", bytes(range(16))], ids=["open", "keyed"])
 @settings(
     max_examples=500,
