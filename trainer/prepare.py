@@ -181,8 +181,14 @@ def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> froze
     return weights.averaged(model.layout) if job.settings.average_all_buffers else changed
 
 
-def pack(folder: Path, path: Path) -> None:
-    """The job's folder as a tar, the same bytes for the same files.
+def pack(
+    folder: Path, path: Path, whose: str = "job", instead: str = "let data() read it"
+) -> None:
+    """The folder of a job, or of a script, as a tar, the same bytes for the same files.
+
+    Args:
+        whose: folder it is, for people.
+        instead: what to do with data that are too large for it.
 
     Raises:
         FolderError: it is larger than `MAX_JOB_BYTES`, or holds links or devices.
@@ -192,12 +198,12 @@ def pack(folder: Path, path: Path) -> None:
         for source in sorted(_files(folder)):
             name = source.relative_to(folder).as_posix()
             if source.is_symlink() or not source.is_file():
-                raise FolderError(f"{source} is not a plain file: a job's folder is sent as it is")
+                raise FolderError(f"{source} is not a plain file: a {whose}'s folder is sent as it is")
             total += source.stat().st_size
             if total > MAX_JOB_BYTES:
                 raise FolderError(
-                    f"the job's folder {folder} holds more than {MAX_JOB_BYTES >> 20} MiB: keep "
-                    f"data elsewhere, and let data() read it"
+                    f"the {whose}'s folder {folder} holds more than {MAX_JOB_BYTES >> 20} MiB: keep "
+                    f"data elsewhere, and {instead}"
                 )
             content = source.read_bytes()
             entry = tarfile.TarInfo(name)

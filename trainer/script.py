@@ -29,7 +29,7 @@ def prepare(folder: Path, out: Path, settings: dict[str, Any]) -> None:
     script = str(settings["script"]["path"])
     if not (folder / script).is_file():
         raise JobError(f"there is no {script} in {folder}")
-    pack(folder, out / ARCHIVE)
+    pack(folder, out / ARCHIVE, "script", "name it with --data PATH, which is not sent")
     prepared = {
         "job": Path(script).stem,
         "entry": "trainer.script",

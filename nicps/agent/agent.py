@@ -154,7 +154,9 @@ class Agent:
             now = time.monotonic()
             about = self.life, frames, self._keys, self.dataplane, tally, preparation.job, now
             found = status_of(*about)
-            return replace(found, job=found.job or self._scripts.job)
+            part, run = self.life.part, self._scripts.job
+            script = part.script if part is not None else run is not None
+            return replace(found, job=found.job or run, script=script)
 
         commands = Commands(
             driver,
