@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def announcement(before: Status) -> str:
     """What is about to happen."""
-    if before.script:
+    if _is_script(before):
         return f"the scripts of run {before.job} are ended on all hosts"
     return f"job {before.job} ends with its batch"
 
@@ -66,10 +66,14 @@ def outcome(before: Status, after: Status) -> str:
         return (
             f"job {last.job_id or '-'}: {last.error or 'it was done before it could be cancelled'}"
         )
-    if before.script:
+    if _is_script(before):
         return (
             f"run {before.job} was cancelled; what its scripts have left is in the folder of runs of"
             " each host"
         )
     leads = [member.name for member in before.members if member.number == before.lead]
     return f"job {before.job} has ended; {leads[0] if leads else 'its lead'} has what was saved"
+
+
+def _is_script(status: Status) -> bool:
+    return status.activity is not None and status.activity.script

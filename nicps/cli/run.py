@@ -14,7 +14,7 @@ import orjson
 
 from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
-from nicps.errors import JobFailed, NetworkProblem, UsageProblem
+from nicps.errors import JobFailed, NetworkProblem, NotKept, UsageProblem
 from nicps.session.commands import connect, follow, submit
 from nicps.session.messages import Launched, Output, Preparing, Result, Submit
 
@@ -22,7 +22,8 @@ DESCRIPTION = """\
 Start a script on all hosts whose agents stand by, one process on each, as the training user. The script's folder is
 handed out to them. RANK and WORLD_SIZE are set, and dist.init_process_group("nicps") makes them a group. Their output
 comes back with the host's name in front of each line. Ctrl-C ends the script everywhere. The exit code is that of the
-first host, by rank, where it is not 0; 5 if a host was lost. See docs/run.md."""
+first host, by rank, where it is not 0; 5 if a host was lost; 8 if all went well, and what a script has left could not be
+kept. See docs/run.md."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -119,7 +120,12 @@ def _finish(result: Mapping[str, Any], *, as_json: bool) -> int:
         print(f"nicps: what each host has kept is in {result['folder']} there", file=sys.stderr)
     if result["weights_identical"] is False:
         print("nicps: the hosts' weights differ", file=sys.stderr)
+    not_kept: Mapping[str, str] = result.get("not_kept", {})
+    for name, why in not_kept.items():
+        print(f"nicps: {name}: {why}", file=sys.stderr)
     first = next((code for code in failed.values() if code is not None), None)
     if first is not None:
         return first
-    return JobFailed.exit_code if failed or result["weights_identical"] is False else 0
+    if failed or result["weights_identical"] is False:
+        return JobFailed.exit_code
+    return NotKept.exit_code if not_kept else 0

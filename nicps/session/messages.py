@@ -315,7 +315,6 @@ class Status(Message):
         Activity | None,
         Field(nullable(record(Activity)), "what was counted ([monitoring.md](monitoring.md))"),
     ] = None
-    script: Annotated[bool, Field(FLAG, "`job` is a run of `nicps run` ([run.md](run.md))")] = False
 
 
 @dataclass(frozen=True, slots=True)
