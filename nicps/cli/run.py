@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -22,8 +23,8 @@ DESCRIPTION = """\
 Start a script on all hosts whose agents stand by, one process on each, as the training user. The script's folder is
 handed out to them. RANK and WORLD_SIZE are set, and dist.init_process_group("nicps") makes them a group. Their output
 comes back with the host's name in front of each line. Ctrl-C ends the script everywhere. The exit code is that of the
-first host, by rank, where it is not 0; 5 if a host was lost; 8 if all went well, and what a script has left could not be
-kept. See docs/run.md."""
+first host, by rank, where it is not 0; 5 if a host was lost; 8 if all went well, and what a script has left could not
+be kept. See docs/run.md."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,6 +43,9 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="the result as one JSON line on stdout; what scripts print goes to stderr",
     )
+    parser.add_argument(
+        "--result", type=Path, metavar="FILE", help="the result as one JSON line in this file, too"
+    )
     add_socket(parser)
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file")
     parser.add_argument(
@@ -55,6 +59,25 @@ def run(args: argparse.Namespace) -> int:
     script = args.script.absolute()
     if not script.is_file():
         raise UsageProblem(f"{args.script} is not a file: name a Python script")
+    with _opened(args.result) as result:
+        return _run(args, script, result)
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """The file for the result, if there is to be one."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise UsageProblem(f"--result {path}: {error.strerror}; name another file") from None
+    with file:
+        yield file
+
+
+def _run(args: argparse.Namespace, script: Path, file: IO[bytes] | None) -> int:
     settings = {
         "script": {"path": script.name, "arguments": args.arguments},
         "network_access": args.network,
@@ -77,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
                     raise NetworkProblem(
                         f"{lead} goes on with the run, and this host is not in it: start it again"
                     )
+                if file is not None:
+                    file.write(orjson.dumps(dict(message.result)) + b"\n")
                 return _finish(message.result, as_json=args.json)
             elif not isinstance(message, Preparing):  # a script's folder is packed, and that is all
                 show(message)
