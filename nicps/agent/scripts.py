@@ -294,7 +294,8 @@ class Scripts:
             return
         if run.cancelled and now >= run.told_at + _TICK_S:
             run.told_at = now
-            self._send(run, ScriptStep.KILL, 0, run.launch.starter)
+            for rank in set(range(len(run.launch.hosts))) - {run.launch.rank}:
+                self._send(run, ScriptStep.KILL, 0, rank)
         run.sender.note_output(run.printed.look(), ended=run.report is not None)
         for piece in run.sender.due(now):
             tail = self._read(run, piece)
@@ -398,7 +399,7 @@ class Scripts:
         if run is None:
             return False
         if run.started is None:
-            run.cancelled = True  # the host that has started it ends all: it is told until it does
+            run.cancelled = True  # all are told: the host that has started it may be lost
         elif run.started.ends is None:
             run.started.ends, run.started.ends_by = Cancelled(reason), now + _KILL_LIMIT_S
         self._kill(run)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nicps import wire
 from nicps.agent.scripts import Scripts
 from nicps.job.script import LaunchScript
 from nicps.session.messages import Error, Launched, Output, Result
@@ -18,6 +19,10 @@ from trainer.script import prepare
 
 pytestmark = pytest.mark.unit
 
+SLEEPS = """
+import time
+time.sleep(600)
+"""
 PRINTS = """
 import sys
 print("printed")
@@ -47,14 +52,21 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.rooms, self.control = Rooms(folder), Control()
+        self.sent: list[bytes] = []
         rooms: Any = self.rooms
         self.scripts = Scripts(
             *(rooms.driver, rooms.loop, rooms.children, rooms.executor, self.control),
-            *(rooms.settings, lambda frame: None, lambda: False, lambda: False),  # type: ignore[arg-type]
+            *(rooms.settings, self.sent.append, lambda: False, lambda: False),  # type: ignore[arg-type]
         )
 
-    def launch(self, script: str, *arguments: str) -> Any:
+    def run(self, script: str, *arguments: str) -> Any:
         """Run it to its end: what `nicps run` is told of that."""
+        self.launch(script, *arguments)
+        self.rooms.until(self._ended, "the end of the run")
+        return self.control.end()
+
+    def launch(self, script: str, *arguments: str, rank: int = 0, hosts: int = 1) -> None:
+        """Start it; of several hosts the last one has started the run."""
         folder = self.rooms.folder
         source, files = folder / "source", folder / "files"
         for made in (source, files, files / "out"):
@@ -67,10 +79,10 @@ class Host:
         prepare(source, files, settings)
         executor: Any = self.rooms.executor
         executor.job = SimpleNamespace(folder=files)
-        hosts = (("h1", MAC),)
-        self.scripts.launch(LaunchScript("run-1", "trainer.script", settings, hosts, 0, 0, 1))
-        self.rooms.until(self._ended, "the end of the run")
-        return self.control.end()
+        others = tuple((f"h{k}", bytes([k] * 6)) for k in range(2, hosts + 1))
+        names, submission = (("h1", MAC), *others), int(hosts == 1)
+        run = "run-1", "trainer.script", settings, names, rank, hosts - 1, submission
+        self.scripts.launch(LaunchScript(*run))
 
     def _ended(self) -> bool:
         self.scripts.tick()
@@ -86,7 +98,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:
     """It is there when the run's end is told."""
-    end = host.launch(PRINTS, "3")
+    end = host.run(PRINTS, "3")
     kept = host.rooms.settings.runs / "run-1" / "h1"
     assert (kept / "out" / "kept.txt").read_text() == "it"
     assert (kept / "output.log").read_text() == "printed\n"
@@ -100,7 +112,7 @@ def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:
 def test_what_cannot_be_kept_is_told_and_stays(host: Host) -> None:
     """A file has the name of the folder of runs, as good as a full disk."""
     host.rooms.settings.runs.write_text("")
-    end = host.launch(PRINTS, "0")
+    end = host.run(PRINTS, "0")
     left = host.rooms.settings.work / "nicps-left-run-1-h1"
     (why,) = end.result["not_kept"].values()
     assert end.result["exit_codes"] == {"h1": 0}
@@ -109,3 +121,15 @@ def test_what_cannot_be_kept_is_told_and_stays(host: Host) -> None:
     host.rooms.until(left.exists, "the folder with what is left")
     assert (left / "work" / "out" / "kept.txt").read_text() == "it"
     assert (left / "output.log").read_text() == "printed\n"
+
+
+def test_a_host_that_cancels_tells_all_others(host: Host) -> None:
+    """The one that has started the run may be lost: it is told as all are."""
+    host.launch(SLEEPS, hosts=3)
+    assert host.scripts.cancel("cancelled")
+    host.scripts.tick()
+    told = [wire.unpack(frame).body for frame in host.sent]
+    kills = [body for body in told if isinstance(body, wire.Script)]
+    kills = [body for body in kills if body.step == wire.ScriptStep.KILL]
+    assert sorted(body.rank for body in kills) == [1, 2]
+    host.scripts.close()
