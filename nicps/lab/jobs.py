@@ -14,6 +14,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,8 @@ from nicps.lab.settings import LabSettings
 from nicps.lab.teardown import require_root
 
 UNPRIVILEGED = "nobody"
-_END_S = 10.0  # for a submission that is ended
+_END_S = 10.0  # for a submission that is ended, and for files that are put aside
+_POLL_S = 0.02
 
 _TRAINER = (sys.executable, "-P", "-m", "trainer")
 _SAYS = "trainer: error: "
@@ -134,10 +136,10 @@ def run_job(settings: RunSettings) -> Outcome:
                 await_agents(agents)
                 modes = {host.read_link().xdp_mode for host in lab.hosts}
                 outcome = _submit(lab, settings, work)
+                put_aside(scratch, len((outcome.result or {}).get("not_kept", ())))
                 early = [agent for agent in agents if agent.process.poll() is not None]
             finally:
                 lab.close()
-                put_aside(scratch)
         if outcome.result is not None:
             known = {"hosts": settings.shape.hosts, "xdp_mode": _mode(modes)}
             outcome = Outcome(outcome.exit_code, {**outcome.result, **known})
@@ -294,9 +296,17 @@ def _last_object(text: str) -> dict[str, Any] | None:
     return None
 
 
-def put_aside(scratch: Path) -> None:
-    """What scripts have left, and agents could not keep, outlives the lab's files."""
-    for left in sorted(scratch.glob("nicps-left-*")):
+def put_aside(scratch: Path, count: int) -> None:
+    """What scripts of so many hosts have left, and their agents could not keep, outlives the lab and its `scratch`.
+
+    The agents put it there a moment after the run has ended.
+    """
+    deadline = time.monotonic() + _END_S
+    while len(found := sorted(scratch.glob("nicps-left-*"))) < count:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    for left in found:
         aside = left.rename(scratch.parent / left.name)
         _print_line(f"what could not be kept is in {aside}")
 

@@ -50,9 +50,15 @@ else:
         sys.exit(5 if how == "submit fails" else 2)
     if command == "run":
         print("printed", flush=True)
+        result = {"exit_codes": {"h1": 0}, "arguments": sys.argv[4:], "not_kept": {}}
+        if how == "not kept":
+            result["not_kept"] = {"h2": "a full disk"}
+            (scratch,) = os.listdir(os.environ["SCRATCH"])
+            late = "mkdir " + os.path.join(os.environ["SCRATCH"], scratch, "nicps-left-run-h2")
+            subprocess.Popen(["sh", "-c", "sleep 0.5; " + late])
         with open(sys.argv[sys.argv.index("--result") + 1], "w") as file:
-            json.dump({"exit_codes": {"h1": 0}, "arguments": sys.argv[4:]}, file)
-        sys.exit()
+            json.dump(result, file)
+        sys.exit(8 if result["not_kept"] else 0)
     report = os.path.join(os.environ["RUNS"], "the-run", "report.html")
     os.makedirs(os.path.dirname(report))
     print("something before")
@@ -235,16 +241,14 @@ def test_a_job_that_is_refused_leaves_nothing(driver: Driver) -> None:
     assert list(driver.runs.iterdir()) == []
 
 
-def test_what_could_not_be_kept_outlives_the_lab(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    scratch = tmp_path / "scratch"
-    (scratch / "nicps-left-run-h2").mkdir(parents=True)
-    (scratch / "nicps-12-abc").mkdir()
-    jobs.put_aside(scratch)
-    left = tmp_path / "nicps-left-run-h2"
-    assert left.is_dir() and [path.name for path in scratch.iterdir()] == ["nicps-12-abc"]
-    assert capfd.readouterr().err == f"nicps: what could not be kept is in {left}\n"
+def test_what_could_not_be_kept_outlives_the_lab(driver: Driver) -> None:
+    """Its agent puts it aside after the run has ended, in a folder that goes with the lab."""
+    script = driver.job / "it.py"
+    script.write_text("")
+    code, _, err = driver.finish("not kept", "--script", str(script))
+    left = driver.scratch / "nicps-left-run-h2"
+    assert code == 8 and f"nicps: what could not be kept is in {left}\n" in err
+    assert [*driver.scratch.iterdir()] == [left]
 
 
 def test_weights_that_differ_fail_the_command(driver: Driver) -> None:
