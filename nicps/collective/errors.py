@@ -6,8 +6,11 @@ from __future__ import annotations
 from nicps.errors import JobFailed
 
 
-class CollectiveFailed(JobFailed):
-    """A call could not be done. Unless it is a leaf that says otherwise, the group goes on."""
+class CollectiveFailed(JobFailed, RuntimeError):
+    """A call could not be done. Unless it is a leaf that says otherwise, the group goes on.
+
+    It is a RuntimeError too, as torch.distributed raises it.
+    """
 
 
 class CallMismatch(CollectiveFailed):

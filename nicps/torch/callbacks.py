@@ -6,8 +6,11 @@ PyTorch's hooks do so (PowerSGD). In the thread that carries out a group's calls
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,9 +19,36 @@ T = TypeVar("T")
 _threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="nicps-callbacks")
 
 
-def elsewhere(done: torch.futures.Future[T]) -> torch.futures.Future[T]:
-    """Done, or failed, as that future; what is called then is called in a thread of its own."""
+#: A generator at its end: what is thrown into it comes out again.
+_spent: Generator[Any] = (each for each in "")
+next(_spent, None)
+
+
+def callback(function: Callable[[], T]) -> Callable[[object], T]:
+    """The function, to be called once, as the callback of a torch future.
+
+    torch makes a text of what a callback raises, with a line for each frame of Python under it. An exception that comes
+    out of built-in functions only has none: the text is one line.
+    """
+
+    def outcome(_: None) -> Iterable[T]:
+        try:
+            return [function()]
+        except Exception as error:
+            return map(_spent.throw, [error.with_traceback(None)])
+
+    return partial(next, chain.from_iterable(map(outcome, [None])))
+
+
+def elsewhere(
+    done: torch.futures.Future[T], outcome: Callable[[], T] | None = None
+) -> torch.futures.Future[T]:
+    """Done, or failed, as that future; what is called then is called in a thread of its own.
+
+    Args:
+        outcome: its result, or raises what it has failed with; default: its own `wait`.
+    """
     base: torch.futures.Future[None] = torch.futures.Future()
-    found = base.then(lambda _: done.wait())
+    found = base.then(callback(outcome or done.wait))
     done.then(lambda _: _threads.submit(base.set_result, None) and None)
     return found

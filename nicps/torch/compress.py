@@ -25,6 +25,7 @@ from nicps.collective import Group
 from nicps.collective.group import LANES
 from nicps.collective.kinds import Array
 from nicps.errors import UsageProblem
+from nicps.torch.callbacks import callback
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 OnLoss = Callable[[tuple[int, ...]], None]
@@ -246,7 +247,7 @@ def promise(
     An exception that is set in a torch future from Python ends the interpreter: it is raised in a callback.
     """
     base: torch.futures.Future[None] = torch.futures.Future()
-    done = base.then(lambda _: finish())
+    done = base.then(callback(finish))
     future.add_done_callback(lambda _: base.set_result(None))
     return done
 

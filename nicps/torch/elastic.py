@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from nicps.collective import Group, GroupClosed, MemberLost
 from nicps.errors import UsageProblem
 from nicps.torch.backend import ProcessGroupNicps
+from nicps.torch.callbacks import callback
 
+_QUIET_S = 3.0  # until a process that waits to come in says so
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor)
 
 
@@ -60,7 +66,8 @@ class State:
             return self._sync(group)  # the others have gone on without this process: it comes back
 
     def _sync(self, group: Group) -> bool:
-        admission = group.admit().result()
+        with _says_what_it_waits_for(group):
+            admission = group.admit().result()
         if not admission.ranks:
             return False
         for source in admission.sources:
@@ -97,6 +104,22 @@ class State:
                 setattr(self, name, found)
 
 
+@contextlib.contextmanager
+def _says_what_it_waits_for(group: Group) -> Iterator[None]:
+    """Once, after a moment, where this process is to come into a group that is under way."""
+    if not (group.late or group.out):
+        yield
+        return
+    text = "nicps: this process has come to a group that is under way: it waits until the other ranks call State.sync()"
+    timer = threading.Timer(_QUIET_S, print, [text], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def average(_, bucket):  # type: ignore[no-untyped-def]
     """A hook for DDP: gradients are averaged over the ranks that are there, where DDP divides by those at the start.
 
@@ -105,7 +128,7 @@ def average(_, bucket):  # type: ignore[no-untyped-def]
     work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     done: torch.futures.Future[Any] = work.get_future()
-    return done.then(lambda each: each.value()[0])
+    return done.then(callback(lambda: work.result()[0]))
 
 
 def _group() -> Group:

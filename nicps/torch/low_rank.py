@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nicps.collective import Group
 from nicps.errors import UsageProblem
+from nicps.torch.callbacks import callback
 from nicps.torch.compress import Figures, Losses, Scaler
 from nicps.torch.factors import Matrix, exchange, pays
 
@@ -120,7 +121,7 @@ class LowRank(Losses):
             self._follow_scale()
         buffer = bucket.buffer()
         base: torch.futures.Future[None] = torch.futures.Future()
-        done = base.then(lambda _: self._finish(buffer))
+        done = base.then(callback(lambda: self._finish(buffer)))
         try:
             self._open.append(self._split(bucket, buffer))
             if bucket.is_last():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import _autograd, _distributed_c10d
 
-from nicps.torch.callbacks import elsewhere
+from nicps.torch.callbacks import callback, elsewhere
 
 #: Its methods have the types of C++.
 _Work: Any = _distributed_c10d.Work
@@ -21,11 +21,17 @@ _Tensors = Sequence[torch.Tensor]
 
 
 class Work(_Work):  # type: ignore[misc]
-    """A call that is under way. A work that torch makes of a future forgets what has failed: this one raises."""
+    """A call that is under way. A work that torch makes of a future forgets what has failed: this one raises.
 
-    def __init__(self, done: torch.futures.Future[Any]) -> None:
+    Args:
+        outcome: once it is done, its result, or raises what it has failed with; default: as torch words it.
+    """
+
+    def __init__(
+        self, done: torch.futures.Future[Any], outcome: Callable[[], Any] | None = None
+    ) -> None:
         super().__init__()
-        self._done = done
+        self._done, self._outcome = done, outcome
         self._shown: torch.futures.Future[Any] | None = None
         _recent.append(self)
 
@@ -33,15 +39,15 @@ class Work(_Work):  # type: ignore[misc]
         """Until it is done; the group's own time-out counts.
 
         Raises:
-            RuntimeError: it has failed.
+            RuntimeError: it has failed, with a CollectiveFailed of `nicps.collective`.
         """
-        self._done.wait()
+        self.result()
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Done with it, with callbacks that may make further calls."""
         if self._shown is None:
-            self._shown = elsewhere(self._done)
+            self._shown = elsewhere(self._done, self._outcome)
         return self._shown
 
     def is_completed(self) -> bool:
@@ -55,14 +61,23 @@ class Work(_Work):  # type: ignore[misc]
     def exception(self) -> Exception | None:
         """What it has failed with."""
         try:
-            self._done.wait()
-        except RuntimeError as error:
+            self.result()
+        except Exception as error:
             return error
         return None
 
     def result(self) -> Any:
-        """The tensors."""
-        return self._done.wait()
+        """The tensors.
+
+        Raises:
+            RuntimeError: as `wait`.
+        """
+        try:
+            return self._done.wait()
+        except RuntimeError:
+            if self._outcome is None:
+                raise
+        return self._outcome()
 
 
 #: C++ asks a work for its future after Python has let go of it.
@@ -80,33 +95,45 @@ def work_of(
     An exception that is set in a torch future from Python ends the interpreter: it is raised in a callback.
     """
     base: torch.futures.Future[None] = torch.futures.Future()
+    written: Future[list[Any]] = Future()
 
-    def finish(_: torch.futures.Future[None]) -> list[Any]:
+    def finish() -> list[Any]:
         try:
             write(future.result())
+            written.set_result(result)
+        except Exception as error:
+            written.set_exception(error)
         finally:
             if event is not None:
                 event.end()
+        return outcome()
+
+    def outcome() -> list[Any]:
+        if (error := written.exception()) is not None:
+            raise error.with_traceback(None)
         return result
 
-    done = base.then(finish)
+    done = base.then(callback(finish))
     future.add_done_callback(lambda _: base.set_result(None))
-    return Work(done)
+    return Work(done, outcome)
 
 
 def all_of(works: Sequence[Work], result: list[Any], event: Event | None = None) -> Work:
     together = torch.futures.collect_all([work.get_future() for work in works])
 
-    def finish(done: torch.futures.Future[list[torch.futures.Future[Any]]]) -> list[Any]:
+    def finish() -> list[Any]:
         try:
-            for each in done.value():
-                each.wait()
+            return outcome()
         finally:
             if event is not None:
                 event.end()
+
+    def outcome() -> list[Any]:
+        for work in works:
+            work.wait()
         return result
 
-    return Work(together.then(finish))
+    return Work(together.then(callback(finish)), outcome)
 
 
 # ---- what a profiler sees

@@ -83,11 +83,11 @@ def test_output_exit_codes_and_files_of_all_hosts(three: Network, folder: Path) 
         assert found[host] == [f"rank {rank} of 3 --lr 0.1", "é" * 50_000]
         assert errors[host] == [f"data {folder}"]
         (run,) = [p for p in three.place(host, "runs").iterdir() if p.name.split("-")[2] == "it"]
-        until((run / host / "out" / "kept.txt").exists, "what the script has written")
         assert (run / host / "out" / "kept.txt").read_text() == str(rank)
         kept = (run / host / "output.log").read_text().splitlines()
         assert sorted(kept) == sorted([*found[host], *errors[host]])
     assert ended.code == 7 and f"{ranks[1]} ended with exit code 7" in ended.err
+    assert "data None" not in ended.err
     no_run(three)
 
 
@@ -125,7 +125,9 @@ def test_ctrl_c_ends_it_everywhere(three: Network, folder: Path) -> None:
 def test_cancelled_on_another_host(three: Network, folder: Path) -> None:
     child = three.start("h1", "run", script(folder, SLEEPS))
     begun(three, child)
-    assert three.command("h3", "cancel").code == 0
+    cancelled = three.command("h3", "cancel")
+    assert cancelled.code == 0 and "was cancelled; what its scripts have left" in cancelled.out
+    assert "are ended on all hosts" in cancelled.err
     assert "cancelled" in three.finish(child, 20).error(7)
     no_run(three)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from nicps.collective import Group  # noqa: E402
+from nicps.collective.admission import Admission  # noqa: E402
 from nicps.errors import UsageProblem  # noqa: E402
-from nicps.torch import ProcessGroupNicps, State  # noqa: E402
+from nicps.torch import ProcessGroupNicps, State, elastic  # noqa: E402
 from nicps.torch.elastic import _check  # noqa: E402
 from nicps.torch.tcp import Tcp  # noqa: E402
 
@@ -102,3 +105,43 @@ def test_a_process_that_comes_late_and_does_not_sync() -> None:
     group.allgather(rows, [tensor]).wait()
     assert all(torch.equal(row, tensor) for row in rows[0])
     group.shutdown()
+
+
+class Waiting:
+    """A group that lets a process in once something is on its stderr, or at once."""
+
+    out = False
+
+    def __init__(self, late: bool, quiet: threading.Event) -> None:
+        self.late, self._quiet = late, quiet
+
+    def admit(self) -> Any:
+        return self
+
+    def result(self) -> Admission:
+        if self.late:
+            assert self._quiet.wait(30.0)
+        return Admission((), (), self.late)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_process_that_waits_to_come_in_says_so(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    told = threading.Event()
+
+    class Stderr:
+        def write(self, text: str) -> None:
+            said.append(text)
+
+        def flush(self) -> None:
+            told.set()
+
+    group: Any = Waiting(late, told)
+    monkeypatch.setattr(elastic, "_QUIET_S", 0.01)
+    monkeypatch.setattr(elastic, "_group", lambda: group)
+    monkeypatch.setattr(sys, "stderr", Stderr())
+    assert not State(epoch=1).sync()
+    text = "it waits until the other ranks call State.sync()\n"
+    assert "".join(said).endswith(text) if late else not said

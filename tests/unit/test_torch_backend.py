@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import nicps.torch  # noqa: E402
-from nicps.collective import Group  # noqa: E402
+from nicps.collective import CallMismatch, Group  # noqa: E402
 from nicps.torch import ProcessGroupNicps  # noqa: E402
 from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
 from tests.collectives import Meeting, together  # noqa: E402
@@ -84,6 +84,37 @@ def test_several_tensors_at_once() -> None:
     for found in together(Meeting(SIZE), program):
         if isinstance(found, BaseException):
             raise found
+
+
+def test_a_call_that_fails_says_so_in_one_line() -> None:
+    """`wait` raises what `nicps.collective` does. Of a future torch makes a text, which lists all frames of Python."""
+
+    def program(group: Group) -> tuple[Any, list[str]]:
+        pg, rank = ProcessGroupNicps(group, Tcp("threads")), group.rank
+        works = [
+            pg.allreduce([torch.ones(3 + rank)]),
+            pg.allreduce_coalesced([torch.ones(3 + rank)]),
+        ]
+        texts = []
+        for work in works:
+            with pytest.raises(RuntimeError) as error:
+                work.get_future().wait()
+            texts.append(str(error.value))
+        with pytest.raises(CallMismatch) as raised:
+            works[0].wait()
+        with pytest.raises(CallMismatch):
+            works[1].wait()
+        assert not works[0].is_success() and works[0].exception() is raised.value
+        return raised.value, texts
+
+    for found in together(Meeting(2), program):
+        if isinstance(found, BaseException):
+            raise found
+        error, texts = found
+        assert isinstance(error, RuntimeError)
+        assert str(error).startswith("the members have called different things: ")
+        for text in texts:
+            assert f": CallMismatch: {error}" in text and "\n" not in text
 
 
 def test_a_profiler_sees_a_call() -> None:
