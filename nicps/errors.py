@@ -18,6 +18,7 @@
         ├── NonFinite                   a gradient holds NaN or infinity
         ├── Alarm                   6   too few members are left, or they differ; the model is saved
         ├── Cancelled               7   a user has cancelled the job
+        ├── NotKept                 8   what the scripts of a run have left could not be kept
         └── GradientFormatError         a gradient in JSON has not its form, or does not fit the model
 
 More leaves are defined beside what raises them: in nicps.client, nicps.collective.errors, nicps.session.channel,
@@ -85,6 +86,12 @@ class Cancelled(JobFailed):
     """A user has ended the job before its end (`nicps cancel`)."""
 
     exit_code = 7
+
+
+class NotKept(JobFailed):
+    """Files that the scripts of `nicps run` have left at a host could not be put into the run's folder there."""
+
+    exit_code = 8
 
 
 def explain(doing: str, error: Exception) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m trainer prepare|run|report`: what the agent starts, without privileges."""
+"""`python -m trainer check|prepare|run|report`: what `nicps lab run` and the agent start, without privileges."""
 
 from __future__ import annotations
 
@@ -53,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--resume", type=Path, help="go on from this checkpoint (R22)")
     prepare.set_defaults(func=_prepare)
 
+    check = commands.add_parser("check", help="say what is wrong before anything is made")
+    check.add_argument("--job", type=Path, required=True, help="the folder of a job or a script")
+    check.add_argument("--script", help="it is no job, but has this script")
+    check.add_argument("--settings", default="{}", help="settings as JSON, over the job's own")
+    check.set_defaults(func=_check)
+
     run = commands.add_parser("run", help="train as a member; the agent's socket is NICPS_SOCKET")
     run.add_argument("--workdir", type=Path, required=True, help="folder with what was handed out")
     run.set_defaults(func=_run)
@@ -67,13 +73,27 @@ def _prepare(options: argparse.Namespace) -> None:
     startup.import_torch()
     from trainer.prepare import prepare
 
+    overrides = _overrides(options.settings)
+    prepare(options.job, options.out, options.data, overrides, options.resume)
+
+
+def _check(options: argparse.Namespace) -> None:
+    from trainer.check import check_job, check_script
+
+    if options.script is not None:
+        check_script(options.job, options.script)
+    else:
+        check_job(options.job, _overrides(options.settings))
+
+
+def _overrides(text: str) -> dict[str, Any]:
     try:
-        overrides: Any = json.loads(options.settings)
+        overrides: Any = json.loads(text)
     except ValueError as error:
         raise JobError(f"--settings is not JSON: {error}") from None
     if not isinstance(overrides, dict):
-        raise JobError(f"--settings must be a JSON object, not {options.settings}")
-    prepare(options.job, options.out, options.data, overrides, options.resume)
+        raise JobError(f"--settings must be a JSON object, not {text}")
+    return overrides
 
 
 def _run(options: argparse.Namespace) -> None:

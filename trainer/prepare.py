@@ -9,7 +9,7 @@ import os
 import pwd
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +59,11 @@ def prepare(
                 return _prepare(Path(unpacked), out, data, overrides, resume)
             return _prepare(source.resolve(), out, data, overrides, resume)
     except OSError as error:
-        raise JobError(_told(error, source, out)) from None
+        raise JobError(told(error, source, out)) from None
 
 
-def _told(error: OSError, source: Path, out: Path) -> str:
-    """What is in `source` was to be read."""
+def told(error: OSError, source: Path, out: Path) -> str:
+    """What could not be read or written, in one line; what is in `source` was to be read."""
     path = Path(error.filename or out).absolute()
     read = path.is_relative_to(source.absolute()) or path.is_relative_to(source.resolve())
     if path.is_relative_to(out.absolute()) or not read:
@@ -181,28 +181,44 @@ def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> froze
     return weights.averaged(model.layout) if job.settings.average_all_buffers else changed
 
 
-def pack(folder: Path, path: Path) -> None:
-    """The job's folder as a tar, the same bytes for the same files.
+def pack(folder: Path, path: Path, whose: str = "job", instead: str = "let data() read it") -> None:
+    """The folder of a job, or of a script, as a tar, the same bytes for the same files.
+
+    Raises:
+        FolderError: as `files_of`.
+    """
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for source in files_of(folder, whose, instead):
+            content = source.read_bytes()
+            entry = tarfile.TarInfo(source.relative_to(folder).as_posix())
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def files_of(
+    folder: Path, whose: str = "job", instead: str = "let data() read it"
+) -> Iterator[Path]:
+    """The files that are sent, in order.
+
+    Args:
+        whose: folder it is, for people.
+        instead: what to do with data that are too large for it.
 
     Raises:
         FolderError: it is larger than `MAX_JOB_BYTES`, or holds links or devices.
+        OSError: it cannot be read.
     """
     total = 0
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        for source in sorted(_files(folder)):
-            name = source.relative_to(folder).as_posix()
-            if source.is_symlink() or not source.is_file():
-                raise FolderError(f"{source} is not a plain file: a job's folder is sent as it is")
-            total += source.stat().st_size
-            if total > MAX_JOB_BYTES:
-                raise FolderError(
-                    f"the job's folder {folder} holds more than {MAX_JOB_BYTES >> 20} MiB: keep "
-                    f"data elsewhere, and let data() read it"
-                )
-            content = source.read_bytes()
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
+    for source in sorted(_files(folder)):
+        if source.is_symlink() or not source.is_file():
+            raise FolderError(f"{source} is not a plain file: a {whose}'s folder is sent as it is")
+        total += source.stat().st_size
+        if total > MAX_JOB_BYTES:
+            raise FolderError(
+                f"the {whose}'s folder {folder} holds more than {MAX_JOB_BYTES >> 20} MiB: keep "
+                f"data elsewhere, and {instead}"
+            )
+        yield source
 
 
 def _files(folder: Path) -> list[Path]:

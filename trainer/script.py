@@ -18,6 +18,8 @@ from trainer.errors import JobError
 from trainer.prepare import pack, unpack
 
 ARCHIVE, PREPARED = "job.tar", "prepared.json"
+#: Of its folder, for people: whose it is, and where data are to be.
+FOLDER = "script", "name it with --data PATH, which is not sent"
 
 
 def prepare(folder: Path, out: Path, settings: dict[str, Any]) -> None:
@@ -29,7 +31,7 @@ def prepare(folder: Path, out: Path, settings: dict[str, Any]) -> None:
     script = str(settings["script"]["path"])
     if not (folder / script).is_file():
         raise JobError(f"there is no {script} in {folder}")
-    pack(folder, out / ARCHIVE)
+    pack(folder, out / ARCHIVE, *FOLDER)
     prepared = {
         "job": Path(script).stem,
         "entry": "trainer.script",

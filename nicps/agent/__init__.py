@@ -19,6 +19,7 @@ Frames:
     probe.py        measurements of the LAN (`nicps doctor --network`)
     scripts.py      the script of `nicps run`, and what it prints
     printed.py      what a script prints: two files as one stream
+    left.py         what a script leaves
     shown.py        what `nicps run` is told of all that
     relay.py        what a script prints, to the host that has started it
     stores.py       the store that the members of a group share

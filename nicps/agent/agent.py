@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from nicps import wire
@@ -153,8 +152,7 @@ class Agent:
         def status() -> Status:
             now = time.monotonic()
             about = self.life, frames, self._keys, self.dataplane, tally, preparation.job, now
-            found = status_of(*about)
-            return replace(found, job=found.job or self._scripts.job)
+            return status_of(*about, self._scripts.job)
 
         commands = Commands(
             driver,

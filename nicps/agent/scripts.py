@@ -24,20 +24,21 @@ from nicps.agent.control import ControlSocket
 from nicps.agent.driver import Driver, log
 from nicps.agent.executor import Executor
 from nicps.agent.folders import remove, working_folder
+from nicps.agent.left import Left
 from nicps.agent.loop import Loop
 from nicps.agent.peer import Peer
 from nicps.agent.printed import Printed
 from nicps.agent.process import Child, python
-from nicps.agent.records import copy_tree, keep_files, open_file
+from nicps.agent.records import open_file
 from nicps.agent.relay import INTERVAL_S, OutputReceiver, OutputSender, Piece
 from nicps.agent.settings import AgentSettings
 from nicps.agent.shown import Shown
 from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
 from nicps.job.script import LaunchScript
+from nicps.job.text import one_line
 from nicps.session.messages import Error, Launched, Result
 from nicps.wire import ScriptStep, ScriptStream
 
-OUTPUT = "output.log"  # what a script prints, in the run's folder of its host
 WEIGHTS = "weights"  # what the backend of torch.distributed says of them, in the script's folder
 _TICK_S = 0.05  # what a script prints is looked for so often
 _MOST_REPORT = 1200  # bytes
@@ -62,6 +63,7 @@ class _Host:
 
     code: int | None
     weights: str = ""
+    not_kept: str = ""  # why what it has left is not in the run's folder
 
 
 @dataclass(slots=True)
@@ -80,11 +82,12 @@ class _Started:
 class _Run:
     """A run that this host takes part in."""
 
-    def __init__(self, launch: LaunchScript, base: Path, now: float) -> None:
+    def __init__(self, launch: LaunchScript, base: Path, runs: Path, now: float) -> None:
         self.launch, self.base = launch, base
         self.number = run_number(launch.job)
         self.starter = launch.hosts[launch.starter][1]
         self.printed = Printed(base)
+        self.left = Left(self.printed, base, runs / launch.job / self.name)
         self.child: Child | None = None
         self.report: bytes | None = None  # how it has ended
         self.sender = OutputSender(now, self.printed.reach)
@@ -175,7 +178,7 @@ class Scripts:
                     peer.submission = 0
                     self._control.post(peer, Error.of(JobFailed(reason)))
             return
-        run = self._run = _Run(action, base, now)
+        run = self._run = _Run(action, base, self._settings.runs, now)
         log(f"run {action.job}: rank {action.rank} of {len(action.hosts)}")
         if run.starts_here:
             others = {
@@ -214,9 +217,15 @@ class Scripts:
                 report["weights"] = os.read(fd, 64).decode("ascii", "replace")
             finally:
                 os.close(fd)
-        run.report = orjson.dumps(report)
         log(f"run {run.launch.job}: the script ended with exit code {report['code']}")
-        if run.started is not None:
+        self._keep(run, partial(self._tell_end, run, report))
+
+    def _tell_end(self, run: _Run, report: dict[str, Any]) -> None:
+        """What it has left is kept, or cannot be."""
+        if run.left.why:
+            report["not_kept"] = run.left.why
+        run.report = orjson.dumps(report)
+        if run is self._run and run.started is not None:
             run.started.shown.forward_own(run.name, run.printed)
             self._note_end(run, run.started, run.name, run.report)
 
@@ -331,10 +340,11 @@ class Scripts:
         try:
             found = orjson.loads(report[:_MOST_REPORT])
             code, weights = found["code"], str(found.get("weights", ""))[:64]
+            not_kept = one_line(found.get("not_kept", ""))
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            code, weights = None, ""
+            code, weights, not_kept = None, "", ""
         known = type(code) is int and 0 <= code <= 255
-        started.found[name] = _Host(code if known else JobFailed.exit_code, weights)
+        started.found[name] = _Host(code if known else JobFailed.exit_code, weights, not_kept)
 
     def _give_up_forming(self, run: _Run, started: _Started) -> None:
         """A script that has failed cannot come into the group for which the others wait."""
@@ -368,6 +378,7 @@ class Scripts:
                 "seconds": round(self._driver.now - started.began, 3),
                 "weights_identical": len(told) == 1 if told else None,
                 "folder": str(self._settings.runs / run.launch.job),
+                "not_kept": {n: h.not_kept for n, h in started.found.items() if h.not_kept},
             }
             started.shown.tell(Result(result))
         self._close(run)
@@ -412,28 +423,24 @@ class Scripts:
         if run.child is not None:
             run.child.kill()  # `_ended` follows
 
+    def _keep(self, run: _Run, then: Callable[[], None]) -> None:
+        """Keep what it has left, once nobody writes any more."""
+
+        def begin() -> None:
+            run.printed.cut(run.printed.look())
+            self._loop.background(run.left.keep, then)
+
+        run.left.begun = True
+        self._children.once_gone(begin)
+
     def _close(self, run: _Run) -> None:
         """Keep what it has left, and remove its folder."""
         self._run = None
         if run.child is not None:
             self._children.end(run.child)
-        kept = self._settings.runs / run.launch.job / run.name
-
-        def keep() -> None:
-            try:
-                run.printed.look()
-                run.printed.write_as_one(run.base / OUTPUT)
-                keep_files(run.base, kept, {OUTPUT: OUTPUT})
-                copy_tree(run.base / "work" / "out", kept / "out")
-            except OSError as error:
-                left = run.base.rename(
-                    run.base.with_name(f"nicps-left-{run.launch.job}-{run.name}")
-                )
-                log(f"{explain('keep what the script has left', error)}; it is in {left}")
-            else:
-                remove(run.base)
-
-        self._children.once_gone(lambda: self._loop.background(keep, lambda: None))
+        if not run.left.begun:
+            self._keep(run, lambda: None)
+        self._children.once_gone(lambda: self._loop.background(run.left.clear, lambda: None))
 
 
 def run_number(job: str) -> int:

@@ -23,9 +23,16 @@ def status_of(
     tally: Tally,
     preparing: str,
     now: float,
+    run: str | None = None,
 ) -> Status:
-    """What `nicps status` shows; `preparing`: what was submitted here, and is not in the network yet."""
-    node, publisher = life.node, life.roles.publisher
+    """What `nicps status` shows.
+
+    Args:
+        preparing: what was submitted here, and is not in the network yet.
+        run: of `nicps run`, whose scripts have begun.
+    """
+    node, publisher, part = life.node, life.roles.publisher, life.part
+    runs = run is not None and (part is None or part.group)  # the group is that of its scripts
     ring = node.ring
     phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
     view = node.view
@@ -63,7 +70,7 @@ def status_of(
         round=node.open_round,
         number=node.number,
         members=tuple(members),
-        job=life.part.id if life.part is not None else None,
+        job=run if runs or part is None else part.id,
         progress=publisher.progress,
         last_job=publisher.last_job,
         token_turns=life.turns,
@@ -71,12 +78,27 @@ def status_of(
         frames_malformed=frames.malformed,
         control_refused=dict(keys.refused),
         counters=dataplane.maps.counters(),
-        activity=_activity_of(node, frames, dataplane, tally, preparing, now),
+        activity=_activity_of(
+            node,
+            frames,
+            dataplane,
+            tally,
+            preparing,
+            now,
+            script=runs or (part is not None and part.script),
+        ),
     )
 
 
 def _activity_of(
-    node: Node, frames: Frames, dataplane: DataPlane, tally: Tally, preparing: str, now: float
+    node: Node,
+    frames: Frames,
+    dataplane: DataPlane,
+    tally: Tally,
+    preparing: str,
+    now: float,
+    *,
+    script: bool,
 ) -> Activity:
     """What was counted, and who is waited for."""
     ring, phase, traffic = node.ring, node.phase_in_force, read_traffic(dataplane.iface)
@@ -108,6 +130,7 @@ def _activity_of(
         ),
         traffic=Traffic(*traffic) if traffic is not None else None,
         preparing=preparing,
+        script=script,
     )
 
 

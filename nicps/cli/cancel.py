@@ -24,7 +24,8 @@ def add_parser(subparsers: Any) -> None:
         help="end the job on all hosts",
         description="End the job that is under way, on all hosts, from any host that takes part in it. The lead saves"
         " the model at the end of the batch (60 s at most), and `nicps resume` goes on from there. All hosts stay in"
-        " the network. A command that waits for the job (`nicps submit --wait`) ends with exit code 7.",
+        " the network. Of a run of `nicps run` the scripts are ended on all hosts, and there is no model to save. A"
+        " command that waits for the job or the run ends with exit code 7.",
     )
     add_socket(parser)
     parser.set_defaults(func=run)
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         before = ask(channel, AskStatus(), Status)
         ask(channel, Cancel(), Ok)
         if before.job:
-            print(f"nicps: job {before.job} ends with its batch", file=sys.stderr)
+            print(f"nicps: {announcement(before)}", file=sys.stderr)
         deadline = time.monotonic() + _LIMIT_S
         while (status := ask(channel, AskStatus(), Status)).state != "standby" or status.job:
             if time.monotonic() > deadline:
@@ -51,6 +52,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def announcement(before: Status) -> str:
+    """What is about to happen."""
+    if _is_script(before):
+        return f"the scripts of run {before.job} are ended on all hosts"
+    return f"job {before.job} ends with its batch"
+
+
 def outcome(before: Status, after: Status) -> str:
     """What has become of the job, as far as this host knows."""
     last = after.last_job
@@ -58,5 +66,14 @@ def outcome(before: Status, after: Status) -> str:
         return (
             f"job {last.job_id or '-'}: {last.error or 'it was done before it could be cancelled'}"
         )
+    if _is_script(before):
+        return (
+            f"run {before.job} was cancelled; what its scripts have left is in the folder of runs of"
+            " each host"
+        )
     leads = [member.name for member in before.members if member.number == before.lead]
     return f"job {before.job} has ended; {leads[0] if leads else 'its lead'} has what was saved"
+
+
+def _is_script(status: Status) -> bool:
+    return status.activity is not None and status.activity.script

@@ -406,7 +406,7 @@ def _run(args: argparse.Namespace) -> int:
     from nicps.agent.folders import check_runs
     from nicps.agent.process import User
 
-    parse_settings(args.settings)  # refuse what cannot be read before anything is made
+    overrides = parse_settings(args.settings)
     name = args.lab or f"run-{secrets.token_hex(3)}"
     if args.script is None and len(args.job) != 1:
         raise UsageProblem("name one job's folder, or a script with --script FILE")
@@ -419,12 +419,14 @@ def _run(args: argparse.Namespace) -> int:
         shape=_settings(args, name),
         data=args.data,
         settings=tuple(args.settings),
+        overrides=overrides,
         user=args.user,
         runs=args.runs,
         switch=_switch_arguments(args),
         keyed=args.key,
         script=args.script,
         arguments=tuple(args.job) if args.script else (),
+        as_json=args.json,
     )
     require_root()
     check_runs(args.runs.absolute())

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
 from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
-from nicps.errors import JobFailed, NetworkProblem, UsageProblem
+from nicps.errors import JobFailed, NetworkProblem, NotKept, UsageProblem
 from nicps.session.commands import connect, follow, submit
 from nicps.session.messages import Launched, Output, Preparing, Result, Submit
 
@@ -22,7 +23,8 @@ DESCRIPTION = """\
 Start a script on all hosts whose agents stand by, one process on each, as the training user. The script's folder is
 handed out to them. RANK and WORLD_SIZE are set, and dist.init_process_group("nicps") makes them a group. Their output
 comes back with the host's name in front of each line. Ctrl-C ends the script everywhere. The exit code is that of the
-first host, by rank, where it is not 0; 5 if a host was lost. See docs/run.md."""
+first host, by rank, where it is not 0; 5 if a host was lost; 8 if all went well, and what a script has left could not
+be kept. See docs/run.md."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,6 +43,9 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="the result as one JSON line on stdout; what scripts print goes to stderr",
     )
+    parser.add_argument(
+        "--result", type=Path, metavar="FILE", help="the result as one JSON line in this file, too"
+    )
     add_socket(parser)
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file")
     parser.add_argument(
@@ -54,6 +59,25 @@ def run(args: argparse.Namespace) -> int:
     script = args.script.absolute()
     if not script.is_file():
         raise UsageProblem(f"{args.script} is not a file: name a Python script")
+    with _opened(args.result) as result:
+        return _run(args, script, result)
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """The file for the result, if there is to be one."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise UsageProblem(f"--result {path}: {error.strerror}; name another file") from None
+    with file:
+        yield file
+
+
+def _run(args: argparse.Namespace, script: Path, file: IO[bytes] | None) -> int:
     settings = {
         "script": {"path": script.name, "arguments": args.arguments},
         "network_access": args.network,
@@ -76,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
                     raise NetworkProblem(
                         f"{lead} goes on with the run, and this host is not in it: start it again"
                     )
+                if file is not None:
+                    file.write(orjson.dumps(dict(message.result)) + b"\n")
                 return _finish(message.result, as_json=args.json)
             elif not isinstance(message, Preparing):  # a script's folder is packed, and that is all
                 show(message)
@@ -119,7 +145,12 @@ def _finish(result: Mapping[str, Any], *, as_json: bool) -> int:
         print(f"nicps: what each host has kept is in {result['folder']} there", file=sys.stderr)
     if result["weights_identical"] is False:
         print("nicps: the hosts' weights differ", file=sys.stderr)
+    not_kept: Mapping[str, str] = result.get("not_kept", {})
+    for name, why in not_kept.items():
+        print(f"nicps: {name}: {why}", file=sys.stderr)
     first = next((code for code in failed.values() if code is not None), None)
     if first is not None:
         return first
-    return JobFailed.exit_code if failed or result["weights_identical"] is False else 0
+    if failed or result["weights_identical"] is False:
+        return JobFailed.exit_code
+    return NotKept.exit_code if not_kept else 0

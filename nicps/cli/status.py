@@ -75,7 +75,9 @@ def text(status: Status) -> str:
     if last and not status.job:
         result = last.result
         done = f"{result['lead']} has its result" if "lead" in result else None
-        outcome = last.error or done or f"test accuracy {result.get('test_accuracy')}"
+        accuracy = result.get("test_accuracy")
+        tested = f"test accuracy {accuracy}" if accuracy is not None else "done"
+        outcome = last.error or done or tested
         lines.append(f"last job   {last.job_id or '-'}: {outcome}")
     if status.members:
         width = max(len(m.name) for m in status.members)

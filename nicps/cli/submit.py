@@ -110,7 +110,9 @@ def _follow(channel: Channel, args: argparse.Namespace) -> int:
 
 def show(event: Event) -> None:
     """One line of an event on stderr; on a terminal progress is written over."""
-    shown = {k: v for k, v in values(event).items() if k not in ("event", "job_id")}
+    shown = {
+        k: v for k, v in values(event).items() if k not in ("event", "job_id") and v is not None
+    }
     if not isinstance(event, Progressed):
         details = ", ".join(
             _short(v) if k == "message" else f"{k} {_short(v)}" for k, v in shown.items()

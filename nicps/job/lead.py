@@ -76,7 +76,8 @@ class Lead:
         orders: Orders = [PublishEvent("formed", {"members": members, "view": view.number})]
         if len(view.members) == 1:
             there = "with this key is there" if keyed else "is there"
-            text = f"no other host {there}: this one trains alone"
+            what = "runs the script" if self.plan.script else "trains"
+            text = f"no other host {there}: this one {what} alone"
             orders.append(PublishEvent("warning", {"message": text}))
         return [*orders, *self.course.view_installed(view)]
 

@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nicps import wire
-from nicps.errors import JobFailed, UsageProblem
+from nicps.errors import EnvironmentProblem, JobFailed, UsageProblem
 from nicps.lab import adding
 from nicps.lab.adding import Keys
 from nicps.lab.agents import (
@@ -39,6 +39,8 @@ from nicps.lab.teardown import require_root
 UNPRIVILEGED = "nobody"
 _END_S = 10.0  # for a submission that is ended
 
+_TRAINER = (sys.executable, "-P", "-m", "trainer")
+_SAYS = "trainer: error: "
 _CHECK = """
 import importlib.util, os, sys
 for name in ("nicps", "trainer", "torch"):
@@ -60,7 +62,8 @@ for path in sys.argv[1:]:
 class RunSettings:
     """What to run where. `settings` are KEY=VALUE texts; `user` None lets the lab choose. `switch` is more of `nicps
     switch xdp run`, where the switch adds; `keyed`: there are keys. With `script` it is no job, but `nicps run` of that
-    script with these `arguments`, and `job` is the script's folder."""
+    script with these `arguments`, and `job` is the script's folder. `overrides` are the `settings` as values.
+    `as_json`: stdout is for the result alone."""
 
     job: Path
     shape: LabSettings
@@ -72,6 +75,8 @@ class RunSettings:
     keyed: bool = False
     script: Path | None = None
     arguments: tuple[str, ...] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    as_json: bool = False
 
     def __post_init__(self) -> None:
         if self.shape.mtu < wire.LEAST_MTU:
@@ -82,7 +87,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How `nicps submit` ended: its exit code, and its result if it printed one."""
+    """How the submission ended: its exit code, and its result if there is one."""
 
     exit_code: int
     result: dict[str, Any] | None
@@ -95,6 +100,7 @@ def run_job(settings: RunSettings) -> Outcome:
     line on stderr names.
 
     Raises:
+        UsageProblem: job, script or a setting is wrong, as far as that can be said without a lab.
         AgentFailed: an agent ended before it answered, with that agent's own error.
         NetworkProblem: an agent does not answer in time.
         JobFailed: the submission ended without a result.
@@ -103,6 +109,7 @@ def run_job(settings: RunSettings) -> Outcome:
     if not settings.job.is_dir():
         raise UsageProblem(f"{settings.job} is not a job's folder")
     user = settings.user or choose_user(settings)
+    check(settings, user)
     work = settings.runs.resolve() / f"lab-{settings.shape.name}"
     try:
         work.mkdir(parents=True)
@@ -126,10 +133,11 @@ def run_job(settings: RunSettings) -> Outcome:
                     agents.append(start_agent(lab, host, folders, *more, user=user))
                 await_agents(agents)
                 modes = {host.read_link().xdp_mode for host in lab.hosts}
-                outcome = _submit(lab, settings)
+                outcome = _submit(lab, settings, work)
                 early = [agent for agent in agents if agent.process.poll() is not None]
             finally:
                 lab.close()
+                put_aside(scratch)
         if outcome.result is not None:
             known = {"hosts": settings.shape.hosts, "xdp_mode": _mode(modes)}
             outcome = Outcome(outcome.exit_code, {**outcome.result, **known})
@@ -138,14 +146,16 @@ def run_job(settings: RunSettings) -> Outcome:
             words = agent.last_words()
             _print_line(f"the agent on {agent.host} ended early (exit code {code}): {words}")
         if outcome.result is None and outcome.exit_code == 0:
-            raise JobFailed(f"`nicps {submission(settings)[4]}` ended without a result")
+            raise JobFailed(f"`nicps {submission(settings, work)[4]}` ended without a result")
     except BaseException as error:
         if agents and isinstance(error, Exception):
             _print_line(f"the agents' logs and files are in {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
         raise
-    if outcome.exit_code:
+    if outcome.exit_code == UsageProblem.exit_code and outcome.result is None:
+        shutil.rmtree(work, ignore_errors=True)  # it has been refused: nothing was done
+    elif outcome.exit_code:
         _print_line(f"the agents' logs and files are in {work}")
     else:
         _keep_logs(work, outcome.result or {})
@@ -166,6 +176,37 @@ def choose_user(settings: RunSettings) -> str:
         "--user names another"
     )
     return "root"
+
+
+def check(settings: RunSettings, user: str) -> None:
+    """Refuse what is wrong with the job or the script before anything is made; as the user whose code it will be.
+
+    Raises:
+        UsageProblem, EnvironmentProblem, JobFailed: with the line that the trainer says.
+    """
+    if settings.overrides.get("exchange") == "switch" and not settings.shape.adds:
+        raise UsageProblem(
+            "setting exchange is 'switch', and this lab has no switch that adds: --switch xdp makes one"
+        )
+    entry = pwd.getpwnam(user)
+    what = ["--script", settings.script.name] if settings.script is not None else []
+    asked = ["--job", str(settings.job.resolve()), *what]
+    done = subprocess.run(
+        [*_TRAINER, "check", *asked, "--settings", json.dumps(dict(settings.overrides))],
+        user=entry.pw_uid,
+        group=entry.pw_gid,
+        extra_groups=[],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 0:
+        return
+    lines = done.stderr.strip().splitlines() or ["the check of the job has failed"]
+    said = [line for line in lines if line.startswith(_SAYS)] or lines
+    known = {error.exit_code: error for error in (UsageProblem, EnvironmentProblem)}
+    raise known.get(done.returncode, JobFailed)(said[-1].removeprefix(_SAYS))
 
 
 def _barrier(paths: list[str]) -> str | None:
@@ -192,12 +233,12 @@ def _barrier(paths: list[str]) -> str | None:
     return f"cannot {said}"
 
 
-def submission(settings: RunSettings) -> list[str]:
-    """The command that submits the job, waits, and prints its result as the last line."""
+def submission(settings: RunSettings, result: Path) -> list[str]:
+    """The command that submits the job, waits, and prints its result as the last line; a script's goes to a file."""
     data = ["--data", str(settings.data.resolve())] if settings.data is not None else []
     if settings.script is not None:
         script = str(settings.script.resolve())
-        return nicps_command("run", *data, "--json", script, *settings.arguments)
+        return nicps_command("run", "--result", str(result), *data, script, *settings.arguments)
     command = nicps_command("submit", str(settings.job.resolve()), "--wait", "--json", *data)
     for setting in settings.settings:
         command += ["--set", setting]
@@ -216,23 +257,30 @@ def _folders(settings: RunSettings, host: Host, work: Path, scratch: Path) -> Fo
     return Folders(own / "agent.log", runs, scratch)
 
 
-def _submit(lab: Lab, settings: RunSettings) -> Outcome:
+def _submit(lab: Lab, settings: RunSettings, work: Path) -> Outcome:
+    result = work / "result.json"
+    printed: Any = subprocess.PIPE
+    if settings.script is not None:  # what it prints is for the user
+        printed = sys.stderr if settings.as_json else None
     process = lab.run(
         "h1",
-        submission(settings),
+        submission(settings, result),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=printed,
         env=environment(),
     )
     try:
-        text = process.communicate()[0].decode(errors="replace")
+        out = process.communicate()[0]
     except BaseException:
         process.terminate()  # before its agent goes, of which it would speak
         with contextlib.suppress(subprocess.TimeoutExpired):  # the lab ends it
             process.wait(_END_S)
         raise
+    if out is None:
+        out = result.read_bytes() if result.exists() else b""
     code = process.returncode
-    return Outcome(code if code >= 0 else 128 - code, _last_object(text))
+    found = _last_object(out.decode(errors="replace"))
+    return Outcome(code if code >= 0 else 128 - code, found)
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
@@ -244,6 +292,13 @@ def _last_object(text: str) -> dict[str, Any] | None:
                 return None
             return found if isinstance(found, dict) else None
     return None
+
+
+def put_aside(scratch: Path) -> None:
+    """What scripts have left, and agents could not keep, outlives the lab's files."""
+    for left in sorted(scratch.glob("nicps-left-*")):
+        aside = left.rename(scratch.parent / left.name)
+        _print_line(f"what could not be kept is in {aside}")
 
 
 def _mode(modes: set[str | None]) -> str:

@@ -10,7 +10,7 @@ from nicps import wire
 from nicps.protocol.actions import Failed, Send
 from nicps.protocol.phase import Member, Timings
 from nicps.protocol.signals import Formed, Steps
-from nicps.protocol.view import safe_name
+from nicps.protocol.view import distinct_name, safe_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class Formation:
             source != mac for mac, _ in starting.hosts
         ):
             name = safe_name(frame.tail.decode(errors="replace"), source)
-            if any(name == other for _, other in starting.hosts):
-                name = safe_name("", source)
-            starting.hosts.append((source, name))
+            taken = [other for _, other in starting.hosts]
+            number = len(taken) + 1
+            starting.hosts.append((source, distinct_name(name, number, source, taken)))
             starting.last_new = max(now, starting.last_new)
 
     def tick(self, now: float) -> Steps:

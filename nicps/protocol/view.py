@@ -169,21 +169,29 @@ def safe_name(name: str, mac: bytes) -> str:
     return kept or "m" + mac.hex()
 
 
+def distinct_name(name: str, number: int, mac: bytes, taken: Collection[str]) -> str:
+    """A member's name that no other one has: where its own is taken, with its number, `h1-2`."""
+    if name not in taken:
+        return name
+    ending = f"-{number}"
+    longer = name[: wire.NAME_BYTES - len(ending)].rstrip(".-") + ending
+    return longer if longer not in taken else safe_name("", mac)
+
+
 def with_joiners(
     members: tuple[Member, ...], joiners: Iterable[Member]
 ) -> tuple[tuple[Member, ...], frozenset[int]]:
     """The list with those who come back or are new, and their numbers: an old one by the MAC address, or the next."""
     listed = list(members)
-    taken = set()
+    joined = set()
     for joiner in joiners:
         number = next((m.number for m in listed if m.mac == joiner.mac), 0)
         if not number:
             if len(listed) >= wire.MAX_MEMBERS:
                 continue
             number = len(listed) + 1
-            name = joiner.name
-            if any(m.name == name for m in listed):
-                name = safe_name("", joiner.mac)
+            taken = [m.name for m in listed]
+            name = distinct_name(joiner.name, number, joiner.mac, taken)
             listed.append(replace(joiner, number=number, name=name))
-        taken.add(number)
-    return tuple(listed), frozenset(taken)
+        joined.add(number)
+    return tuple(listed), frozenset(joined)

@@ -95,3 +95,6 @@ class Activity:
             " others are called; empty where nothing is",
         ),
     ] = ""
+    script: Annotated[
+        bool, Field(FLAG, "whether the job that is under way is a run of `nicps run` (docs/run.md)")
+    ] = False

@@ -45,14 +45,32 @@ else:
     socket.socket(socket.AF_UNIX).connect("\\0nicps")
     if how == "hang":
         signal.pause()
-    if how == "submit fails":
+    if how in ("submit fails", "submit refuses"):
         print("nicps: error: the job raised", file=sys.stderr)
-        sys.exit(5)
+        sys.exit(5 if how == "submit fails" else 2)
+    if command == "run":
+        print("printed", flush=True)
+        with open(sys.argv[sys.argv.index("--result") + 1], "w") as file:
+            json.dump({"exit_codes": {"h1": 0}, "arguments": sys.argv[4:]}, file)
+        sys.exit()
     report = os.path.join(os.environ["RUNS"], "the-run", "report.html")
     os.makedirs(os.path.dirname(report))
     print("something before")
     print(json.dumps({"rounds": 3, "weights_identical": how != "differ", "report": report,
                       "arguments": sys.argv[1:]}))
+"""
+
+# A job of which no more is there than what is looked at before it runs.
+MINE = """
+from dataclasses import dataclass
+from trainer import Settings
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Settings):
+    mine: int = 1
+
+settings = Mine(rounds=1)
+model = loss = data = optimizer = success = print
 """
 
 # The real command line, with the stand-in in the place of its `nicps join` and `nicps submit`.
@@ -98,8 +116,9 @@ class Driver:
                 nicps("lab", "down", "--lab", self.name)
 
     def _start(self, how: str, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", DRIVER, str(self.stand_in), "lab", "run", str(self.job)]
-        command += ["--lab", self.name, "--hosts", "3", "--runs", str(self.runs), *options]
+        command = [sys.executable, "-c", DRIVER, str(self.stand_in), "lab", "run"]
+        command += ["--lab", self.name, "--hosts", "3", "--runs", str(self.runs)]
+        command += options if "--script" in options else [str(self.job), *options]
         return subprocess.Popen(
             command,
             cwd=ROOT,
@@ -152,6 +171,80 @@ def test_with_json_there_is_nothing_but_the_line(driver: Driver) -> None:
     code, out, _ = driver.finish("", "--json")
     assert code == 0
     assert json.loads(out)["weights_identical"] is True
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_scripts_print_is_on_stdout_but_with_json(driver: Driver, as_json: bool) -> None:
+    script = driver.job / "it.py"
+    script.write_text("")
+    json_option = ["--json"] * as_json
+    code, out, err = driver.finish("", *json_option, "--script", str(script), "--", "--lr", "0.1")
+    assert code == 0, err
+    lines = out.splitlines()
+    result = json.loads(lines[-1])
+    assert result["arguments"][-3:] == [str(script), "--lr", "0.1"]
+    assert result["hosts"] == 3
+    assert (len(lines) == 1, "printed" in err) == (as_json, as_json)
+    assert as_json or lines[0] == "printed"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "expected", "said"),
+    [
+        (["--set", "lane=i9"], MINE, 2, "setting lane is 'i9'; it must be i32 or i16 or i8"),
+        (["--set", "sed=1"], MINE, 2, "unknown setting 'sed'; known are admit, alarm_below"),
+        (["--set", "micro_batches=2"], MINE, 2, "setting micro_batches is 2; it must be at least"),
+        (["--set", "exchange=switch"], "", 2, "no switch that adds: --switch xdp makes one"),
+        ([], "a = = 1", 5, "SyntaxError: invalid syntax (job.py:1)"),
+    ],
+)
+def test_mistakes_of_the_job_are_found_without_a_lab(
+    driver: Driver, options: list[str], text: str, expected: int, said: str
+) -> None:
+    (driver.job / "job.py").write_text(text)
+    code, out, err = driver.finish("", *options)
+    assert (code, out) == (expected, "")
+    (line,) = [line for line in err.splitlines() if not line.startswith("nicps: WARNING: training")]
+    assert line.startswith("nicps: error: ") and said in line
+    assert not driver.runs.exists()
+
+
+def test_mistakes_of_the_script_are_found_without_a_lab(driver: Driver) -> None:
+    script = driver.job / "it.py"
+    script.write_text("import sys\nprint(\n")
+    code, _, err = driver.finish("", "--script", str(script))
+    assert code == 5 and "SyntaxError: '(' was never closed (it.py:2)\n" in err
+    script.write_text("")
+    (driver.job / "link").symlink_to("it.py")
+    code, _, err = driver.finish("", "--script", str(script))
+    assert code == 2 and "link is not a plain file: a script's folder is sent as it is" in err
+    assert not driver.runs.exists()
+
+
+def test_settings_of_the_jobs_own(driver: Driver) -> None:
+    """`quorum` is 1 in the job, and so fewer micro-batches are right."""
+    (driver.job / "job.py").write_text(MINE.replace("rounds=1", "rounds=1, quorum=1.0"))
+    code, _, err = driver.finish("", "--set", "micro_batches=2", "--set", "mine=3")
+    assert code == 0, err
+
+
+def test_a_job_that_is_refused_leaves_nothing(driver: Driver) -> None:
+    code, out, err = driver.finish("submit refuses")
+    assert (code, out) == (2, "")
+    assert "agents' logs" not in err
+    assert list(driver.runs.iterdir()) == []
+
+
+def test_what_could_not_be_kept_outlives_the_lab(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scratch = tmp_path / "scratch"
+    (scratch / "nicps-left-run-h2").mkdir(parents=True)
+    (scratch / "nicps-12-abc").mkdir()
+    jobs.put_aside(scratch)
+    left = tmp_path / "nicps-left-run-h2"
+    assert left.is_dir() and [path.name for path in scratch.iterdir()] == ["nicps-12-abc"]
+    assert capfd.readouterr().err == f"nicps: what could not be kept is in {left}\n"
 
 
 def test_weights_that_differ_fail_the_command(driver: Driver) -> None:
@@ -214,6 +307,7 @@ def test_down_after_run_was_killed(driver: Driver) -> None:
         child.kill()
         child.wait(10)
     until(lambda: "processes" in leftovers(driver.name), "the agents outlive it")
+    assert f"lab {driver.name}: 3 hosts" in nicps("lab", "status", "--lab", driver.name).stdout
     assert list(driver.scratch.iterdir()) != []
     assert nicps("lab", "down", "--lab", driver.name).returncode == 0
     assert list(driver.scratch.iterdir()) == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from nicps import wire
-from nicps.cli.cancel import outcome
+from nicps.cli.cancel import announcement, outcome
 from nicps.errors import Cancelled, NetworkProblem
 from nicps.job import Life, LifeSettings
 from nicps.job.actions import CloseSubmission, Publish
@@ -20,6 +20,7 @@ from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, idle, job, training
 from tests.simulator.host import Host
 from tests.simulator.lan import Lan
+from tests.unit.test_top_cli import look
 
 pytestmark = pytest.mark.unit
 
@@ -196,3 +197,13 @@ BEFORE = Status(
 )
 def test_the_command_says_what_has_become_of_it(last: LastJob | None, said: str) -> None:
     assert outcome(BEFORE, replace(BEFORE, state="standby", job=None, last_job=last)) == said
+
+
+def test_of_a_script_there_is_no_model_to_save() -> None:
+    run = look(1.0)
+    assert run.activity is not None
+    run = replace(run, activity=replace(run.activity, script=True))
+    said = announcement(run), outcome(run, replace(run, state="standby", job=None))
+    assert said[0] == "the scripts of run run are ended on all hosts"
+    assert said[1].startswith("run run was cancelled; what its scripts have left is in")
+    assert "batch" in announcement(BEFORE)

@@ -14,12 +14,13 @@ from nicps.job.choice import Choice
 from nicps.job.course import Course
 from nicps.job.plan import Plan
 from nicps.job.program import Program
-from nicps.protocol import Group, Phase, Send, SendFragments, Timings
+from nicps.protocol import Group, Member, Phase, Send, SendFragments, Timings
 from nicps.protocol.actions import Committed
 from nicps.protocol.control import Carried, Control, Offer
 from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.formation import Formation
 from nicps.protocol.signals import Formed, Steps
+from nicps.protocol.view import with_joiners
 from tests.ring_parts import START, TIMINGS, VIEW
 from tests.rooms import NoKernel
 
@@ -102,6 +103,21 @@ def test_a_group_of_all_hosts_takes_who_answers() -> None:
     lan.start("h1")
     lan.run(2.0)
     assert lan.formed == {"h1": ["h1", "h2", "h3"]}
+
+
+def test_hosts_of_one_name_are_told_apart() -> None:
+    """A name is cut to 14 bytes, so long ones are soon alike."""
+    lan = Lan(h1=Group(7, 0), h2=None, h3=None, h4=None, h5=None)
+    for host, name in (("h2", "h1"), ("h3", "h1-4"), ("h4", "h1"), ("h5", "trains-with-me-2")):
+        lan.hosts[host].name = name
+    lan.start("h1")
+    lan.run(2.0)
+    assert lan.formed == {"h1": ["h1", "h1-2", "h1-4", "m020000000004", "trains-with-me"]}
+    members = tuple(Member(k, mac(k), "trains-with-" + "me"[k - 1 :]) for k in (1, 2))
+    joiner = Member(0, mac(9), "trains-with-me")
+    listed, numbers = with_joiners(members, [joiner])
+    assert [m.name for m in listed] == ["trains-with-me", "trains-with-e", "trains-with-3"]
+    assert numbers == {3}
 
 
 def test_a_list_of_another_host_is_welcome_to_a_group_that_waits() -> None:

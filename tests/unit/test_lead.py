@@ -129,6 +129,14 @@ def test_a_setting_for_a_host_that_is_not_there(leader: Leader) -> None:
     assert [member.name for member in MEMBERS] == ["h1", "h2", "h3"]
 
 
+@pytest.mark.parametrize(("script", "does"), [(False, "trains"), (True, "runs the script")])
+def test_a_host_that_is_alone_says_so(leader: Leader, script: bool, does: str) -> None:
+    leader.lead.plan = Plan("job", 8, 16, script=script)
+    orders = leader.lead.view_installed(View(1, MEMBERS[:1], frozenset({1}), lead=1), keyed=False)
+    text = f"no other host is there: this one {does} alone"
+    assert PublishEvent("warning", {"message": text}) in orders
+
+
 def test_the_alarm_stops_the_job_once_it_is_saved(leader: Leader) -> None:
     leader.saves(for_the_alarm(leader))
     assert not leader.decided

@@ -101,3 +101,12 @@ def test_who_leads() -> None:
 def test_whether_there_is_a_key() -> None:
     assert "key        yes" in text(status()).splitlines()
     assert "key        no: every host on this LAN is trusted" in text(status(keyed=False))
+
+
+def test_a_job_without_a_test_has_no_accuracy() -> None:
+    def last(**result: Any) -> str:
+        job = {"job_id": "run-1", "error": None, "result": result}
+        return text(status(job=None, last_job=job))
+
+    assert "last job   run-1: test accuracy 0.5" in last(test_accuracy=0.5).splitlines()
+    assert "last job   run-1: done" in last(test_accuracy=None).splitlines()

@@ -14,6 +14,7 @@ from nicps import cli
 from nicps.cli import submit
 from nicps.cli.resume import find
 from nicps.errors import UsageProblem
+from nicps.session.messages import Forming
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "trainer/jobs/digits")
@@ -101,3 +102,10 @@ def test_a_run_that_is_not_there_is_told_from_one_without_a_checkpoint(
     (whole / "checkpoint.npz").touch()
     assert find(runs, "whole") == whole
     assert find(runs, str(whole)) == whole, "the folder that the end of a job names"
+
+
+def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script's preparation says nothing of data."""
+    submit.show(Forming("run-1", "digits"))
+    submit.show(Forming("run-1", None))
+    assert capsys.readouterr().err == "nicps: forming: data digits\nnicps: forming\n"
