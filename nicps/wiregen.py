@@ -5,7 +5,7 @@
     python -m nicps.wiregen --check    # exit 1 and name each file that differs
 
 The files are committed, and CI runs the check. The frames are defined in `nicps/wire/`, the messages of the agent's
-socket in `nicps/session/messages.py` and `nicps/session/json_form.py`.
+socket in `messages.py`, `events.py` and `json_form.py` of `nicps/session/`.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from nicps.errors import (
     UsageProblem,
     explain,
 )
+from nicps.session.events import Preparing
 from nicps.session.messages import (
     AskProbe,
     AskStatus,
@@ -32,7 +33,6 @@ from nicps.session.messages import (
     JoinGroup,
     Leave,
     Ok,
-    Preparing,
     Status,
     Submit,
     Watch,

@@ -36,7 +36,8 @@ from nicps.agent.shown import Shown
 from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
 from nicps.job.script import LaunchScript
 from nicps.job.text import one_line
-from nicps.session.messages import Error, Launched, Result
+from nicps.session.events import Launched
+from nicps.session.messages import Error, Result
 from nicps.wire import ScriptStep, ScriptStream
 
 WEIGHTS = "weights"  # what the backend of torch.distributed says of them, in the script's folder

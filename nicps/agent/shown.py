@@ -9,8 +9,9 @@ from typing import Any
 from nicps.agent.control import ControlSocket
 from nicps.agent.peer import Peer
 from nicps.agent.printed import Printed
+from nicps.session.events import Output
 from nicps.session.fields import Message
-from nicps.session.messages import Error, Output, Result
+from nicps.session.messages import Error, Result
 from nicps.wire import ScriptStream
 
 _MOST_BACKLOG = 1 << 18  # bytes that `nicps run` has not read: no more is asked for

@@ -16,7 +16,7 @@ from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings, parse_loss, parse_rate
 from nicps.lab.agents import joined, open_folder
 from nicps.session.commands import await_result
-from nicps.session.messages import HandedOut
+from nicps.session.events import HandedOut
 
 DESCRIPTION = """\
 Hand a file of random bytes out from h1 to all other hosts of a lab; every host keeps all of it, on disk, and checks

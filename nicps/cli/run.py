@@ -17,7 +17,8 @@ from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
 from nicps.errors import JobFailed, NetworkProblem, NotKept, UsageProblem
 from nicps.session.commands import connect, follow, submit
-from nicps.session.messages import Launched, Output, Preparing, Result, Submit
+from nicps.session.events import Launched, Output, Preparing
+from nicps.session.messages import Result, Submit
 
 DESCRIPTION = """\
 Start a script on all hosts whose agents stand by, one process on each, as the training user. The script's folder is

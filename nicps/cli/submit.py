@@ -17,8 +17,9 @@ from nicps.errors import UsageProblem
 from nicps.session.channel import Channel
 from nicps.session.commands import connect, follow
 from nicps.session.commands import submit as send
+from nicps.session.events import Event, Formed, Progressed, Training
 from nicps.session.fields import values
-from nicps.session.messages import Event, Formed, Progressed, Result, Submit, Training
+from nicps.session.messages import Result, Submit
 
 DESCRIPTION = """\
 Give a job (a folder with job.py, see docs/jobs.md) to the agent of this host. It prepares model and data, calls

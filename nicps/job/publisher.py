@@ -12,7 +12,8 @@ from nicps.job.orders import Orders
 from nicps.job.submission import Submission
 from nicps.job.text import one_line
 from nicps.job.under_way import UnderWay
-from nicps.session.messages import EVENTS, Error, LastJob, Result
+from nicps.session.events import EVENTS
+from nicps.session.messages import Error, LastJob, Result
 
 
 class Publisher:

@@ -33,7 +33,7 @@ from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
 from nicps.job.text import is_run_name, one_line
 from nicps.protocol import Evicted, Group, Node, Phase, Timings
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 
 
 @dataclass(frozen=True, slots=True)

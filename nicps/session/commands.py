@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from nicps.errors import NetworkProblem
 from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.events import Event
 from nicps.session.fields import encode
 from nicps.session.messages import (
     ANSWERS,
     Answer,
     Command,
     Error,
-    Event,
     Ok,
     Probe,
     Result,

@@ -21,6 +21,7 @@ from nicps.session.fields import (
     ROUND,
     SAMPLES,
     TEXT,
+    VIEW,
     Conversation,
     Field,
     Message,
@@ -32,7 +33,7 @@ from nicps.session.fields import (
     record,
     whole,
 )
-from nicps.session.messages import MEMBER, VERSION, VIEW, Error, Ok
+from nicps.session.messages import MEMBER, VERSION, Error, Ok
 from nicps.session.shared_form import DECISIONS, PHASE
 
 MOST_TALLY = (1 << 31) - 1  # a lane on the wire

@@ -21,6 +21,7 @@ from nicps.session.fields import (
     ROUND,
     SAMPLES,
     TEXT,
+    VIEW,
     Conversation,
     Field,
     Kind,
@@ -33,7 +34,7 @@ from nicps.session.fields import (
     record,
     whole,
 )
-from nicps.session.messages import MEMBER, NO_MEMBER, VIEW, Error
+from nicps.session.messages import MEMBER, NO_MEMBER, Error
 
 MOST_LANES = 1 << 33
 LEAST_UNIT, MOST_UNIT = -120, 126

@@ -16,6 +16,7 @@ from nicps.errors import UsageProblem
 from nicps.session.fields import (
     COUNT,
     TEXT,
+    VIEW,
     Conversation,
     Field,
     Message,
@@ -25,7 +26,7 @@ from nicps.session.fields import (
     text,
     whole,
 )
-from nicps.session.messages import MEMBER, VIEW, Error
+from nicps.session.messages import MEMBER, Error
 
 MOST_KEY = 4096  # characters
 MOST_VALUE = 1 << 18  # bytes

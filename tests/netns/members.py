@@ -30,7 +30,7 @@ from nicps.lab.agents import AgentProcess, Folders, start_agent
 from nicps.lab.jobs import RunSettings, choose_user
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import await_result
-from nicps.session.messages import Event
+from nicps.session.events import Event
 from tests.netns import light_nicps
 from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, until
 

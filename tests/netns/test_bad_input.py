@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 from tests.netns.labs import until
 from tests.netns.members import DIGITS, LIGHT, MNIST, Network, tiny_job
 

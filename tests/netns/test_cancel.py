@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nicps.session.events import Preparing
 from nicps.session.fields import encode
-from nicps.session.messages import ANSWERS, Preparing, Watch
+from nicps.session.messages import ANSWERS, Watch
 from tests.netns import light_nicps
 from tests.netns.labs import until
 from tests.netns.members import Network

@@ -12,7 +12,7 @@ import pytest
 from nicps.lab import Lab
 from nicps.lab.links import index_of, port_name, with_netlink
 from nicps.lab.namespaces import switch_name
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 from nicps.wire import FrameType
 from tests import reference
 from tests.netns.labs import ROOT

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nicps.agent.process import User
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 from tests.netns.labs import until
 from tests.netns.members import Network, tiny_job
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nicps.errors import JobFailed
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 from tests import reference
 from tests.netns.members import LIGHT, Network, tiny_job
 from tests.netns.stage import SUMMING, Stage

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 from tests.netns.labs import ROOT
 from tests.netns.members import Network, tiny_job
 

@@ -20,7 +20,7 @@ from nicps import wire
 from nicps.bench.bmv2 import CONTROLLER, in_place_of_the_bridge
 from nicps.dataplane import bpf
 from nicps.lab import links
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 from nicps.switch import program
 from nicps.switch.runtime import Switch
 from tests import reference

@@ -20,7 +20,8 @@ from nicps.job import actions as act
 from nicps.job.part import Part
 from nicps.protocol import View
 from nicps.session import shared_form as says
-from nicps.session.messages import Error, Progressed, Result, Warned
+from nicps.session.events import Progressed, Warned
+from nicps.session.messages import Error, Result
 from tests.simulator.disk import WINDOW, Disk, Incoming
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox

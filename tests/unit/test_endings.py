@@ -30,16 +30,9 @@ from nicps.job.roles import Roles
 from nicps.job.tasks import Tasks
 from nicps.protocol import Action, Evicted, Node, Prepare, View
 from nicps.session.channel import Channel
+from nicps.session.events import Progressed, Training, Warned
 from nicps.session.fields import Message
-from nicps.session.messages import (
-    Error,
-    LastJob,
-    Progressed,
-    Result,
-    Submit,
-    Training,
-    Warned,
-)
+from nicps.session.messages import Error, LastJob, Result, Submit
 from nicps.session.shared_form import Report
 from tests.parts import MEMBERS
 from tests.simulator import schedules

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nicps.errors import Alarm, MessageError, UsageProblem
-from nicps.session import json_form, messages, shared_form, store_form
+from nicps.session import events, json_form, messages, shared_form, store_form
 from nicps.session.fields import Conversation, Row, codec, encode
 from nicps.session.messages import decode_command
 
@@ -358,7 +358,7 @@ def test_an_event_that_is_not_known_is_told_from_one_that_is_wrong() -> None:
 
 def test_a_report_does_not_choose_the_keys_of_its_event() -> None:
     values = {"op": "error", "event": "warning", "job_id": "x", "token_turns": "many", "loss": 1}
-    sent = encode(messages.Progressed("digits-1", values, 3))
+    sent = encode(events.Progressed("digits-1", values, 3))
     assert sent == event("progress", loss=1, token_turns=3)
 
 

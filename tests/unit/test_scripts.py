@@ -13,7 +13,8 @@ import pytest
 from nicps import wire
 from nicps.agent.scripts import Scripts
 from nicps.job.script import LaunchScript
-from nicps.session.messages import Error, Launched, Output, Result
+from nicps.session.events import Launched, Output
+from nicps.session.messages import Error, Result
 from tests.rooms import MAC, Rooms
 from trainer.script import prepare
 

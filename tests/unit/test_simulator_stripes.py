@@ -21,7 +21,7 @@ from nicps.job.plan import Plan
 from nicps.protocol import Member, Phase, Send, View
 from nicps.protocol.exchange.stripes import RoundTrip, StripesExchanger
 from nicps.protocol.phase import Timings
-from nicps.session.messages import Warned
+from nicps.session.events import Warned
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, run
 from tests.simulator.host import Host

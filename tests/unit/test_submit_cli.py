@@ -14,7 +14,7 @@ from nicps import cli
 from nicps.cli import submit
 from nicps.cli.resume import find
 from nicps.errors import UsageProblem
-from nicps.session.messages import Forming
+from nicps.session.events import Forming
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "trainer/jobs/digits")
