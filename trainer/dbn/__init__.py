@@ -15,4 +15,5 @@ progress.py      a line an epoch, with the time that is left
 pictures.py      grey pictures as PNG, and tables of them
 report.py        report.html of a run
 cli.py           the options of `nicps dbn`, and its errors
+__main__.py      what `nicps dbn` and spark-submit start
 """
