@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make setup      install what is missing, into the system (apt) and .venv (pip)
+#   make setup-spark  what `nicps dbn` on a Spark cluster needs too: pyspark and a Java runtime
 #   make demo       four hosts train MNIST, or the digits where MNIST is not found
+#   make demo-dbn   ten workers train a deep belief network on MNIST for a few epochs (needs DATA=PATH)
 #   make test       the tests;  make test-failed  those that failed, alone;  make test-long  those that take minutes
 #   make p4         compile p4/nicps.json anew (needs p4c-bm2-ss)
 #   make lint       what CI checks before the tests
@@ -31,10 +33,13 @@ export NICPS_DATA := $(DATA)
 endif
 export TORCH_INDEX TORCH_VERSION
 
-.PHONY: setup demo test test-failed test-long p4 lint format clean distclean
+.PHONY: setup setup-spark demo demo-dbn test test-failed test-long p4 lint format clean distclean
 
 setup:
 	$(RUN) .ci/setup
+
+setup-spark: setup
+	$(RUN) .ci/setup-spark
 
 demo: setup
 	$(LIVE)job=trainer/jobs/digits; \
@@ -51,6 +56,9 @@ demo: setup
 	fi; \
 	exec env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL \
 		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
+
+demo-dbn: setup
+	$(RUN) $(PYTHON) -m nicps dbn --workers 10 --epochs 2 --finetune 5 --json $(ARGS)
 
 test: setup
 	$(TEST) -n $(WORKERS) --no-loadscope-reorder $(ARGS)

@@ -17,6 +17,7 @@ EXTRAS = {
     "cryptography": "crypto",
     "dpkt": "captures",
     "prometheus_client": "metrics",
+    "pyspark": "spark",
     "rich": "top",
     "safetensors": "train",
     "sklearn": "train",

@@ -114,11 +114,21 @@ def missing_for_vm() -> str | None:
     return needed(missing_programs(*PROGRAMS))
 
 
+@functools.cache
+def missing_for_spark() -> str | None:
+    """What `make setup-spark` installs."""
+    absent = missing_programs("java")
+    if importlib.util.find_spec("pyspark") is None:
+        absent.append("pyspark (make setup-spark)")
+    return needed(absent)
+
+
 PROBES: dict[str, Probe] = {
     "xdp": missing_for_xdp,
     "netns": missing_for_netns,
     "p4": missing_for_p4,
     "vm": missing_for_vm,
+    "spark": missing_for_spark,
 }
 
 
@@ -195,6 +205,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def must_run(item: pytest.Item) -> bool:
     """Whether a skip of that test shows that this machine cannot be relied on."""
+    if item.get_closest_marker("spark") is not None:
+        return False
     p4 = item.get_closest_marker("p4")
     if p4 is not None:
         return all(map(installed, (BMV2, P4C, *p4.args)))

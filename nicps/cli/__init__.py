@@ -35,9 +35,13 @@ COMMANDS: dict[str, str] = {
     "doctor": "check this host, and say how to mend what is wrong",
     "switch": "run a switch that adds: a Linux box, or P4",
     "lab": "a LAN of namespaces on this machine",
+    "dbn": "train a deep belief network by iterative reduce",
     "bench": "measure",
     "wire": "print the frame formats, read a capture",
 }
+
+#: What these commands start takes all arguments that follow, as if `--` stood before them.
+PASS_ON = frozenset({"dbn"})
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -83,6 +87,14 @@ def _own(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
+def _marked(arguments: list[str]) -> list[str]:
+    """With `--` after a command that passes its arguments on."""
+    at = next((at for at, word in enumerate(arguments) if not word.startswith("-")), None)
+    if at is None or arguments[at] not in PASS_ON:
+        return arguments
+    return [*arguments[: at + 1], "--", *arguments[at + 1 :]]
+
+
 def _command(own: Sequence[str]) -> str | None:
     return next((word for word in own if not word.startswith("-")), None)
 
@@ -97,7 +109,7 @@ def import_command(arguments: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _marked(list(sys.argv[1:] if argv is None else argv))
     own = _own(arguments)
     verbose = "--verbose" in own
     try:

@@ -89,7 +89,7 @@ def test_wheel_asks_for_what_nicps_alone_needs(wheel: Path) -> None:
     }
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
     parts = {"train", "trainers", "captures", "switch", "crypto", "top", "metrics", "tensorboard"}
-    assert extras == parts | {"screens", "lab", "vm", "all", "dev"}
+    assert extras == parts | {"spark", "screens", "lab", "vm", "all", "dev"}
 
 
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
@@ -182,6 +182,16 @@ def test_demo_says_that_it_has_not_found_mnist(fake_checkout: Path, tmp_path: Pa
     assert done.returncode == 0
     assert done.stderr.count(f"neither {folder} nor its mnist/ has MNIST") == 1
     assert "lab run trainer/jobs/digits" in done.stdout.splitlines()[-1]
+
+
+def test_the_demo_of_the_belief_network_ends_with_its_result(
+    fake_checkout: Path, tmp_path: Path
+) -> None:
+    make = ("make", "-C", fake_checkout, "demo-dbn", "ARGS=--seed 1")
+    done = run(*make, cwd=tmp_path, MAKEFLAGS="")
+    assert done.returncode == 0, done.stderr
+    wanted = "-m nicps dbn --workers 10 --epochs 2 --finetune 5 --json --seed 1"
+    assert done.stdout.splitlines()[-1] == f'{{"args": "{wanted}"}}'
 
 
 def test_make_n_runs_nothing(fake_checkout: Path) -> None:

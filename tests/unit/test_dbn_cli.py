@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nicps dbn`: from its options to its result, and what it says of bad input. Spark is in test_dbn_spark.py."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nicps import extras
+from trainer.dbn import cli, reduce_spark
+
+#: A run of seconds: three workers, two small layers.
+TINY = (
+    *("--workers", "3", "--layers", "8,6", "--epochs", "1", "--finetune", "2"),
+    *("--batch", "5", "--averages", "2"),
+)
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    head = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+    path.write_bytes(head + values.tobytes())
+
+
+def write_data(folder: Path) -> Path:
+    random = np.random.default_rng(1)
+    for part, count in (("train", 40), ("t10k", 30)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
+        pictures = random.integers(0, 256, (count, 6, 5), np.uint8)
+        write_idx(folder / f"{part}-images-idx3-ubyte", pictures)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("NICPS_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist").mkdir()
+    return write_data(tmp_path / "mnist").parent
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The error, without what was said before."""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    *before, last = printed.err.splitlines()
+    assert last.startswith("nicps: error: ") and not any(
+        line.startswith("nicps: error") for line in before
+    )
+    return last.removeprefix("nicps: error: ")
+
+
+def test_a_run_from_the_command(data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nicps", "dbn", "--data", str(data), *TINY, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["master"] == "local" and result["reduce"] == "local"
+    assert (result["workers"], result["epochs"], result["finetune"]) == (3, 1, 2)
+    assert (result["test_error"] * 30) % 1 == pytest.approx(0, abs=1e-9)
+    assert 0 <= result["test_error"] <= 1 and result["seconds"] > 0
+    report = Path(result["report"])
+    page = report.read_text()
+    for title in ("Filters", "Reconstructions", "Layer 2", "test error", "Confusion", "Worst"):
+        assert title in page
+    assert page.count("data:image/png;base64,") >= 3
+    folder = report.parent
+    kept = json.loads((folder / "result.json").read_text())
+    assert len(kept["history"]) == 4 and kept["weights_sha256"] == result["weights_sha256"]
+    assert (folder / "model.safetensors").is_file() and (folder / "checkpoint.npz").is_file()
+    said = done.stderr.splitlines()
+    assert [line.split("  ")[0] for line in said[1:]] == [
+        *("nicps: layer 1/2", "nicps: layer 2/2", "nicps: fine-tuning", "nicps: fine-tuning")
+    ]
+    assert all(line.endswith(" left") for line in said[1:])
+
+    # The run has ended: going on with it trains nothing, and the result is the same.
+    words = ("--resume", str(folder), "--data", str(data), "--json")
+    again = subprocess.run(
+        [sys.executable, "-m", "trainer.dbn", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert json.loads(again.stdout)["weights_sha256"] == result["weights_sha256"]
+
+
+def test_the_table_for_people(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--data", str(data), *TINY, "--finetune", "0", "--epochs", "0"]) == 0
+    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["master"].strip() == "local" and "%" in rows["test"]
+
+
+def test_help_of_the_command_is_the_application_s() -> None:
+    command = [sys.executable, "-m", "nicps", "dbn", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "--pretrain-decay" in done.stdout and "spark://HOST:PORT" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--workers", "0"], 2, "--workers must be 1 to 10000, not 0"),
+        (["--layers", "5,0"], 2, "--layers must be numbers of 1 or more, not 5,0"),
+        (["--layers", "5,x"], 2, "numbers with commas between them, not '5,x'"),
+        (["--dropout", "1"], 2, "--dropout must be from 0 to below 1, not 1.0"),
+        (["--lr", "nan"], 2, "--lr must be 0 or more, not nan"),
+        (["--workers", "30"], 2, "40 samples are too few for --workers 30 with --averages 5"),
+        (["--samples", "41"], 2, "--samples 41: there are 40"),
+        (["--no-such"], 2, "unrecognized arguments: --no-such"),
+        (["--data", "elsewhere"], 5, "no such data folder: elsewhere"),
+        (["--data", "empty"], 5, "no train-images-idx3-ubyte"),
+        (["--resume", "elsewhere"], 2, "elsewhere has no checkpoint.npz"),
+        (["--master", "mesos://h:1"], 2, "--master must be local (without Spark), local[N]"),
+        (["--master", "spark://h"], 2, "--master must be local (without Spark), local[N]"),
+        (["--master", "local[0]"], 2, "--master must be local (without Spark), local[N]"),
+        (["--master", "yarn"], 3, "HADOOP_CONF_DIR or YARN_CONF_DIR"),
+        (["--master", "spark://no-such-host.invalid:7077"], 4, "no-such-host.invalid:7077"),
+        ([*TINY, "--epochs", "0", "--lr", "1e30"], 5, "fine-tuning, epoch 1: training diverges"),
+    ],
+)
+def test_bad_input(
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (data / "empty").mkdir()
+    try:
+        ended = cli.main(["--data", str(data), "--workers", "3", "--epochs", "0", *arguments])
+    except SystemExit as stop:
+        ended = stop.code
+    assert ended == code
+    assert said in one_line(capsys)
+    assert not (data / "runs").exists() or not list((data / "runs").iterdir())
+
+
+def test_no_data_is_named(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 5
+    assert "--data" in one_line(capsys)
+
+
+def test_a_master_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:  # a port that nobody listens at
+        taken.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert cli.main(["--data", str(data), *TINY, "--master", f"spark://{place}"]) == 4
+    assert f"no Spark master answers at {place} (" in one_line(capsys)
+
+
+def test_no_pyspark(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _: None)
+    assert cli.main(["--data", str(data), *TINY, "--master", "local[2]"]) == 3
+    assert one_line(capsys).endswith(extras.install_command("spark"))
+
+
+def test_no_java_or_an_old_one(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduce_spark, "require_extra", lambda _: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = ["--data", str(data), *TINY, "--master", "local[2]"]
+    assert cli.main(arguments) == 3
+    assert "Spark needs java (Debian package openjdk-17-jre-headless)" in one_line(capsys)
+
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert cli.main(arguments) == 3
+    assert f"cannot start Java: {java}: No such file" in one_line(capsys)
+
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    assert cli.main(arguments) == 3
+    assert f"Spark needs Java 17 or newer, and the version of {java} is 11" in one_line(capsys)
+
+
+def test_a_run_keeps_its_settings_and_its_data(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["--data", str(data), *TINY]) == 0
+    (folder,) = (data / "runs").iterdir()
+    capsys.readouterr()
+    resume = ["--resume", str(folder), "--data", str(data)]
+    assert cli.main([*resume, "--workers", "4"]) == 2
+    assert "was begun with 3; a run keeps its settings" in one_line(capsys)
+    path = data / "mnist" / "train-images-idx3-ubyte"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert cli.main(resume) == 2
+    assert "are not those that" in one_line(capsys)
+
+
+def test_a_folder_that_cannot_be_written(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--data", str(data), *TINY, "--runs", "/proc/runs"]) == 5
+    assert "cannot make /proc/runs" in one_line(capsys)

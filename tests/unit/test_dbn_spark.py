@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers as tasks of Spark: the bits are those of a run without it, also where tasks are lost and run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_dbn_cli import TINY, write_data
+
+pytestmark = pytest.mark.spark
+
+
+def test_spark_gives_the_bits_of_threads(tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    results = []
+    for master in ("local", "local[2]"):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "nicps", "dbn", "--data", str(data), *TINY),
+                *("--runs", str(tmp_path / "runs"), "--json", "--master", master),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    without, spark = results
+    assert (without["reduce"], spark["reduce"], spark["master"]) == ("local", "spark", "local[2]")
+    assert spark["weights_sha256"] == without["weights_sha256"]
+    assert spark["test_error"] == without["test_error"]
+
+
+FAILS_ONCE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from trainer.dbn import master
+from trainer.dbn.checkpoint import State
+from trainer.dbn.reduce_local import LocalReducer
+from trainer.dbn.reduce_spark import SparkReducer, connect
+from trainer.dbn.settings import Settings
+from trainer.dbn.shards import Data, Shard, deal
+from trainer.dbn.work import work
+
+marks = Path(sys.argv[1])
+settings = Settings(workers=3, layers=(6,), epochs=2, finetune=2, batch=4, averages=1)
+random = np.random.default_rng(1)
+shard = Shard(random.integers(0, 256, (30, 9), np.uint8), (np.arange(30) % 3).astype(np.uint8))
+data = Data(shard, shard, (3, 3))
+
+def lost(frame, task, start, split, shard):
+    found = work(frame, task, start, split, shard)
+    mark = marks / f"{task.phase}-{task.epoch}-{split}"
+    if split == 1 and not mark.exists():
+        mark.touch()
+        import os
+        os._exit(1)  # its process is gone with what it has computed
+    return found
+
+def run(reducer):
+    try:
+        return master.train(State(settings, ""), data, reducer, lambda state: None)
+    finally:
+        reducer.close()
+
+dealt = deal(shard, settings)
+wanted = run(LocalReducer(dealt))
+found = run(SparkReducer(connect("local[2,4]"), dealt, lost))
+assert len(list(marks.iterdir())) == 4, list(marks.iterdir())
+assert found.tobytes() == wanted.tobytes()
+print("same")
+"""
+
+
+def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    script = tmp_path / "fails_once.py"
+    script.write_text(FAILS_ONCE)
+    done = subprocess.run(
+        [sys.executable, str(script), str(marks)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["same"], done.stderr
