@@ -8,13 +8,14 @@ import socket
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nicps import extras
-from trainer.dbn import cli, reduce_spark
+from trainer.dbn import cli, pictures, reduce_spark
 
 #: A run of seconds: three workers, two small layers.
 TINY = (
@@ -36,6 +37,12 @@ def write_data(folder: Path) -> Path:
         pictures = random.integers(0, 256, (count, 6, 5), np.uint8)
         write_idx(folder / f"{part}-images-idx3-ubyte", pictures)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def whole_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch without its compiler is for processes of their own: here other tests need all of it."""
+    monkeypatch.setattr(cli.startup, "import_torch", lambda: None)
 
 
 @pytest.fixture
@@ -97,6 +104,25 @@ def test_the_table_for_people(data: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["--data", str(data), *TINY, "--finetune", "0", "--epochs", "0"]) == 0
     rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     assert rows["master"].strip() == "local" and "%" in rows["test"]
+
+
+def test_pictures_are_png_files() -> None:
+    """Of two pictures beside one another, by the chunks of the file."""
+    values = np.array([[-1.0, 0.0], [1.0, 9.0]], np.float32)
+    picture = pictures.grey(values, -1.0, 1.0)
+    assert picture.tolist() == [[0, 128], [255, 255]]
+    content = pictures.png(pictures.sheet([picture, picture], 2))
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    found, at = {}, 8
+    while at < len(content):
+        (size,) = struct.unpack(">I", content[at : at + 4])
+        kind, body = content[at + 4 : at + 8], content[at + 8 : at + 8 + size]
+        assert content[at + 8 + size : at + 12 + size] == struct.pack(">I", zlib.crc32(kind + body))
+        found[kind], at = body, at + 12 + size
+    assert list(found) == [b"IHDR", b"IDAT", b"IEND"]
+    assert found[b"IHDR"] == struct.pack(">IIBBBBB", 5, 2, 8, 0, 0, 0, 0)
+    lines = zlib.decompress(found[b"IDAT"])
+    assert list(lines) == [0, 0, 128, 96, 0, 128, 0, 255, 255, 96, 255, 255]
 
 
 def test_help_of_the_command_is_the_application_s() -> None:

@@ -127,6 +127,22 @@ def test_work_that_is_done_again_gives_the_same_bits(phase: int) -> None:
     assert len({bits for bits, _ in first}) == len(places)
 
 
+@pytest.mark.parametrize("phase", [0, 2])
+def test_random_numbers_are_those_of_the_place(phase: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that have the same samples in the same order still draw numbers of their own."""
+    monkeypatch.setattr(shards, "rows_of", lambda *_: np.arange(8))
+    form = master.form_of(SMALL, DATA)
+    below = [master.begin(State(SMALL, "", phase=at), form) for at in range(2)]
+    start = master.begin(State(SMALL, "", phase=phase, done=below), form)
+    frame = Frame(SMALL, form, ())
+    found = {
+        work(frame, Task(phase, 2, part), start, split, DATA.train).vector.tobytes()
+        for part in range(2)
+        for split in range(2)
+    }
+    assert len(found) == 4
+
+
 def test_one_worker_without_momentum_of_means_is_plain_training() -> None:
     """Its one update an epoch is the next start: nothing is lost or scaled on the way."""
     settings = replace(SMALL, workers=1, averages=1, epochs=1, finetune=0)
@@ -167,11 +183,11 @@ def test_a_run_learns() -> None:
     "changes",
     [
         {},
-        {"velocity": "reset", "visible": "gaussian", "pretrain_lr": 0.01},
+        {"velocity": "average", "visible": "gaussian", "pretrain_lr": 0.01},
         {"optimizer": "cg", "epochs": 1, "finetune": 1},
         {"epochs": 0},
     ],
-    ids=["default", "reset, gaussian", "cg", "no pre-training"],
+    ids=["default", "average, gaussian", "cg", "no pre-training"],
 )
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_interrupted(
     tmp_path: Path, changes: dict[str, Any]

@@ -30,7 +30,7 @@ class Settings:
     seed: int = 0
     averages: int = 5
     master_momentum: float | None = None
-    velocity: Literal["average", "reset"] = "average"
+    velocity: Literal["average", "reset"] = "reset"
     visible: Visible = "binary"
     cd: int = 1
     pretrain_lr: float = 0.1
