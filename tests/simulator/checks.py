@@ -57,7 +57,7 @@ class Checks:
         self.states: dict[str, State] = {}  # by the digest that programs tell
         self.sums = SumChecks(self)
         self.trained = 0  # rounds of training that somebody has applied
-        self.tampered = False  # a test has changed somebody's weights
+        self.tampered: set[int] = set()  # the hosts whose weights a test has changed, by index
         self.moved: list[Host] = []  # their nodes have done something since `step`
 
     def branch(self, host: Host) -> Branch:

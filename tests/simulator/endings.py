@@ -33,8 +33,7 @@ def why_not(lead: Host, reason: str) -> str:
     if "in a row, without a round in between" in reason:
         return "" if any(h.losses >= 4 for h in named) else "its programs were not lost so often"
     if "the model built here differs" in reason:  # before its first round
-        weights = [h.process.state.weights for h in named if h.process is not None]
-        return "" if any(w.startswith("T") for w in weights) else "nobody has tampered with it"
+        return "" if any(map(_tampered, named)) else "nobody has tampered with it"
     if "ended with an error" in reason:
         return "" if any(h.sick for h in named) else "nobody whom it may be about is sick"
     departs = ("it was killed", "it has not moved", "has left the network")
@@ -44,6 +43,13 @@ def why_not(lead: Host, reason: str) -> str:
         holders = [h.node.name for h in lan.hosts if heard(lead, h) and holds(h, lead)]
         return f"{holders} have the job" if holders else ""
     return "no rule knows that reason"
+
+
+def _tampered(host: Host) -> bool:
+    """Its weights, or those of its last program: the others may have heard of the end before a lead that pauses."""
+    if host.process is None:
+        return host.index in host.lan.checks.tampered
+    return host.process.state.weights.startswith("T")
 
 
 def _remaining(lan: Lan, reason: str) -> str:

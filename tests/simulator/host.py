@@ -220,7 +220,7 @@ class Host:
         process = self.process
         if process is not None and not process.blank:
             self.note("TAMPERED WITH")
-            self.lan.checks.tampered = True
+            self.lan.checks.tampered.add(self.index)
             process.state = replace(process.state, weights="T" + process.state.weights)
 
     def submit(self) -> None:

@@ -11,7 +11,7 @@ from nicps import wire
 from nicps.protocol import Action, Joiner, NodeState, Prepare
 from tests.simulator import schedules
 from tests.simulator.checks import Checks
-from tests.simulator.drill import TRAINING_S, ends_well, job, training
+from tests.simulator.drill import TRAINING_S, ends_well, job, run, training
 from tests.simulator.host import Host
 
 pytestmark = pytest.mark.unit
@@ -151,3 +151,9 @@ def test_a_model_that_is_tampered_with_before_its_first_round_stops_the_job() ->
     outcome = schedules.finish(lan)
     assert outcome.what == "stopped" and "the model built here differs" in outcome.why
     assert not lan.moments, "the moment has never come"
+
+
+@pytest.mark.parametrize("seed", [404170, 406146])
+def test_a_lead_pauses_after_it_has_stopped_the_job(seed: int) -> None:
+    """A model was tampered with; when the lead goes on, the program that had it has ended."""
+    assert run(range(seed, seed + 1))
