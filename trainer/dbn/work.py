@@ -7,7 +7,7 @@ processor must be of the same kind, PyTorch of the same version, and the calling
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,12 +97,12 @@ def work(frame: Frame, task: Task, start: Vector, split: int, shard: Shard) -> U
     size = frame.form.size(task.phase)
     moving = start[size:] if len(start) > size else np.zeros(size, np.float32)
     tune = task.phase == frame.form.tuning
-    vector, error = (_tune if tune else _contrast)(frame, task, start, moving, split, shard, rows)
+    random = shards.generator(settings.seed, shards.WORK, task.phase, task.epoch, task.part, split)
+    batches = (rows[at : at + settings.batch] for at in range(0, len(rows), settings.batch))
+    vector, error = (_tune if tune else _contrast)(
+        frame, task, start, moving, shard, batches, random
+    )
     return Update(vector[: len(start)], len(rows), error)
-
-
-def _batches(rows: npt.NDArray[np.int64], size: int) -> Iterator[npt.NDArray[np.int64]]:
-    return (rows[at : at + size] for at in range(0, len(rows), size))
 
 
 def _contrast(
@@ -110,12 +110,11 @@ def _contrast(
     task: Task,
     start: Vector,
     moving: Vector,
-    split: int,
     shard: Shard,
-    rows: npt.NDArray[np.int64],
+    batches: Iterable[npt.NDArray[np.int64]],
+    random: torch.Generator,
 ) -> tuple[Vector, float]:
     settings, form = frame.settings, frame.form
-    random = shards.generator(settings.seed, shards.WORK, task.phase, task.epoch, task.part, split)
     below = form.stack(frame.below)
     machine, velocity = form.machine(task.phase, start), form.machine(task.phase, moving)
     kind = settings.visible if task.phase == 0 else "binary"
@@ -125,7 +124,7 @@ def _contrast(
         settings.pretrain_decay,
     )
     error = 0.0
-    for batch in _batches(rows, settings.batch):
+    for batch in batches:
         v = network.up(below, shard.inputs(batch))
         found = rbm.diverge(machine, v, settings.cd, kind, random)
         machine, velocity = rbm.step(machine, velocity, found.gradient, rates)
@@ -138,12 +137,11 @@ def _tune(
     task: Task,
     start: Vector,
     moving: Vector,
-    split: int,
     shard: Shard,
-    rows: npt.NDArray[np.int64],
+    batches: Iterable[npt.NDArray[np.int64]],
+    random: torch.Generator,
 ) -> tuple[Vector, float]:
     settings, form = frame.settings, frame.form
-    random = shards.generator(settings.seed, shards.WORK, task.phase, task.epoch, task.part, split)
     model, velocity = form.classifier(start), form.classifier(moving)
     frozen = settings.frozen_in(task.epoch, len(model))
     rates = Descent(
@@ -156,7 +154,7 @@ def _tune(
     if drop == Drop(0.0, 0.0):
         drop = None
     error = 0.0
-    for batch in _batches(rows, settings.batch):
+    for batch in batches:
         v, labels = shard.inputs(batch), shard.answers(batch)
         if settings.optimizer == "cg":
             model, loss = network.conjugate(model, v, labels, SEARCHES, frozen=frozen)
