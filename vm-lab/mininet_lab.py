@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from nicps.bench import bmv2  # noqa: E402
 from nicps.bench.watch import until  # noqa: E402
+from nicps.cli.submit import parse_settings  # noqa: E402
 from nicps.errors import (  # noqa: E402
     EnvironmentProblem,
     JobFailed,
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         bmv2.require_bmv2()
     if args.mode == "switch" and (args.switch != "bmv2" or args.switches != 1):
         raise UsageProblem("--mode switch takes one BMv2 that all hosts are at")
-    job = RunSettings(args.job, LabSettings(), args.data, tuple(args.set))
+    job = RunSettings(args.job, LabSettings(), args.data, parse_settings(args.set))
     user = choose_user(job)
     stack = contextlib.ExitStack()
     try:

@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 from machines import Guest, Hardware, Kernel, choose, require_guests  # noqa: E402
 from segment import Segment  # noqa: E402
 
+from nicps.cli.submit import parse_settings  # noqa: E402
 from nicps.errors import (  # noqa: E402
     EnvironmentProblem,
     JobFailed,
@@ -148,7 +149,7 @@ class VmLab:
 
     def __init__(self, args: argparse.Namespace, deadline: float) -> None:
         self.args, self.deadline = args, deadline
-        self.job = RunSettings(args.job, LabSettings(), args.data, tuple(args.set))
+        self.job = RunSettings(args.job, LabSettings(), args.data, parse_settings(args.set))
         self.user = choose_user(self.job)
         self.guests: list[Guest] = []
         self._said: queue.Queue[tuple[Guest, str, str | None]] = queue.Queue()  # None: no more

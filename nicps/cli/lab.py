@@ -406,7 +406,7 @@ def _run(args: argparse.Namespace) -> int:
     from nicps.agent.folders import check_runs
     from nicps.agent.process import User
 
-    overrides = parse_settings(args.settings)
+    values = parse_settings(args.settings)
     name = args.lab or f"run-{secrets.token_hex(3)}"
     if args.script is None and len(args.job) != 1:
         raise UsageProblem("name one job's folder, or a script with --script FILE")
@@ -418,8 +418,7 @@ def _run(args: argparse.Namespace) -> int:
         job=args.script.resolve().parent if args.script else Path(args.job[0]),
         shape=_settings(args, name),
         data=args.data,
-        settings=tuple(args.settings),
-        overrides=overrides,
+        settings=values,
         user=args.user,
         runs=args.runs,
         switch=_switch_arguments(args),

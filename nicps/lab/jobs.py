@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from nicps.lab.teardown import require_root
 
 UNPRIVILEGED = "nobody"
 _END_S = 10.0  # for a submission that is ended, and for files that are put aside
+_CHECK_S = 300.0  # for what a job's code does as it is read
 _POLL_S = 0.02
 
 _TRAINER = (sys.executable, "-P", "-m", "trainer")
@@ -62,22 +63,21 @@ for path in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What to run where. `settings` are KEY=VALUE texts; `user` None lets the lab choose. `switch` is more of `nicps
+    """What to run where. `settings` go over the job's own; `user` None lets the lab choose. `switch` is more of `nicps
     switch xdp run`, where the switch adds; `keyed`: there are keys. With `script` it is no job, but `nicps run` of that
-    script with these `arguments`, and `job` is the script's folder. `overrides` are the `settings` as values.
+    script with these `arguments`, and `job` is the script's folder.
     `as_json`: stdout is for the result alone."""
 
     job: Path
     shape: LabSettings
     data: Path | None = None
-    settings: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     user: str | None = None
     runs: Path = Path("runs")
     switch: tuple[str, ...] = ()
     keyed: bool = False
     script: Path | None = None
     arguments: tuple[str, ...] = ()
-    overrides: Mapping[str, Any] = field(default_factory=dict)
     as_json: bool = False
 
     def __post_init__(self) -> None:
@@ -186,23 +186,19 @@ def check(settings: RunSettings, user: str) -> None:
     Raises:
         UsageProblem, EnvironmentProblem, JobFailed: with the line that the trainer says.
     """
-    if settings.overrides.get("exchange") == "switch" and not settings.shape.adds:
+    if settings.settings.get("exchange") == "switch" and not settings.shape.adds:
         raise UsageProblem(
             "setting exchange is 'switch', and this lab has no switch that adds: --switch xdp makes one"
         )
-    entry = pwd.getpwnam(user)
     what = ["--script", settings.script.name] if settings.script is not None else []
     asked = ["--job", str(settings.job.resolve()), *what]
-    done = subprocess.run(
-        [*_TRAINER, "check", *asked, "--settings", json.dumps(dict(settings.overrides))],
-        user=entry.pw_uid,
-        group=entry.pw_gid,
-        extra_groups=[],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    command = [*_TRAINER, "check", *asked, "--settings", json.dumps(dict(settings.settings))]
+    try:
+        done = _run_as(user, command)
+    except subprocess.TimeoutExpired:
+        raise JobFailed(
+            f"{settings.job}: the job's code takes more than {_CHECK_S:.0f} s"
+        ) from None
     if done.returncode == 0:
         return
     lines = done.stderr.strip().splitlines() or ["the check of the job has failed"]
@@ -211,22 +207,32 @@ def check(settings: RunSettings, user: str) -> None:
     raise known.get(done.returncode, JobFailed)(said[-1].removeprefix(_SAYS))
 
 
+def _run_as(user: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """As a user who starts training programs, with nothing to read.
+
+    Raises:
+        KeyError: there is no such user.
+        subprocess.TimeoutExpired: it took longer than a job's code may.
+    """
+    entry = pwd.getpwnam(user)
+    return subprocess.run(
+        command,
+        user=entry.pw_uid,
+        group=entry.pw_gid,
+        extra_groups=[],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_CHECK_S,
+    )
+
+
 def _barrier(paths: list[str]) -> str | None:
     try:
-        entry = pwd.getpwnam(UNPRIVILEGED)
+        done = _run_as(UNPRIVILEGED, [sys.executable, "-P", "-c", _CHECK, *paths])
     except KeyError:
         return "does not exist"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _CHECK, *paths],
-            user=entry.pw_uid,
-            group=entry.pw_gid,
-            extra_groups=[],
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
     except PermissionError:
         return f"cannot run {sys.executable}"
     if done.returncode == 0:
@@ -242,8 +248,8 @@ def submission(settings: RunSettings, result: Path) -> list[str]:
         script = str(settings.script.resolve())
         return nicps_command("run", "--result", str(result), *data, script, *settings.arguments)
     command = nicps_command("submit", str(settings.job.resolve()), "--wait", "--json", *data)
-    for setting in settings.settings:
-        command += ["--set", setting]
+    for key, value in settings.settings.items():
+        command += ["--set", f"{key}={json.dumps(value)}"]
     return command
 
 

@@ -105,7 +105,7 @@ def test_a_run_that_is_not_there_is_told_from_one_without_a_checkpoint(
 
 
 def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """A script's preparation says nothing of data."""
+    """Preparing a script reports no data, so the field is left out."""
     submit.show(Forming("run-1", "digits"))
     submit.show(Forming("run-1", None))
     assert capsys.readouterr().err == "nicps: forming: data digits\nnicps: forming\n"
