@@ -47,7 +47,7 @@ class Stage(Network):
 
     def ready(self) -> None:
         with contextlib.suppress(AssertionError, KeyError):
-            if all(agent.process.poll() is None for agent in self.agents.values()):
+            if all(self.agents[host].process.poll() is None for host in self.names):
                 self.all_stand_by(timeout_s=5.0)
                 return
         # All at once: a job that is under way would go on with those who are left.

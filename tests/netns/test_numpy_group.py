@@ -24,7 +24,7 @@ def last_lines(ended: Ended) -> dict[str, tuple[int, float, str, str]]:
 
 
 def test_it_learns_the_same_weights_on_all_hosts(three: Network) -> None:
-    ended = three.command("h2", "run", str(EXAMPLE), "--epochs", "15", timeout_s=120)
+    ended = three.command("h2", "run", str(EXAMPLE), "--epochs", "6", timeout_s=120)
     assert ended.code == 0, ended.err
     said = last_lines(ended)
     assert sorted(said) == three.names and {line[0] for line in said.values()} == {0, 1, 2}
@@ -34,7 +34,7 @@ def test_it_learns_the_same_weights_on_all_hosts(three: Network) -> None:
 
 
 def test_a_host_is_lost_and_the_others_train_on(three: Network) -> None:
-    child = three.start("h1", "run", str(EXAMPLE), "--epochs", "60", "--lane", "i16")
+    child = three.start("h1", "run", str(EXAMPLE), "--epochs", "25", "--lane", "i16")
     three.in_training("h3", 20)
     three.end("h3", signal.SIGKILL)
     ended = three.finish(child, 150)
