@@ -98,8 +98,10 @@ def test_momentum_of_the_means_leaves_velocities_alone() -> None:
 def test_splits_and_parts_take_each_sample_once() -> None:
     numbered = Shard(np.arange(50, dtype=np.uint8).reshape(50, 1), np.zeros(50, np.uint8))
     dealt = shards.deal(numbered, SMALL)
-    assert [len(split) for split in dealt] == [17, 17, 16]
-    assert sorted(np.concatenate([split.images[:, 0] for split in dealt])) == list(range(50))
+    assert [len(split) for split in dealt.values()] == [17, 17, 16]
+    assert sorted(np.concatenate([split.images[:, 0] for split in dealt.values()])) == list(
+        range(50)
+    )
     parts = [shards.rows_of(SMALL, 1, 17, 0, 0, part) for part in range(SMALL.averages)]
     assert sorted(np.concatenate(parts)) == list(range(17))
     assert not np.array_equal(parts[0], shards.rows_of(SMALL, 1, 17, 0, 1, 0))
@@ -149,7 +151,7 @@ def test_one_worker_without_momentum_of_means_is_plain_training() -> None:
     form = master.form_of(settings, DATA)
     state = State(settings, "")
     run(state)
-    (split,) = shards.deal(DATA.train, settings)
+    split = shards.deal(DATA.train, settings)[0]
     start = np.concatenate([master.begin(State(settings, ""), form), np.zeros(form.size(0))])
     alone = work(Frame(settings, form, ()), Task(0, 0, 0), start.astype(np.float32), 0, split)
     np.testing.assert_allclose(state.done[0], alone.vector[: form.size(0)], atol=2**-32)

@@ -49,7 +49,8 @@ import numpy as np
 from trainer.dbn import master
 from trainer.dbn.checkpoint import State
 from trainer.dbn.reduce_local import LocalReducer
-from trainer.dbn.reduce_spark import SparkReducer, connect
+from trainer.dbn.cluster import connect
+from trainer.dbn.reduce_spark import SparkReducer
 from trainer.dbn.settings import Settings
 from trainer.dbn.shards import Data, Shard, deal
 from trainer.dbn.work import work

@@ -27,6 +27,7 @@ class Settings:
     finetune: int = 150
     batch: int = 100
     samples: int | None = None
+    held_out: int = 0
     seed: int = 0
     averages: int = 5
     master_momentum: float | None = None
@@ -64,7 +65,7 @@ class Settings:
         check("layers", bool(self.layers) and min(self.layers) >= 1, "numbers of 1 or more")
         for name in ("batch", "averages", "cd"):
             check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("epochs", "finetune", "seed", "head_epochs"):
+        for name in ("epochs", "finetune", "held_out", "seed", "head_epochs"):
             check(name, getattr(self, name) >= 0, "0 or more")
         check("samples", self.samples is None or self.samples >= 1, "1 or more")
         for name in ("pretrain_lr", "lr", "pretrain_decay", "weight_decay"):

@@ -7,7 +7,7 @@ processor must be of the same kind, PyTorch of the same version, and the calling
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,10 @@ class Frame:
     settings: Settings
     form: Form
     below: tuple[Vector, ...]  # the RBMs that are trained already; of the classifier none
+
+
+#: What a worker does with a frame, a task, its start, the number of a split and the split.
+Work = Callable[[Frame, Task, Vector, int, Shard], Update]
 
 
 def work(frame: Frame, task: Task, start: Vector, split: int, shard: Shard) -> Update:
