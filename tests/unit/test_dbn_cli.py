@@ -29,12 +29,12 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(head + values.tobytes())
 
 
-def write_data(folder: Path) -> Path:
+def write_data(folder: Path, train: int = 40, size: tuple[int, int] = (6, 5)) -> Path:
     random = np.random.default_rng(1)
-    for part, count in (("train", 40), ("t10k", 30)):
+    for part, count in (("train", train), ("t10k", 30)):
         labels = (np.arange(count) % 10).astype(np.uint8)
         write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
-        pictures = random.integers(0, 256, (count, 6, 5), np.uint8)
+        pictures = random.integers(0, 256, (count, *size), np.uint8)
         write_idx(folder / f"{part}-images-idx3-ubyte", pictures)
     return folder
 
@@ -170,6 +170,7 @@ def test_help_of_the_command_is_the_application_s() -> None:
         (["--data", "elsewhere"], 5, "no such data folder: elsewhere"),
         (["--data", "empty"], 5, "no train-images-idx3-ubyte"),
         (["--resume", "elsewhere"], 2, "elsewhere has no checkpoint.npz"),
+        (["--reduce", "nicps"], 2, "--reduce nicps needs Spark: name its --master"),
         (["--master", "mesos://h:1"], 2, "--master must be local (without Spark), local[N]"),
         (["--master", "spark://h"], 2, "--master must be local (without Spark), local[N]"),
         (["--master", "local[0]"], 2, "--master must be local (without Spark), local[N]"),

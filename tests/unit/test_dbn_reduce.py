@@ -61,6 +61,14 @@ def test_the_mean_is_exact_in_every_order() -> None:
         for update in order:
             mean.add(update)
         found.add((mean.vector.tobytes(), mean.error))
+        for split in range(5):  # in two groups, of which one may be empty
+            whole = Mean()
+            for group in (order[:split], order[split:]):
+                part = Mean()
+                for update in group:
+                    part.add(update)
+                whole.merge(part)
+            found.add((whole.vector.tobytes(), whole.error))
     assert len(found) == 1
     total = sum(update.samples for update in updates)
     for at in range(50):

@@ -24,13 +24,14 @@ OLDEST_JAVA = 17  # Spark 4 needs it
 ANSWER_S = 5.0  # for a master to take a connection
 EXECUTORS_S = 60.0  # for the first executor to come
 LOCAL = re.compile(r"local\[(\*|[1-9]\d*)(,\s*\d+)?\]")
+RAISED = re.compile(r"(\w+\.)+[A-Z]\w*: |\w*(Error|Exception|Interrupt): ")
 FORMS = "local (without Spark), local[N], local[*], spark://HOST:PORT or yarn"
 
 
 def failure(error: Exception) -> Exception:
     """What Spark says of a job that has failed, in one line: the worker's own error, if there is one."""
     lines = [line.strip() for line in str(error).splitlines()]
-    raised = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Interrupt): ", line)]
+    raised = [line for line in lines if RAISED.match(line)]
     own = [line for line in raised if not line.startswith(("py4j.", "org.", "java."))]
     said = next(iter(own or raised or lines), repr(error))
     if "No module named" in said:
