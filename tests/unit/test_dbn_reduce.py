@@ -100,6 +100,14 @@ def test_momentum_of_the_means_leaves_velocities_alone() -> None:
     assert vectors.ahead(mean, before, 0.0, 2) is mean
 
 
+def test_one_worker_needs_no_momentum_of_means() -> None:
+    found = [
+        replace(SMALL, workers=n, master_momentum=m) for n, m in ((1, None), (2, None), (2, 0))
+    ]
+    assert [each.momentum_of_master for each in found] == [0.0, 0.5, 0.0]
+    assert replace(SMALL, workers=1, master_momentum=0.7).momentum_of_master == 0.7
+
+
 # ---- splits and work
 
 

@@ -50,7 +50,7 @@ NETWORK: Options = {
 }
 REDUCE: Options = {
     "averages": (int, "means of all workers in a pass"),
-    "master-momentum": (float, "of the sequence of means; 0: plain means (1 - 1 / workers)"),
+    "master-momentum": (float, "of the sequence of means; 0: plain means (0.5; of one worker 0)"),
     "velocity": (("average", "reset"), "of the workers' steps, when a mean is made"),
 }
 PRETRAIN: Options = {
