@@ -146,7 +146,8 @@ ROOMS = {
         *("nicps.protocol.phase", "nicps.protocol.view", "nicps.switch"),
     ),
     "trainer": (
-        *("nicps.client", "nicps.steps", "nicps.torch.factors", ERRORS, EXTRAS, PROGRAMS, STARTUP),
+        *("nicps.client", "nicps.collective", "nicps.steps", "nicps.torch.factors"),
+        *(ERRORS, EXTRAS, PROGRAMS, STARTUP),
         *("nicps.gradient_json", "trainer"),
     ),
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nicps import extras
-from trainer.dbn import cli, pictures, reduce_spark
+from trainer.dbn import cli, cluster, pictures
 
 #: A run of seconds: three workers, two small layers.
 TINY = (
@@ -29,12 +29,12 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(head + values.tobytes())
 
 
-def write_data(folder: Path) -> Path:
+def write_data(folder: Path, train: int = 40, size: tuple[int, int] = (6, 5)) -> Path:
     random = np.random.default_rng(1)
-    for part, count in (("train", 40), ("t10k", 30)):
+    for part, count in (("train", train), ("t10k", 30)):
         labels = (np.arange(count) % 10).astype(np.uint8)
         write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
-        pictures = random.integers(0, 256, (count, 6, 5), np.uint8)
+        pictures = random.integers(0, 256, (count, *size), np.uint8)
         write_idx(folder / f"{part}-images-idx3-ubyte", pictures)
     return folder
 
@@ -100,6 +100,28 @@ def test_a_run_from_the_command(data: Path, tmp_path: Path) -> None:
     assert json.loads(again.stdout)["weights_sha256"] == result["weights_sha256"]
 
 
+def test_samples_that_are_held_out(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They judge each epoch, in the place of the test; no weight depends on them."""
+    arguments = ["--data", str(data), *TINY, "--held-out", "10", "--visible", "gaussian", "--json"]
+    path = data / "mnist" / "train-images-idx3-ubyte"
+    whole = path.read_bytes()
+    found = []
+    for content in (whole, whole[:-300] + bytes(300)):  # ten pictures of 6 x 5
+        path.write_bytes(content)
+        assert cli.main(arguments) == 0
+        printed = capsys.readouterr()
+        found.append(json.loads(printed.out))
+        assert "test error" not in printed.err and "validation error" in printed.err
+    first, second = found
+    assert first["weights_sha256"] == second["weights_sha256"]
+    assert (first["validation_error"] * 10) % 1 == pytest.approx(0, abs=1e-9)
+    folder = Path(first["report"]).parent
+    rows = json.loads((folder / "result.json").read_text())["history"]
+    assert rows[-1]["validation_error"] == first["validation_error"]
+    assert not any("test_error" in row for row in rows)
+    assert "Fine-tuning: validation error" in Path(first["report"]).read_text()
+
+
 def test_the_table_for_people(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--data", str(data), *TINY, "--finetune", "0", "--epochs", "0"]) == 0
     rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
@@ -141,10 +163,14 @@ def test_help_of_the_command_is_the_application_s() -> None:
         (["--lr", "nan"], 2, "--lr must be 0 or more, not nan"),
         (["--workers", "30"], 2, "40 samples are too few for --workers 30 with --averages 5"),
         (["--samples", "41"], 2, "--samples 41: there are 40"),
+        (["--held-out", "40"], 2, "--held-out 40: there are 40"),
+        (["--held-out", "-1"], 2, "--held-out must be 0 or more, not -1"),
+        (["--held-out", "30"], 2, "10 samples are too few for --workers 3 with --averages 5"),
         (["--no-such"], 2, "unrecognized arguments: --no-such"),
         (["--data", "elsewhere"], 5, "no such data folder: elsewhere"),
         (["--data", "empty"], 5, "no train-images-idx3-ubyte"),
         (["--resume", "elsewhere"], 2, "elsewhere has no checkpoint.npz"),
+        (["--reduce", "nicps"], 2, "--reduce nicps needs Spark: name its --master"),
         (["--master", "mesos://h:1"], 2, "--master must be local (without Spark), local[N]"),
         (["--master", "spark://h"], 2, "--master must be local (without Spark), local[N]"),
         (["--master", "local[0]"], 2, "--master must be local (without Spark), local[N]"),
@@ -197,7 +223,7 @@ def test_no_pyspark(
 def test_no_java_or_an_old_one(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reduce_spark, "require_extra", lambda _: None)
+    monkeypatch.setattr(cluster, "require_extra", lambda _: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     arguments = ["--data", str(data), *TINY, "--master", "local[2]"]

@@ -61,6 +61,14 @@ def test_the_mean_is_exact_in_every_order() -> None:
         for update in order:
             mean.add(update)
         found.add((mean.vector.tobytes(), mean.error))
+        for split in range(5):  # in two groups, of which one may be empty
+            whole = Mean()
+            for group in (order[:split], order[split:]):
+                part = Mean()
+                for update in group:
+                    part.add(update)
+                whole.merge(part)
+            found.add((whole.vector.tobytes(), whole.error))
     assert len(found) == 1
     total = sum(update.samples for update in updates)
     for at in range(50):
@@ -92,14 +100,24 @@ def test_momentum_of_the_means_leaves_velocities_alone() -> None:
     assert vectors.ahead(mean, before, 0.0, 2) is mean
 
 
+def test_one_worker_needs_no_momentum_of_means() -> None:
+    found = [
+        replace(SMALL, workers=n, master_momentum=m) for n, m in ((1, None), (2, None), (2, 0))
+    ]
+    assert [each.momentum_of_master for each in found] == [0.0, 0.5, 0.0]
+    assert replace(SMALL, workers=1, master_momentum=0.7).momentum_of_master == 0.7
+
+
 # ---- splits and work
 
 
 def test_splits_and_parts_take_each_sample_once() -> None:
     numbered = Shard(np.arange(50, dtype=np.uint8).reshape(50, 1), np.zeros(50, np.uint8))
     dealt = shards.deal(numbered, SMALL)
-    assert [len(split) for split in dealt] == [17, 17, 16]
-    assert sorted(np.concatenate([split.images[:, 0] for split in dealt])) == list(range(50))
+    assert [len(split) for split in dealt.values()] == [17, 17, 16]
+    assert sorted(np.concatenate([split.images[:, 0] for split in dealt.values()])) == list(
+        range(50)
+    )
     parts = [shards.rows_of(SMALL, 1, 17, 0, 0, part) for part in range(SMALL.averages)]
     assert sorted(np.concatenate(parts)) == list(range(17))
     assert not np.array_equal(parts[0], shards.rows_of(SMALL, 1, 17, 0, 1, 0))
@@ -149,7 +167,7 @@ def test_one_worker_without_momentum_of_means_is_plain_training() -> None:
     form = master.form_of(settings, DATA)
     state = State(settings, "")
     run(state)
-    (split,) = shards.deal(DATA.train, settings)
+    split = shards.deal(DATA.train, settings)[0]
     start = np.concatenate([master.begin(State(settings, ""), form), np.zeros(form.size(0))])
     alone = work(Frame(settings, form, ()), Task(0, 0, 0), start.astype(np.float32), 0, split)
     np.testing.assert_allclose(state.done[0], alone.vector[: form.size(0)], atol=2**-32)

@@ -39,6 +39,47 @@ def test_spark_gives_the_bits_of_threads(tmp_path: Path) -> None:
     assert spark["test_error"] == without["test_error"]
 
 
+def test_spark_submit_says_which_master(tmp_path: Path, checkout: Path) -> None:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    data = write_data(tmp_path)
+    done = subprocess.run(
+        [
+            *(str(home / "bin" / "spark-submit"), "--master", "local[3]"),
+            *(str(checkout / "trainer" / "dbn" / "__main__.py"), "--data", str(data), *TINY),
+            *("--runs", str(tmp_path / "runs"), "--epochs", "0", "--json"),
+        ],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["master"] == "local[3]"
+
+
+def test_training_that_diverges_is_told_as_without_spark(tmp_path: Path) -> None:
+    words = ("--master", "local[2]", "--epochs", "0", "--lr", "1e30")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "nicps", "dbn", "--data", str(write_data(tmp_path)), *TINY),
+            *("--runs", str(tmp_path / "runs"), *words),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1].startswith(
+        "nicps: error: fine-tuning, epoch 1: training diverges: a parameter is "
+    )
+    assert not list((tmp_path / "runs").iterdir())
+
+
 FAILS_ONCE = """
 import sys
 from dataclasses import replace
@@ -49,7 +90,8 @@ import numpy as np
 from trainer.dbn import master
 from trainer.dbn.checkpoint import State
 from trainer.dbn.reduce_local import LocalReducer
-from trainer.dbn.reduce_spark import SparkReducer, connect
+from trainer.dbn.cluster import connect
+from trainer.dbn.reduce_spark import SparkReducer
 from trainer.dbn.settings import Settings
 from trainer.dbn.shards import Data, Shard, deal
 from trainer.dbn.work import work

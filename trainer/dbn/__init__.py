@@ -7,8 +7,11 @@ network.py       the stack unrolled into a classifier: dropout, gradient descent
 shards.py        MNIST, dealt to the workers; the random numbers of each piece of work
 vectors.py       parameters as one vector; exact means of vectors
 work.py          what a worker does with a piece of work: a pure function
+reduce.py        what a reducer is: an epoch, of one mean or several
 reduce_local.py  the workers as threads of this process
-reduce_spark.py  the workers as tasks of Apache Spark
+cluster.py       a cluster of Apache Spark: how it is reached, what it says
+reduce_spark.py  the workers as tasks of Spark, whose driver adds
+reduce_nicps.py  the same, with the kernels of the executors' hosts that add
 master.py        the master: layer by layer, then the classifier
 checkpoint.py    what a run goes on from
 progress.py      a line an epoch, with the time that is left

@@ -44,12 +44,13 @@ NETWORK: Options = {
     "epochs": (int, "passes over the data for each layer; 0: no pre-training"),
     "finetune": (int, "passes over the data with labels"),
     "batch": (int, "samples of a worker's step"),
-    "samples": (int, "train with the first so many only"),
+    "samples": (int, "take the first so many only"),
+    "held-out": (int, "of them the last so many are not trained on: they judge the settings"),
     "seed": (int, "of all random numbers"),
 }
 REDUCE: Options = {
     "averages": (int, "means of all workers in a pass"),
-    "master-momentum": (float, "of the sequence of means; 0: plain means (1 - 1 / workers)"),
+    "master-momentum": (float, "of the sequence of means; 0: plain means (0.5; of one worker 0)"),
     "velocity": (("average", "reset"), "of the workers' steps, when a mean is made"),
 }
 PRETRAIN: Options = {
@@ -98,6 +99,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="WHERE",
         help="where workers run: local (default), threads of this process without Spark; or Spark's "
         "master: local[N], local[*], spark://HOST:PORT or yarn",
+    )
+    made.add_argument(
+        "--reduce",
+        choices=("spark", "nicps"),
+        help="what adds the weights: Spark's driver (default), or the kernels of the executors' hosts, each of which "
+        "runs an agent",
     )
     made.add_argument(
         "--runs",
@@ -203,13 +210,13 @@ def _run(options: argparse.Namespace) -> int:
         raise
     finally:
         reducer.close()
-    result = _result(folder, state, data, found, master)
+    result = _result(folder, state, data, found, master, options.reduce or "spark")
     if options.json:
         print(json.dumps(result), flush=True)
     else:
         shown = {
             **result,
-            "test_error": f"{result['test_error']:.2%}",
+            **{k: f"{v:.2%}" for k, v in result.items() if k.endswith("_error")},
             "seconds": duration(result["seconds"]),
         }
         width = max(map(len, shown))
@@ -239,23 +246,33 @@ def _state(options: argparse.Namespace) -> Any:
     return state
 
 
-def _reducer(options: argparse.Namespace, dealt: Sequence[Any]) -> tuple[Any, str]:
+def _reducer(options: argparse.Namespace, splits: Any) -> tuple[Any, str]:
     """What runs the workers, and the name of the master."""
-    from trainer.dbn.reduce_spark import SparkReducer, connect, submitted
+    from trainer.dbn.cluster import connect, submitted
 
     if options.master == LOCAL or (options.master is None and not submitted()):
+        if options.reduce is not None:
+            raise UsageProblem(f"--reduce {options.reduce} needs Spark: name its --master")
         from trainer.dbn.reduce_local import LocalReducer
 
-        return LocalReducer(dealt), LOCAL
+        return LocalReducer(splits), LOCAL
     context = connect(options.master)
-    return SparkReducer(context, dealt), context.master
+    if options.reduce == "nicps":
+        from trainer.dbn.reduce_nicps import NicpsReducer
+
+        return NicpsReducer(context, splits), context.master
+    from trainer.dbn.reduce_spark import SparkReducer
+
+    return SparkReducer(context, splits), context.master
 
 
 def _place(master: str) -> str:
     return "this machine, without Spark" if master == LOCAL else f"Spark on {master}"
 
 
-def _result(folder: Path, state: Any, data: Any, found: Any, master: str) -> dict[str, Any]:
+def _result(
+    folder: Path, state: Any, data: Any, found: Any, master: str, reduce: str
+) -> dict[str, Any]:
     """Write the model, the report and result.json; what the last one holds."""
     from safetensors.torch import save_file
 
@@ -275,10 +292,15 @@ def _result(folder: Path, state: Any, data: Any, found: Any, master: str) -> dic
         save_file(tensors, str(folder / "model.safetensors"))
         report = write_report(folder, state, data, found, _place(master))
         result = {
-            "test_error": share_wrong(form, found, data),
+            "test_error": share_wrong(form, found, data.test),
+            **(
+                {"validation_error": share_wrong(form, found, data.held_out)}
+                if data.held_out is not None
+                else {}
+            ),
             "workers": settings.workers,
             "master": master,
-            "reduce": "local" if master == LOCAL else "spark",
+            "reduce": "local" if master == LOCAL else reduce,
             "layers": list(settings.layers),
             "epochs": settings.epochs,
             "finetune": settings.finetune,

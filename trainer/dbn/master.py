@@ -11,11 +11,11 @@ import torch
 
 from trainer.dbn import network, rbm, shards
 from trainer.dbn.checkpoint import Row, State
-from trainer.dbn.reduce_local import Reducer
+from trainer.dbn.reduce import Reducer
 from trainer.dbn.settings import Settings
-from trainer.dbn.shards import Data
-from trainer.dbn.vectors import Vector, ahead, pack
-from trainer.dbn.work import Form, Frame, Task, predictions
+from trainer.dbn.shards import Data, Shard
+from trainer.dbn.vectors import Means, Vector, pack
+from trainer.dbn.work import Form, Frame, predictions
 from trainer.errors import JobError
 
 PRETRAINED_SCALE = 0.01  # of an RBM's first weights
@@ -79,34 +79,23 @@ def _phase(
     while state.epoch < epochs:
         began = time.monotonic()
         try:
-            error = _epoch(state, size, reducer)
+            means, error = reducer.epoch(phase, state.epoch, Means(state.mean, state.previous))
         except JobError as reason:
             name = "fine-tuning" if tuning else f"layer {phase + 1}"
             raise JobError(f"{name}, epoch {state.epoch + 1}: {reason}") from None
+        state.mean, state.previous = means.last, means.previous
         state.epoch += 1
         row: Row = {"phase": phase, "epoch": state.epoch, "loss" if tuning else "error": error}
         if tuning:
-            row["test_error"] = share_wrong(form, state.mean, data)
+            name = "test_error" if data.held_out is None else "validation_error"
+            row[name] = share_wrong(form, state.mean, data.judges)
         row["seconds"] = time.monotonic() - began
         state.rows.append(row)
         state.seconds += row["seconds"]
         after_epoch(state)
 
 
-def _epoch(state: State, size: int, reducer: Reducer) -> float:
-    """One pass over all data, in as many parts as there are means; the mean error of a sample."""
-    settings = state.settings
-    total = 0.0
-    for part in range(settings.averages):
-        assert state.mean is not None
-        start = ahead(state.mean, state.previous, settings.momentum_of_master, size)
-        mean = reducer.reduce(Task(state.phase, state.epoch, part), start)
-        state.previous, state.mean = state.mean, mean.vector
-        total += mean.error
-    return total / settings.averages
-
-
-def share_wrong(form: Form, vector: Vector, data: Data) -> float:
-    """The share of the test's pictures that the classifier gets wrong."""
-    found = predictions(form.classifier(vector), data.test).argmax(1)
-    return float((found != data.test.answers(slice(None))).to(torch.float64).mean())
+def share_wrong(form: Form, vector: Vector, shard: Shard) -> float:
+    """The share of these pictures that the classifier gets wrong."""
+    found = predictions(form.classifier(vector), shard).argmax(1)
+    return float((found != shard.answers(slice(None))).to(torch.float64).mean())

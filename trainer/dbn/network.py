@@ -146,13 +146,12 @@ def descend(
     """
     layers, moves = list(network[:frozen]), list(velocity[:frozen])
     for layer, move, grad in zip(network[frozen:], velocity[frozen:], found[frozen:], strict=True):
-        weights = grad.weights
-        if rates.weight_decay:
-            weights = torch.add(weights, layer.weights, alpha=rates.weight_decay)
         move = Layer(
-            torch.sub(rates.momentum * move.weights, weights, alpha=rates.lr),
-            torch.sub(rates.momentum * move.biases, grad.biases, alpha=rates.lr),
+            (rates.momentum * move.weights).sub_(grad.weights, alpha=rates.lr),
+            (rates.momentum * move.biases).sub_(grad.biases, alpha=rates.lr),
         )
+        if rates.weight_decay:
+            move.weights.sub_(layer.weights, alpha=rates.lr * rates.weight_decay)
         moved = layer.weights + move.weights
         if rates.max_norm is not None:
             moved = torch.renorm(moved, 2, 1, rates.max_norm)

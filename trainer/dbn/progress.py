@@ -43,13 +43,18 @@ class Progress:
         last = len(self._plan) - 1
         name = "fine-tuning" if phase == last else f"layer {phase + 1}/{last}"
         found = (
-            f"loss {row['loss']:.4f}  test error {row['test_error']:.2%}"
+            f"loss {row['loss']:.4f}  {judged(row).replace('_', ' ')} {row[judged(row)]:.2%}"
             if phase == last
             else f"reconstruction error {row['error']:.3f}"
         )
         self._say(
             f"{name}  epoch {epoch}/{self._plan[phase][0]}  {found}  {row['seconds']:.1f} s  {duration(seconds)} left"
         )
+
+
+def judged(row: dict[str, Any]) -> str:
+    """Which error of the classifier a row of fine-tuning has."""
+    return next(name for name in ("validation_error", "test_error") if name in row)
 
 
 def duration(seconds: float) -> str:

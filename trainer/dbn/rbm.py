@@ -85,7 +85,7 @@ def gradient(v0: Tensor, h0: Tensor, v1: Tensor, h1: Tensor) -> Rbm:
         v1, h1: the same of the reconstructions.
     """
     count = len(v0)
-    weights = torch.addmm(v0.T @ h0, v1.T, h1, alpha=-1.0) / count
+    weights = torch.mm(v0.T, h0).addmm_(v1.T, h1, alpha=-1.0).div_(count)
     return Rbm(weights, (v0.sum(0) - v1.sum(0)) / count, (h0.sum(0) - h1.sum(0)) / count)
 
 
@@ -123,12 +123,11 @@ def step(rbm: Rbm, velocity: Rbm, slope: Rbm, rates: Rates) -> tuple[Rbm, Rbm]:
 
     Weight decay is that of [H10] section 10: `weight_decay` times the weights, off the gradient `slope`.
     """
-    weights = torch.sub(slope.weights, rbm.weights, alpha=rates.weight_decay)
-    slope = slope._replace(weights=weights)
     moved = Rbm(
         *(
-            torch.add(rates.momentum * old, new, alpha=rates.lr)
+            (rates.momentum * old).add_(new, alpha=rates.lr)
             for old, new in zip(velocity, slope, strict=True)
         )
     )
+    moved.weights.sub_(rbm.weights, alpha=rates.lr * rates.weight_decay)
     return Rbm(*(old + by for old, by in zip(rbm, moved, strict=True))), moved

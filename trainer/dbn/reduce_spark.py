@@ -1,218 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any `--master` but `local`: the workers are tasks of Apache Spark. Its cluster manager allots the containers (H3).
+"""`--reduce spark`: the workers are tasks of Apache Spark, and its driver adds (H3).
 
-Each split is a broadcast variable of its own, which only the executors that work on it unpack. A task is one
-partition of an RDD of split numbers. Weights go out as a broadcast variable, and the driver collects the updates:
-their mean does not depend on the order in which tasks end (trainer/dbn/vectors.py). Spark runs the task of a lost
-executor elsewhere, with the same bits (trainer/dbn/work.py).
+Each split is a broadcast variable of its own, which only the executors that work on it unpack. A task is a partition of
+an RDD of split numbers: one split, or several where the cluster runs fewer tasks at a time than there are workers.
+Weights go out as a broadcast variable. A task adds the updates of its splits, and the driver adds the tasks' sums: they
+are of integers, so neither the order in which tasks end matters nor which splits share a task (trainer/dbn/vectors.py).
+Spark runs the task of a lost executor elsewhere, with the same bits (trainer/dbn/work.py).
 """
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nicps.errors import EnvironmentProblem, NetworkProblem, UsageProblem, explain
-from nicps.extras import require_extra
-from nicps.programs import find_program, require_programs
-from trainer.dbn.reduce_local import Work
-from trainer.dbn.shards import Shard
-from trainer.dbn.vectors import Mean, Update, Vector
-from trainer.dbn.work import Frame, Task, work
-from trainer.errors import JobError
+from trainer.dbn.cluster import failure
+from trainer.dbn.reduce import ByParts
+from trainer.dbn.shards import Splits
+from trainer.dbn.vectors import Mean, Vector
+from trainer.dbn.work import Frame, Task, Work, work
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-OLDEST_JAVA = 17  # Spark 4 needs it
-ANSWER_S = 5.0  # for a master to take a connection
-EXECUTORS_S = 60.0  # for the first executor to come
-LOCAL = re.compile(r"local\[(\*|[1-9]\d*)(,\s*\d+)?\]")
-FORMS = "local (without Spark), local[N], local[*], spark://HOST:PORT or yarn"
 
-
-class SparkReducer:
+class SparkReducer(ByParts):
     """The driver's side."""
 
-    def __init__(
-        self, context: SparkContext, shards: Sequence[Shard], function: Work = work
-    ) -> None:
+    def __init__(self, context: SparkContext, splits: Splits, function: Work = work) -> None:
         self._context = context
         self._work = function
-        self._shards = [context.broadcast(shard) for shard in shards]
-        self._splits = context.parallelize(range(len(shards)), len(shards))
-        self._frame: Any = None
+        self._splits = {split: context.broadcast(shard) for split, shard in splits.items()}
+        self._sent: Any = None  # the frame
 
     def begin(self, frame: Frame) -> None:
-        if self._frame is not None:
-            self._frame.destroy()
-        self._frame = self._context.broadcast(frame)
+        """See `Reducer`, here and below."""
+        if self._sent is not None:
+            self._sent.destroy()
+        self.frame, self._sent = frame, self._context.broadcast(frame)
 
     def reduce(self, task: Task, start: Vector) -> Mean:
-        function, frame, shards = self._work, self._frame, self._shards
+        function, frame, dealt = self._work, self._sent, self._splits
         sent = self._context.broadcast(start)
 
-        def run(splits: Iterator[int]) -> Iterator[Update]:
+        def run(splits: Iterable[int]) -> Iterator[Mean]:
             torch.set_num_threads(1)  # with more of them a product's bits are others
+            mean = Mean()
             for split in splits:
-                yield function(frame.value, task, sent.value, split, shards[split].value)
+                mean.add(function(frame.value, task, sent.value, split, dealt[split].value))
+            yield mean
 
+        tasks = min(len(dealt), self._context.defaultParallelism)
         try:
-            updates = self._splits.mapPartitions(run).collect()
+            means = self._context.parallelize(list(dealt), tasks).mapPartitions(run).collect()
         except Exception as error:
-            raise _failure(error) from error
+            raise failure(error) from error
         sent.destroy()
-        mean = Mean()
-        for update in updates:
-            mean.add(update)
-        return mean
+        whole = Mean()
+        for mean in means:
+            whole.merge(mean)
+        return whole
 
     def close(self) -> None:
         self._context.stop()
-
-
-def _failure(error: Exception) -> Exception:
-    """What Spark says of a job that has failed, in one line: the worker's own error, if there is one."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    raised = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Interrupt): ", line)]
-    own = [line for line in raised if not line.startswith(("py4j.", "org.", "java."))]
-    said = next(iter(own or raised or lines), repr(error))
-    if "No module named" in said:
-        return EnvironmentProblem(
-            f"a Spark executor has another Python: {said}; install nicps[spark] on its host, and name the "
-            "interpreter in PYSPARK_PYTHON"
-        )
-    return JobError(f"Spark: {said}")
-
-
-def submitted() -> bool:
-    """Whether spark-submit has started this process."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def connect(master: str | None) -> SparkContext:
-    """A context on that cluster; None: on that of spark-submit, which has started this process.
-
-    Raises:
-        UsageProblem: the master's name has another form.
-        EnvironmentProblem: Java, pyspark or YARN's configuration is missing.
-        NetworkProblem: no master answers, or it gives no executor.
-    """
-    if master is not None:
-        check_master(master)
-    require_extra("pyspark")
-    if not submitted():
-        check_java()
-    from pyspark import SparkConf, SparkContext
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    conf = SparkConf().setIfMissing("spark.app.name", "nicps dbn")
-    if master is not None:
-        conf.setMaster(master)
-    for key, value in {
-        "spark.driver.memory": "2g",
-        "spark.driver.maxResultSize": "0",
-        "spark.log.level": "ERROR",
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        conf.setIfMissing(key, value)
-    if LOCAL.fullmatch(str(conf.get("spark.master"))):
-        conf.setIfMissing("spark.driver.bindAddress", "127.0.0.1")
-        conf.setIfMissing("spark.driver.host", "127.0.0.1")
-        conf.setIfMissing("spark.ui.enabled", "false")
-    try:
-        context = SparkContext(conf=conf)
-    except Exception as error:
-        raise NetworkProblem(
-            f"Spark does not start on {conf.get('spark.master')}: {_failure(error)}"
-        ) from error
-    try:
-        await_executor(context)
-    except BaseException:
-        context.stop()
-        raise
-    return context
-
-
-def check_master(master: str) -> None:
-    """Refuse a master that cannot be reached, before Spark tries for a minute.
-
-    Raises:
-        UsageProblem, EnvironmentProblem, NetworkProblem: as `connect` says.
-    """
-    if LOCAL.fullmatch(master):
-        return
-    if master == "yarn":
-        if not any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")):
-            raise EnvironmentProblem(
-                "--master yarn needs YARN's configuration: name its folder in HADOOP_CONF_DIR or YARN_CONF_DIR"
-            )
-        return
-    places = re.findall(r"(?:^spark://|,)(\[[^\]]+\]|[^:,/\[\]]+):(\d{1,5})(?=,|$)", master)
-    if not places or master != "spark://" + ",".join(f"{host}:{port}" for host, port in places):
-        raise UsageProblem(f"--master must be {FORMS}, not {master!r}")
-    reasons = []
-    for host, port in places:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
-            return
-        except (OSError, OverflowError) as error:
-            reasons.append(f"{host}:{port} ({getattr(error, 'strerror', None) or error})")
-    raise NetworkProblem(
-        f"no Spark master answers at {', '.join(reasons)}: start it, or name another with --master"
-    )
-
-
-def check_java() -> None:
-    """See to it that there is a Java runtime that Spark can use.
-
-    Raises:
-        EnvironmentProblem: there is none, or it is too old.
-    """
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else find_program("java")
-    if java is None:
-        require_programs("java", purpose="Spark")
-    assert java is not None
-    try:
-        done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        where = f" (JAVA_HOME is {home})" if home else ""
-        raise EnvironmentProblem(f"{explain('start Java', error)}{where}") from None
-    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
-    if found is None or int(found[1]) < OLDEST_JAVA:
-        version = found[1] if found else "not known"
-        raise EnvironmentProblem(
-            f"Spark needs Java {OLDEST_JAVA} or newer, and the version of {java} is {version}: "
-            "install openjdk-17-jre-headless"
-        )
-
-
-def await_executor(context: SparkContext) -> None:
-    """Wait until the cluster has given a first executor.
-
-    Raises:
-        NetworkProblem: none comes.
-    """
-    if LOCAL.fullmatch(context.master):
-        return
-    deadline = time.monotonic() + EXECUTORS_S
-    # The driver itself is in that table.
-    while context._jsc.sc().getExecutorMemoryStatus().size() < 2:  # type: ignore[union-attr]
-        if time.monotonic() > deadline:
-            raise NetworkProblem(
-                f"{context.master} gives no executor within {EXECUTORS_S:.0f} s: "
-                "start a worker with free cores and memory"
-            )
-        time.sleep(0.2)

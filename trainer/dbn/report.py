@@ -13,7 +13,7 @@ from trainer.dbn import network
 from trainer.dbn.checkpoint import State
 from trainer.dbn.master import form_of
 from trainer.dbn.pictures import Grey, captioned, grey, image, sheet
-from trainer.dbn.progress import duration
+from trainer.dbn.progress import duration, judged
 from trainer.dbn.shards import Data
 from trainer.dbn.vectors import Vector
 from trainer.dbn.work import predictions
@@ -72,12 +72,14 @@ def _curves(state: State) -> str:
     rows = [r for r in state.rows if r["phase"] == last]
     if rows:
         loss = [(float(r["epoch"]), r["loss"]) for r in rows]
-        error = [(float(r["epoch"]), r["test_error"] * 100) for r in rows]
+        name = judged(rows[0])
+        words = name.replace("_", " ")
+        error = [(float(r["epoch"]), r[name] * 100) for r in rows]
         charts += [
             "<section><h2>Fine-tuning: loss</h2><p>Cross-entropy of the training data in nats, with dropout if there "
             f"is any.</p>{chart([Series(loss, 'loss')], 'epoch', 'loss', log=min(p[1] for p in loss) > 0)}</section>",
-            "<section><h2>Fine-tuning: test error</h2><p>In per cent. Nothing was chosen by it.</p>"
-            f"{chart([Series(error, 'accuracy')], 'epoch', 'test error', log=min(p[1] for p in error) > 0)}</section>",
+            f"<section><h2>Fine-tuning: {words}</h2><p>In per cent.</p>"
+            f"{chart([Series(error, 'accuracy')], 'epoch', words, log=min(p[1] for p in error) > 0)}</section>",
         ]
     return f'<div class="pair">{"".join(charts)}</div>'
 

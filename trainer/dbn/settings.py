@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the options' help needs no PyTorch
 
 SLOW_EPOCHS = 5  # of a layer, with FIRST_MOMENTUM: the program of [HS06] (trainer/dbn/rbm.py)
 FIRST_MOMENTUM = 0.5
+MASTER_MOMENTUM = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,9 @@ class Settings:
     layers: tuple[int, ...] = (500, 500, 2000)
     epochs: int = 50
     finetune: int = 150
-    batch: int = 100
+    batch: int = 25
     samples: int | None = None
+    held_out: int = 0
     seed: int = 0
     averages: int = 5
     master_momentum: float | None = None
@@ -37,7 +39,7 @@ class Settings:
     pretrain_momentum: float = 0.9
     pretrain_decay: float = 0.0002
     optimizer: Literal["sgd", "cg"] = "sgd"
-    lr: float = 0.05
+    lr: float = 0.2
     momentum: float = 0.9
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     weight_decay: float = 0.0
@@ -64,7 +66,7 @@ class Settings:
         check("layers", bool(self.layers) and min(self.layers) >= 1, "numbers of 1 or more")
         for name in ("batch", "averages", "cd"):
             check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("epochs", "finetune", "seed", "head_epochs"):
+        for name in ("epochs", "finetune", "held_out", "seed", "head_epochs"):
             check(name, getattr(self, name) >= 0, "0 or more")
         check("samples", self.samples is None or self.samples >= 1, "1 or more")
         for name in ("pretrain_lr", "lr", "pretrain_decay", "weight_decay"):
@@ -79,8 +81,10 @@ class Settings:
 
     @property
     def momentum_of_master(self) -> float:
-        """`master_momentum`, or 1 - 1 / workers, which makes up for the mean of that many workers (docs/dbn.md)."""
-        return 1 - 1 / self.workers if self.master_momentum is None else self.master_momentum
+        """`master_momentum`, or 0.5, which doubles a steady move of the means; one worker needs none (docs/dbn.md)."""
+        if self.master_momentum is not None:
+            return self.master_momentum
+        return MASTER_MOMENTUM if self.workers > 1 else 0.0
 
     def pretrain_momentum_in(self, epoch: int) -> float:
         """A worker's momentum in a layer's epoch, which counts from 0."""

@@ -44,25 +44,36 @@ class Shard:
         return torch.from_numpy(self.labels[rows].astype(np.int64))
 
 
+Splits = dict[int, Shard]  # workers' parts of the data, by their numbers
+
+
 @dataclass(frozen=True)
 class Data:
-    """What is trained on, and what is tested with."""
+    """What is trained on, what is tested with, and what judges settings (`--held-out`)."""
 
     train: Shard
     test: Shard
     side: tuple[int, int]  # height and width of a picture, in pixels
+    held_out: Shard | None = None
+
+    @property
+    def judges(self) -> Shard:
+        """What judges the classifier after each epoch: where samples are held out, no test is made before the end."""
+        return self.test if self.held_out is None else self.held_out
 
     @property
     def classes(self) -> int:
         """How many labels there are: one more than the largest."""
-        return int(max(self.train.labels.max(), self.test.labels.max())) + 1
+        shards = [self.train, self.judges, self.test]
+        return int(max(shard.labels.max() for shard in shards)) + 1
 
     @property
     def digest(self) -> str:
         """SHA-256 over all of it, in hexadecimal."""
         found = hashlib.sha256()
-        for shard in (self.train, self.test):
-            found.update(shard.images.tobytes() + shard.labels.tobytes())
+        for shard in (self.train, self.held_out, self.test):
+            if shard is not None:
+                found.update(shard.images.tobytes() + shard.labels.tobytes())
         return found.hexdigest()
 
 
@@ -82,19 +93,27 @@ def read(folder: str | None, settings: Settings) -> Data:
         if settings.samples > len(labels):
             raise SettingError(f"--samples {settings.samples}: there are {len(labels)}")
         images, labels = images[: settings.samples], labels[: settings.samples]
-    least = len(labels) // settings.workers
+    trained = len(labels) - settings.held_out
+    if trained < 1:
+        raise SettingError(f"--held-out {settings.held_out}: there are {len(labels)} samples")
+    least = trained // settings.workers
     if least < settings.averages:
         raise SettingError(
-            f"{len(labels)} samples are too few for --workers {settings.workers} with --averages {settings.averages}"
+            f"{trained} samples are too few for --workers {settings.workers} with --averages {settings.averages}"
         )
     shift, scale = 0.0, 255.0
     if settings.visible == "gaussian":
-        shift, scale = float(images.mean()), float(images.std()) or 1.0
-    flat = (
-        Shard(pictures.reshape(len(pictures), -1), answers, shift, scale)
-        for pictures, answers in ((images, labels), test)
+        shift, scale = float(images[:trained].mean()), float(images[:trained].std()) or 1.0
+
+    def flat(pictures: Bytes, answers: Bytes) -> Shard:
+        return Shard(pictures.reshape(len(pictures), -1), answers, shift, scale)
+
+    return Data(
+        flat(images[:trained], labels[:trained]),
+        flat(*test),
+        (images.shape[1], images.shape[2]),
+        flat(images[trained:], labels[trained:]) if settings.held_out else None,
     )
-    return Data(next(flat), next(flat), (images.shape[1], images.shape[2]))
 
 
 def _pairs(folder: str | None, part: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -107,13 +126,14 @@ def _pairs(folder: str | None, part: str) -> tuple[npt.NDArray[Any], npt.NDArray
     return images, labels
 
 
-def deal(shard: Shard, settings: Settings) -> list[Shard]:
+def deal(shard: Shard, settings: Settings) -> Splits:
     """A split for each worker: a random order of all samples, dealt out like cards."""
     order = np.random.default_rng([settings.seed, DEAL]).permutation(len(shard))
     rows = [order[split :: settings.workers] for split in range(settings.workers)]
-    return [
-        Shard(shard.images[mine], shard.labels[mine], shard.shift, shard.scale) for mine in rows
-    ]
+    return {
+        split: Shard(shard.images[mine], shard.labels[mine], shard.shift, shard.scale)
+        for split, mine in enumerate(rows)
+    }
 
 
 def rows_of(

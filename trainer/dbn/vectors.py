@@ -2,7 +2,7 @@
 """Parameters as one vector, and means of vectors that do not depend on the order in which they come.
 
 A number travels as float32. For the sum it becomes a whole multiple of 2**-32, and is added as a 64-bit integer.
-Sums of integers are exact, so workers may end in any order: the bits are the same.
+Sums of integers are exact, so workers may end in any order, and be added in any grouping: the bits are the same.
 """
 
 from __future__ import annotations
@@ -57,6 +57,14 @@ class Update:
     error: float  # summed over the samples
 
 
+@dataclass(frozen=True)
+class Means:
+    """The mean of the workers' vectors, and the mean before it, if there was one."""
+
+    last: Vector
+    previous: Vector | None
+
+
 @dataclass
 class Mean:
     """The mean of updates, weighted by their samples (H1): exact up to units of 2**-32, in whatever order they come."""
@@ -71,8 +79,7 @@ class Mean:
         Raises:
             JobError: a number is not finite, or too large; or there are too many samples.
         """
-        if self.samples + update.samples > MOST_SAMPLES:
-            raise JobError(f"a mean takes at most {MOST_SAMPLES} samples: more --averages a pass")
+        self._check(update.samples)
         largest = float(np.abs(update.vector).max(initial=0.0))
         if not largest < LARGEST:
             raise JobError(
@@ -81,9 +88,25 @@ class Mean:
         units = np.multiply(update.vector, 1 / UNIT, dtype=np.float64)
         part = np.rint(units, out=units).astype(np.int64)
         part *= update.samples
-        self.total = part if self.total is None else np.add(self.total, part, out=self.total)
-        self.samples += update.samples
-        self.errors.append(update.error)
+        self.merge(Mean(part, update.samples, [update.error]))
+
+    def merge(self, other: Mean) -> None:
+        """Count what another mean, which is not used any more, has counted.
+
+        Raises:
+            JobError: there are too many samples.
+        """
+        self._check(other.samples)
+        if self.total is None:
+            self.total = other.total
+        elif other.total is not None:
+            np.add(self.total, other.total, out=self.total)
+        self.samples += other.samples
+        self.errors += other.errors
+
+    def _check(self, more: int) -> None:
+        if self.samples + more > MOST_SAMPLES:
+            raise JobError(f"a mean takes at most {MOST_SAMPLES} samples: more --averages a pass")
 
     @property
     def vector(self) -> Vector:

@@ -7,12 +7,14 @@ processor must be of the same kind, PyTorch of the same version, and the calling
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from trainer.dbn import network, rbm, shards
 from trainer.dbn.network import Descent, Drop, Layer, Network
@@ -21,6 +23,9 @@ from trainer.dbn.settings import Settings
 from trainer.dbn.shards import Shard
 from trainer.dbn.vectors import Shape, Update, Vector, pack, unpack
 
+Rows = npt.NDArray[np.int64]
+
+BLOCK = 1000  # samples that go up through the layers below at a time
 SEARCHES = 3  # line searches of conjugate gradients on a mini-batch: the program of [HS06] (trainer/dbn/network.py)
 
 
@@ -82,6 +87,10 @@ class Frame:
     below: tuple[Vector, ...]  # the RBMs that are trained already; of the classifier none
 
 
+#: What a worker does with a frame, a task, its start, the number of a split and the split.
+Work = Callable[[Frame, Task, Vector, int, Shard], Update]
+
+
 def work(frame: Frame, task: Task, start: Vector, split: int, shard: Shard) -> Update:
     """Take the start's parameters over a part of the split; what they are then.
 
@@ -98,11 +107,14 @@ def work(frame: Frame, task: Task, start: Vector, split: int, shard: Shard) -> U
     moving = start[size:] if len(start) > size else np.zeros(size, np.float32)
     tune = task.phase == frame.form.tuning
     random = shards.generator(settings.seed, shards.WORK, task.phase, task.epoch, task.part, split)
-    batches = (rows[at : at + settings.batch] for at in range(0, len(rows), settings.batch))
-    vector, error = (_tune if tune else _contrast)(
-        frame, task, start, moving, shard, batches, random
+    model, velocity, error = (_tune if tune else _contrast)(
+        frame, task, start, moving, shard, rows, random
     )
-    return Update(vector[: len(start)], len(rows), error)
+    return Update(pack([*model, *velocity] if len(start) > size else model), len(rows), error)
+
+
+def _pieces(rows: Rows, size: int) -> Iterator[Rows]:
+    return (rows[at : at + size] for at in range(0, len(rows), size))
 
 
 def _contrast(
@@ -111,9 +123,9 @@ def _contrast(
     start: Vector,
     moving: Vector,
     shard: Shard,
-    batches: Iterable[npt.NDArray[np.int64]],
+    rows: Rows,
     random: torch.Generator,
-) -> tuple[Vector, float]:
+) -> tuple[list[Tensor], list[Tensor], float]:
     settings, form = frame.settings, frame.form
     below = form.stack(frame.below)
     machine, velocity = form.machine(task.phase, start), form.machine(task.phase, moving)
@@ -124,12 +136,12 @@ def _contrast(
         settings.pretrain_decay,
     )
     error = 0.0
-    for batch in batches:
-        v = network.up(below, shard.inputs(batch))
-        found = rbm.diverge(machine, v, settings.cd, kind, random)
-        machine, velocity = rbm.step(machine, velocity, found.gradient, rates)
-        error += float(found.error)
-    return pack((*machine, *velocity)), error
+    for block in _pieces(rows, settings.batch * max(1, BLOCK // settings.batch)):
+        for v in network.up(below, shard.inputs(block)).split(settings.batch):
+            found = rbm.diverge(machine, v, settings.cd, kind, random)
+            machine, velocity = rbm.step(machine, velocity, found.gradient, rates)
+            error += float(found.error)
+    return list(machine), list(velocity), error
 
 
 def _tune(
@@ -138,9 +150,9 @@ def _tune(
     start: Vector,
     moving: Vector,
     shard: Shard,
-    batches: Iterable[npt.NDArray[np.int64]],
+    rows: Rows,
     random: torch.Generator,
-) -> tuple[Vector, float]:
+) -> tuple[list[Tensor], list[Tensor], float]:
     settings, form = frame.settings, frame.form
     model, velocity = form.classifier(start), form.classifier(moving)
     frozen = settings.frozen_in(task.epoch, len(model))
@@ -154,7 +166,7 @@ def _tune(
     if drop == Drop(0.0, 0.0):
         drop = None
     error = 0.0
-    for batch in batches:
+    for batch in _pieces(rows, settings.batch):
         v, labels = shard.inputs(batch), shard.answers(batch)
         if settings.optimizer == "cg":
             model, loss = network.conjugate(model, v, labels, SEARCHES, frozen=frozen)
@@ -162,7 +174,7 @@ def _tune(
             found, loss = network.slope(model, v, labels, drop, random, frozen=frozen)
             model, velocity = network.descend(model, velocity, found, rates, frozen=frozen)
         error += loss * len(batch)
-    return pack(part for layer in (*model, *velocity) for part in layer), error
+    return [*chain(*model)], [*chain(*velocity)], error
 
 
 def predictions(model: Network, shard: Shard, rows: int = 1000) -> torch.Tensor:

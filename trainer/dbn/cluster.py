@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster of Spark: how it is reached, and what it says of what has failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nicps.errors import EnvironmentProblem, NetworkProblem, UsageProblem, explain
+from nicps.extras import require_extra
+from nicps.programs import find_program, require_programs
+from trainer.errors import JobError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+OLDEST_JAVA = 17  # Spark 4 needs it
+ANSWER_S = 5.0  # for a master to take a connection
+EXECUTORS_S = 60.0  # for the first executor to come
+LOCAL = re.compile(r"local\[(\*|[1-9]\d*)(,\s*\d+)?\]")
+RAISED = re.compile(r"(\w+\.)+[A-Z]\w*: |\w*(Error|Exception|Interrupt): ")
+FORMS = "local (without Spark), local[N], local[*], spark://HOST:PORT or yarn"
+
+
+def failure(error: Exception) -> Exception:
+    """What Spark says of a job that has failed, in one line: the worker's own error, if there is one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    raised = [line for line in lines if RAISED.match(line)]
+    own = [line for line in raised if not line.startswith(("py4j.", "org.", "java."))]
+    said = next(iter(own or raised or lines), repr(error))
+    if "No module named" in said:
+        return EnvironmentProblem(
+            f"a Spark executor has another Python: {said}; install nicps[spark] on its host, and name the "
+            "interpreter in PYSPARK_PYTHON"
+        )
+    for kind in (JobError, NetworkProblem):
+        if said.startswith(name := f"{kind.__module__}.{kind.__name__}: "):
+            return kind(said.removeprefix(name))
+    return JobError(f"Spark: {said}")
+
+
+def submitted() -> bool:
+    """Whether spark-submit has started this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def connect(master: str | None) -> SparkContext:
+    """A context on that cluster; None: on that of spark-submit, which has started this process.
+
+    Raises:
+        UsageProblem: the master's name has another form.
+        EnvironmentProblem: Java, pyspark or YARN's configuration is missing.
+        NetworkProblem: no master answers, or it gives no executor.
+    """
+    here = None if master is None else check_master(master)
+    require_extra("pyspark")
+    if not submitted():
+        check_java()
+    from pyspark import SparkConf, SparkContext
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if submitted():
+        SparkContext._ensure_initialized()  # only then a configuration holds what spark-submit was told
+    conf = SparkConf().setIfMissing("spark.app.name", "nicps dbn")
+    if master is not None:
+        conf.setMaster(master)
+    for key, value in {
+        "spark.driver.memory": "2g",
+        "spark.driver.maxResultSize": "0",
+        "spark.broadcast.compress": "false",  # weights are noise
+        "spark.log.level": "ERROR",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        conf.setIfMissing(key, value)
+    if here is not None:
+        conf.setIfMissing("spark.driver.host", here)
+    if LOCAL.fullmatch(str(conf.get("spark.master"))):
+        conf.setIfMissing("spark.driver.bindAddress", "127.0.0.1")
+        conf.setIfMissing("spark.driver.host", "127.0.0.1")
+        conf.setIfMissing("spark.ui.enabled", "false")
+    try:
+        context = SparkContext(conf=conf)
+    except Exception as error:
+        raise NetworkProblem(
+            f"Spark does not start on {conf.get('spark.master')}: {failure(error)}"
+        ) from error
+    try:
+        await_executor(context)
+    except BaseException:
+        context.stop()
+        raise
+    return context
+
+
+def check_master(master: str) -> str | None:
+    """Refuse a master that cannot be reached, before Spark tries for a minute.
+
+    Returns:
+        This host's address on the network of a standalone master, where executors reach the driver.
+
+    Raises:
+        UsageProblem, EnvironmentProblem, NetworkProblem: as `connect` says.
+    """
+    if LOCAL.fullmatch(master):
+        return None
+    if master == "yarn":
+        if not any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")):
+            raise EnvironmentProblem(
+                "--master yarn needs YARN's configuration: name its folder in HADOOP_CONF_DIR or YARN_CONF_DIR"
+            )
+        return None
+    places = re.findall(r"(?:^spark://|,)(\[[^\]]+\]|[^:,/\[\]]+):(\d{1,5})(?=,|$)", master)
+    if not places or master != "spark://" + ",".join(f"{host}:{port}" for host, port in places):
+        raise UsageProblem(f"--master must be {FORMS}, not {master!r}")
+    reasons = []
+    for host, port in places:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S) as connection:
+                return str(connection.getsockname()[0])
+        except (OSError, OverflowError) as error:
+            reasons.append(f"{host}:{port} ({getattr(error, 'strerror', None) or error})")
+    raise NetworkProblem(
+        f"no Spark master answers at {', '.join(reasons)}: start it, or name another with --master"
+    )
+
+
+def check_java() -> None:
+    """See to it that there is a Java runtime that Spark can use.
+
+    Raises:
+        EnvironmentProblem: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else find_program("java")
+    if java is None:
+        require_programs("java", purpose="Spark")
+    assert java is not None
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        where = f" (JAVA_HOME is {home})" if home else ""
+        raise EnvironmentProblem(f"{explain('start Java', error)}{where}") from None
+    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    if found is None or int(found[1]) < OLDEST_JAVA:
+        version = found[1] if found else "not known"
+        raise EnvironmentProblem(
+            f"Spark needs Java {OLDEST_JAVA} or newer, and the version of {java} is {version}: "
+            "install openjdk-17-jre-headless"
+        )
+
+
+def await_executor(context: SparkContext) -> None:
+    """Wait until the cluster has given a first executor.
+
+    Raises:
+        NetworkProblem: none comes.
+    """
+    if LOCAL.fullmatch(context.master):
+        return
+    deadline = time.monotonic() + EXECUTORS_S
+    while not executors(context):
+        if time.monotonic() > deadline:
+            raise NetworkProblem(
+                f"{context.master} gives no executor within {EXECUTORS_S:.0f} s: "
+                "start a worker with free cores and memory"
+            )
+        time.sleep(0.2)
+
+
+def executors(context: SparkContext) -> int:
+    """How many executors there are now."""
+    table = context._jsc.sc().getExecutorMemoryStatus()  # type: ignore[union-attr]
+    return int(table.size()) - 1  # the driver is in it, too
