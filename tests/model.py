@@ -27,7 +27,7 @@ REPLAY_WINDOW = 1024
 LAST_SEQUENCE = LAST_HOP = 2**32 - 1
 #: Of stripes, which are a room of their own (tests/stripes.py).
 STRIPES = frozenset({FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING})
-#: Of parameter servers: nothing takes them yet (docs/servers.md).
+#: Of parameter servers, likewise (tests/servers.py).
 SERVERS = frozenset({FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN})
 CONTROL = frozenset(FrameType) - STRIPES - SERVERS
 CONTROL -= {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}
@@ -149,7 +149,7 @@ class XdpModel:
             return Outcome(PASS, ("control",))
         if header.type == FrameType.PROBE:
             return self._probe(ours, header)
-        if header.type in STRIPES:  # the room is not loaded
+        if header.type in STRIPES | SERVERS:  # the room is not loaded
             return Outcome(DROP, ("mode",))
         if header.type not in (FrameType.TOKEN, FrameType.FRAGMENT):
             return Outcome(DROP, ("type",))

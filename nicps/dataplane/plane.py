@@ -126,7 +126,7 @@ class DataPlane:
                 return
             program = self._loaded.open(_STRIPES)
             try:
-                place = layout().limits["ROOM_STRIPES"].to_bytes(4, sys.byteorder)
+                place = layout().limits["ROOM_EXCHANGE"].to_bytes(4, sys.byteorder)
                 # The kernel empties it once nobody has it open.
                 rooms = self._loaded.maps["nicps_rooms"]
                 bpf.map_update(rooms, place, program.to_bytes(4, sys.byteorder))
