@@ -22,8 +22,7 @@
 	16 /* among a round's last sums the agent is told so many times as often */
 #define NICPS_TAIL_CLOCK 4 /* but not after fewer sums than this */
 
-#define NICPS_ROOM_EXCHANGE \
-	0 /* place in nicps_rooms: the program of the job's exchange */
+#define NICPS_ROOM_EXCHANGE 0 /* place in nicps_rooms */
 
 #define NICPS_WORKERS 64 /* members that may push to a server */
 #define NICPS_PARAMETER_BITS 40 /* servers hold multiples of 2**-40 */

@@ -507,8 +507,8 @@ class Scene:
         chosen = [k for k in self.live if self.rng.random() < 0.6]
         self.list = sum(map(bit_of, chosen)) or bit_of(self.others[0])
 
-    def go_on(self) -> None:
-        """The round is committed, or another view begins; or another phase, with nothing of the one before."""
+    def go_on(self) -> bool:
+        """The round is committed, or another view begins. Whether another phase does, in which no step counts."""
         model, rng = self.model, self.rng
         round_, kind = model.rounds[0], rng.random()
         if kind < 0.6:
@@ -531,6 +531,7 @@ class Scene:
             model.counts.clear()
             model.version = model.rounds[0], 0
         self._choose()
+        return kind > 0.9
 
     def frames(self, count: int) -> Iterator[bytes]:
         """Frames that fit more or less, and old ones again."""

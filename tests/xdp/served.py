@@ -107,7 +107,7 @@ class Target:
         blocks = self.config["gather_blocks"] = self._blocks(model)
         self.make_room(2 * blocks if model.averages else blocks)
         for local, home in model.homes.items():
-            self._lanes(model, local)[:] = home.parameters
+            self.lanes(model, local)[:] = home.parameters
         for outer, there in (("sums", bool(model.store)), ("taken", bool(model.taken))):
             if there:
                 self.put(outer, self._inners[outer])
@@ -123,16 +123,16 @@ class Target:
     def _blocks(self, model: ServersModel) -> int:
         return -(-len(model.part(model.number)) // PER_BLOCK[model.width])
 
-    def _lanes(self, model: ServersModel, local: int, second: bool = False) -> NDArray[np.int64]:
+    def lanes(self, model: ServersModel, local: int, second: bool = False) -> NDArray[np.int64]:
         """The parameters of a home, or its accumulators."""
         block, part = divmod(local, PER_BLOCK[model.width])
-        lanes = self.blocks["lane"].view(np.int64)[block + second * self._blocks(model)]
+        every = self.blocks["lane"].view(np.int64)[block + second * self._blocks(model)]
         n = LANES[model.width]
-        found: NDArray[np.int64] = lanes[part * n : (part + 1) * n]
+        found: NDArray[np.int64] = every[part * n : (part + 1) * n]
         return found
 
     def enter(self, model: ServersModel) -> None:
-        """The model's view and rounds, and what an agent does as they begin."""
+        """The model's view and rounds, as an agent begins them."""
         first, last = model.rounds
         self.ring["version"] = model.version[0] << 32 | model.version[1]
         self.config["settled"] = model.settled
@@ -141,14 +141,14 @@ class Target:
         if not model.windows:
             self.windows[...] = np.zeros((), self.windows.dtype)
             self.outgoing["answers"] = model.answers
-        if not model.pushers:
-            self.pushers[...] = np.zeros((), self.pushers.dtype)
-        if not model.counts:
-            self.progress[...] = np.zeros((), self.progress.dtype)
+
+    def begin_phase(self, model: ServersModel) -> None:
+        """Nothing of the phase before counts any more."""
+        self.pushers[...] = np.zeros((), self.pushers.dtype)
+        self.progress[...] = np.zeros((), self.progress.dtype)
+        self.homes["last"] = 0
         for local, home in model.homes.items():
             self.homes[local]["due"] = home.due
-            if not home.last:
-                self.homes[local]["last"] = 0
 
     def give(self, frame: bytes) -> bpf.Run:
         """One frame, from its Ethernet header on."""
@@ -190,9 +190,9 @@ class Target:
             assert (bool(record["due"]), bool(record["full"])) == (home.due, home.full)
             last = {k: int(n) for k, n in enumerate(record["last"], 1) if n}
             assert last == home.last
-            assert (self._lanes(model, local) == home.parameters).all()
+            assert (self.lanes(model, local) == home.parameters).all()
             if home.tag:
-                assert (self._lanes(model, local, second=True) == home.sums).all()
+                assert (self.lanes(model, local, second=True) == home.sums).all()
         assert not self.homes[len(model.homes) :].view(np.uint8).any()
         pushers = {w: p for w, p in model.pushers.items() if p.number}
         assert np.flatnonzero(self.pushers["number"]).tolist() == sorted(pushers)

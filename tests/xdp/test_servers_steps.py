@@ -6,29 +6,34 @@ Each of these runs through the program, and through the model of `tests.servers`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from nicps import wire
 from nicps.dataplane.doorbell import Bell
 from nicps.wire import Flag, Refusal
-from tests.model import DROP, TX, Outcome
-from tests.servers import ANY, Home, ServersModel, Stored, signed
-from tests.stripes import LANES, MACS, NATIVE, NETWORK, PER_BLOCK
+from tests.model import DROP, Outcome
+from tests.servers import ANY, Home, Stored
+from tests.stripes import LANES, MACS, PER_BLOCK
 from tests.xdp.served import Target
+from tests.xdp.served_host import (
+    EXACT,
+    ROUND,
+    TAG,
+    UNIT,
+    Host,
+    numbers,
+    payload_of,
+    reason,
+    said,
+    start,
+)
 
-VIEW, ROUND = 5, 7
-TAG = VIEW << 32 | ROUND
 KEY = bytes(range(16))
-#: An exponent whose lanes are parameters' units, at weight 1, for lanes of that width.
-EXACT = -40
-UNIT = 2.0**-40
-I64 = NDArray[np.int64]
 
 
 @pytest.fixture(scope="module")
@@ -36,154 +41,6 @@ def target() -> Iterator[Target]:
     made = Target()
     yield made
     made.close()
-
-
-class Host:
-    """The program and its model, which must agree on every frame; worker 3 asks unless another one is named."""
-
-    def __init__(self, target: Target, **values: Any) -> None:
-        usual: dict[str, Any] = {"number": 1, "live": frozenset(range(1, 6)), "servers": (1,)}
-        usual |= {"width": 32, "room": 2, "view": VIEW, "rounds": (ROUND, ROUND + 1)}
-        usual |= {"settled": ROUND - 1, "version": (ROUND, 0)}
-        self.target, self.model = target, ServersModel(**usual | values)
-        self.sequence = 100
-        lanes = LANES[self.model.width]
-        for local in range(len(self.model.part(self.model.number))):
-            start = np.arange(lanes, dtype=np.int64) + 1000 * local
-            self.model.homes.setdefault(local, Home(start, np.zeros(lanes, np.int64)))
-        target.begin(self.model)
-
-    def give(self, body: Any, payload: bytes = b"", sender: int = 3, **header: int) -> Outcome:
-        """A frame of a member; all but a TAKEN have a payload."""
-        self.sequence += 1
-        if not payload and not isinstance(body, wire.Taken):
-            payload = bytes(wire.PAYLOAD_BYTES)
-        values = {"network": NETWORK, "view": self.model.view, "round": self.model.rounds[0]}
-        values |= {"sender": sender, "sequence": self.sequence if self.model.key else 0}
-        frame = signed(
-            sender,
-            wire.Header(**values | header),
-            body,
-            payload,
-            MACS[self.model.number - 1],
-            self.model.key,
-        )
-        self.last = frame
-        return self.again()
-
-    def again(self) -> Outcome:
-        """The same frame once more."""
-        found = self.target.run(self.last)
-        assert found == self.model.run(self.last)
-        return found
-
-    def push(
-        self, lanes: int | Sequence[int] | I64, index: int = 0, number: int = 1, **values: int
-    ) -> Outcome:
-        """A fragment of a step: all lanes are this, or these."""
-        width, sender = self.model.width, values.pop("sender", 3)
-        body = wire.Push(
-            values.get("version", 0),
-            number,
-            index,
-            self.model.fragments,
-            0,
-            width,
-            values.get("exponent", EXACT),
-        )
-        return self.give(body, payload_of(lanes, width), sender)
-
-    def contribute(
-        self, lanes: int, sender: int, members: int = 0b1100, index: int = 0, **values: int
-    ) -> Outcome:
-        """A fragment of a worker's step for the synchronisation."""
-        width, number = self.model.width, values.pop("number", 9)
-        values = {"exponent": EXACT, **values}
-        body = wire.Contribution(
-            members, index, self.model.fragments, number, width, values.pop("exponent"), 0
-        )
-        return self.give(body, payload_of(lanes, width), sender, **values)
-
-    def pull(self, index: int = 0, number: int = 1, sender: int = 3, **values: int) -> Outcome:
-        """A question for parameters."""
-        body = wire.Pull(values.pop("version", 0), number, index, self.model.room, 0, 32, 0)
-        return self.give(body, b"", sender, **values)
-
-    def held(self, index: int = 0, number: int = 1, sender: int = 2, **values: int) -> Outcome:
-        """Parameters come: lanes of `lane`."""
-        body = wire.Held(
-            values.pop("version", 0),
-            number,
-            index,
-            self.model.room,
-            values.pop("staleness", 0),
-            32,
-            -20,
-        )
-        return self.give(body, payload_of(values.pop("lane", 5), 32), sender, **values)
-
-    def taken(self, index: int = 0, number: int = 1, sender: int = 2, **values: int) -> Outcome:
-        """A server says that it has added a fragment, or why not."""
-        body = wire.Taken(
-            values.pop("version", 0),
-            number,
-            index,
-            self.model.fragments,
-            values.pop("staleness", 1),
-            self.model.width,
-            EXACT,
-            values.pop("reason", 0),
-        )
-        return self.give(body, b"", sender, **values)
-
-    def commit(self, listed: bool = True) -> None:
-        """The agent begins the next round."""
-        before = self.model.rounds[0]
-        if listed:
-            self.model.settled = before
-        self.model.rounds, self.model.version = (before + 1, before + 2), (before + 1, 0)
-        self.target.enter(self.model)
-
-    def parameters(self, local: int = 0) -> I64:
-        """Of a home, as the program has them."""
-        return self.target._lanes(self.model, local).copy()
-
-    def bells(self) -> list[Bell]:
-        """What was told, and that nothing differs from the model."""
-        bells = list(self.model.bells)
-        self.target.same_state(self.model)
-        return bells
-
-
-def payload_of(lanes: int | Sequence[int] | I64, width: int) -> bytes:
-    values = np.full(LANES[width], lanes) if isinstance(lanes, int) else np.asarray(lanes)
-    return values.astype(NATIVE[width]).tobytes()
-
-
-def said(found: Outcome) -> wire.Push:
-    """The body of the answer."""
-    assert found.verdict == TX and found.out is not None
-    body = wire.unpack(found.out[wire.ETHERNET_BYTES :]).body
-    assert isinstance(body, wire.Push)
-    return body
-
-
-def reason(found: Outcome) -> Refusal:
-    body = said(found)
-    assert isinstance(body, wire.Taken)
-    return Refusal(body.reason)
-
-
-def numbers(found: Outcome) -> NDArray[np.float64]:
-    """The parameters in an answer."""
-    assert found.out is not None
-    frame = wire.unpack(found.out[wire.ETHERNET_BYTES :])
-    assert isinstance(frame.body, wire.Held)
-    return np.frombuffer(frame.tail, ">i4") * 2.0**frame.body.exponent
-
-
-def start(local: int = 0, width: int = 32) -> I64:
-    return np.arange(LANES[width], dtype=np.int64) + 1000 * local
 
 
 # ---- pushes
@@ -285,7 +142,7 @@ def test_an_older_step_where_it_has_not_been(target: Target) -> None:
 def test_a_push_that_cannot_be(target: Target, wrong: dict[str, int]) -> None:
     host = Host(target)
     body = replace(wire.Push(0, 1, 0, 2, 0, 32, EXACT), **wrong)
-    assert host.give(body) == Outcome(DROP, ("malformed",))
+    assert host.give(host.frames.make(body)) == Outcome(DROP, ("malformed",))
     host.bells()
 
 
@@ -345,7 +202,7 @@ def test_averages_in_whole_numbers(target: Target, width: int, workers: int) -> 
     host = Host(target, live=frozenset(range(1, 65)), width=width, room=32 // width)
     for k in rng.permutation(senders).tolist():
         body = wire.Contribution(members, 0, 1, 9, width, 22 - width - down, 0)
-        found = host.give(body, payload_of(sent[k], width), k)
+        found = host.give(host.frames.make(body, payload_of(sent[k], width), k))
     assert found.counters == ("summed",)
     assert (host.parameters() == start(width=width)).all(), "until it is committed"
     host.commit()
@@ -400,7 +257,7 @@ def test_every_piece_can_be_pulled(target: Target, width: int) -> None:
 def test_a_pull_that_cannot_be(target: Target, wrong: dict[str, int]) -> None:
     host = Host(target)
     body = replace(wire.Pull(0, 1, 0, 2, 0, 32, 0), **wrong)
-    assert host.give(body) == Outcome(DROP, ("malformed",))
+    assert host.give(host.frames.make(body)) == Outcome(DROP, ("malformed",))
 
 
 def test_a_pull_is_answered_once(target: Target) -> None:
@@ -422,7 +279,7 @@ def test_a_round_that_is_not_open_yet(target: Target, asks: str) -> None:
     host = Host(target, key=KEY)
     header = {"round": ROUND + 1}
     if asks == "push":
-        found = host.give(wire.Push(0, 8, 1, 2, 0, 32, EXACT), **header)
+        found = host.give(host.frames.make(wire.Push(0, 8, 1, 2, 0, 32, EXACT), **header))
     elif asks == "pull":
         found = host.pull(1, number=8, **header)
     else:
@@ -474,8 +331,7 @@ def test_a_round_that_is_dropped(target: Target) -> None:
     """It runs again in another view, with another list: what there was is written over."""
     host = Host(target, room=1)
     host.contribute(100, 3, 0b100)
-    host.model.view += 1
-    target.enter(host.model)
+    host.enter_view()
     assert host.pull().counters == ("pulled",), "nothing of this view has come"
     host.contribute(8, 4, 0b11000)
     host.contribute(4, 5, 0b11000)
@@ -524,11 +380,9 @@ def test_no_room_for_synchronisations(target: Target) -> None:
 
 def test_a_contribution_of_a_view_before(target: Target) -> None:
     host = Host(target, room=1)
-    host.model.view += 1
-    target.enter(host.model)
+    host.enter_view()
     host.contribute(1, 3)
-    host.model.view -= 1
-    target.enter(host.model)
+    host.enter_view(-1)
     assert host.contribute(1, 4) == Outcome(DROP, ("round",))
 
 
