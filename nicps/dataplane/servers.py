@@ -286,6 +286,16 @@ class Servers:
         barrier()  # a count is set back before its tag is written
         return int(progress["count"]) & _DISTINCT
 
+    def pulled_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """Of fragments `first` to `end` (exclusive): how far they have come of that pull; as `Stripes.reached`."""
+        here = self.sums["tag"][first:end] == np.uint64(number)
+        barrier()  # lanes, exponent and version are written before the tag
+        return inner.find_reach(here, first)
+
+    def acknowledged_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """The same of push fragments of that step, and of what servers have added."""
+        return inner.find_reach(self.taken[first:end] >= np.uint64(number), first)
+
     def missing_parameters(
         self, number: int, first: int, end: int, limit: int
     ) -> list[tuple[int, int]]:

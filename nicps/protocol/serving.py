@@ -72,5 +72,5 @@ def per_push(width: int) -> int:
 
 
 def pulled_fragments(fragments: int, width: int) -> int:
-    """Parameter fragments of a vector of `fragments` push fragments, at most: the last may need fewer."""
+    """Parameter fragments of a vector of `fragments` push fragments; in the last one what is behind its end is 0."""
     return fragments * per_push(width)

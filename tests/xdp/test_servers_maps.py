@@ -249,6 +249,7 @@ def test_what_has_been_pulled(host: Host) -> None:
     assert (servers.pulled(3), servers.pulled(2), servers.pulled(4)) == (3, 0, 0)
     assert servers.missing_parameters(3, 6, 11, 4) == [(6, 1), (9, 1)]
     assert servers.missing_parameters(3, 6, 11, 1) == [(6, 1)]
+    assert servers.pulled_to(3, 7, 11) == (9, 11) and servers.pulled_to(4, 7, 11) == (7, 7)
     assert servers.least_version(7, 9) == (ROUND, 4)
     host.hold(7, 4, 9)
     assert servers.pulled(4) == 1 and servers.missing_parameters(4, 6, 8, 4) == [(6, 1)]
@@ -260,6 +261,7 @@ def test_what_is_acknowledged(host: Host) -> None:
         host.give(wire.Taken(version, 6, index, PUSHES, staleness, WIDTH, -40, 0), 2)
     assert (servers.acknowledged(6), servers.acknowledged(5)) == (2, 0)
     assert servers.missing_acknowledgements(6, 3, 6, 4) == [(4, 1)]
+    assert servers.acknowledged_to(6, 3, 6) == (4, 6) and servers.acknowledged_to(7, 3, 6) == (3, 3)
     assert servers.answered(2) == (6, 2, ROUND, 5)
     assert servers.answered(3) == (0, 0, 0, 0)
 

@@ -216,6 +216,18 @@ def test_a_newer_step_has_begun(served: Served) -> None:
     assert served.count(0, 3) == (2, 1)
 
 
+def test_an_older_step_while_a_newer_one_begins(served: Served) -> None:
+    """The newer one's weight is fixed, and nothing of it is counted: the older one is not added with that weight."""
+    met = served.meet(
+        stall.FIXED,
+        lambda frames: frames.push(40, 1, number=2),
+        lambda: served.give(served.frames.push(1)).verdict,
+    )
+    assert met.meanwhile == bpf.XDP_DROP and met.counters == {"pushed": 1, "round": 1}
+    assert (served.host.parameters() == start()).all()
+    assert served.count(0, 3) == (2, 1)
+
+
 # ---- counting
 
 
