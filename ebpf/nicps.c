@@ -7,52 +7,11 @@
 #include <uapi/linux/bpf.h>
 #include "nicps_claim.h"
 #include "nicps_maps.h"
+#include "nicps_members.h"
 #include "nicps_parse.h"
 
-/* The member of that number if it is in the view, else NULL: numbers have holes (R19). */
-static __always_inline struct nicps_member *
-nicps_live(const struct nicps_config *config, u32 number)
-{
-	struct nicps_member *member = nicps_member(number);
-
-	if (!member || number == 0 || number > config->members ||
-	    nicps_no_mac(member->mac))
-		return NULL;
-	return member;
-}
-
-/* The other rooms, once they are loaded: the verifier walks each alone. */
+/* The room of the exchange, once it is loaded: the verifier walks each program alone. */
 BPF_PROG_ARRAY(nicps_rooms, 1);
-
-/*
- * A host that was evicted must learn of it and be able to come back, so
- * control frames go up from everybody. But a flood, of a stranger or of a
- * member, must not keep those of another member from the agent, nor drown it.
- */
-static __always_inline int nicps_go_up(const struct nicps_config *config, u32 place)
-{
-	struct nicps_limit *limit = nicps_limit(place);
-	u64 interval = NICPS_SECOND_NS / NICPS_OTHERS_RATE;
-
-	if (place != NICPS_OTHERS) /* a switch has a share, too */
-		interval = NICPS_SECOND_NS / NICPS_MEMBERS_RATE * (config->live + 1);
-	if (limit && !nicps_admit(&limit->due_ns, interval))
-		return nicps_drop(NICPS_COUNT_LIMITED);
-	nicps_count(NICPS_COUNT_CONTROL);
-	return XDP_PASS;
-}
-
-static __always_inline int nicps_control(const struct ethhdr *ethernet,
-					 const struct nicps_header *header,
-					 const struct nicps_config *config)
-{
-	u32 number = bpf_ntohs(header->sender);
-	struct nicps_member *member = number ? nicps_live(config, number)
-					     : nicps_member(0);
-	bool known = member && nicps_same_mac(member->mac, ethernet->h_source);
-
-	return nicps_go_up(config, known ? number : NICPS_OTHERS);
-}
 
 #include "nicps_fragment.h"
 #include "nicps_stripes.h"
@@ -120,28 +79,6 @@ static __always_inline int nicps_probe(struct nicps_cursor *cursor,
 	return nicps_drop(NICPS_COUNT_PROBED);
 }
 
-/* The header of a frame of this network that is all there; else NULL, and why. */
-static __always_inline struct nicps_header *
-nicps_open(struct nicps_cursor *cursor, const struct nicps_config *config, u32 *reason)
-{
-	struct nicps_header *header = nicps_take_header(cursor);
-	u32 length;
-
-	*reason = NICPS_COUNT_TRUNCATED;
-	if (!header)
-		return NULL;
-	length = nicps_bounded(header->length);
-	if (header->version != NICPS_VERSION)
-		*reason = NICPS_COUNT_VERSION;
-	else if (length < sizeof(*header) || (void *)header + length > cursor->end)
-		*reason = NICPS_COUNT_TRUNCATED;
-	else if (bpf_ntohl(header->network) != config->network)
-		*reason = NICPS_COUNT_NETWORK;
-	else
-		return header;
-	return NULL;
-}
-
 /* A frame of ours, after its Ethernet header. */
 static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *cursor,
 				      struct ethhdr *ethernet,
@@ -160,7 +97,11 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
 	case NICPS_TYPE_SUM:
 	case NICPS_TYPE_ASK:
 	case NICPS_TYPE_LACKING:
-		nicps_rooms.call(ctx, NICPS_ROOM_STRIPES);
+	case NICPS_TYPE_PUSH:
+	case NICPS_TYPE_PULL:
+	case NICPS_TYPE_HELD:
+	case NICPS_TYPE_TAKEN:
+		nicps_rooms.call(ctx, NICPS_ROOM_EXCHANGE);
 		return nicps_drop(NICPS_COUNT_MODE);
 	case NICPS_TYPE_CALL:
 	case NICPS_TYPE_ANSWER:

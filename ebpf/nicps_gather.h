@@ -144,12 +144,12 @@ static __always_inline bool nicps_unanswered(u64 *asked, u32 number)
 
 /*
  * Make the frame that came in into one of this sender's. The body and the lanes
- * are written already. The reason why it cannot be sent, or NICPS_BELIEVED.
+ * are written already; `words` is its length, a constant. The reason why it cannot be sent, or NICPS_BELIEVED.
  */
 static __always_inline int nicps_make_own(struct ethhdr *ethernet,
 					  struct nicps_header *header, u8 type,
 					  const u8 *destination, u32 number, u32 keyed,
-					  const void *end)
+					  const void *end, u32 words)
 {
 	struct nicps_outgoing *outgoing = nicps_outgoing();
 	struct nicps_member *me = nicps_member(number);
@@ -167,7 +167,7 @@ static __always_inline int nicps_make_own(struct ethhdr *ethernet,
 	if (keyed) {
 		if (!nicps_number(header, &outgoing->answers))
 			return NICPS_COUNT_SPENT;
-		nicps_long_tag(key, header, end, NICPS_CONTRIBUTION_WORDS, &tag);
+		nicps_long_tag(key, header, end, words, &tag);
 	}
 	header->tag = tag;
 	return NICPS_BELIEVED;
@@ -177,15 +177,15 @@ static __always_inline int nicps_make_own(struct ethhdr *ethernet,
  * The reason why a frame of stripes is refused, or NICPS_BELIEVED. Its number
  * is of the queue or of the program's answers, and raises that window.
  */
-static __always_inline int nicps_doubt_striped(const struct nicps_header *header,
+static __always_inline int nicps_doubt_striped(u32 words,
+					       const struct nicps_header *header,
 					       const struct nicps_sender *sender,
 					       struct nicps_window *window,
 					       const void *end)
 {
 	u64 *highest = sender->flags & NICPS_FLAG_ANSWER ? &window->answers
 							 : &window->highest;
-	int reason =
-		nicps_doubt(NICPS_CONTRIBUTION_WORDS, header, sender, *highest, end);
+	int reason = nicps_doubt(words, header, sender, *highest, end);
 
 	if (reason == NICPS_BELIEVED)
 		nicps_raise(highest, sender->sequence);

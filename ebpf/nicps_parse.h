@@ -76,6 +76,11 @@ nicps_take_contribution(struct nicps_cursor *cursor)
 	return nicps_take(cursor, sizeof(struct nicps_contribution));
 }
 
+static __always_inline struct nicps_push *nicps_take_push(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct nicps_push));
+}
+
 static __always_inline struct nicps_token *nicps_take_token(struct nicps_cursor *cursor)
 {
 	return nicps_take(cursor, sizeof(struct nicps_token));

@@ -72,15 +72,21 @@ nicps_rounding_of(u64 magnitudes, u32 width, s32 unit, u8 not_finite)
 	return rounding;
 }
 
-/* One lane; what is left over takes the sum's place. */
-static __always_inline s64 nicps_round(s64 *sum, const struct nicps_rounding *how)
+static __always_inline s64 nicps_lane_of(s64 sum, const struct nicps_rounding *how)
 {
-	s64 lane = (*sum + how->half) >> how->shift;
+	s64 lane = (sum + how->half) >> how->shift;
 	u64 over = how->most - lane;
 
 	/* At most one too many. Else LLVM makes a branch of it, and the verifier walks each lane twice. */
 	asm volatile("" : "+r"(over));
-	lane -= over >> 63;
+	return lane - (over >> 63);
+}
+
+/* One lane; what is left over takes the sum's place. */
+static __always_inline s64 nicps_round(s64 *sum, const struct nicps_rounding *how)
+{
+	s64 lane = nicps_lane_of(*sum, how);
+
 	*sum = (*sum - (lane << how->shift)) & how->keep;
 	return lane;
 }

@@ -22,7 +22,12 @@
 	16 /* among a round's last sums the agent is told so many times as often */
 #define NICPS_TAIL_CLOCK 4 /* but not after fewer sums than this */
 
-#define NICPS_ROOM_STRIPES 0 /* place in nicps_rooms */
+#define NICPS_ROOM_EXCHANGE 0 /* place in nicps_rooms */
+
+#define NICPS_WORKERS 64 /* members that may push to a server */
+#define NICPS_PARAMETER_BITS 40 /* servers hold multiples of 2**-40 */
+#define NICPS_ANY_VERSION \
+	0xffffffff /* of a pull: whatever is there, of whatever round it is */
 
 #define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
 #define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
@@ -54,6 +59,7 @@
 struct nicps_config {
 	__u64 live_members; /* bit number - 1 */
 	__u64 alive_until_ns; /* CLOCK_MONOTONIC: bounce no token after that */
+	__u64 passes; /* bit number - 1: members besides the servers whose parameters are taken */
 	__u64 position; /* of the newest token that the agent has sent: older ones are stale */
 	__u32 enabled; /* take tokens and fragments */
 	__u32 network;
@@ -82,6 +88,8 @@ struct nicps_config {
 	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same of the rounds after it */
+	__u32 settled; /* the last round of servers that was committed with a list */
+	__u32 staleness; /* a push counts 1 / staleness; else all alike */
 	__u32 rest_view[2]; /* by parity: of the round whose remainders a switch adds */
 	__u8 rest_behind[2]; /* by parity: that is so many rounds before; 0: none */
 	__u8 seal[6]; /* destination of what goes up: the agent takes nothing else */
@@ -106,13 +114,15 @@ struct nicps_outgoing {
 /*
  * Numbers of a sender's frames: the highest, the highest of a repeated token,
  * and that of its program's answers; and its questions that were answered, the
- * newest number and, below it, a bit for each of the 32 before.
+ * newest number and, below it, a bit for each of the 32 before. Its pulls, by
+ * the way that they left, have the numbers of their frames.
  */
 struct nicps_window {
 	__u64 highest;
 	__u64 repeat;
 	__u64 answers;
 	__u64 asked;
+	__u64 pulled[2];
 };
 
 /*
@@ -145,6 +155,9 @@ struct nicps_ring {
 	__u64 bounced; /* position that the kernel handed on last */
 	__u64 bounces;
 	__u64 announced[2]; /* by parity: tag of the round of stripes that began last */
+	__u64 version; /* of a server: round << 32 | pushes that are whole */
+	__u64 full; /* of a server: 1 and the index of a push fragment that takes no more steps */
+	__u64 refused_ns; /* CLOCK_MONOTONIC (coarse): the agent was last told of a refusal */
 };
 
 /* R16: the last token that the kernel handed on, to be repeated by the agent. */
@@ -196,11 +209,15 @@ struct nicps_gather {
 	__u8 reserved[3];
 };
 
-/* A sum, as it came or was made. */
+/*
+ * A sum, as it came or was made; or parameters, as they came. `tag` of these is
+ * the number of the pull or of the step that they answer.
+ */
 struct nicps_stored {
 	__u64 claim;
 	__u64 tag;
-	__u64 rest; /* tag of the sum that was made here, whose remainders there are; 0: none */
+	__u64 rest; /* tag of the sum that was made here, whose remainders there are; 0: none.
+		     * Of parameters round << 32 | version. */
 	__u8 exponent;
 	__u8 reserved[7];
 	__u8 lane[NICPS_LANE_BYTES];
@@ -214,10 +231,38 @@ struct nicps_own {
 	__u8 lane[NICPS_LANE_BYTES];
 };
 
+/* A server's place for a push fragment: what has been added to its parameters. */
+struct nicps_home {
+	__u64 claim;
+	__u64 tag; /* view << 32 | round of what is in the accumulators */
+	__u64 seen; /* whose contributions; bit sender - 1 */
+	__u64 members; /* the list; all of it seen: the average is made */
+	__u32 due; /* it is made, and not in the parameters yet */
+	__u32 full; /* a parameter has come near the limits */
+	__u32 last[NICPS_WORKERS]; /* the newest step of each worker that was added */
+};
+
+/* A worker's push at this server, as its first fragment has fixed it. */
+struct nicps_pusher {
+	__u64 claim;
+	__u64 number; /* of the step */
+	__u32 weight;
+	__u32 staleness;
+};
+
+/* What a server has said of this worker's steps. */
+struct nicps_answered {
+	__u64 staleness; /* number of the newest step << 32 | its staleness */
+	__u64 version; /* round << 32 | the highest version */
+};
+
 /*
  * What wakes the agent: how many sums of a round there are. In a round of
- * stripes also the list, as the first part that came here has it (`count` is
- * 0). Some are lost where the agent sleeps for long: it looks at what there is.
+ * stripes or servers also the list, as the first part that came here has it
+ * (`count` is 0). With servers also how many fragments of a step are
+ * acknowledged, or of a pull are here (`tag` is its number), that a question was
+ * refused (`fragments` is 0), and that a parameter is near the limits
+ * (`members` and `count` are 0). Some are lost where the agent sleeps for long: it looks at what there is.
  */
 struct nicps_bell {
 	__u64 tag;
@@ -327,6 +372,12 @@ enum nicps_count {
 	NICPS_COUNT_STALE, /* token not newer than the last one seen */
 	NICPS_COUNT_SPENT, /* own frame, not sent: the view's numbers are used up */
 	NICPS_COUNT_LEFT_OUT, /* remainder that a switch could not add to a later sum */
+	NICPS_COUNT_PUSHED, /* fragment of a step, added to the parameters here */
+	NICPS_COUNT_PULLED, /* parameters given to a worker */
+	NICPS_COUNT_PASSED_ON, /* parameters that were pulled before, given to another member */
+	NICPS_COUNT_ACKNOWLEDGED, /* fragment of an own step that a server has added */
+	NICPS_COUNT_REFUSED, /* question that was answered with a reason, or such an answer */
+	NICPS_COUNT_FULL, /* fragment of a step for parameters near the limits */
 	NICPS_COUNTERS,
 };
 

@@ -26,7 +26,9 @@ static __always_inline bool nicps_is_signed(u8 type)
 {
 	u64 types = 1ULL << NICPS_TYPE_TOKEN | 1ULL << NICPS_TYPE_FRAGMENT |
 		    1ULL << NICPS_TYPE_CONTRIBUTION | 1ULL << NICPS_TYPE_SUM |
-		    1ULL << NICPS_TYPE_ASK | 1ULL << NICPS_TYPE_LACKING;
+		    1ULL << NICPS_TYPE_ASK | 1ULL << NICPS_TYPE_LACKING |
+		    1ULL << NICPS_TYPE_PUSH | 1ULL << NICPS_TYPE_PULL |
+		    1ULL << NICPS_TYPE_HELD | 1ULL << NICPS_TYPE_TAKEN;
 
 	asm volatile("" : "+r"(types));
 	return type < 64 && types >> type & 1;

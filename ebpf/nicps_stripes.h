@@ -62,7 +62,7 @@ static __always_inline int nicps_answer(struct ethhdr *ethernet,
 					const struct nicps_config *config)
 {
 	int reason = nicps_make_own(ethernet, header, type, destination, config->number,
-				    config->keyed, end);
+				    config->keyed, end, NICPS_CONTRIBUTION_WORDS);
 
 	return reason == NICPS_BELIEVED ? XDP_TX : nicps_drop(reason);
 }
@@ -436,7 +436,8 @@ nicps_stripe_frame(struct nicps_cursor *cursor, struct ethhdr *ethernet,
 	    !nicps_same_mac(ethernet->h_dest, me->mac))
 		return nicps_drop(NICPS_COUNT_ASTRAY);
 	if (config->keyed) {
-		reason = nicps_doubt_striped(header, sender, window, cursor->end);
+		reason = nicps_doubt_striped(NICPS_CONTRIBUTION_WORDS, header, sender,
+					     window, cursor->end);
 		if (reason != NICPS_BELIEVED)
 			return nicps_drop(reason);
 	}

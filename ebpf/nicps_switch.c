@@ -377,7 +377,8 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	    !nicps_same_mac(member->mac, ethernet->h_source))
 		return nicps_drop(NICPS_COUNT_STRANGER);
 	if (config->keyed) {
-		reason = nicps_doubt_striped(header, sender, window, cursor->end);
+		reason = nicps_doubt_striped(NICPS_CONTRIBUTION_WORDS, header, sender,
+					     window, cursor->end);
 		if (reason != NICPS_BELIEVED)
 			return nicps_drop(reason);
 	}
@@ -427,7 +428,7 @@ int nicps_switch(struct xdp_md *ctx)
 	else
 		__builtin_memcpy(to, ethernet->h_source, ETH_ALEN);
 	reason = nicps_make_own(ethernet, header, header->type, to, NICPS_THE_SWITCH,
-				config->keyed, cursor.end);
+				config->keyed, cursor.end, NICPS_CONTRIBUTION_WORDS);
 	if (reason != NICPS_BELIEVED)
 		return nicps_drop(reason);
 	return verdict == NICPS_SEND_ALL ? nicps_send_to_ports() : XDP_TX;

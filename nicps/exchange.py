@@ -7,6 +7,7 @@
 | `Exchange.STRIPES` | all send their parts to the aggregators (docs/stripes.md) | by the aggregators' kernels |
 | `Exchange.SWITCH` | all send their contributions to the switch | by the switch |
 | `Exchange.LINUX_SWITCH` | as stripes, with one aggregator (docs/linux-switch.md) | by a Linux box between the hosts |
+| `Exchange.SERVERS` | workers push to servers, and pull (docs/servers.md) | by the servers' kernels |
 
 A phase has one of them (`nicps.protocol.phase.Phase.exchange`). This file says in what they differ for whoever converts
 gradients, reads sums, queues frames or counts fragments. `nicps.protocol.exchange` is what the members of a ring do.
@@ -35,6 +36,7 @@ class Exchange:
         absolute: lanes and sums have exponents of their own, whatever the unit is. No number is too large for a round.
         central: one aggregator makes all sums, and is no member: a Linux switch, as number 0. It adds remainders, too.
         works_alone: a lone member keeps it.
+        served: servers hold the parameters. A sum stays where it is made, and each worker pulls it.
         broadcasts_marks: a member that has all of a round broadcasts its mark, as well as setting it in the token. A
             member that has the marks of all commits.
         token_waits: a token leaves a host after the fragments that were queued before it. So a fragment that has not
@@ -49,6 +51,7 @@ class Exchange:
     STRIPES: ClassVar[Exchange]
     SWITCH: ClassVar[Exchange]
     LINUX_SWITCH: ClassVar[Exchange]
+    SERVERS: ClassVar[Exchange]
 
     name: str
     includes_own: bool
@@ -57,6 +60,7 @@ class Exchange:
     token_waits: bool
     absolute: bool = False
     central: bool = False
+    served: bool = False
     works_alone: bool = True
     broadcasts_marks: bool = False
     flag: int = 0
@@ -87,7 +91,7 @@ class Exchange:
         Raises:
             ValueError: there is none.
         """
-        for exchange in (cls.BROADCAST, cls.STRIPES, cls.SWITCH, cls.LINUX_SWITCH):
+        for exchange in (cls.BROADCAST, cls.STRIPES, cls.SWITCH, cls.LINUX_SWITCH, cls.SERVERS):
             if exchange.name == name:
                 return exchange
         raise ValueError(f"{name!r} is not an exchange: broadcast, stripes or switch")
@@ -143,4 +147,14 @@ Exchange.LINUX_SWITCH = Exchange(
     broadcasts_marks=True,
     fallback=Exchange.STRIPES,
     fails="the sums of the switch do not come: the hosts add from now on (exchange stripes)",
+)
+Exchange.SERVERS = Exchange(
+    "servers",
+    includes_own=True,
+    shared_step=False,
+    needs_trust=False,
+    token_waits=False,
+    absolute=True,
+    served=True,
+    broadcasts_marks=True,
 )

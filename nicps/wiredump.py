@@ -27,6 +27,7 @@ _NAMED: dict[tuple[type[Any], str], Any] = {
     (wire.Entry, "marks"): wire.Mark,
     (wire.Decision, "phase"): wire.PhaseKind,
     (wire.Probe, "step"): wire.ProbeStep,
+    (wire.Taken, "reason"): wire.Refusal,
 }
 
 

@@ -79,6 +79,10 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.Sum,
     wire.Ask,
     wire.Lacking,
+    wire.Push,
+    wire.Pull,
+    wire.Held,
+    wire.Taken,
     wire.Script,
     wire.Switch,
     wire.Grant,
@@ -94,6 +98,7 @@ ENUMS: tuple[Values, ...] = (
     Values("STEP", wire.ViewStep, wire.View, "step"),
     Values("STAGE", wire.Stage, wire.Answer, "stage"),
     Values("PROBE_STEP", wire.ProbeStep, wire.Probe, "step"),
+    Values("REFUSAL", wire.Refusal, wire.Push, "reason"),
     Values("SWITCH_STEP", wire.SwitchStep, wire.Switch, "step"),
     Values("SCRIPT_STEP", wire.ScriptStep, wire.Script, "step"),
     Values("SCRIPT_STREAM", wire.ScriptStream, wire.Script, "stream"),
@@ -127,6 +132,9 @@ def constants() -> tuple[Constant, ...]:
             wire.CONTRIBUTION_HEADER_BYTES,
             16,
             "header and contribution, or sum, ask, lacking",
+        ),
+        Constant(
+            "PUSH_HEADER_BYTES", wire.PUSH_HEADER_BYTES, 16, "header and push, pull, held, taken"
         ),
         Constant("NOT_FINITE", wire.NOT_FINITE, 8, "exponent of lanes that are not finite"),
         Constant("TOKEN_HEADER_BYTES", wire.TOKEN_HEADER_BYTES, 16, "header and token"),

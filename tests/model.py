@@ -27,7 +27,10 @@ REPLAY_WINDOW = 1024
 LAST_SEQUENCE = LAST_HOP = 2**32 - 1
 #: Of stripes, which are a room of their own (tests/stripes.py).
 STRIPES = frozenset({FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING})
-CONTROL = frozenset(FrameType) - STRIPES - {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}
+#: Of parameter servers, likewise (tests/servers.py).
+SERVERS = frozenset({FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN})
+CONTROL = frozenset(FrameType) - STRIPES - SERVERS
+CONTROL -= {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}
 BLOCK_BYTES = wire.BLOCK_LANES * 8
 #: Fragments that share a block, by lane width; 0 is raw bytes.
 PER_BLOCK = {0: 8, 8: 1, 16: 2, 32: 4}
@@ -146,7 +149,7 @@ class XdpModel:
             return Outcome(PASS, ("control",))
         if header.type == FrameType.PROBE:
             return self._probe(ours, header)
-        if header.type in STRIPES:  # the room is not loaded
+        if header.type in STRIPES | SERVERS:  # the room is not loaded
             return Outcome(DROP, ("mode",))
         if header.type not in (FrameType.TOKEN, FrameType.FRAGMENT):
             return Outcome(DROP, ("type",))

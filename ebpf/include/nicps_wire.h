@@ -26,6 +26,7 @@
 #define NICPS_HEADER_BYTES 32              /* header */
 #define NICPS_FRAGMENT_HEADER_BYTES 48     /* header and fragment */
 #define NICPS_CONTRIBUTION_HEADER_BYTES 56 /* header and contribution, or sum, ask, lacking */
+#define NICPS_PUSH_HEADER_BYTES 56         /* header and push, pull, held, taken */
 #define NICPS_NOT_FINITE 127               /* exponent of lanes that are not finite */
 #define NICPS_TOKEN_HEADER_BYTES 72        /* header and token */
 #define NICPS_ENTRY_BYTES 20               /* a member's line in the token */
@@ -56,6 +57,10 @@ enum nicps_type {
 	NICPS_TYPE_LACKING = 17,      /* in stripes: it cannot be made yet, and whose part is lacking */
 	NICPS_TYPE_SWITCH = 18,       /* a Linux switch that adds, and the members that believe it */
 	NICPS_TYPE_SCRIPT = 19,       /* what a host's script prints, to the host that started it; the store of a group */
+	NICPS_TYPE_PUSH = 20,         /* with servers: a part of a worker's step, to the server that adds it */
+	NICPS_TYPE_PULL = 21,         /* with servers: a worker lacks these parameters; to a server, or to its partner */
+	NICPS_TYPE_HELD = 22,         /* with servers: the answer, these parameters */
+	NICPS_TYPE_TAKEN = 23,        /* with servers: a part of a step is added, or why something is not done */
 };
 
 /* The header's `flags`. */
@@ -70,6 +75,7 @@ enum nicps_flag {
 	NICPS_FLAG_COMPLETE = 128,    /* WANT: this member has all that the round's closed list comes to */
 	NICPS_FLAG_OFFERED = 256,     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
 	NICPS_FLAG_SAVES = 512,       /* with COMPLETE: as the mark SAVES */
+	NICPS_FLAG_GOES_ON = 1024,    /* WANT: as the mark GOES_ON */
 };
 
 /* The token's `state`: gradients may still come, or the list is closed. */
@@ -85,6 +91,7 @@ enum nicps_mark {
 	NICPS_MARK_SKIPPED = 4,     /* had a gradient that does not fit the unit: asks for a larger one */
 	NICPS_MARK_SAVES = 8,       /* R22: the lead's: it writes a checkpoint of the state after this round */
 	NICPS_MARK_SAVED = 16,      /* the same, of the round committed last */
+	NICPS_MARK_GOES_ON = 32,    /* with servers: the lead's: all workers have read the round before, and may push */
 };
 
 /* What a decision starts: a series of rounds, except FINISH and STOP. */
@@ -117,6 +124,15 @@ enum nicps_stage {
 enum nicps_probe_step {
 	NICPS_PROBE_STEP_ASK = 1,   /* count the train of this nonce from now on, and say what was counted so far */
 	NICPS_PROBE_STEP_TRAIN = 2, /* one of many, as long as a fragment: counted in the kernel, and dropped */
+};
+
+/* Of a TAKEN frame: why what was asked is not done. */
+enum nicps_refusal {
+	NICPS_REFUSAL_NONE = 0,          /* it is done, now or before */
+	NICPS_REFUSAL_SYNCHRONISING = 1, /* the round's synchronisation has begun there: ask after its commit */
+	NICPS_REFUSAL_NOT_YET = 2,       /* of a round that is not open there yet */
+	NICPS_REFUSAL_ABSENT = 3,        /* a partner does not have these parameters of this round */
+	NICPS_REFUSAL_FULL = 4,          /* a parameter there has come near the limits of its numbers */
 };
 
 /* Of a SWITCH frame. */
@@ -408,6 +424,62 @@ struct nicps_lacking {
 	__u8 behind;      /* to a switch: it adds the remainder of so many rounds before; 0: of none */
 };
 _Static_assert(sizeof(struct nicps_lacking) == 24, "struct nicps_lacking has a hole");
+
+/* A part of a worker's step, to the server that holds these parameters; `PAYLOAD_BYTES` of lanes follow. */
+struct nicps_push {
+	__be32 version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+	__be32 number;    /* of this worker's step, or of its pull; repeated in the answer */
+	__be32 index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+	__be32 fragments; /* of these in the vector */
+	__be32 staleness; /* answers to a push: what was fixed for it; else 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8; pull, held: 32 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent */
+	__u8 reason;      /* taken: 0, or why it is not done; else 0 */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_push) == 24, "struct nicps_push has a hole");
+
+/* A worker lacks these parameters. As long as the answer, which is written over it. */
+struct nicps_pull {
+	__be32 version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+	__be32 number;    /* of this worker's step, or of its pull; repeated in the answer */
+	__be32 index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+	__be32 fragments; /* of these in the vector */
+	__be32 staleness; /* answers to a push: what was fixed for it; else 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8; pull, held: 32 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent */
+	__u8 reason;      /* taken: 0, or why it is not done; else 0 */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_pull) == 24, "struct nicps_pull has a hole");
+
+/* The answer to a pull, and to a push of 32-bit lanes: `PAYLOAD_BYTES` of parameters follow, 32 bits each. */
+struct nicps_held {
+	__be32 version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+	__be32 number;    /* of this worker's step, or of its pull; repeated in the answer */
+	__be32 index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+	__be32 fragments; /* of these in the vector */
+	__be32 staleness; /* answers to a push: what was fixed for it; else 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8; pull, held: 32 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent */
+	__u8 reason;      /* taken: 0, or why it is not done; else 0 */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_held) == 24, "struct nicps_held has a hole");
+
+/* The answer to a push of narrower lanes, to a repeated one, and to a contribution; or why not. Nothing follows. */
+struct nicps_taken {
+	__be32 version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+	__be32 number;    /* of this worker's step, or of its pull; repeated in the answer */
+	__be32 index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+	__be32 fragments; /* of these in the vector */
+	__be32 staleness; /* answers to a push: what was fixed for it; else 0 */
+	__u8 width;       /* bits of a lane: 32, 16, 8; pull, held: 32 */
+	__s8 exponent;    /* of the lanes: value = lane * 2**exponent */
+	__u8 reason;      /* taken: 0, or why it is not done; else 0 */
+	__u8 reserved;    /* 0 */
+};
+_Static_assert(sizeof(struct nicps_taken) == 24, "struct nicps_taken has a hole");
 
 /* Pieces of streams: in no view what scripts print (docs/run.md), in a view a group's store (docs/collective.md). */
 struct nicps_script {

@@ -22,6 +22,7 @@ import numpy as np
 import orjson
 
 from nicps.dataplane import bpf, headers
+from nicps.errors import BpfLoadError
 
 #: Root's, like the headers beside it.
 FOLDER = headers.CACHE / "images"
@@ -88,32 +89,50 @@ def keep(path: Path, image: bytes) -> None:
 
 
 def load(
-    data: bytes, kinds: Mapping[str, str], later: Iterable[str] = ()
+    data: bytes,
+    kinds: Mapping[str, str],
+    later: Iterable[str] = (),
+    shared: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, int], dict[str, int], dict[str, bytes]]:
     """Load an image: descriptors of its programs and of its maps, by name; the caller owns them.
 
     Args:
         kinds: what is to be loaded, and as what (`bpf.PROGRAM_TYPES`).
         later: programs whose instructions are wanted, for these maps; by name, they come third.
+        shared: maps that are there already, by name. They are used, and not among those that are returned.
 
     Raises:
         OSError: the kernel refuses it.
+        BpfLoadError: a shared map is not of the kind that the image has been compiled for.
         LookupError, ValueError: it is damaged.
     """
     image = orjson.loads(data)
     programs: dict[str, int] = {}
     maps: dict[str, int] = {}
+    every = dict(shared or {})
     with contextlib.ExitStack() as made:
         for name, (kind, key, value, entries, flags, inner) in image["maps"].items():
-            like = maps[inner] if inner else 0
-            maps[name] = bpf.map_create(name, kind, key, value, entries, flags, like)
+            if name in every:
+                _check_shape(name, every[name], (kind, key, value))
+                continue
+            like = every[inner] if inner else 0
+            maps[name] = every[name] = bpf.map_create(name, kind, key, value, entries, flags, like)
             made.callback(os.close, maps[name])
-        codes = _codes(image, [*kinds, *later], maps)
+        codes = _codes(image, [*kinds, *later], every)
         for name, kind_of in kinds.items():
             programs[name] = bpf.program_load(bpf.PROGRAM_TYPES[kind_of], codes.pop(name), 0, name)
             made.callback(os.close, programs[name])
         made.pop_all()
     return programs, maps, codes
+
+
+def _check_shape(name: str, fd: int, shape: tuple[int, int, int]) -> None:
+    info = bpf.map_info(fd)
+    if (info.kind, info.key, info.value) != shape:
+        raise BpfLoadError(
+            f"the map {name} has another shape than in the sources: nicps was installed anew since this process began:"
+            " start it again"
+        )
 
 
 def codes(data: bytes, names: Iterable[str], maps: Mapping[str, int]) -> dict[str, bytes]:

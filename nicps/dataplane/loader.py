@@ -110,26 +110,13 @@ def load(
     need_root()
     later = later or {}
     kernel_source = headers.find().folder()
-    request = {
-        "source": source,
-        "text": bpf_sources.flatten(bpf_sources.path(source)),
-        "programs": dict(programs),
-        "defines": dict(defines or {}),
-        "later": dict(later),
-        "level": _LEVEL,
-    }
+    request = _request(source, programs, defines, later)
     place = images.place(request, kernel_source)
     with contextlib.suppress(OSError, LookupError, ValueError):  # then it is compiled
         loaded, maps, codes = images.load(place.read_bytes(), programs, later)
         return Loaded(loaded, maps, _later(source, later, codes))
     answer, fds, log = _compile(request, kernel_source)
-    if "error" in answer:
-        raise _error(source, answer, log)
-    with open(fds.pop(), "rb") as file:
-        file.seek(0)
-        image = file.read()
-    with contextlib.suppress(OSError):  # the next time it is compiled again
-        images.keep(place, image)
+    image = _kept(place, source, answer, fds, log)
     names = [*answer["programs"], *answer["maps"]]
     assert len(names) == len(fds)
     split = len(answer["programs"])
@@ -138,6 +125,62 @@ def load(
     return Loaded(
         dict(zip(names[:split], fds[:split], strict=True)), maps, _later(source, later, codes)
     )
+
+
+def load_beside(
+    others: Loaded,
+    source: str,
+    later: Mapping[str, ProgramKind],
+    defines: Mapping[str, int] | None = None,
+) -> Loaded:
+    """Compile `source`, unless that was done, for the maps of `others` as far as these have them. All others are made.
+
+    What comes back has the maps that were made, and `later`, whose programs `Loaded.open` loads.
+
+    Raises:
+        NotRoot, KernelHeadersMissing, BpfLoadError: as `load`; or a map of `others` is not what the source says.
+    """
+    need_root()
+    kernel_source = headers.find().folder()
+    request = _request(source, {}, defines, later)
+    place = images.place(request, kernel_source)
+    with contextlib.suppress(OSError, LookupError, ValueError):  # then it is compiled
+        _, maps, codes = images.load(place.read_bytes(), {}, later, others.maps)
+        return Loaded({}, maps, _later(source, later, codes))
+    answer, fds, log = _compile(request, kernel_source)
+    image = _kept(place, source, answer, fds, log)
+    for fd in fds:  # of the compiler's own maps
+        os.close(fd)
+    _, maps, codes = images.load(image, {}, later, others.maps)
+    return Loaded({}, maps, _later(source, later, codes))
+
+
+def _request(
+    source: str,
+    programs: Mapping[str, ProgramKind],
+    defines: Mapping[str, int] | None,
+    later: Mapping[str, ProgramKind],
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "text": bpf_sources.flatten(bpf_sources.path(source)),
+        "programs": dict(programs),
+        "defines": dict(defines or {}),
+        "later": dict(later),
+        "level": _LEVEL,
+    }
+
+
+def _kept(place: Path, source: str, answer: dict[str, Any], fds: list[int], log: str) -> bytes:
+    """The image that has come last, kept for the next time."""
+    if "error" in answer:
+        raise _error(source, answer, log)
+    with open(fds.pop(), "rb") as file:
+        file.seek(0)
+        image = file.read()
+    with contextlib.suppress(OSError):  # the next time it is compiled again
+        images.keep(place, image)
+    return image
 
 
 def _later(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from nicps.barrier import barrier
 from nicps.dataplane import bpf, inner
 from nicps.dataplane.inner import Records, Wanted
+from nicps.dataplane.servers import Servers
 from nicps.dataplane.stripes import Flags, Stripes
 from nicps.layout import layout
 from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
@@ -48,7 +49,8 @@ class Maps:
     Args:
         fds: the maps' descriptors by name; the caller keeps them open as long as this lives.
 
-    Attributes: `stripes`, what there is for the exchange `stripes`.
+    Attributes: `stripes`, what there is for the exchange `stripes`; `servers`, for parameter servers, None before
+    `add_servers`.
     """
 
     def __init__(self, fds: Mapping[str, int]) -> None:
@@ -69,6 +71,7 @@ class Maps:
             self._banks, self._senders
         )
         self.stripes = Stripes(fds, self._config, self._members, self._progress)
+        self.servers: Servers | None = None
         self._slots_fd = -1
         self.accumulators_fd = -1
         self.blocks = 0
@@ -78,6 +81,11 @@ class Maps:
     def _view(self, name: str, dtype: np.dtype[Any]) -> Any:
         entries = bpf.map_info(self._fds[name]).entries
         return np.frombuffer(bpf.map_memory(self._fds[name]), dtype, entries)
+
+    def add_servers(self, fds: Mapping[str, int]) -> None:
+        """The program of servers is loaded, and these are the maps that it has besides; as `fds` of this class."""
+        parts = self._config, self._ring, self._progress, self.quiesce
+        self.servers = Servers({**self._fds, **fds}, *parts)
 
     @property
     def config(self) -> Any:
@@ -309,3 +317,5 @@ class Maps:
         """Close what is as large as a job's vectors; views that somebody holds stay readable."""
         self._release()
         self.stripes.close()
+        if self.servers is not None:
+            self.servers.close()

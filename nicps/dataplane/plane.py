@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -22,8 +22,8 @@ from nicps.dataplane.packet import PacketSocket
 from nicps.dataplane.txring import TxRing
 from nicps.layout import layout
 
-#: The program that takes frames of stripes, once it is loaded.
-_STRIPES = "nicps_stripes"
+#: The programs that take frames of stripes and of servers, once one of them is loaded.
+_STRIPES, _SERVERS = "nicps_stripes", "nicps_servers"
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class DataPlane:
             xdp.clear(interface)
             if egress.clear(interface):
                 _log.warning("took away the filter that an older run left on %s", iface)
-            defines = {"NICPS_ETHERTYPE": ethertype}
+            defines = self._defines = {"NICPS_ETHERTYPE": ethertype}
             loaded = loader.load("nicps.c", programs, defines, later={_STRIPES: "xdp"})
             undo.callback(loaded.close)
             self.maps = Maps(loaded.maps)
@@ -91,6 +91,9 @@ class DataPlane:
             self._undo = undo.pop_all()
         self._loaded = loaded
         self._opening = threading.Lock()
+        self._rooms: dict[str, int] = {}
+        self._room = ""
+        self._beside: loader.Loaded | None = None
         self.keyed = keyed
         self.iface = iface
         self._ifindex = interface.index
@@ -122,17 +125,43 @@ class DataPlane:
             BpfLoadError: the kernel refuses the program.
         """
         with self._opening:
-            if _STRIPES not in self._loaded.later:  # it has been loaded, or all is closed
-                return
-            program = self._loaded.open(_STRIPES)
-            try:
-                place = layout().limits["ROOM_STRIPES"].to_bytes(4, sys.byteorder)
-                # The kernel empties it once nobody has it open.
-                rooms = self._loaded.maps["nicps_rooms"]
-                bpf.map_update(rooms, place, program.to_bytes(4, sys.byteorder))
-            finally:
-                os.close(program)
-            del self._loaded.later[_STRIPES]
+            self._go_on_with(_STRIPES, lambda: self._loaded)
+
+    def open_servers(self) -> None:
+        """From now on frames of servers are taken in the place of those of stripes; `maps.servers` has what they need.
+
+        The first time it takes 0.2 s, and 5 to 10 s once after the machine has started: it is compiled then. It may be
+        called in any thread, as `open_stripes`.
+
+        Raises:
+            KernelHeadersMissing, BpfLoadError: as `loader.load_beside`.
+        """
+        with self._opening:
+            self._go_on_with(_SERVERS, self._load_servers)
+
+    def _load_servers(self) -> loader.Loaded:
+        if self._beside is None:
+            kinds: dict[str, loader.ProgramKind] = {_SERVERS: "xdp"}
+            source = "nicps_servers.c"
+            beside = self._beside = loader.load_beside(self._loaded, source, kinds, self._defines)
+            self._undo.callback(beside.close)
+            self.maps.add_servers(beside.maps)
+        return self._beside
+
+    def _go_on_with(self, name: str, load: Callable[[], loader.Loaded]) -> None:
+        """Put that program into the room for the exchange; it is loaded once."""
+        if name == self._room or not self._loaded.maps:  # or all is closed
+            return
+        if name not in self._rooms:
+            loaded = load()
+            program = self._rooms[name] = loaded.open(name)
+            self._undo.callback(os.close, program)
+            del loaded.later[name]
+        place = layout().limits["ROOM_EXCHANGE"].to_bytes(4, sys.byteorder)
+        # The kernel empties it once nobody has it open.
+        rooms = self._loaded.maps["nicps_rooms"]
+        bpf.map_update(rooms, place, self._rooms[name].to_bytes(4, sys.byteorder))
+        self._room = name
 
     def set_key(self, key: bytes | None) -> None:
         """`Maps.set_key`"""

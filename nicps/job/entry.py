@@ -85,6 +85,9 @@ class Entry:
         """
         if phase is not self.phase:
             return []
+        if phase.exchange.served:
+            reason = "the lead's version of nicps has parameter servers: install it on all hosts"
+            return [Fail(f"cannot prepare for {phase.kind.name.lower()}: {reason}")]
         if self._accumulators.fit(phase):
             return self._use_room(phase, entering, now)
         then = partial(self._reserved, phase, entering)

@@ -131,6 +131,8 @@ class Plan:
             exchange = Exchange.named(name)
             if exchange.central:
                 raise ValueError(f"{name!r} is not a setting: name `switch`")
+            if exchange.served:
+                raise ValueError(f"{name!r} is not a setting")
         except ValueError as error:
             raise JobFailed(f"the job's exchange: {error}, or auto") from None
         if not exchange.needs_trust or own.needs_trust:

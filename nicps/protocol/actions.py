@@ -45,6 +45,25 @@ class Striped:
 
 
 @dataclass(frozen=True, slots=True)
+class SendServed:
+    """Send fragments of this worker's step, or questions for parameters, to one host (docs/servers.md).
+
+    `ranges` are (first, count): push fragments, of a PULL fragments of parameters. A PUSH names the least `version` of
+    what was pulled from that server; a CONTRIBUTION the list, `members`. `repair`: all of it was sent before.
+    """
+
+    view: int
+    round: int
+    type: wire.FrameType
+    number: int
+    to: int
+    ranges: tuple[tuple[int, int], ...]
+    version: int = 0
+    members: int = 0
+    repair: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SendFragments:
     """Send fragments of this member's contribution, before anything asked for later.
 

@@ -46,6 +46,29 @@ class Receiver(Protocol):
         """In this host's own stripe: how many contributions of the listed others are lacking, by number."""
 
 
+class ServedReceiver(Protocol):
+    """What a worker's kernel has of servers: of its newest step, and of its newest pull, by their numbers."""
+
+    def acknowledged_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """Of push fragments `first` to `end`: the first that is not added, and one past the last that is."""
+
+    def missing_acknowledgements(
+        self, number: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """At most `limit` (first, count) ranges of these that no server has added."""
+
+    def pulled_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """Of fragments of parameters `first` to `end`: the first that is not here, and one past the last that is."""
+
+    def missing_parameters(
+        self, number: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """At most `limit` (first, count) ranges of these that are not here."""
+
+    def least_version(self, first: int, end: int) -> tuple[int, int]:
+        """Round and version of the oldest of these fragments of parameters."""
+
+
 @dataclass(slots=True)  # a frozen one takes seven times as long to make; one follows every event
 class KernelState:
     """What the XDP program must know to act for this member (`struct nicps_config`).

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from nicps import wire
 from nicps.errors import WireError
 from nicps.exchange import Exchange
+from nicps.protocol.serving import Serving
 
 #: The committed round whose remainders a Linux switch adds next: its view and number; zeros: none.
 Rest: TypeAlias = tuple[int, int]
@@ -117,7 +118,7 @@ class Phase:
     contributions of a round become one sum. `rest`: the committed round whose remainders a Linux switch adds first, as
     the lead knew it. `feedback`: what rounding leaves over goes into later rounds. `sized`: every round has a size of
     its own, at most `fragments`, which its offers name in `samples` (`wire.size_of`), and its list has all members that
-    have a share.
+    have a share. `serving`: which members are servers, where there are any; those that have a share are workers.
     """
 
     number: int
@@ -136,6 +137,7 @@ class Phase:
     rest: Rest = NO_REST
     feedback: bool = True
     sized: bool = False
+    serving: Serving | None = None
 
     @property
     def ending(self) -> wire.Ending:
@@ -167,7 +169,12 @@ class Phase:
         return self.first_round + self.rounds - 1
 
     def aggregators(self, live: Collection[int]) -> tuple[int, ...]:
-        """Where the exchange has stripes: whose they are among the live members, in order of rank; 0 is a switch."""
+        """Whose the stripes are among the live members, in order of rank, where the exchange has any; 0 is a switch.
+
+        Servers hold the parts that the phase gives them. A phase ends with the view in which one of them is missing.
+        """
+        if self.serving is not None:
+            return self.serving.servers
         if not self.exchange.absolute:
             return ()
         return (0,) if self.exchange.central else self.sharing(live)
@@ -196,6 +203,8 @@ class Phase:
             values["feedback"] = False
         if self.sized:
             values["sized"] = True
+        if self.serving is not None:
+            values["serving"] = self.serving.to_json()
         return json.dumps(
             values
             | {
@@ -228,6 +237,7 @@ class Phase:
             adding, exchange = values.pop("adding"), Exchange.named(values.pop("exchange"))
             view, round_ = rest = tuple(values.pop("rest", NO_REST))
             flags = feedback, sized = values.pop("feedback", True), values.pop("sized", False)
+            serving = Serving.from_json(values.pop("serving")) if "serving" in values else None
             kind = wire.PhaseKind(decision.phase)
             numbers = [*values.values(), *shares, view, round_]
             whole = all(type(number) is int for number in numbers)
@@ -244,6 +254,7 @@ class Phase:
                 rest=rest,
                 feedback=feedback,
                 sized=sized,
+                serving=serving,
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -259,6 +270,12 @@ class Phase:
         """
         if self.kind not in ROUND_KINDS:
             return
+        if self.exchange.served is not (self.serving is not None):
+            raise WireError(f"decision {self.number}: servers go with the exchange of that name")
+        if self.serving is not None and not self.serving.fits(members, self.fragments, self.width):
+            raise WireError(
+                f"decision {self.number}: {self.serving} does not fit {members} members"
+            )
         limit = 1 << 26  # fragments: 96 GB of raw bytes
         sizes = (self.fragments, self.last_fragments)
         numbers = (self.first_round, self.rounds, self.quorum, *self.shares, *self.rest)
@@ -271,7 +288,8 @@ class Phase:
             raise WireError(f"decision {self.number}: a number is out of range")
         if self.exchange.includes_own and not self.width:
             raise WireError(f"decision {self.number}: nobody makes sums of raw bytes")
-        has_sizes = self.exchange.absolute and not self.exchange.central
+        exchange = self.exchange
+        has_sizes = exchange.absolute and not (exchange.central or exchange.served)
         if self.sized and not (has_sizes and self.fragments <= wire.MOST_SIZED):
             raise WireError(f"decision {self.number}: rounds cannot have sizes of their own in it")
         if not self.fragments or not self.last_fragments or not self.first_round:

@@ -22,6 +22,7 @@ from nicps.wire.frames import (
     GrantMember,
     Header,
     Item,
+    Push,
     Range,
     Token,
 )
@@ -32,6 +33,7 @@ _TYPE_OF: dict[type[Any], FrameType] = {body: kind for kind, (body, _) in FORMAT
 HEADER_BYTES = Layout.of(Header).struct.size
 FRAGMENT_HEADER_BYTES = HEADER_BYTES + Layout.of(Fragment).struct.size
 CONTRIBUTION_HEADER_BYTES = HEADER_BYTES + Layout.of(Contribution).struct.size
+PUSH_HEADER_BYTES = HEADER_BYTES + Layout.of(Push).struct.size
 TOKEN_HEADER_BYTES = HEADER_BYTES + Layout.of(Token).struct.size
 
 

@@ -72,6 +72,47 @@ class Lacking(Contribution):
     """The answer where a sum is not made yet; `members` have not contributed. `PAYLOAD_BYTES` of no meaning follow."""
 
 
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A part of a worker's step, to the server that holds these parameters; `PAYLOAD_BYTES` of lanes follow.
+
+    The four frames of servers have one body (docs/servers.md). `index`, `fragments`, `width` and `exponent` lie where a
+    `Contribution` has them.
+    """
+
+    version: Annotated[
+        int,
+        u32(
+            "push: the least of what was pulled there before; answers: the server's, before the lanes"
+        ),
+    ]
+    number: Annotated[int, u32("of this worker's step, or of its pull; repeated in the answer")]
+    index: Annotated[
+        int, u32("place in the vector, from 0; pull, held: in fragments of 32-bit lanes")
+    ]
+    fragments: Annotated[int, u32("of these in the vector")]
+    staleness: Annotated[int, u32("answers to a push: what was fixed for it; else 0")]
+    width: Annotated[int, u8("bits of a lane: 32, 16, 8; pull, held: 32")]
+    exponent: Annotated[int, i8("of the lanes: value = lane * 2**exponent")]
+    reason: Annotated[int, u8("taken: 0, or why it is not done; else 0")] = 0
+    reserved: Annotated[int, u8("0")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pull(Push):
+    """A worker lacks these parameters. As long as the answer, which is written over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Push):
+    """The answer to a pull, and to a push of 32-bit lanes: `PAYLOAD_BYTES` of parameters follow, 32 bits each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken(Push):
+    """The answer to a push of narrower lanes, to a repeated one, and to a contribution; or why not. Nothing follows."""
+
+
 @dataclass(slots=True)
 class Token:
     """The right to broadcast (R9, R10), and the state of the open round."""
@@ -380,6 +421,10 @@ Body: TypeAlias = (
     | Lacking
     | Switch
     | Script
+    | Push
+    | Pull
+    | Held
+    | Taken
 )
 Item: TypeAlias = Entry | Range | Lack | ViewValue | ViewMember
 
@@ -404,4 +449,8 @@ FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] 
     FrameType.LACKING: (Lacking, ()),
     FrameType.SWITCH: (Switch, ()),
     FrameType.SCRIPT: (Script, ()),
+    FrameType.PUSH: (Push, ()),
+    FrameType.PULL: (Pull, ()),
+    FrameType.HELD: (Held, ()),
+    FrameType.TAKEN: (Taken, ()),
 }

@@ -93,6 +93,10 @@ class FrameType(IntEnum):
     LACKING = 17  # in stripes: it cannot be made yet, and whose part is lacking
     SWITCH = 18  # a Linux switch that adds, and the members that believe it
     SCRIPT = 19  # what a host's script prints, to the host that started it; the store of a group
+    PUSH = 20  # with servers: a part of a worker's step, to the server that adds it
+    PULL = 21  # with servers: a worker lacks these parameters; to a server, or to its partner
+    HELD = 22  # with servers: the answer, these parameters
+    TAKEN = 23  # with servers: a part of a step is added, or why something is not done
 
 
 # Combined, flags and marks are plain numbers: an `IntFlag` is slow to test, and every frame is tested.
@@ -109,6 +113,7 @@ class Flag(IntEnum):
     COMPLETE = 128  # WANT: this member has all that the round's closed list comes to
     OFFERED = 256  # WANT: this member contributes `ready` samples, in steps up to `unit`
     SAVES = 512  # with COMPLETE: as the mark SAVES
+    GOES_ON = 1024  # WANT: as the mark GOES_ON
 
 
 class TokenState(IntEnum):
@@ -126,6 +131,7 @@ class Mark(IntEnum):
     SKIPPED = 4  # had a gradient that does not fit the unit: asks for a larger one
     SAVES = 8  # R22: the lead's: it writes a checkpoint of the state after this round
     SAVED = 16  # the same, of the round committed last
+    GOES_ON = 32  # with servers: the lead's: all workers have read the round before, and may push
 
 
 class PhaseKind(IntEnum):
@@ -186,6 +192,16 @@ class ScriptStream(IntEnum):
 
     STDOUT = 0  # its standard output
     STDERR = 1  # its standard error
+
+
+class Refusal(IntEnum):
+    """Of a TAKEN frame: why what was asked is not done."""
+
+    NONE = 0  # it is done, now or before
+    SYNCHRONISING = 1  # the round's synchronisation has begun there: ask after its commit
+    NOT_YET = 2  # of a round that is not open there yet
+    ABSENT = 3  # a partner does not have these parameters of this round
+    FULL = 4  # a parameter there has come near the limits of its numbers
 
 
 class SwitchStep(IntEnum):

@@ -17,6 +17,7 @@ const bit<16> NICPS_ETHERNET_BYTES = 14;            /* Ethernet header, before v
 const bit<16> NICPS_HEADER_BYTES = 32;              /* header */
 const bit<16> NICPS_FRAGMENT_HEADER_BYTES = 48;     /* header and fragment */
 const bit<16> NICPS_CONTRIBUTION_HEADER_BYTES = 56; /* header and contribution, or sum, ask, lacking */
+const bit<16> NICPS_PUSH_HEADER_BYTES = 56;         /* header and push, pull, held, taken */
 const bit<8> NICPS_NOT_FINITE = 127;                /* exponent of lanes that are not finite */
 const bit<16> NICPS_TOKEN_HEADER_BYTES = 72;        /* header and token */
 const bit<16> NICPS_ENTRY_BYTES = 20;               /* a member's line in the token */
@@ -46,6 +47,10 @@ const bit<8> NICPS_TYPE_ASK = 16;          /* in stripes: a member lacks that su
 const bit<8> NICPS_TYPE_LACKING = 17;      /* in stripes: it cannot be made yet, and whose part is lacking */
 const bit<8> NICPS_TYPE_SWITCH = 18;       /* a Linux switch that adds, and the members that believe it */
 const bit<8> NICPS_TYPE_SCRIPT = 19;       /* what a host's script prints, to the host that started it; the store of a group */
+const bit<8> NICPS_TYPE_PUSH = 20;         /* with servers: a part of a worker's step, to the server that adds it */
+const bit<8> NICPS_TYPE_PULL = 21;         /* with servers: a worker lacks these parameters; to a server, or to its partner */
+const bit<8> NICPS_TYPE_HELD = 22;         /* with servers: the answer, these parameters */
+const bit<8> NICPS_TYPE_TAKEN = 23;        /* with servers: a part of a step is added, or why something is not done */
 
 // The header's `flags`.
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
@@ -58,6 +63,7 @@ const bit<16> NICPS_FLAG_ANSWER = 64;       /* made by the XDP program out of a 
 const bit<16> NICPS_FLAG_COMPLETE = 128;    /* WANT: this member has all that the round's closed list comes to */
 const bit<16> NICPS_FLAG_OFFERED = 256;     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
 const bit<16> NICPS_FLAG_SAVES = 512;       /* with COMPLETE: as the mark SAVES */
+const bit<16> NICPS_FLAG_GOES_ON = 1024;    /* WANT: as the mark GOES_ON */
 
 // The token's `state`: gradients may still come, or the list is closed.
 const bit<8> NICPS_STATE_OPEN = 0;
@@ -69,6 +75,7 @@ const bit<8> NICPS_MARK_COMPLETE = 2;    /* has every fragment of the list */
 const bit<8> NICPS_MARK_SKIPPED = 4;     /* had a gradient that does not fit the unit: asks for a larger one */
 const bit<8> NICPS_MARK_SAVES = 8;       /* R22: the lead's: it writes a checkpoint of the state after this round */
 const bit<8> NICPS_MARK_SAVED = 16;      /* the same, of the round committed last */
+const bit<8> NICPS_MARK_GOES_ON = 32;    /* with servers: the lead's: all workers have read the round before, and may push */
 
 // What a decision starts: a series of rounds, except FINISH and STOP.
 const bit<8> NICPS_PHASE_HANDOUT = 1; /* R5, R6: raw bytes of one member to all */
@@ -93,6 +100,13 @@ const bit<8> NICPS_STAGE_GROUP = 4;   /* it is in no job; a program waits for th
 // Of a PROBE frame.
 const bit<8> NICPS_PROBE_STEP_ASK = 1;   /* count the train of this nonce from now on, and say what was counted so far */
 const bit<8> NICPS_PROBE_STEP_TRAIN = 2; /* one of many, as long as a fragment: counted in the kernel, and dropped */
+
+// Of a TAKEN frame: why what was asked is not done.
+const bit<8> NICPS_REFUSAL_NONE = 0;          /* it is done, now or before */
+const bit<8> NICPS_REFUSAL_SYNCHRONISING = 1; /* the round's synchronisation has begun there: ask after its commit */
+const bit<8> NICPS_REFUSAL_NOT_YET = 2;       /* of a round that is not open there yet */
+const bit<8> NICPS_REFUSAL_ABSENT = 3;        /* a partner does not have these parameters of this round */
+const bit<8> NICPS_REFUSAL_FULL = 4;          /* a parameter there has come near the limits of its numbers */
 
 // Of a SWITCH frame.
 const bit<8> NICPS_SWITCH_STEP_HELLO = 1; /* the switch asks which view is in force */
@@ -353,6 +367,58 @@ header nicps_lacking_t {
     int<8> exponent;   /* of the lanes: value = lane * 2**exponent; 127: not finite */
     int<8> unit;       /* log2 of what all sums of the round are multiples of */
     bit<8> behind;     /* to a switch: it adds the remainder of so many rounds before; 0: of none */
+}
+
+// A part of a worker's step, to the server that holds these parameters; `PAYLOAD_BYTES` of lanes follow.
+header nicps_push_t {
+    bit<32> version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+    bit<32> number;    /* of this worker's step, or of its pull; repeated in the answer */
+    bit<32> index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+    bit<32> fragments; /* of these in the vector */
+    bit<32> staleness; /* answers to a push: what was fixed for it; else 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8; pull, held: 32 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent */
+    bit<8> reason;     /* taken: 0, or why it is not done; else 0 */
+    bit<8> reserved;   /* 0 */
+}
+
+// A worker lacks these parameters. As long as the answer, which is written over it.
+header nicps_pull_t {
+    bit<32> version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+    bit<32> number;    /* of this worker's step, or of its pull; repeated in the answer */
+    bit<32> index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+    bit<32> fragments; /* of these in the vector */
+    bit<32> staleness; /* answers to a push: what was fixed for it; else 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8; pull, held: 32 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent */
+    bit<8> reason;     /* taken: 0, or why it is not done; else 0 */
+    bit<8> reserved;   /* 0 */
+}
+
+// The answer to a pull, and to a push of 32-bit lanes: `PAYLOAD_BYTES` of parameters follow, 32 bits each.
+header nicps_held_t {
+    bit<32> version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+    bit<32> number;    /* of this worker's step, or of its pull; repeated in the answer */
+    bit<32> index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+    bit<32> fragments; /* of these in the vector */
+    bit<32> staleness; /* answers to a push: what was fixed for it; else 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8; pull, held: 32 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent */
+    bit<8> reason;     /* taken: 0, or why it is not done; else 0 */
+    bit<8> reserved;   /* 0 */
+}
+
+// The answer to a push of narrower lanes, to a repeated one, and to a contribution; or why not. Nothing follows.
+header nicps_taken_t {
+    bit<32> version;   /* push: the least of what was pulled there before; answers: the server's, before the lanes */
+    bit<32> number;    /* of this worker's step, or of its pull; repeated in the answer */
+    bit<32> index;     /* place in the vector, from 0; pull, held: in fragments of 32-bit lanes */
+    bit<32> fragments; /* of these in the vector */
+    bit<32> staleness; /* answers to a push: what was fixed for it; else 0 */
+    bit<8> width;      /* bits of a lane: 32, 16, 8; pull, held: 32 */
+    int<8> exponent;   /* of the lanes: value = lane * 2**exponent */
+    bit<8> reason;     /* taken: 0, or why it is not done; else 0 */
+    bit<8> reserved;   /* 0 */
 }
 
 // Pieces of streams: in no view what scripts print (docs/run.md), in a view a group's store (docs/collective.md).

@@ -19,7 +19,7 @@ from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Timings
-from nicps.protocol.exchange import stripes, switch
+from nicps.protocol.exchange import switch, windows
 from tests.simulator.digest import Digest
 from tests.simulator.linux_switch import LinuxSwitch
 from tests.simulator.places import Odds, StripeFrame
@@ -94,15 +94,15 @@ def short_turns() -> Iterator[None]:
 @contextlib.contextmanager
 def short_windows() -> Iterator[None]:
     """Small stripes are sent in many windows, and a few sums that overtake one are enough to ask for it."""
-    small = {"_QUEUE": 12, "_LEAST_WINDOW": 2, "_OVERTAKE": 2, "_PROBES": 2, "_RANGES": 4}
-    before = {name: getattr(stripes, name) for name in small}
+    small = {"QUEUE": 12, "LEAST_WINDOW": 2, "OVERTAKE": 2, "PROBES": 2, "RANGES": 4}
+    before = {name: getattr(windows, name) for name in small}
     for name, value in small.items():
-        setattr(stripes, name, value)
+        setattr(windows, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(stripes, name, value)
+            setattr(windows, name, value)
 
 
 def kind_of(frame: bytes) -> int:

@@ -95,7 +95,9 @@ def sent(actions: object) -> list[tuple[tuple[tuple[int, int], ...], bool]]:
 # ---- what is so for everybody
 
 
-@pytest.mark.parametrize("kind", [Exchange.BROADCAST, Exchange.STRIPES, Exchange.SWITCH])
+@pytest.mark.parametrize(
+    "kind", [Exchange.BROADCAST, Exchange.STRIPES, Exchange.SWITCH, Exchange.SERVERS]
+)
 def test_an_exchange_is_found_by_its_name(kind: Exchange) -> None:
     assert Exchange.named(kind.name) is kind
     with pytest.raises(ValueError, match="broadcast, stripes or switch"):

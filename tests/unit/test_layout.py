@@ -48,7 +48,7 @@ def test_parse() -> None:
 
 def test_the_headers_records_are_the_compilers() -> None:
     records, limits = layout().records, layout().limits
-    assert records["config"].itemsize == 160
+    assert records["config"].itemsize == 176
     assert (records["switch_config"].itemsize, records["message"].itemsize) == (40, 64)
     assert (records["place"].itemsize, records["told"].itemsize) == (48, 16)
     assert records["lanes"].itemsize == wire.PAYLOAD_BYTES
@@ -58,6 +58,8 @@ def test_the_headers_records_are_the_compilers() -> None:
     assert records["member"].itemsize == 8
     assert records["gather"].itemsize == 48
     assert (records["stored"].itemsize, records["own"].itemsize) == (32 + 1440, 8 + 1440)
+    assert (records["home"].itemsize, records["pusher"].itemsize) == (296, 24)
+    assert limits["WORKERS"] == wire.MAX_MEMBERS
     assert limits["LANE_BYTES"] == wire.PAYLOAD_BYTES
     assert records["saved"].itemsize == 16 + limits["SAVED_BYTES"]
     assert limits["SENDERS"] == wire.MAX_MEMBERS + 1

@@ -19,7 +19,8 @@ from nicps.job import program as job_program
 from nicps.job.accumulators import Accumulators, Memory
 from nicps.job.plan import Plan
 from nicps.protocol import Member, Phase, Send, View
-from nicps.protocol.exchange.stripes import RoundTrip, StripesExchanger
+from nicps.protocol.exchange.stripes import StripesExchanger
+from nicps.protocol.exchange.windows import RoundTrip
 from nicps.protocol.phase import Timings
 from nicps.session.events import Warned
 from tests.simulator import schedules

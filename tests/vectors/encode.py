@@ -48,12 +48,18 @@ STRIPES = ("contribution", "sum", "ask", "lacking")
 LAYOUTS |= dict.fromkeys(
     STRIPES, "members:Q index:I fragments:I number:I width:B exponent:b unit:b behind:B"
 )
+SERVERS = ("push", "pull", "held", "taken")
+LAYOUTS |= dict.fromkeys(
+    SERVERS,
+    "version:I number:I index:I fragments:I staleness:I width:B exponent:b reason:B reserved:B",
+)
 TYPES = (
     *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
     *("vote", "leave", "probe", "echo", *STRIPES, "switch", "script"),
+    *SERVERS,
 )
 REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD, ANSWER = 1, 2, 4, 8, 16, 32, 64
-COMPLETE, OFFERED = 128, 256
+COMPLETE, OFFERED, GOES_ON = 128, 256, 1024
 OPEN, CLOSING = 0, 1
 ETHERTYPE = 0x88B5
 LANES = {32: ("i", 360), 16: ("h", 720), 8: ("b", 1440)}

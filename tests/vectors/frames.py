@@ -10,6 +10,7 @@ from tests.vectors.encode import (
     BOUNCED,
     CLOSING,
     COMPLETE,
+    GOES_ON,
     OFFERED,
     PARKED,
     REPAIR,
@@ -49,6 +50,7 @@ def _vote(**fields: Any) -> dict[str, Any]:
     return usual | fields
 
 
+STEP = {"version": 5, "number": 9, "index": 5, "fragments": 12, "width": 32, "exponent": -23}
 STRIPE = {"members": 0b1011, "index": 5, "fragments": 12, "width": 32, "exponent": 3, "unit": -23}
 ENTRIES = (
     {"samples_before": 32, "samples": 32, "ready": 0, "read": 6, "marks": 3, "unit": -128},
@@ -323,6 +325,46 @@ FRAMES = (
         HEADER,
         (("contribution", STRIPE | {"number": 3, "behind": 255}),),
         bytes(1440),
+    ),
+    Vector(
+        "push of 8-bit lanes, every number at its largest",
+        HEADER,
+        (
+            (
+                "push",
+                {
+                    "version": U32,
+                    "number": U32,
+                    "index": U32 - 1,
+                    "fragments": U32,
+                    "staleness": U32,
+                }
+                | {"width": 8, "exponent": -128, "reason": U8, "reserved": U8},
+            ),
+        ),
+        lanes(8, {0: -128, 1439: 127}),
+    ),
+    Vector("pull, of what a worker has", HEADER, (("pull", STEP | {"version": U32}),), bytes(1440)),
+    Vector(
+        "held: the answer to a push",
+        HEADER | {"flags": ANSWER},
+        (("held", STEP | {"staleness": 3, "exponent": 22}),),
+        lanes(32, {0: -(2**31), 359: 2**31 - 1}),
+    ),
+    Vector(
+        "taken",
+        HEADER | {"flags": ANSWER},
+        (("taken", STEP | {"staleness": 1, "width": 16}),),
+    ),
+    Vector(
+        "taken: a parameter is near its limits",
+        HEADER | {"flags": ANSWER},
+        (("taken", STEP | {"reason": 4}),),
+    ),
+    Vector(
+        "want of a lead that has all go on",
+        HEADER | {"flags": GOES_ON},
+        (("want", {"read": 6, "digest": 7}),),
     ),
     Vector("switch: hello", HEADER, (("switch", {"boot": U64, "nonce": 1, "step": 1}),)),
     Vector(

@@ -13,6 +13,8 @@
 #define STALL_ADDED 3 /* the fragment is added, and not counted */
 #define STALL_BOUNCED 4 /* a token is bounced, its copy is not written */
 #define STALL_COPIED 5 /* a remainder is copied, and the place has no new tag */
+#define STALL_FIXED 6 /* a push's staleness is fixed, and nothing of it is added */
+#define STALL_WHOLE 7 /* a push is whole and counted, and has not raised the version */
 
 #define STALL_PIECE (1 << 24)
 #define STALL_PIECES 40

@@ -19,11 +19,13 @@ from nicps.dataplane import bpf
 from tests.xdp.kernel import Kernel, kernel
 
 SOURCE = Path(__file__).with_name("stall.c")
+SERVERS_SOURCE = Path(__file__).with_name("servers_stall.c")
 SWITCH_SOURCE = Path(__file__).with_name("switch_stall.c")
 WORDS = ("place", "reached", "go", "late")
 #: A fragment's round is checked, and its slot is not claimed; the slot is claimed; the fragment is added, and not
-#: counted; a token is bounced, and its copy is not written; a remainder is copied, and its place has no new tag.
-CHECKED, CLAIMED, ADDED, BOUNCED, COPIED = 1, 2, 3, 4, 5
+#: counted; a token is bounced, and its copy is not written; a remainder is copied, and its place has no new tag; a
+#: push's staleness is fixed, and nothing is added; a push is whole, and has not raised the version.
+CHECKED, CLAIMED, ADDED, BOUNCED, COPIED, FIXED, WHOLE = 1, 2, 3, 4, 5, 6, 7
 LIMIT_S = 60.0
 
 T = TypeVar("T")

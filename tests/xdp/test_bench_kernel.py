@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from nicps.bench.kernel import kernel
+from nicps.bench.kernel_servers import serving_kernel
 from nicps.errors import NicpsError
 
 Costs = dict[tuple[str, bool, str], float]
 
 
-def measured(checkout: Path) -> Costs:
+def run(checkout: Path, *options: str) -> Costs:
     """Nanoseconds by lane, key and case."""
-    command = "nicps bench kernel --params 36000 --passes 1 --json"
+    command = f"nicps bench kernel --params 36000 --passes 1 --json {' '.join(options)}"
     done = subprocess.run(
         [sys.executable, "-m", *command.split()],
         cwd=checkout,
@@ -28,7 +29,12 @@ def measured(checkout: Path) -> Costs:
     )
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["params"] == 36000
-    cost = {(row["lane"], row["key"], row["case"]): row["ns_median"] for row in result["results"]}
+    return {(row["lane"], row["key"], row["case"]): row["ns_median"] for row in result["results"]}
+
+
+def measured(checkout: Path) -> Costs:
+    """All rows."""
+    cost = run(checkout)
     assert list(cost) == [
         (f"i{width}", key, case)
         for key in (False, True)
@@ -59,3 +65,38 @@ def test_a_fragment_that_is_not_added_spoils_the_measurement() -> None:
         bench.distinct(32, 32, 1, 2, 32)
         with pytest.raises(NicpsError, match="0 of 32 fragments were added"):
             bench.distinct(32, 32, 1, 2, 32)
+
+
+def test_rows_of_servers(checkout: Path) -> None:
+    """A key costs more than nothing, and a pull less than a push; as above another program may be in the way."""
+    for _ in range(3):
+        cost = run(checkout, "--servers")
+        assert list(cost) == [
+            (lane, key, f"{kind} {case}")
+            for key in (False, True)
+            for lane, kinds in (("i32", ("push", "pull")), ("i16", ("push",)), ("i8", ("push",)))
+            for case in ("warm", "cold")
+            for kind in kinds
+        ]
+        push, pull = cost["i32", False, "push warm"], cost["i32", False, "pull warm"]
+        if 0 < pull < push < cost["i32", True, "push warm"] and max(cost.values()) < 100_000:
+            return
+    raise AssertionError(cost)
+
+
+@pytest.mark.parametrize("width", [32, 16, 8])
+def test_pushes_of_the_measurement_are_all_added(width: int) -> None:
+    """Each fragment of each step; and one that is not spoils the measurement."""
+    with serving_kernel() as bench:
+        bench.serve(4, width)
+        before = bench.servers.parameters()
+        bench.distinct("push", 8)
+        assert bench.servers.version == (1, 2)
+        assert bench.servers.homes["last"][:, 1].tolist() == [2] * 4
+        assert (
+            bench.servers.parameters()[0] != before[0]
+        ).any()  # a short answer cuts off the lanes
+        bench.distinct("pull", 12)
+        bench.maps.config["enabled"] = 0
+        with pytest.raises(NicpsError, match="0 of 8 were pushed"):
+            bench.distinct("push", 8)

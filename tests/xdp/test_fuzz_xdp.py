@@ -23,7 +23,7 @@ from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import Maps
 from nicps.layout import layout
 from tests import replay
-from tests.model import DROP, PASS, STRIPES, TX
+from tests.model import DROP, PASS, SERVERS, STRIPES, TX
 from tests.vectors import encode
 from tests.xdp.mutations import Mutator
 from tests.xdp.target import XdpTarget
@@ -35,14 +35,15 @@ NETWORK, VIEW, GENERATION = 0x0A0B0C0D, 3, 4
 TRAIN = 0x1122334455667788
 SWITCH = "02:6e:69:63:70:73"
 #: What a test run on one processor cannot come to: two processors at once, a second's worth of control frames, and
-#: what only the egress program or a Linux switch counts; and stripes, whose room is not loaded
-#: (tests/xdp/test_stripes.py).
+#: what only the egress program or a Linux switch counts; and stripes and servers, whose room is not loaded
+#: (tests/xdp/test_stripes.py, tests/xdp/test_servers.py).
 NEVER = {"busy", "limited", "spent", "left_out"}
 NEVER |= {"gathered", "summed", "stored", "clocked", "answered", "unready", "astray"}
+NEVER |= {"pushed", "pulled", "passed_on", "acknowledged", "refused", "full"}
 #: Fewer than ten in 10,000 frames, or none in all batches but a few: a short run may miss them.
 RARE = {"bounced", "disabled", "heard", "range"}
 #: Frames that carry the tag of the kernel's key.
-SIGNED = {wire.FrameType.TOKEN, wire.FrameType.FRAGMENT} | STRIPES
+SIGNED = {wire.FrameType.TOKEN, wire.FrameType.FRAGMENT} | STRIPES | SERVERS
 PLACES = {32: 4, 16: 2, 8: 1, 0: 8}
 
 

@@ -268,3 +268,69 @@ def test_a_map_of_ports_is_kept(tmp_path: Path, no_compiler: Callable[[], None])
     assert (info.entries, info.value) == (4, 4)
     assert bpf.prog_test_run(loaded.programs["verdict"], bytes(64)).verdict == bpf.XDP_REDIRECT
     loaded.close()
+
+
+BESIDE = """
+#include <uapi/linux/bpf.h>
+BPF_F_TABLE("array", u32, u64, words, 4, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, WORD, more, 2, BPF_F_MMAPABLE);
+int both(struct xdp_md *ctx)
+{
+	u32 key = 0;
+	u64 *word = words.lookup(&key);
+	WORD *other = more.lookup(&key);
+
+	if (word && other)
+		*other = *word += 10;
+	return XDP_DROP;
+}
+"""
+
+
+def test_a_program_beside_others_uses_their_maps(
+    tmp_path: Path, no_compiler: Callable[[], None]
+) -> None:
+    """Compiled, and from its image; its other maps are its own."""
+    first = loader.load(write(tmp_path, GOOD), {"verdict": "xdp"}, {"VERDICT": 2})
+    source = tmp_path / "beside.c"
+    source.write_text(BESIDE.replace("WORD", "u64"))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for turn in (1, 2):
+        beside = loader.load_beside(first, str(source), {"both": "xdp"})
+        assert list(beside.maps) == ["more"] and not beside.programs
+        program = beside.open("both")
+        bpf.prog_test_run(program, bytes(64))
+        assert bpf.map_memory(first.maps["words"])[0] == 10 * turn
+        assert bpf.map_memory(beside.maps["more"])[0] == 10 * turn
+        os.close(program)
+        beside.close()
+        no_compiler()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    first.close()
+
+
+def test_a_map_of_another_shape_is_not_shared(tmp_path: Path) -> None:
+    """The sources are of another version than what this process has loaded."""
+    first = loader.load(write(tmp_path, GOOD), {"verdict": "xdp"}, {"VERDICT": 2})
+    source = tmp_path / "beside.c"
+    pair = 'struct pair { u64 a; u64 b; };\nBPF_F_TABLE("array", u32, struct pair, words'
+    text = BESIDE.replace("WORD", "u64").replace('BPF_F_TABLE("array", u32, u64, words', pair)
+    text = text.replace("u64 *word =", "struct pair *word =").replace("*word += 10", "word->b")
+    source.write_text(text)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with pytest.raises(
+            BpfLoadError, match=r"the map words has another shape .* start it again"
+        ):
+            loader.load_beside(first, str(source), {"both": "xdp"})
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    first.close()
+
+
+def test_a_program_beside_others_does_not_compile(tmp_path: Path) -> None:
+    first = loader.load(write(tmp_path, GOOD), {"verdict": "xdp"}, {"VERDICT": 2})
+    source = tmp_path / "beside.c"
+    source.write_text("int both(struct xdp_md *ctx) { return nothing; }")
+    with pytest.raises(BpfLoadError, match=r"beside\.c does not compile"):
+        loader.load_beside(first, str(source), {"both": "xdp"})
+    first.close()

@@ -5,6 +5,8 @@
     broadcast.py  the holder broadcasts, every kernel adds (R10, R11)
     stripes.py    everybody sends at once, each fragment to the member that adds it up, or all to a Linux switch
     switch.py     everybody sends at once to a P4 switch, which adds
+    windows.py    how many fragments are under way to one host, and which are lost
+    steps.py      with servers: a worker's steps and pulls
 
 `nicps/exchange.py` has the kinds themselves.
 """

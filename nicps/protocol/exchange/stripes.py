@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nicps import wire
 from nicps.protocol.actions import Action, Striped
+from nicps.protocol.exchange import windows
 from nicps.protocol.exchange.base import Exchanger
+from nicps.protocol.exchange.windows import RoundTrip, Window
 from nicps.protocol.progress import Progress
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
@@ -24,71 +26,14 @@ from nicps.protocol.view import numbers
 #: The agent looks after so many sums at a time: what was lost, and where the kernel could not go on sending. At least
 #: as often in a round as the second says.
 _CLOCK, _LOOKS = 256, 32
-#: Frames that a switch port's queue is sure to hold: 256 KB.
-_QUEUE = 170
-_LEAST_WINDOW = 8
-#: So many sums, or half a window, may overtake one before that counts as lost: the ways that kernels send by overtake
-#: each other.
-_OVERTAKE = 16
-#: Sums that are asked for where none of a stripe comes, and ranges in one go where some are lost.
-_PROBES = 4
-_RANGES = 64
 #: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
 _GLANCE = 4096
 #: Questions without any answer, after which what the aggregator has answered before does not count.
 _UNANSWERED = 4
 #: Rounds before the open one that a frame can name.
 _FARTHEST = 255
-#: Least and most waiting times until what does not come is asked for, as parts of `Timings.repeat_s`.
-_FIRST, _MOST = 1, 25
 
 LEAST_UNIT = -120
-
-
-@dataclass(slots=True)
-class _Stripe:
-    """Fragments `first` to `end`, and how far they have come: the sums before `here` have, those at `sent` are next.
-
-    `owner` adds them, or is the only one that has contributed. `beyond`: one past the last sum that has come; the holes
-    before `asked` have been asked for. `asks` is how often, since a sum came; `unanswered`, since `owner` has answered.
-    """
-
-    owner: int
-    first: int
-    end: int
-    here: int
-    sent: int
-    beyond: int
-    asked: int
-    due: float = 0.0
-    asks: int = 0
-    unanswered: int = 0
-    timed: int = -1  # the fragment whose way there and back is measured, and since when
-    timed_at: float = 0.0
-
-
-class RoundTrip:
-    """How long a sum takes to come back, as TCP measures it (RFC 6298), and when it has not come for too long."""
-
-    def __init__(self, least_s: float) -> None:
-        self._least_s = least_s
-        self._mean = self._deviation = 0.0
-
-    def add(self, seconds: float) -> None:
-        """A sum came so long after its contribution was sent."""
-        if not self._mean:
-            self._mean, self._deviation = seconds, seconds / 2
-        self._deviation += (abs(seconds - self._mean) - self._deviation) / 4
-        self._mean += (seconds - self._mean) / 8
-
-    def timeout_s(self, asks: int) -> float:
-        """Until a sum is asked for (again): longer each time.
-
-        A sum waits for all its contributions, and so for whoever must send one again. So what was measured has an upper
-        limit: otherwise each member would wait longer because the others do.
-        """
-        first = max(self._least_s * _FIRST, self._mean + 4 * self._deviation)
-        return min(first * (1 << min(asks, 8)), self._least_s * _MOST)
 
 
 class StripesExchanger(Exchanger):
@@ -100,8 +45,8 @@ class StripesExchanger(Exchanger):
     def _begin(self, now: float) -> None:
         self.aggregators = self._phase.aggregators(self._view.live)
         others = max(1, len(self.aggregators) - 1)
-        self._window = max(_LEAST_WINDOW, _QUEUE // (2 * others))
-        self._overtake = min(_OVERTAKE, self._window // 2)
+        self._window = windows.share_of(2 * others)
+        self._overtake = windows.overtaken(self._window)
         self._round_trip = RoundTrip(self._timings.repeat_s)
         self._progress = Progress(self._timings)
         self.open(0)
@@ -113,7 +58,7 @@ class StripesExchanger(Exchanger):
         super().open(round_)
         self._round = round_
         self._striped: Striped | None = None
-        self._stripes: list[_Stripe] = []
+        self._stripes: list[Window] = []
         self._awaits_lanes = False
         self._entering = 0  # the conversion of which `_enters` records of the own stripe were seen
         self._enters = 0
@@ -155,12 +100,12 @@ class StripesExchanger(Exchanger):
         self._set_clock(self._round)
         total = self._fragments_in(self._round)
         if alone:
-            self._stripes = [_begun(members.bit_length(), 0, total)]
+            self._stripes = [Window.begin(members.bit_length(), 0, total)]
             if members == 1 << (self._number - 1):
                 self._stripes[0].here = total
         else:
             owners = self._owners_in_turn()
-            self._stripes = [_begun(owner, *self._bounds(owner)) for owner in owners]
+            self._stripes = [Window.begin(owner, *self._bounds(owner)) for owner in owners]
         for stripe in self._stripes:
             stripe.due = now + self._round_trip.timeout_s(1)
         return self.advance(now)
@@ -308,26 +253,20 @@ class StripesExchanger(Exchanger):
         view = self._view.number
         return self._receiver.missing_sums(self._round, view, first, end, limit)
 
-    def _note_sent(self, stripe: _Stripe) -> None:
+    def _note_sent(self, stripe: Window) -> None:
         """The kernel has sent a contribution for each sum that came."""
         sent = self._receiver.next_to_send(self._round, stripe.owner)
         stripe.sent = max(stripe.sent, min(sent, stripe.end))
 
-    def _look(self, now: float, stripe: _Stripe, listed: bool) -> None:
+    def _look(self, now: float, stripe: Window, listed: bool) -> None:
         """How far its sums have come."""
         if stripe.here == stripe.end:
             return
         end = min(stripe.end, stripe.sent if listed else stripe.here + _GLANCE)
         here, beyond = self._receiver.reached(self._round, self._view.number, stripe.here, end)
-        if stripe.timed >= 0 and here > stripe.timed:
-            self._round_trip.add(now - stripe.timed_at)
-            stripe.timed = -1
-        if here > stripe.here:
-            stripe.here, stripe.asks, stripe.unanswered = here, 0, 0
-            stripe.due = now + self._round_trip.timeout_s(0)
-        stripe.beyond = max(stripe.beyond, beyond, here)
+        stripe.note_come(now, here, beyond, self._round_trip)
 
-    def _next_of(self, now: float, stripe: _Stripe) -> list[tuple[int, int]]:
+    def _next_of(self, now: float, stripe: Window) -> list[tuple[int, int]]:
         """The contributions that there is room for, and lanes."""
         assert self._striped is not None
         sums = self._striped.type is wire.FrameType.SUM
@@ -340,32 +279,13 @@ class StripesExchanger(Exchanger):
         self._awaits_lanes |= count < room - stripe.sent
         if not count:
             return []
-        first, stripe.sent = stripe.sent, stripe.sent + count
-        if stripe.timed < 0 and not stripe.asks:
-            stripe.timed, stripe.timed_at = stripe.sent - 1, now
-        return [(first, count)]
+        return [stripe.take(now, count)]
 
-    def _ask_for(self, now: float, stripe: _Stripe) -> list[tuple[int, int]]:
-        """The sums to ask for: where later ones have come, or where none comes."""
-        if stripe.here == stripe.end:
-            return []
-        if now >= stripe.due:
-            stripe.asks += 1
-            stripe.unanswered += 1
-            stripe.timed = -1
-            stripe.due = now + self._round_trip.timeout_s(stripe.asks)
-            stripe.asked = stripe.beyond
-            holes = self._missing(stripe.here, stripe.beyond, _RANGES)
-            if holes:
-                return holes
-            return [(stripe.here, min(_PROBES, stripe.end - stripe.here))]
-        lost = stripe.beyond - self._overtake
-        if lost <= max(stripe.asked, stripe.here):
-            return []
-        first, stripe.asked = max(stripe.asked, stripe.here), lost
-        return self._missing(first, lost, _RANGES)
+    def _ask_for(self, now: float, stripe: Window) -> list[tuple[int, int]]:
+        """The sums to ask for."""
+        return stripe.find_lost(now, self._round_trip, self._overtake, self._missing)
 
-    def _watch(self, now: float, stripe: _Stripe) -> None:
+    def _watch(self, now: float, stripe: Window) -> None:
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""
         if now < stripe.due or stripe.here == stripe.end:
             return
@@ -373,28 +293,28 @@ class StripesExchanger(Exchanger):
         if stripe.here < stripe.end:
             stripe.asks += 1
             stripe.due = now + self._round_trip.timeout_s(stripe.asks)
-            self._note_vain(now, _PROBES)
+            self._note_vain(now, windows.PROBES)
 
     def _note_vain(self, now: float, asks: int) -> None:
         have = self._receiver.count(self._round, self._view.number, 0)
         self._progress.note(now, have, asks)
 
-    def _absent_here(self, stripe: _Stripe) -> Mapping[int, int]:
+    def _absent_here(self, stripe: Window) -> Mapping[int, int]:
         """In the own stripe: how many contributions are lacking, by whose they are.
 
         Up to its first sums that are lacking: what is behind a window nobody has sent yet.
         """
         assert self._striped is not None
-        count = min(stripe.here + _PROBES, stripe.end) - stripe.first
+        count = min(stripe.here + windows.PROBES, stripe.end) - stripe.first
         view, members = self._view.number, self._striped.members
         return self._receiver.absent(self._round, view, stripe.first, count, members)
 
-    def _absent_there(self, stripe: _Stripe) -> Mapping[int, int]:
+    def _absent_there(self, stripe: Window) -> Mapping[int, int]:
         """In another's: the same of the sums that it has answered for; if it has not, or no more, it is its own.
 
         Of a switch it is, too, if it does not take what this member sends again. A member that says so is not at fault.
         """
-        missing = self._missing(stripe.here, stripe.end, _RANGES)
+        missing = self._missing(stripe.here, stripe.end, windows.RANGES)
         indices = [index for first, count in missing for index in range(first, first + count)]
         if stripe.unanswered > _UNANSWERED:
             return {stripe.owner: len(indices)}
@@ -412,7 +332,3 @@ class StripesExchanger(Exchanger):
         self, striped: Striped, ranges: list[tuple[int, int]], *, repair: bool
     ) -> list[Action]:
         return self._send(self._round, 1, tuple(ranges), repair=repair, striped=striped)
-
-
-def _begun(owner: int, first: int, end: int) -> _Stripe:
-    return _Stripe(owner, first, end, first, first, first, first)

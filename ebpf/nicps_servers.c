@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+/*
+ * The program of a job with parameter servers, at servers and at workers. It has
+ * a source of its own, which is compiled and loaded only where such a job runs
+ * (nicps/dataplane/loader.py:load_beside). It shares the maps of nicps.c, and
+ * nicps_xdp goes on with it in the place of nicps_stripes.
+ */
+#include <uapi/linux/bpf.h>
+#include "nicps_members.h"
+#include "nicps_served_maps.h"
+#include "nicps_servers.h"
+
+/* Reached by a tail call from nicps_xdp, which knows that the frame is of stripes or servers. */
+static __always_inline int nicps_served(struct xdp_md *ctx, struct nicps_cursor *cursor,
+					struct ethhdr *ethernet,
+					const struct nicps_config *config)
+{
+	u32 reason;
+	struct nicps_header *header = nicps_open(cursor, config, &reason);
+	struct nicps_member *member;
+	struct nicps_sender sender;
+	int answer;
+
+	if (!header)
+		return nicps_drop(reason);
+	sender = nicps_sender_of(header);
+	if (!config->enabled)
+		return nicps_drop(NICPS_COUNT_DISABLED);
+	if (sender.view != config->view)
+		return nicps_drop(NICPS_COUNT_VIEW);
+	if (sender.number == config->number)
+		return nicps_drop(NICPS_COUNT_ECHO);
+	member = nicps_live(config, sender.number);
+	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
+		return nicps_drop(NICPS_COUNT_STRANGER);
+	answer = nicps_serve_frame(cursor, ethernet, header, &sender, member, config);
+	if (answer == NICPS_ANSWER_HELD)
+		return nicps_answer(ethernet, header, NICPS_TYPE_HELD, member->mac,
+				    cursor->end, config);
+	if (answer == NICPS_ANSWER_TAKEN)
+		return nicps_answer_taken(ctx, member, config);
+	return answer;
+}
+
+/* Nothing of servers goes up. */
+int nicps_servers(struct xdp_md *ctx)
+{
+	struct nicps_cursor cursor = nicps_cursor_of(ctx);
+	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
+	const struct nicps_config *config = nicps_config();
+
+	if (!ethernet || !config)
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	return nicps_served(ctx, &cursor, ethernet, config);
+}

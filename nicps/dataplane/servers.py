@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps of the XDP program's room for parameter servers (docs/servers.md), and what is read out of them.
+
+A host has a *part*, as a server, or a *store*, as a worker, or both. Fragments are push fragments in a part, and
+fragments of 32-bit lanes in a store.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nicps import wire
+from nicps.barrier import barrier
+from nicps.dataplane import bpf, inner
+from nicps.dataplane.inner import Records, Wanted
+from nicps.layout import layout
+
+I64 = npt.NDArray[np.int64]
+
+_DISTINCT = 0xFFFFFFFF  # of a count, how many
+_LOW = np.uint64(0xFFFFFFFF)
+_STORED, _ACKNOWLEDGED = (1, 0), (1, 1)  # counts, by bank and place
+
+
+@dataclass(frozen=True, slots=True)
+class ServersPart:
+    """Homes and parameters of `fragments` push fragments, in `blocks` blocks, that the program does not use yet."""
+
+    fragments: int
+    width: int
+    blocks: int
+    homes_fd: int
+    parameters_fd: int
+
+    def close(self) -> None:
+        """They are not needed after all."""
+        _close(self.homes_fd, self.parameters_fd)
+
+
+@dataclass(frozen=True, slots=True)
+class ServersStore:
+    """Own lanes of `pushes` push fragments, and a store of `room` fragments, that the program does not use yet."""
+
+    room: int
+    pushes: int
+    own_fd: int
+    sums_fd: int
+    taken_fd: int
+
+    def close(self) -> None:
+        """They are not needed after all."""
+        _close(self.own_fd, self.sums_fd, self.taken_fd)
+
+
+class Servers:
+    """What a server holds, and what a worker has pulled.
+
+    Args:
+        fds: the maps' descriptors by name, those of the program of servers too; the caller keeps them open.
+        config, ring, progress: views of these maps; `progress` by bank and sender.
+        quiesce: returns once every program that saw the settings as they were has ended.
+
+    Attributes: `part` and `store`, what the program uses; None as long as there is none. `homes`, `struct nicps_home`;
+    `own` and `sums`, `struct nicps_own` and `struct nicps_stored`, the latter read-only; `taken`, read-only, numbers.
+    """
+
+    def __init__(
+        self,
+        fds: Mapping[str, int],
+        config: Records,
+        ring: Records,
+        progress: Records,
+        quiesce: Callable[[], object],
+    ) -> None:
+        self._fds, self._config, self._ring, self._progress = fds, config, ring, progress
+        self._quiesce = quiesce
+        shapes = layout().records
+        self._swapping = threading.Lock()  # the maps that the program uses
+        self.part: ServersPart | None = None
+        self.store: ServersStore | None = None
+        self.homes: Records = np.zeros(0, shapes["home"])
+        self.own: Records = np.zeros(0, shapes["own"])
+        self.sums: Records = np.zeros(0, shapes["stored"])
+        self.taken: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._blocks: I64 = np.zeros((0, wire.BLOCK_LANES), np.int64)
+        self._pushers = self._view("pushers", shapes["pusher"])
+        self._answered = self._view("answered", shapes["answered"])
+
+    def _view(self, name: str, dtype: np.dtype[Any]) -> Any:
+        entries = bpf.map_info(self._fds[name]).entries
+        return np.frombuffer(bpf.map_memory(self._fds[name]), dtype, entries)
+
+    # ---- what the maps are
+
+    def reserve_part(
+        self, fragments: int, width: int, units: I64, *, averages: bool
+    ) -> ServersPart:
+        """A new part for `use_part`: that takes long, and may be done in another thread.
+
+        Args:
+            fragments: push fragments of the part.
+            width: bits of a lane of a step.
+            units: the parameters, multiples of 2**-`PARAMETER_BITS`; zeros follow.
+            averages: there are synchronisations, which need as much memory again.
+
+        Raises:
+            EnvironmentProblem: there is not enough memory.
+        """
+        blocks = max(-(-fragments // wire.fragments_per_block(width)), 1)
+        wanted = (
+            Wanted("nicps_homes", "homes_shape", max(fragments, 1)),
+            Wanted("nicps_params", "blocks_shape", blocks * (1 + averages)),
+        )
+        what = "parameters and their places"
+        part = ServersPart(fragments, width, blocks, *inner.make(self._fds, wanted, what))
+        memory = bpf.map_memory(part.parameters_fd)
+        np.frombuffer(memory, np.int64, len(units))[:] = units
+        memory.close()  # a map with a writable mapping cannot be frozen
+        bpf.map_freeze(part.parameters_fd)
+        return part
+
+    def reserve_store(self, room: int, pushes: int) -> ServersStore:
+        """A new store for `use_store`; as `reserve_part`.
+
+        Args:
+            room: fragments of parameters in the vector.
+            pushes: push fragments of the vector.
+
+        Raises:
+            EnvironmentProblem: there is not enough memory.
+        """
+        wanted = (
+            Wanted("nicps_own", "own_shape", pushes),
+            Wanted("nicps_stored", "sums_shape", room, frozen=True),
+            Wanted("nicps_taken", "taken_shape", pushes, frozen=True),
+        )
+        made = inner.make(self._fds, wanted, "own lanes and pulled parameters")
+        return ServersStore(room, pushes, *made)
+
+    def use_part(self, reserved: ServersPart) -> None:
+        """From now on steps for the own part go there. Takes no frames while it works (20 to 60 ms)."""
+        with self._swapping, inner.disabled(self._config):
+            inner.put(self._fds["homes"], reserved.homes_fd)
+            self._config["gather_blocks"] = reserved.blocks
+            inner.put(self._fds["parameters"], reserved.parameters_fd)
+            self._drop(self.part)
+            self.part = reserved
+        self.homes = inner.view(reserved.homes_fd, layout().records["home"], 1)[0]
+        lanes = np.dtype((np.int64, wire.BLOCK_LANES))
+        blocks = inner.view(reserved.parameters_fd, lanes, 1, writable=False)
+        self._blocks = blocks.reshape(-1, wire.BLOCK_LANES)
+
+    def use_store(self, reserved: ServersStore) -> None:
+        """From now on parameters that come go there. Takes no frames while it works (20 to 60 ms)."""
+        shapes = layout().records
+        with self._swapping, inner.disabled(self._config):
+            inner.put(self._fds["own"], reserved.own_fd)
+            for bank, place in (_STORED, _ACKNOWLEDGED):
+                self._progress[bank, place] = np.zeros((), self._progress.dtype)
+            self._config["room"] = reserved.room
+            inner.put(self._fds["taken"], reserved.taken_fd)
+            inner.put(self._fds["sums"], reserved.sums_fd)
+            self._drop(self.store)
+            self.store = reserved
+        self.own = inner.view(reserved.own_fd, shapes["own"], 1)[0]
+        self.sums = inner.view(reserved.sums_fd, shapes["stored"], 1, writable=False)[0]
+        self.taken = inner.view(reserved.taken_fd, np.dtype(np.uint64), 1, writable=False)[0]
+
+    def retire(self) -> None:
+        """The job is over: the program takes no frames of servers into these maps, and `release` frees them."""
+        self._config["room"] = self._config["gather_blocks"] = 0
+        shapes = layout().records
+        self.homes = np.zeros(0, shapes["home"])
+        self.own, self.sums = np.zeros(0, shapes["own"]), np.zeros(0, shapes["stored"])
+        self.taken = np.zeros(0, np.uint64)
+        self._blocks = np.zeros((0, wire.BLOCK_LANES), np.int64)
+
+    def release(self) -> None:
+        """Give the memory of retired maps back to the kernel; as `Stripes.release`."""
+        with self._swapping:
+            if self._config["room"][0] or self._config["gather_blocks"][0]:
+                return
+            for name, there in (
+                ("homes", self.part),
+                ("parameters", self.part),
+                ("own", self.store),
+                ("sums", self.store),
+                ("taken", self.store),
+            ):
+                if there is not None:
+                    inner.take_out(self._fds[name])
+            self.close()
+
+    def close(self) -> None:
+        """Close the maps; views that somebody holds stay readable."""
+        self._drop(self.part)
+        self._drop(self.store)
+        self.part = self.store = None
+
+    @staticmethod
+    def _drop(held: ServersPart | ServersStore | None) -> None:
+        if held is not None:
+            held.close()
+
+    # ---- phases and rounds
+
+    def begin_phase(self) -> None:
+        """No step of the phase before counts, nor what a round of it has come to that was dropped.
+
+        No round is open until `open_round`. Takes 10 to 30 ms: a frame that was checked before may still be added, and
+        must find its step's number here.
+        """
+        self._config["round"] = 0
+        self._quiesce()
+        self.homes["last"] = 0
+        dropped = (self.homes["tag"] & _LOW) > self._config["settled"][0]
+        self.homes["due"][dropped] = 0
+        self._pushers[...] = np.zeros((), self._pushers.dtype)
+        self._answered[...] = np.zeros((), self._answered.dtype)
+        self._progress[...] = np.zeros((), self._progress.dtype)
+
+    def open_round(self, round_: int, *, settled: bool) -> None:
+        """That round is the open one; `settled`: the one before was committed with a list.
+
+        Until the last of these stores, what is asked for of this round is answered with NOT_YET.
+        """
+        self._ring["version"] = np.uint64(round_ << 32)
+        if settled:
+            self._config["settled"] = round_ - 1
+        barrier()
+        self._config["round"] = round_
+
+    # ---- what a server has
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """A round, and how many pushes in it are whole here."""
+        round_, pushes = divmod(int(self._ring["version"][0]), 1 << 32)
+        return round_, pushes
+
+    @property
+    def full(self) -> int | None:
+        """The first push fragment that takes no more steps, as a parameter in it is near the limits; None: none is."""
+        return int(self._ring["full"][0]) - 1 if self._ring["full"][0] else None
+
+    def parameters(self) -> I64:
+        """The own part, int64 (fragments, lanes), as it is once all that is committed is in it; a copy.
+
+        Nobody may push meanwhile.
+        """
+        part = self.part
+        if part is None:
+            return np.zeros((0, 0), np.int64)
+        lanes = wire.lanes_per_fragment(part.width)
+        flat = self._blocks.reshape(-1, lanes)
+        found = flat[: part.fragments].copy()
+        homes = self.homes[: part.fragments]
+        settled = (homes["tag"] & _LOW) <= self._config["settled"][0]
+        due = np.flatnonzero((homes["due"] != 0) & settled & (homes["full"] == 0))
+        if len(due):
+            first = part.blocks * wire.fragments_per_block(part.width)
+            found[due] += flat[first + due]
+        return found
+
+    # ---- what a worker has
+
+    def pulled(self, number: int) -> int:
+        """Fragments of parameters that have come of that pull."""
+        return self._count(_STORED, number)
+
+    def acknowledged(self, number: int) -> int:
+        """Push fragments of that step that servers have added."""
+        return self._count(_ACKNOWLEDGED, number)
+
+    def _count(self, place: tuple[int, int], number: int) -> int:
+        progress = self._progress[place]
+        if int(progress["tag"]) != number:
+            return 0
+        barrier()  # a count is set back before its tag is written
+        return int(progress["count"]) & _DISTINCT
+
+    def pulled_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """Of fragments `first` to `end` (exclusive): how far they have come of that pull; as `Stripes.reached`."""
+        here = self.sums["tag"][first:end] == np.uint64(number)
+        barrier()  # lanes, exponent and version are written before the tag
+        return inner.find_reach(here, first)
+
+    def acknowledged_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """The same of push fragments of that step, and of what servers have added."""
+        return inner.find_reach(self.taken[first:end] >= np.uint64(number), first)
+
+    def missing_parameters(
+        self, number: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """At most `limit` ranges (index, count) of `first` to `end` (exclusive) that have not come of that pull."""
+        here = self.sums["tag"][first:end] == np.uint64(number)
+        barrier()  # lanes, exponent and version are written before the tag
+        return inner.find_gaps(here, first, limit)
+
+    def missing_acknowledgements(
+        self, number: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """The same of push fragments of that step, and of what servers have said of it."""
+        return inner.find_gaps(self.taken[first:end] >= np.uint64(number), first, limit)
+
+    def least_version(self, first: int, end: int) -> tuple[int, int]:
+        """Round and version of the oldest of these parameters: what a push to their server names."""
+        least = int(self.sums["rest"][first:end].min())
+        round_, version = divmod(least, 1 << 32)
+        return round_, version
+
+    def answered(self, server: int) -> tuple[int, int, int, int]:
+        """What a server has said of this host's steps: a number and its staleness, a round and its highest version."""
+        record = self._answered[server]
+        number, staleness = divmod(int(record["staleness"]), 1 << 32)
+        return number, staleness, *divmod(int(record["version"]), 1 << 32)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's steps and pulls (docs/servers.md): one of them at a time is under way, to all servers at once.
+
+A step goes to the servers as PUSH, or as CONTRIBUTION to a synchronisation; each fragment is acknowledged by the server
+of its part. A pull asks each server for its part, or a partner for some of it. What does not come is sent again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nicps import wire
+from nicps.protocol.actions import SendServed
+from nicps.protocol.exchange.windows import Ranges, RoundTrip, Window, overtaken, share_of
+from nicps.protocol.kernel import ServedReceiver
+from nicps.protocol.phase import Phase, Timings
+from nicps.protocol.progress import Progress
+from nicps.protocol.serving import Serving, per_push, pulled_fragments
+from nicps.protocol.signals import Lacks
+
+#: Questions to a partner without any parameters, after which the servers are asked.
+_PARTNERS_ASKS = 5
+#: After a refusal the same is asked again so soon.
+_AGAIN_S = 0.001
+
+
+class Source(NamedTuple):
+    """Fragments of parameters `first` to `end` (exclusive) are pulled from the member `owner`."""
+
+    owner: int
+    first: int
+    end: int
+
+
+class Steps:
+    """What of a worker's newest step, or of its newest pull, is under way in a view.
+
+    Attributes: `number` of it, 0 before the first.
+    """
+
+    def __init__(
+        self, phase: Phase, view: int, number: int, receiver: ServedReceiver, timings: Timings
+    ) -> None:
+        assert phase.serving is not None
+        self._serving: Serving = phase.serving
+        self._fragments, self._width = phase.fragments, phase.width
+        self._view, self._own, self._receiver = view, number, receiver
+        self._window = share_of(max(1, sum(share > 0 for share in phase.shares)))
+        self._overtake = overtaken(self._window)
+        self._round_trip = RoundTrip(timings.repeat_s)
+        self._progress = Progress(timings)
+        self.number = self._round = self._members = 0
+        self._type = wire.FrameType.PUSH
+        self._windows: list[Window] = []
+        self._versions: dict[int, int] = {}
+
+    # ---- what is begun
+
+    def push(self, now: float, number: int, round_: int) -> list[SendServed]:
+        """A step of that number is converted: it goes to all servers.
+
+        What it was computed from was pulled before. So each server is told the least version of its own part.
+        """
+        each = per_push(self._width)
+        for server, part in self._parts():
+            pulled_in, version = self._receiver.least_version(part.start * each, part.stop * each)
+            self._versions[server] = version if pulled_in == round_ else 0
+        windows = [Window.begin(server, part.start, part.stop) for server, part in self._parts()]
+        return self._begin(now, wire.FrameType.PUSH, number, round_, windows)
+
+    def contribute(self, now: float, number: int, round_: int, members: int) -> list[SendServed]:
+        """A step of that number is on the closed list, `members`, of a synchronisation."""
+        self._members = members
+        windows = [Window.begin(server, part.start, part.stop) for server, part in self._parts()]
+        return self._begin(now, wire.FrameType.CONTRIBUTION, number, round_, windows)
+
+    def pull(
+        self, now: float, number: int, round_: int, sources: Sequence[Source] = ()
+    ) -> list[SendServed]:
+        """All parameters are asked for, under that number, which is above that of each step before.
+
+        Args:
+            sources: from whom, all fragments between them; the servers, unless there are partners.
+        """
+        found = sources or self._servers(0, self._room)
+        windows = [Window.begin(*source) for source in found]
+        return self._begin(now, wire.FrameType.PULL, number, round_, windows)
+
+    def _begin(
+        self, now: float, kind: wire.FrameType, number: int, round_: int, windows: list[Window]
+    ) -> list[SendServed]:
+        assert number > self.number, "numbers rise"
+        self._type, self.number, self._round = kind, number, round_
+        self._windows = [window for window in windows if window.here < window.end]
+        for window in self._windows:
+            window.due = now + self._round_trip.timeout_s(1)
+        self._progress.open()
+        return self.advance(now)
+
+    # ---- what follows
+
+    @property
+    def whole(self) -> bool:
+        """All of it is acknowledged, or here."""
+        return all(window.here == window.end for window in self._windows)
+
+    @property
+    def clock(self) -> int:
+        """The kernel wakes the agent each time that so many have come."""
+        return max(1, self._window // 2)
+
+    def advance(self, now: float) -> list[SendServed]:
+        """Something has come, or `deadline` has passed: send what there is room for, and again what is lost."""
+        sent: list[SendServed] = []
+        asked = 0
+        for window in tuple(self._windows):
+            if window.here == window.end:
+                continue
+            window.note_come(now, *self._reached(window), self._round_trip)
+            if window.sent > window.here:  # else nothing can be lost
+                lost = self._find_lost(now, window)
+                asked += sum(count for _, count in lost)
+                if lost and self._gives_up(window):
+                    sent += self._ask_servers(now, window)
+                    continue
+                sent += self._send(window, lost, repair=True)
+            room = min(window.end, window.here + self._window) - window.sent
+            if room > 0:
+                if window.sent == window.here:
+                    window.due = now + self._round_trip.timeout_s(0)
+                sent += self._send(window, [window.take(now, room)], repair=False)
+        if asked:
+            have = sum(window.here - window.first for window in self._windows)
+            self._progress.note(now, have, asked)
+        return sent
+
+    def hear_refusal(self, now: float) -> None:
+        """A host has answered that it cannot do something yet: `deadline` is soon."""
+        for window in self._windows:
+            if window.here < window.end:
+                window.due = min(window.due, now + _AGAIN_S)
+
+    def deadline(self) -> float:
+        """When the next one has not come for too long."""
+        return min((w.due for w in self._windows if w.here < w.end), default=math.inf)
+
+    def take_report(self, now: float) -> Lacks:
+        """By hosts that do not answer, what is sent again and again in vain, if a report is due (R16)."""
+        if not self._progress.take_report(now):
+            return {}
+        return {w.owner: w.end - w.here for w in self._windows if w.here < w.end}
+
+    # ---- the windows
+
+    @property
+    def _room(self) -> int:
+        return pulled_fragments(self._fragments, self._width)
+
+    def _parts(self) -> list[tuple[int, range]]:
+        serving = self._serving
+        parts = (
+            (server, serving.part(rank, self._fragments))
+            for rank, server in enumerate(serving.servers)
+        )
+        return [(server, part) for server, part in parts if server != self._own and len(part)]
+
+    def _servers(self, first: int, end: int) -> list[Source]:
+        """Whom to ask for these fragments of parameters, if not a partner."""
+        each = per_push(self._width)
+        cut = (
+            Source(server, max(first, part.start * each), min(end, part.stop * each))
+            for server, part in self._parts()
+        )
+        return [source for source in cut if source.first < source.end]
+
+    def _reached(self, window: Window) -> tuple[int, int]:
+        if self._type is wire.FrameType.PULL:
+            return self._receiver.pulled_to(self.number, window.here, window.sent)
+        return self._receiver.acknowledged_to(self.number, window.here, window.sent)
+
+    def _missing(self, first: int, end: int, limit: int) -> Ranges:
+        if self._type is wire.FrameType.PULL:
+            return self._receiver.missing_parameters(self.number, first, end, limit)
+        return self._receiver.missing_acknowledgements(self.number, first, end, limit)
+
+    def _find_lost(self, now: float, window: Window) -> Ranges:
+        return window.find_lost(now, self._round_trip, self._overtake, self._missing)
+
+    def _gives_up(self, window: Window) -> bool:
+        """A partner has not answered so often that the servers are asked."""
+        return window.owner not in self._serving.servers and window.unanswered > _PARTNERS_ASKS
+
+    def _ask_servers(self, now: float, window: Window) -> list[SendServed]:
+        """For the rest of what a partner does not give."""
+        self._windows.remove(window)
+        sent: list[SendServed] = []
+        for source in self._servers(window.here, window.end):
+            instead = Window.begin(*source)
+            instead.due = now + self._round_trip.timeout_s(1)
+            self._windows.append(instead)
+            count = min(self._window, instead.end - instead.first)
+            sent += self._send(instead, [instead.take(now, count)], repair=False)
+        return sent
+
+    def _send(self, window: Window, ranges: Ranges, *, repair: bool) -> list[SendServed]:
+        if not ranges:
+            return []
+        what = self._view, self._round, self._type, self.number, window.owner, tuple(ranges)
+        pushes = self._type is wire.FrameType.PUSH
+        listed = self._type is wire.FrameType.CONTRIBUTION
+        version = self._versions.get(window.owner, 0) if pushes else 0
+        return [SendServed(*what, version, self._members if listed else 0, repair)]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameter servers: which members hold which part of the parameters (docs/servers.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+#: Bits of the lanes in which parameters are pulled, whatever is pushed.
+PULLED_WIDTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a phase with servers fixes for everybody.
+
+    Attributes:
+        servers: member numbers, in order of the ranks of their parts.
+        every: a synchronisation is due after so many pushes at a server; 1: each step is one; 0: none is due.
+        staleness: a push counts 1 / staleness; otherwise all pushes count alike.
+        sets: the first parameter fragment of set 2, where workers have partners; 0: they have none.
+        source: the worker whose store a new server is filled from; 0: none is.
+    """
+
+    servers: tuple[int, ...]
+    every: int
+    staleness: bool = True
+    sets: int = 0
+    source: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As it lies in a decision's settings."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Serving:
+        """From what `to_json` made.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: it is not that.
+        """
+        if values.keys() != {field.name for field in fields(cls)}:
+            raise ValueError("not the settings of servers")
+        found = cls(**{**values, "servers": tuple(values["servers"])})
+        numbers = (*found.servers, found.every, found.sets, found.source)
+        if any(type(number) is not int for number in numbers) or type(found.staleness) is not bool:
+            raise ValueError("a setting of servers of the wrong type")
+        return found
+
+    def fits(self, members: int, fragments: int, width: int) -> bool:
+        """Whether it can be meant in a view of so many members, for vectors of `fragments` fragments."""
+        known = range(1, members + 1)
+        distinct = len(set(self.servers)) == len(self.servers) > 0
+        return (
+            distinct
+            and all(number in known for number in self.servers)
+            and (not self.source or (self.source in known and self.source not in self.servers))
+            and 0 <= self.every < 1 << 31
+            and 0 <= self.sets <= pulled_fragments(fragments, width)
+        )
+
+    def part(self, rank: int, fragments: int) -> range:
+        """The push fragments of the server of that rank, from 0, of a vector of `fragments`."""
+        n = len(self.servers)
+        return range(fragments * rank // n, fragments * (rank + 1) // n)
+
+
+def per_push(width: int) -> int:
+    """Parameter fragments in a push fragment with lanes of `width` bits: 1, 2, 4 for 32, 16, 8."""
+    return PULLED_WIDTH // width if width else 0
+
+
+def pulled_fragments(fragments: int, width: int) -> int:
+    """Parameter fragments of a vector of `fragments` push fragments; in the last one what is behind its end is 0."""
+    return fragments * per_push(width)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's steps and pulls: what goes to which server, what is sent again, and when all of it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from nicps import wire
+from nicps.exchange import Exchange
+from nicps.protocol import Phase, Timings
+from nicps.protocol.actions import SendServed
+from nicps.protocol.exchange.steps import Source, Steps
+from nicps.protocol.exchange.windows import LEAST_WINDOW, PROBES, QUEUE
+from nicps.protocol.serving import Serving
+
+TIMINGS = Timings()
+VIEW, ROUND, FRAGMENTS = 3, 7, 300
+PUSH, PULL, CONTRIBUTION = wire.FrameType.PUSH, wire.FrameType.PULL, wire.FrameType.CONTRIBUTION
+PHASE = Phase(
+    1,
+    1,
+    wire.PhaseKind.TRAIN,
+    first_round=ROUND,
+    fragments=FRAGMENTS,
+    last_fragments=FRAGMENTS,
+    width=16,
+    shares=(0, 4, 4, 0),
+    exchange=Exchange.SERVERS,
+    serving=Serving((4, 1), 64),
+)
+#: Of two workers; the parts are 0 to 150 of member 4, and 150 to 300 of member 1.
+WINDOW = QUEUE // 2
+
+
+class Kernel:
+    """What has come, by the newest number."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.here: set[int] = set()
+        self.versions: dict[int, tuple[int, int]] = {}
+
+    def take(self, number: int, indices: Iterable[int]) -> None:
+        if number > self.number:
+            self.number, self.here = number, set()
+        if number == self.number:
+            self.here.update(indices)
+
+    def _reached(self, number: int, first: int, end: int) -> tuple[int, int]:
+        have = self.here if number == self.number else set()
+        lacking = next((index for index in range(first, end) if index not in have), end)
+        return lacking, max((i + 1 for i in have if first <= i < end), default=first)
+
+    def _missing(self, number: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
+        have = self.here if number == self.number else set()
+        return [(index, 1) for index in range(first, end) if index not in have][:limit]
+
+    acknowledged_to = pulled_to = _reached
+    missing_acknowledgements = missing_parameters = _missing
+
+    def least_version(self, first: int, end: int) -> tuple[int, int]:
+        return min(self.versions.get(index, (ROUND, 0)) for index in range(first, end))
+
+
+def worker(kernel: Kernel, number: int = 2, phase: Phase = PHASE) -> Steps:
+    return Steps(phase, VIEW, number, kernel, TIMINGS)
+
+
+def sent(actions: list[SendServed]) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+    return [(action.to, action.ranges) for action in actions]
+
+
+def indices(action: SendServed) -> set[int]:
+    return {index for first, count in action.ranges for index in range(first, first + count)}
+
+
+def finish(
+    steps: Steps, kernel: Kernel, actions: list[SendServed], now: float = 0.0
+) -> list[SendServed]:
+    """All that is sent comes at once; what was sent until all was there."""
+    everything = list(actions)
+    while not steps.whole:
+        assert actions, "it waits for what was never sent"
+        for action in actions:
+            kernel.take(action.number, indices(action))
+        actions = steps.advance(now)
+        everything += actions
+    return everything
+
+
+# ---- steps
+
+
+def test_a_step_goes_to_all_servers_by_their_parts() -> None:
+    kernel = Kernel()
+    steps = worker(kernel)
+    actions = steps.push(0.0, 5, ROUND)
+    assert sent(actions) == [(4, ((0, WINDOW),)), (1, ((150, WINDOW),))]
+    assert {(a.view, a.round, a.type, a.number, a.repair) for a in actions} == {
+        (VIEW, ROUND, PUSH, 5, False)
+    }
+    assert not steps.whole and steps.clock == WINDOW // 2
+    everything = finish(steps, kernel, actions)
+    assert set().union(*(indices(a) for a in everything if a.to == 4)) == set(range(150))
+    assert sum(len(indices(a)) for a in everything) == FRAGMENTS, "each once"
+    assert steps.advance(9.0) == [] and steps.deadline() == float("inf")
+
+
+def test_a_push_names_to_each_server_the_least_version_of_its_part() -> None:
+    """A fragment of parameters each is half of a push fragment; what was pulled in another round is version 0."""
+    kernel = Kernel()
+    kernel.versions = dict.fromkeys(range(2 * FRAGMENTS), (ROUND, 6)) | {
+        299: (ROUND, 5),
+        301: (ROUND, 4),
+    }
+    steps = worker(kernel)
+    assert [(a.to, a.version) for a in steps.push(0.0, 1, ROUND)] == [(4, 5), (1, 4)]
+    kernel.versions[300] = (ROUND - 1, 9)
+    finish(steps, kernel, steps.advance(0.0) or steps.push(0.0, 2, ROUND))
+    assert [(a.to, a.version) for a in steps.push(0.0, 3, ROUND)] == [(4, 5), (1, 0)]
+
+
+def test_a_contribution_names_the_list() -> None:
+    steps = worker(Kernel())
+    actions = steps.contribute(0.0, 1, ROUND, 0b110)
+    assert {(a.type, a.members, a.version) for a in actions} == {(CONTRIBUTION, 0b110, 0)}
+    assert {a.members for a in steps.pull(0.0, 2, ROUND)} == {0}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 64])
+def test_all_workers_windows_fit_a_servers_port(workers: int) -> None:
+    shares = tuple([0] * 4 + [4] * workers)
+    steps = worker(Kernel(), 5, replace(PHASE, shares=shares, fragments=2000))
+    (_, ((_, count),)), _ = sent(steps.push(0.0, 1, ROUND))
+    assert count * workers <= QUEUE or count == LEAST_WINDOW
+
+
+def test_a_small_vector_has_nothing_for_some_server() -> None:
+    kernel = Kernel()
+    steps = worker(kernel, phase=replace(PHASE, fragments=1, last_fragments=1))
+    actions = steps.push(0.0, 1, ROUND)
+    assert sent(actions) == [(1, ((0, 1),))]
+    finish(steps, kernel, actions)
+
+
+def test_a_host_that_serves_sends_itself_nothing() -> None:
+    assert sent(worker(Kernel(), 4).push(0.0, 1, ROUND)) == [(1, ((150, WINDOW),))]
+
+
+def test_numbers_rise() -> None:
+    steps = worker(Kernel())
+    steps.push(0.0, 5, ROUND)
+    for number in (5, 4):
+        with pytest.raises(AssertionError, match="numbers rise"):
+            steps.pull(0.0, number, ROUND)
+
+
+# ---- what is lost
+
+
+def test_the_window_opens_as_fragments_are_acknowledged() -> None:
+    kernel = Kernel()
+    steps = worker(kernel)
+    steps.push(0.0, 1, ROUND)
+    kernel.take(1, range(10))
+    assert sent(steps.advance(0.0)) == [(4, ((WINDOW, 10),))]
+    kernel.take(1, range(11, 20))
+    assert steps.advance(0.0) == [], "one is lacking"
+
+
+def test_what_others_have_overtaken_is_sent_again() -> None:
+    """At once, and once; until nothing has come for too long."""
+    kernel = Kernel()
+    steps = worker(kernel)
+    steps.push(0.0, 1, ROUND)
+    kernel.take(1, {*range(40)} - {3, 7})
+    again, fresh = steps.advance(0.0)
+    assert (again.to, again.ranges, again.repair) == (4, ((3, 1), (7, 1)), True)
+    assert (fresh.ranges, fresh.repair) == (((WINDOW, 3),), False)
+    assert steps.advance(0.0) == []
+    late = steps.deadline()
+    assert 0 < late < 1
+    assert (4, ((3, 1), (7, 1))) in sent(steps.advance(late))
+    kernel.take(1, {3, 7})
+    assert sent(steps.advance(late))[0] == (4, ((WINDOW + 3, 37),))
+
+
+def test_where_nothing_comes_a_few_are_sent_again() -> None:
+    """And later and later."""
+    steps = worker(Kernel())
+    steps.push(0.0, 1, ROUND)
+    waits, now = [], 0.0
+    for _ in range(4):
+        waits.append(steps.deadline() - now)
+        now = steps.deadline()
+        actions = steps.advance(now)
+        assert sent(actions) == [(4, ((0, PROBES),)), (1, ((150, PROBES),))]
+        assert all(action.repair for action in actions)
+    assert waits == sorted(waits) and waits[0] < waits[-1]
+
+
+def test_after_a_refusal_it_is_sent_again_soon() -> None:
+    steps = worker(Kernel())
+    steps.push(0.0, 1, ROUND)
+    steps.hear_refusal(0.0)
+    assert steps.deadline() == pytest.approx(0.001)
+    assert len(steps.advance(0.001)) == 2
+
+
+def test_a_server_that_does_not_answer_is_reported() -> None:
+    """Not before it has had its time; the other one is done."""
+    kernel = Kernel()
+    steps = worker(kernel)
+    steps.push(0.0, 1, ROUND)
+    kernel.take(1, range(150, 300))
+    steps.advance(0.0)
+    kernel.take(1, range(150, 300))
+    now, lacks = 0.0, dict[int, int]()
+    while now < 10 * TIMINGS.silence_most_s and not lacks:
+        now = steps.deadline()
+        steps.advance(now)
+        lacks = dict(steps.take_report(now))
+    assert lacks == {4: 150} and now >= TIMINGS.silence_most_s
+    assert steps.take_report(now) == {}
+
+
+# ---- pulls and partners
+
+
+def test_a_pull_asks_every_server_for_its_part() -> None:
+    """In fragments of 32-bit lanes, two of which are one of 16."""
+    kernel = Kernel()
+    steps = worker(kernel)
+    actions = steps.pull(0.0, 1, ROUND)
+    assert sent(actions) == [(4, ((0, WINDOW),)), (1, ((300, WINDOW),))]
+    assert {a.type for a in actions} == {PULL}
+    everything = finish(steps, kernel, actions)
+    assert set().union(*(indices(a) for a in everything)) == set(range(2 * FRAGMENTS))
+
+
+PARTNERED = (Source(4, 0, 200), Source(3, 200, 600))
+
+
+def test_a_partner_gives_its_set() -> None:
+    kernel = Kernel()
+    steps = worker(kernel)
+    actions = steps.pull(0.0, 1, ROUND, PARTNERED)
+    assert sent(actions) == [(4, ((0, WINDOW),)), (3, ((200, WINDOW),))]
+    everything = finish(steps, kernel, actions)
+    assert {a.to for a in everything} == {3, 4}
+
+
+def test_the_servers_are_asked_where_a_partner_does_not_answer() -> None:
+    """For the rest, each for its part of it: a slow partner costs the servers' line, never the round."""
+    kernel = Kernel()
+    steps = worker(kernel)
+    steps.pull(0.0, 1, ROUND, PARTNERED)
+    now, asked = 0.0, list[SendServed]()
+    for _ in range(4):  # the server's set is whole
+        kernel.take(1, range(230))
+        steps.advance(now)
+    for _ in range(20):
+        steps.hear_refusal(now)
+        now = steps.deadline()
+        asked = steps.advance(now)
+        if {action.to for action in asked} != {3}:
+            break
+    assert sent(asked) == [(4, ((230, 70),)), (1, ((300, WINDOW),))]
+    assert {action.to for action in finish(steps, kernel, asked, now)} == {1, 4}
+
+
+def test_a_server_is_not_given_up_for_another() -> None:
+    steps = worker(Kernel())
+    steps.pull(0.0, 1, ROUND)
+    for _ in range(20):
+        again = ((4, ((0, PROBES),)), (1, ((300, PROBES),)))
+        assert set(sent(steps.advance(steps.deadline()))) <= set(again)
+
+
+# ---- with loss
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_of_it_comes_in_the_end(seed: int) -> None:
+    """A third of all frames and of all answers is lost, others come late; partners answer, or never."""
+    random = Random(seed)
+    kernel = Kernel()
+    steps = worker(kernel)
+    now, number, silent = 0.0, 0, random.random() < 0.3
+    for _ in range(4):
+        number += 1
+        partners = PARTNERED if random.random() < 0.5 else ()
+        begin = random.choice(["push", "pull", "contribute"])
+        if begin == "push":
+            actions = steps.push(now, number, ROUND)
+        elif begin == "pull":
+            actions = steps.pull(now, number, ROUND, partners)
+        else:
+            actions = steps.contribute(now, number, ROUND, 0b110)
+        late: list[tuple[int, set[int]]] = []
+        ends = now + 60.0
+        while not steps.whole:
+            assert now < ends, f"{number} is stuck"
+            for action in actions:
+                if action.to == 3 and silent:
+                    continue
+                come = {index for index in indices(action) if random.random() < 0.6}
+                late.append((action.number, come))
+            random.shuffle(late)
+            for of, come in late[: len(late) // 2 + 1]:
+                kernel.take(of, come)
+            del late[: len(late) // 2 + 1]
+            now = min(steps.deadline(), now + 0.002) if random.random() < 0.8 else steps.deadline()
+            actions = steps.advance(now)
+            assert all(action.number == number for action in actions)

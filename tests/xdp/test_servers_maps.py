@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps of the room for servers as the agent makes and reads them: frozen ones, new ones, phases, readings."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nicps import wire
+from nicps.dataplane import bpf, loader
+from nicps.dataplane.maps import Maps
+from nicps.dataplane.servers import Servers
+from nicps.errors import EnvironmentProblem
+from nicps.wire import Refusal
+from tests.servers import signed
+from tests.stripes import LANES, MACS, NATIVE, NETWORK
+
+VIEW, ROUND, WIDTH = 7, 3, 16
+#: Of the vector: push fragments, fragments of parameters; the own part is the first three.
+PUSHES, ROOM, PART = 6, 11, 3
+
+
+class Host:
+    """Member 1 of three, a server and a worker; member 2 is the other server."""
+
+    def __init__(self) -> None:
+        self.loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
+        beside = self.beside = loader.load_beside(
+            self.loaded, "nicps_servers.c", {"nicps_servers": "xdp"}
+        )
+        program = beside.open("nicps_servers")
+        rooms = self.loaded.maps["nicps_rooms"]
+        bpf.map_update(rooms, bytes(4), program.to_bytes(4, "little"))
+        os.close(program)
+        self.maps = Maps(self.loaded.maps)
+        self.maps.config["network"] = NETWORK
+        self.maps.add_servers(beside.maps)
+        assert self.maps.servers is not None
+        self.servers: Servers = self.maps.servers
+
+    def begin(self) -> None:
+        """A view, a phase and its first round, with fresh maps."""
+        self.maps.enter_view(VIEW, 1, MACS[:3], 2)
+        self.maps.stripes.set_ranks((1, 2), (1, 2))
+        config = self.maps.config
+        config["width"], config["staleness"], config["settled"] = WIDTH, 1, ROUND - 1
+        config["round_high"], config["enabled"] = ROUND + 1, 1
+        self.use_part(start())
+        self.servers.use_store(self.servers.reserve_store(ROOM, PUSHES))
+        self.maps.ring["full"] = 0
+        self.servers.begin_phase()
+        self.servers.open_round(ROUND, settled=False)
+
+    def use_part(self, units: np.ndarray[Any, Any], averages: bool = True) -> None:
+        self.servers.use_part(self.servers.reserve_part(PART, WIDTH, units, averages=averages))
+
+    def give(self, body: Any, sender: int = 3, lane: int = 1, round_: int = ROUND) -> bpf.Run:
+        """A frame with all lanes the same."""
+        header = wire.Header(network=NETWORK, view=VIEW, round=round_, sender=sender)
+        payload = np.full(LANES[body.width], lane).astype(NATIVE[body.width]).tobytes()
+        if isinstance(body, wire.Taken):
+            payload = b""
+        frame = signed(sender, header, body, payload, MACS[0], b"")
+        return bpf.prog_test_run(self.loaded.programs["nicps_xdp"], frame)
+
+    def push(self, index: int, lane: int = 1, number: int = 1, version: int = 0) -> bpf.Run:
+        return self.give(wire.Push(version, number, index, PUSHES, 0, WIDTH, -40), lane=lane)
+
+    def contribute(self, lane: int, sender: int, round_: int = ROUND) -> None:
+        for index in range(PART):
+            body = wire.Contribution(0b110, index, PUSHES, 9, WIDTH, -40, 0)
+            self.give(body, sender, lane, round_)
+
+    def pull(self, index: int, round_: int = ROUND) -> wire.Push:
+        run = self.give(wire.Pull(0, 1, index, ROOM, 0, 32, 0), round_=round_)
+        body = wire.unpack(run.frame[wire.ETHERNET_BYTES :]).body
+        assert isinstance(body, wire.Push)
+        return body
+
+    def hold(self, index: int, number: int, version: int = 0) -> None:
+        self.give(wire.Held(version, number, index, ROOM, 0, 32, -20), 2)
+
+
+def start() -> np.ndarray[Any, Any]:
+    return np.arange(PART * LANES[WIDTH], dtype=np.int64) << 20
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.maps.close()
+    host.beside.close()
+    host.loaded.close()
+
+
+@pytest.fixture
+def host(loaded: Host) -> Host:
+    """With nothing but its part."""
+    loaded.begin()
+    return loaded
+
+
+# ---- maps
+
+
+def test_a_part_is_filled_and_nobody_but_programs_writes_it(host: Host) -> None:
+    part = host.servers.part
+    assert part is not None
+    with pytest.raises(PermissionError):
+        bpf.map_memory(part.parameters_fd)
+    with pytest.raises(PermissionError):
+        bpf.map_update(part.parameters_fd, bytes(4), bytes(8 * wire.BLOCK_LANES))
+    assert (host.servers.parameters().reshape(-1) == start()).all()
+    host.push(1, 5)
+    assert (host.servers.parameters()[1] == start().reshape(PART, -1)[1] + 5).all()
+    store = host.servers.store
+    assert store is not None
+    for fd in (store.sums_fd, store.taken_fd):
+        with pytest.raises(PermissionError):
+            bpf.map_memory(fd)
+
+
+def test_half_a_vector_is_followed_by_zeros(host: Host) -> None:
+    host.use_part(start()[:1000])
+    found = host.servers.parameters().reshape(-1)
+    assert (found[:1000] == start()[:1000]).all() and not found[1000:].any()
+
+
+def test_new_maps_take_the_place_of_old_ones(host: Host) -> None:
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    host.hold(8, 1)
+    old = host.servers.sums
+    assert host.servers.pulled(1) == 1
+    host.servers.use_store(host.servers.reserve_store(ROOM + 5, PUSHES + 2))
+    assert host.maps.config["room"] == ROOM + 5 and host.servers.pulled(1) == 0
+    assert (len(host.servers.sums), len(host.servers.own)) == (ROOM + 5, PUSHES + 2)
+    assert old["tag"][8] == 1, "who has the old ones mapped keeps them"
+    host.use_part(start() + 1)
+    assert (host.servers.parameters().reshape(-1) == start() + 1).all()
+    assert host.maps.config["enabled"] == 1
+    del old
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_too_much_memory(host: Host) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of parameters"):
+        host.servers.reserve_part(500_000_000, 8, start(), averages=True)
+    with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of own lanes and pulled"):
+        host.servers.reserve_store(1_000_000_000, 1)
+    host.servers.reserve_store(3, 3).close()
+    host.servers.reserve_part(3, 8, start()[:9], averages=False).close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert host.push(0).verdict == bpf.XDP_TX
+
+
+def test_released_maps_are_given_back(host: Host) -> None:
+    servers = host.servers
+    assert servers.part is not None and servers.store is not None
+    fds = (servers.part.homes_fd, servers.part.parameters_fd, servers.store.sums_fd)
+    numbers = [bpf.map_info(fd).id for fd in (*fds, servers.store.own_fd, servers.store.taken_fd)]
+    servers.release()
+    assert servers.part is not None, "the program uses them"
+    servers.retire()
+    assert host.push(0).verdict == bpf.XDP_DROP
+    servers.release()
+    gc.collect()
+    for number in numbers:
+        with pytest.raises(FileNotFoundError):
+            os.close(bpf.map_by_id(number))
+    assert servers.parameters().size == 0
+    servers.release()  # a second time nothing happens
+
+
+# ---- phases and rounds
+
+
+def test_rounds(host: Host) -> None:
+    """The version begins at 0 in each; what a round with a list has come to is in the parameters then."""
+    servers = host.servers
+    for index in range(PART):
+        host.push(index)
+    assert servers.version == (ROUND, 1)
+    before = servers.parameters()
+    for sender in (2, 3):
+        host.contribute(10 * sender, sender)
+    assert (servers.parameters() == before).all(), "it is not committed"
+    assert host.pull(0, ROUND + 1).reason == Refusal.NOT_YET
+    servers.open_round(ROUND + 1, settled=True)
+    assert servers.version == (ROUND + 1, 0)
+    assert (servers.parameters() == before + 25).all(), "as it will be"
+    for index in range(5):
+        assert isinstance(host.pull(index, ROUND + 1), wire.Held)
+    assert (servers.homes["due"] == 0).all() and (servers.parameters() == before + 25).all()
+
+
+def test_another_phase_forgets_steps_and_what_was_dropped(host: Host) -> None:
+    servers = host.servers
+    host.push(0, number=8)
+    for sender in (2, 3):
+        host.contribute(10 * sender, sender)
+    before = servers.parameters()
+    servers.begin_phase()
+    assert host.pull(0).reason == Refusal.NOT_YET, "no round is open"
+    servers.open_round(ROUND, settled=False)
+    assert not servers.homes["due"].any() and not servers.homes["last"].any()
+    servers.open_round(ROUND + 1, settled=True)
+    body = wire.Push(0, 1, 0, PUSHES, 0, WIDTH, -40)
+    assert host.give(body, lane=3, round_=ROUND + 1).verdict == bpf.XDP_TX, "the numbers begin anew"
+    before[0] += 3
+    assert (servers.parameters() == before).all()
+
+
+def test_a_phase_keeps_what_was_committed(host: Host) -> None:
+    """Nobody may have asked for some of it since."""
+    servers = host.servers
+    for sender in (2, 3):
+        host.contribute(10 * sender, sender)
+    before = servers.parameters()
+    servers.open_round(ROUND + 1, settled=True)
+    servers.begin_phase()
+    servers.open_round(ROUND + 1, settled=False)
+    assert (servers.parameters() == before + 25).all()
+
+
+def test_full(host: Host) -> None:
+    servers = host.servers
+    assert servers.full is None
+    host.use_part(np.full(PART * LANES[WIDTH], (1 << 62) - 1, np.int64))
+    host.push(2)
+    assert servers.full == 2
+
+
+# ---- readings
+
+
+def test_what_has_been_pulled(host: Host) -> None:
+    servers = host.servers
+    for place, version in ((7, 5), (8, 4), (10, 6)):
+        host.hold(place, 3, version)
+    assert (servers.pulled(3), servers.pulled(2), servers.pulled(4)) == (3, 0, 0)
+    assert servers.missing_parameters(3, 6, 11, 4) == [(6, 1), (9, 1)]
+    assert servers.missing_parameters(3, 6, 11, 1) == [(6, 1)]
+    assert servers.pulled_to(3, 7, 11) == (9, 11) and servers.pulled_to(4, 7, 11) == (7, 7)
+    assert servers.least_version(7, 9) == (ROUND, 4)
+    host.hold(7, 4, 9)
+    assert servers.pulled(4) == 1 and servers.missing_parameters(4, 6, 8, 4) == [(6, 1)]
+
+
+def test_what_is_acknowledged(host: Host) -> None:
+    servers = host.servers
+    for index, version, staleness in ((3, 5, 2), (5, 4, 2)):
+        host.give(wire.Taken(version, 6, index, PUSHES, staleness, WIDTH, -40, 0), 2)
+    assert (servers.acknowledged(6), servers.acknowledged(5)) == (2, 0)
+    assert servers.missing_acknowledgements(6, 3, 6, 4) == [(4, 1)]
+    assert servers.acknowledged_to(6, 3, 6) == (4, 6) and servers.acknowledged_to(7, 3, 6) == (3, 3)
+    assert servers.answered(2) == (6, 2, ROUND, 5)
+    assert servers.answered(3) == (0, 0, 0, 0)
+
+
+def test_before_there_is_anything(loaded: Host) -> None:
+    parts = loaded.maps._config, loaded.maps._ring, loaded.maps._progress
+    servers = Servers({**loaded.loaded.maps, **loaded.beside.maps}, *parts, loaded.maps.quiesce)
+    assert servers.parameters().size == 0 and servers.part is servers.store is None
+    assert (
+        servers.missing_parameters(1, 0, 0, 4) == servers.missing_acknowledgements(1, 0, 0, 4) == []
+    )
+    servers.begin_phase()
+    servers.close()
