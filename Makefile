@@ -10,7 +10,7 @@
 #   make clean      remove what was built;  make distclean  .venv and runs/ too
 #
 # DATA=PATH names the folder that holds the data sets, HOSTS=N the number of the demo's hosts, ARGS=...
-# more arguments for the command, WORKERS=N the test processes (three keep two processors
+# more arguments for the command, WORKERS=N the test processes (four keep two processors
 # busy), TORCH_INDEX=URL the package index that has PyTorch's CPU builds.
 
 # The demo's result must be the last line on stdout, so make may not print "Leaving directory" after it
@@ -27,7 +27,7 @@ PYTHON := .venv/bin/python
 TEST := $(RUN) -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m pytest
 HOSTS ?= 4
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 ifdef DATA
 export NICPS_DATA := $(DATA)
 endif

@@ -7,7 +7,8 @@ BMv2. With NICPS_NO_SKIPS=1 a skipped unit, xdp or netns test fails the run (`.c
 root), and a p4 test where both BMv2 and the compiler are installed.
 
 `make test` runs the files in parallel (pytest-xdist): all tests of a file in one worker, since they share
-labs. Files that mostly wait come before files that mostly compute, and one worker begins with the latter.
+labs. Files that mostly wait come before files that mostly compute, and one worker begins with the latter. It takes
+what processor time the labs leave.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ Probe = Callable[..., str | None]
 #: The folders in the order in which their files are handed to workers, to the last one from the end. Labs wait most
 #: of the time: what is started first overlaps best, and short unit tests fill the gaps and the end.
 ORDER = ("netns", "p4", "vm", "xdp", "unit")
+LOW = 15  # priority of a unit test beside labs
 
 
 def needed(missing: Sequence[str]) -> str | None:
@@ -173,7 +175,7 @@ class Spread(LoadFileScheduling):
     """The tests of one file run in one worker, as they share labs; those of the simulator share nothing.
 
     Of three workers or more the last begins at the other end: labs wait and units compute, so that one has something
-    to do for a processor while the others wait. Few labs at the same time also leave each of them more of it.
+    to do for a processor while the others wait.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -191,6 +193,13 @@ class Spread(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Spread:
     """Who runs what, with `-n`."""
     return Spread(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Beside other workers a unit test yields to labs, whose hosts must answer in time; only root can take it back."""
+    if hasattr(item.config, "workerinput") and os.geteuid() == 0:
+        os.setpriority(os.PRIO_PROCESS, 0, LOW if folder_of(item) == "unit" else 0)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import cache
@@ -104,30 +104,37 @@ def scene(state: str) -> Scene:
     return SCENES[state]
 
 
-def observed(value: Any, path: tuple[int, ...] = ()) -> Any:
+PLAIN = (int, float, str, bytes, Enum, type(None))
+
+
+def observed(value: Any, path: frozenset[int] = frozenset()) -> Any:
     """All that a node holds, as plain values that can be compared; what is not the protocol's own is left out."""
-    if value is None or isinstance(value, int | float | str | bytes | Enum):
+    if isinstance(value, PLAIN):
         return value
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
     if id(value) in path:
         return "itself"
-    path = (*path, id(value))
+    path = path | {id(value)}
     if isinstance(value, dict):
         return tuple((observed(k, path), observed(v, path)) for k, v in value.items())
     if isinstance(value, list | tuple | deque):
-        return tuple(observed(item, path) for item in value)
-    if isinstance(value, set | frozenset):
-        return frozenset(value)
-    if type(value).__module__.split(".")[0] != "nicps":
-        return type(value).__name__
-    return type(value).__name__, tuple(
-        (name, observed(getattr(value, name), path)) for name in sorted(_attributes(value))
-    )
+        return tuple([observed(item, path) for item in value])
+    kind = type(value)
+    if not is_ours(kind):
+        return kind.__name__
+    names = [*getattr(value, "__dict__", ()), *(n for n in slots_of(kind) if hasattr(value, n))]
+    return kind.__name__, tuple([(n, observed(getattr(value, n), path)) for n in sorted(names)])
 
 
-def _attributes(value: Any) -> Iterator[str]:
-    yield from getattr(value, "__dict__", ())
-    for cls in type(value).__mro__:
-        yield from (name for name in getattr(cls, "__slots__", ()) if hasattr(value, name))
+@cache
+def is_ours(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "nicps"
+
+
+@cache
+def slots_of(kind: type) -> tuple[str, ...]:
+    return tuple(name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ()))
 
 
 @cache
