@@ -123,7 +123,8 @@ class Program:
         try:
             seconds = next(self._steps)
         except Ended as end:
-            self.host.program_ends(end.code)
+            if self.host.process is self:  # or else another one has been started already
+                self.host.program_ends(end.code)
             return
         if self.host.process is not self:
             return

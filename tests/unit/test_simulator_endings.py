@@ -157,3 +157,8 @@ def test_a_model_that_is_tampered_with_before_its_first_round_stops_the_job() ->
 def test_a_lead_pauses_after_it_has_stopped_the_job(seed: int) -> None:
     """A model was tampered with; when the lead goes on, the program that had it has ended."""
     assert run(range(seed, seed + 1))
+
+
+def test_the_program_that_says_its_last_word_is_not_the_next_one() -> None:
+    """A kill comes while the agent takes a program's word; the next program has been started, and goes on."""
+    assert run(range(502401, 502402))
