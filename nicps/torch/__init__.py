@@ -16,6 +16,7 @@ low_rank.py   DDP's gradients as such factors
 staging.py    tensors of a GPU
 store.py      the store that all ranks share
 tcp.py        what goes over TCP: Gloo
+waiting.py    what a script says that waits for the others
 works.py      what a call gives back
 """
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,8 +15,10 @@ from nicps.collective import Group, GroupClosed, MemberLost
 from nicps.errors import UsageProblem
 from nicps.torch.backend import ProcessGroupNicps
 from nicps.torch.callbacks import callback
+from nicps.torch.waiting import says
 
 _QUIET_S = 3.0  # until a process that waits to come in says so
+_WAITS = "this process has come to a group that is under way: it waits until the other ranks call State.sync()"
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor)
 
 
@@ -66,7 +65,7 @@ class State:
             return self._sync(group)  # the others have gone on without this process: it comes back
 
     def _sync(self, group: Group) -> bool:
-        with _says_what_it_waits_for(group):
+        with says(_WAITS, _QUIET_S) if group.late or group.out else contextlib.nullcontext():
             admission = group.admit().result()
         if not admission.ranks:
             return False
@@ -102,22 +101,6 @@ class State:
                 part.load_state_dict(found)
             else:
                 setattr(self, name, found)
-
-
-@contextlib.contextmanager
-def _says_what_it_waits_for(group: Group) -> Iterator[None]:
-    """Once, after a moment, where this process is to come into a group that is under way."""
-    if not (group.late or group.out):
-        yield
-        return
-    text = "nicps: this process has come to a group that is under way: it waits until the other ranks call State.sync()"
-    timer = threading.Timer(_QUIET_S, print, [text], {"file": sys.stderr, "flush": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def average(_, bucket):  # type: ignore[no-untyped-def]

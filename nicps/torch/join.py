@@ -19,10 +19,12 @@ from nicps.collective import Group
 from nicps.errors import UsageProblem
 from nicps.torch.store import GroupStore
 from nicps.torch.tcp import Tcp
+from nicps.torch.waiting import says
 
 #: No device has this name: a group of Gloo's own is refused with it at once.
 NO_TCP = "no-tcp-between-the-hosts"
 _LEAST_S = 1.0
+_QUIET_S = 10.0  # until a script says that it waits for the others: imports take seconds
 _FORMING_S = 30.0  # at least, also where a call may take less
 #: The group that the rendezvous has formed, for the process group that is created after it.
 _formed: list[tuple[Group, Tcp]] = []
@@ -86,6 +88,9 @@ def form(size: int, rank: int | None, timeout: timedelta) -> Group:
         )
     seconds = max(timeout.total_seconds(), _LEAST_S)
     forming_s = min(max(seconds, _FORMING_S), 1e6)
-    return Group.form(
-        size, name="torch", rank=rank, forming_s=forming_s, timeout_s=seconds, late=True
-    )
+    of = f"of {size} hosts" if size else "of all hosts"
+    text = f"waits for the other ranks {of}: start the script on every host, as `nicps run` does"
+    with says(text, _QUIET_S):
+        return Group.form(
+            size, name="torch", rank=rank, forming_s=forming_s, timeout_s=seconds, late=True
+        )

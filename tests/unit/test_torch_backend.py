@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 import threading
+from datetime import timedelta
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 
 import nicps.torch  # noqa: E402
 from nicps.collective import CallMismatch, Group  # noqa: E402
-from nicps.torch import ProcessGroupNicps  # noqa: E402
+from nicps.torch import ProcessGroupNicps, join  # noqa: E402
 from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
 from tests.collectives import Meeting, together  # noqa: E402
 
@@ -162,3 +164,25 @@ def test_newer_pytorch_finds_it_by_name() -> None:
     assert register is nicps.torch.register
     register()
     assert dist.Backend("nicps") == "nicps" and dist.Backend._plugins["NICPS"]
+
+
+@pytest.mark.parametrize(("size", "of"), [(0, "of all hosts"), (3, "of 3 hosts")])
+def test_a_script_that_waits_for_the_others_says_so_once(
+    size: int, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    told = threading.Event()
+
+    class Stderr:
+        def write(self, text: str) -> None:
+            said.append(text)
+
+        def flush(self) -> None:
+            told.set()
+
+    monkeypatch.setattr(join, "_QUIET_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", Stderr())
+    monkeypatch.setattr(Group, "form", lambda *_, **__: told.wait(30.0))
+    assert join.form(size, None, timedelta(minutes=1))
+    text = f"nicps: waits for the other ranks {of}: start the script on every host, as `nicps run` does\n"
+    assert "".join(said) == text
