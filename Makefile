@@ -58,7 +58,7 @@ demo: setup
 		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
 
 demo-dbn: setup
-	$(RUN) $(PYTHON) -m nicps dbn --workers 10 --epochs 2 --finetune 5 --json $(ARGS)
+	$(RUN) $(PYTHON) -m nicps dbn --workers 10 --epochs 3 --finetune 12 --json $(ARGS)
 
 test: setup
 	$(TEST) -n $(WORKERS) --no-loadscope-reorder $(ARGS)

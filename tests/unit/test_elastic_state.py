@@ -19,6 +19,7 @@ from nicps.errors import UsageProblem  # noqa: E402
 from nicps.torch import ProcessGroupNicps, State, elastic  # noqa: E402
 from nicps.torch.elastic import _check  # noqa: E402
 from nicps.torch.tcp import Tcp  # noqa: E402
+from tests.heard import Heard  # noqa: E402
 
 pytestmark = pytest.mark.unit
 
@@ -128,20 +129,11 @@ class Waiting:
 def test_a_process_that_waits_to_come_in_says_so(
     late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    told = threading.Event()
-
-    class Stderr:
-        def write(self, text: str) -> None:
-            said.append(text)
-
-        def flush(self) -> None:
-            told.set()
-
-    group: Any = Waiting(late, told)
+    stderr = Heard()
+    group: Any = Waiting(late, stderr.told)
     monkeypatch.setattr(elastic, "_QUIET_S", 0.01)
     monkeypatch.setattr(elastic, "_group", lambda: group)
-    monkeypatch.setattr(sys, "stderr", Stderr())
+    monkeypatch.setattr(sys, "stderr", stderr)
     assert not State(epoch=1).sync()
     text = "it waits until the other ranks call State.sync()\n"
-    assert "".join(said).endswith(text) if late else not said
+    assert stderr.said.endswith(text) if late else not stderr.said

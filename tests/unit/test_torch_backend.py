@@ -21,6 +21,7 @@ from nicps.collective import CallMismatch, Group  # noqa: E402
 from nicps.torch import ProcessGroupNicps, join  # noqa: E402
 from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
 from tests.collectives import Meeting, together  # noqa: E402
+from tests.heard import Heard  # noqa: E402
 
 SIZE = 3
 #: A machine without a GPU has nothing to skip: it has one device.
@@ -170,19 +171,10 @@ def test_newer_pytorch_finds_it_by_name() -> None:
 def test_a_script_that_waits_for_the_others_says_so_once(
     size: int, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    told = threading.Event()
-
-    class Stderr:
-        def write(self, text: str) -> None:
-            said.append(text)
-
-        def flush(self) -> None:
-            told.set()
-
+    stderr = Heard()
     monkeypatch.setattr(join, "_QUIET_S", 0.01)
-    monkeypatch.setattr(sys, "stderr", Stderr())
-    monkeypatch.setattr(Group, "form", lambda *_, **__: told.wait(30.0))
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(Group, "form", lambda *_, **__: stderr.told.wait(30.0))
     assert join.form(size, None, timedelta(minutes=1))
     text = f"nicps: waits for the other ranks {of}: start the script on every host, as `nicps run` does\n"
-    assert "".join(said) == text
+    assert stderr.said == text

@@ -16,27 +16,25 @@ from nicps.layout import layout
 from tests.model import Outcome
 from tests.servers import ServersModel
 from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, mac_of
-from tests.xdp.target import SEAL, VERDICTS
+from tests.xdp.counted import Counted
+from tests.xdp.target import SEAL
 
 ROOM = 12
 SENDERS = wire.MAX_MEMBERS + 1
 
 
-class Target:
-    """The program and its room for servers, with maps for a few fragments.
-
-    Attributes: `program`, and the maps' descriptors by name, `fds`.
-    """
+class Target(Counted):
+    """The program and its room for servers, with maps for a few fragments."""
 
     def __init__(self, source: str = "nicps_servers.c") -> None:
         self._loaded = loader.load("nicps.c", {"nicps_xdp": "xdp"})
         self._beside = loader.load_beside(self._loaded, source, {"nicps_servers": "xdp"})
-        self.fds = self._loaded.maps | self._beside.maps
+        fds = self._loaded.maps | self._beside.maps
+        super().__init__(self._loaded.programs["nicps_xdp"], fds)
         self._inners: dict[str, int] = {}
         room = self._beside.open("nicps_servers")
         bpf.map_update(self.fds["nicps_rooms"], bytes(4), room.to_bytes(4, "little"))
         os.close(room)
-        self.program = self._loaded.programs["nicps_xdp"]
         records = layout().records
         self.config = self._view("config", records["config"])
         self.members = self._view("members", records["member"])
@@ -48,7 +46,6 @@ class Target:
         self.pushers = self._view("pushers", records["pusher"])
         self.answered = self._view("answered", records["answered"])
         self.doorbell = Doorbell(self.fds["doorbell"])
-        self._counters = self._view("counters", np.dtype("u8"))
         self.homes = self._inner("homes", "homes_shape", records["home"], ROOM)
         self.make_room(1)
         self.store = self._inner("sums", "sums_shape", records["stored"], ROOM)
@@ -150,27 +147,14 @@ class Target:
         for local, home in model.homes.items():
             self.homes[local]["due"] = home.due
 
-    def give(self, frame: bytes) -> bpf.Run:
-        """One frame, from its Ethernet header on."""
-        return bpf.prog_test_run(self.program, frame)
-
-    def counters(self) -> dict[str, int]:
-        """What became of our frames, by reason."""
-        return dict(zip(layout().counters, self._counters.tolist(), strict=True))
-
     def run(self, frame: bytes) -> Outcome:
         """One frame, and all that came of it."""
-        before = self._counters.copy()
         self.ring["heard_ns"] = 0
-        result = self.give(frame)
-        risen = self._counters - before
-        assert set(risen.tolist()) <= {0, 1}
-        names = tuple(layout().counters[at] for at in np.flatnonzero(risen))
-        verdict = VERDICTS[result.verdict]
+        verdict, names, after = self.count(frame)
         assert verdict in ("drop", "tx"), "nothing of servers goes up"
         if verdict == "drop":
-            assert result.frame == frame
-        out = result.frame if verdict == "tx" else None
+            assert after == frame
+        out = after if verdict == "tx" else None
         return Outcome(verdict, names, out, bool(self.ring["heard_ns"][0]))
 
     def take_bells(self) -> list[Bell]:

@@ -15,25 +15,22 @@ from nicps.dataplane.doorbell import Doorbell
 from nicps.layout import layout
 from tests.model import BANKS, Outcome
 from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, StripesModel, mac_of
-from tests.xdp.target import SEAL, VERDICTS
+from tests.xdp.counted import Counted
+from tests.xdp.target import SEAL
 
 ROOM = 10
 
 
-class Target:
-    """The program and its room for stripes, with maps for a few fragments.
-
-    Attributes: `program`, and the maps' descriptors by name, `fds`.
-    """
+class Target(Counted):
+    """The program and its room for stripes, with maps for a few fragments."""
 
     def __init__(self, source: str = "nicps.c", room: int = ROOM) -> None:
         self._loaded = loader.load(source, {"nicps_xdp": "xdp", "nicps_stripes": "xdp"})
         maps, programs = self._loaded.maps, self._loaded.programs
-        self.fds = maps
+        super().__init__(programs["nicps_xdp"], maps)
         bpf.map_update(
             maps["nicps_rooms"], bytes(4), programs["nicps_stripes"].to_bytes(4, "little")
         )
-        self.program = programs["nicps_xdp"]
         records = layout().records
         self.config = self._view(maps["config"], records["config"])
         self.members = self._view(maps["members"], records["member"])
@@ -45,7 +42,6 @@ class Target:
         self.sent = self._view(maps["sent"], np.dtype("u8"))
         self.doorbell = Doorbell(maps["doorbell"])
         self.limits = self._view(maps["limits"], records["limit"])
-        self._counters = self._view(maps["counters"], np.dtype("u8"))
         self.own = self._inner("own", "own_shape", records["own"], BANKS * room)
         self.sums = self._inner("sums", "sums_shape", records["stored"], BANKS * room)
         places = BANKS * room * layout().limits["BLOCK_SLOTS"]
@@ -111,28 +107,15 @@ class Target:
         for (bank, number), (round_, index) in model.sent.items():
             self.sent[bank * (wire.MAX_MEMBERS + 1) + number] = round_ << 32 | index
 
-    def give(self, frame: bytes) -> bpf.Run:
-        """One frame, from its Ethernet header on."""
-        return bpf.prog_test_run(self.program, frame)
-
-    def counters(self) -> dict[str, int]:
-        """What became of our frames, by reason."""
-        return dict(zip(layout().counters, self._counters.tolist(), strict=True))
-
     def run(self, frame: bytes) -> Outcome:
         """One frame, and all that came of it."""
-        before = self._counters.copy()
         self.ring["heard_ns"] = 0
-        result = self.give(frame)
-        risen = self._counters - before
-        assert set(risen.tolist()) <= {0, 1}
-        names = tuple(layout().counters[at] for at in np.flatnonzero(risen))
-        verdict = VERDICTS[result.verdict]
+        verdict, names, after = self.count(frame)
         if verdict == "pass":
-            assert result.frame == SEAL + frame[6:]
+            assert after == SEAL + frame[6:]
         elif verdict == "drop":
-            assert result.frame == frame
-        out = result.frame if verdict == "tx" else None
+            assert after == frame
+        out = after if verdict == "tx" else None
         return Outcome(verdict, names, out, bool(self.ring["heard_ns"][0]))
 
     def same_state(self, model: StripesModel) -> None:

@@ -17,22 +17,19 @@ from nicps.layout import layout
 from tests.linux_switch import SwitchModel
 from tests.model import Outcome
 from tests.stripes import GROUP, LANES, MACS, NETWORK, PER_BLOCK
-from tests.xdp.target import VERDICTS
+from tests.xdp.counted import Counted
 
 ROOM = 10
 PLACES = layout().limits["PLACES"]
 
 
-class SwitchTarget:
-    """The program, with maps for a few fragments.
-
-    Attributes: `program`, and the maps' descriptors by name, `fds`.
-    """
+class SwitchTarget(Counted):
+    """The program, with maps for a few fragments."""
 
     def __init__(self, source: str = SOURCE, room: int = ROOM) -> None:
         self._loaded = loader.load(source, {xdp.SWITCH_PROGRAM: "xdp"})
-        self.fds = maps = self._loaded.maps
-        self.program = self._loaded.programs[xdp.SWITCH_PROGRAM]
+        maps = self._loaded.maps
+        super().__init__(self._loaded.programs[xdp.SWITCH_PROGRAM], maps)
         records = layout().records
         self.config = self._view(maps["config"], records["switch_config"])
         self.members = self._view(maps["members"], records["member"])
@@ -41,7 +38,6 @@ class SwitchTarget:
         self.windows = self._view(maps["windows"], records["window"])
         self.told = self._view(maps["told"], records["told"])
         self.doorbell = Ring(maps["doorbell"], records["message"])
-        self._counters = self._view(maps["counters"], np.dtype("u8"))
         self.places = self._inner("places", "places_shape", records["place"], PLACES * room)
         self.blocks = self._inner("blocks", "blocks_shape", records["block"], PLACES * room)
         self.sums = self._inner("sums", "sums_shape", records["lanes"], PLACES * room)
@@ -82,26 +78,13 @@ class SwitchTarget:
         """The model's view."""
         self.config["view"] = model.view
 
-    def give(self, frame: bytes) -> bpf.Run:
-        """One frame, from its Ethernet header on."""
-        return bpf.prog_test_run(self.program, frame)
-
-    def counters(self) -> dict[str, int]:
-        """What became of our frames, by reason."""
-        return dict(zip(layout().counters, self._counters.tolist(), strict=True))
-
     def run(self, frame: bytes) -> Outcome:
         """One frame, and all that came of it."""
         self.told["due_ns"] = 0  # no rate: the model knows no time
-        before = self._counters.copy()
-        result = self.give(frame)
-        risen = self._counters - before
-        assert set(risen.tolist()) <= {0, 1}
-        names = tuple(layout().counters[at] for at in np.flatnonzero(risen))
-        verdict = VERDICTS[result.verdict]
+        verdict, names, after = self.count(frame)
         sent = verdict in ("tx", "redirect")
-        assert sent or result.frame == frame, "what is not answered stays as it was"
-        return Outcome(verdict, names, result.frame if sent else None)
+        assert sent or after == frame, "what is not answered stays as it was"
+        return Outcome(verdict, names, after if sent else None)
 
     def messages(self) -> list[Message]:
         """What the control process was told."""
