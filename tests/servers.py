@@ -17,8 +17,19 @@ from numpy.typing import NDArray
 from nicps import wire
 from nicps.dataplane.doorbell import Bell
 from nicps.wire import Flag, FrameType, Refusal
-from tests.model import DROP, TX, Outcome, tag_of
-from tests.stripes import LANES, MACS, NATIVE, NETWORK, Window, bit_of, doubt, mac_of, rounded
+from tests.model import DROP, TX, Outcome
+from tests.stripes import (
+    LANES,
+    MACS,
+    NATIVE,
+    NETWORK,
+    Window,
+    addressed,
+    bit_of,
+    doubt,
+    mac_of,
+    rounded,
+)
 
 I64 = NDArray[np.int64]
 UNIT = -40
@@ -446,10 +457,7 @@ def signed(
 ) -> bytes:
     """A frame of servers, with its tag where there is a key."""
     frame = wire.pack(header, body, tail=payload)
-    if key:
-        tag = tag_of(frame, len(frame), key)
-        frame = frame[:24] + tag.to_bytes(8, "big") + frame[32:]
-    return wire.ethernet(mac_of(sender), frame, to)
+    return addressed(frame, sender, to, key)
 
 
 class Scene:

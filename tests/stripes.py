@@ -390,6 +390,11 @@ def signed(
     """A frame of stripes, with its tag where there is a key."""
     values = [getattr(body, name) for name in wire.Layout.of(wire.Contribution).names]
     frame = wire.pack(header, wire.FORMATS[kind][0](*values), tail=payload)
+    return addressed(frame, sender, to, key)
+
+
+def addressed(frame: bytes, sender: int, to: bytes, key: bytes) -> bytes:
+    """A member's frame on the cable, with its tag where there is a key."""
     if key:
         tag = tag_of(frame, len(frame), key)
         frame = frame[:24] + tag.to_bytes(8, "big") + frame[32:]
