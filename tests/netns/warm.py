@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps` commands of tests begin in a process that has imported everything: most of their processor time is imports.
+"""What tests start in labs begins in a process that has imported everything: most of its processor time is imports.
 
-    python -m tests.netns.warm FD .....   forks for each command. The child enters its host's network namespace, and
-                                          becomes what the lab's launcher would have made of it: session, user, folder,
-                                          environment, streams, and the command line that others see
+    python -m tests.netns.warm KIND FD .....   forks for each command. The child enters its host's network namespace,
+                                               and becomes what the lab's launcher would have made of it: session,
+                                               user, folder, environment, streams, and the command line that others see
 
-`started_warm` lets the labs of this process start them so. Commands of any other kind are started as always, and so is
-all that `nicps` itself starts.
+There is one such process for `nicps` commands, and one for the tests' own programs with PyTorch, which starts with
+the first of these. `started_warm` lets the labs of this process use them. Commands of any other kind are started as
+always, and so is all that `nicps` itself starts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -23,12 +26,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nicps.__main__ import run
 from nicps.lab import enter, processes
+from nicps.startup import permanent
 from tests.netns.labs import ROOT
 
+NICPS, TORCH = "nicps", "torch"
 COMMANDS = ("join", "submit", "resume", "status", "cancel", "leave", "doctor")
 _ROOM = 4096  # bytes for a child's command line
 _MARK = 128  # for the name of its lab
@@ -38,16 +43,24 @@ _STREAMS = 3
 _ANSWER_S = 60.0  # of the server: its imports come before the first one
 #: Options of Popen that the server carries out; with others a command is started as always.
 _OPTIONS = frozenset({"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"})
+#: The tests' programs that import PyTorch.
+PROGRAMS = frozenset(
+    f"tests.netns.{name}_program"
+    for name in ("compress", "drawn", "elastic", "low_rank", "store", "torch")
+)
+#: Settings that PyTorch and NumPy read as they are imported.
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_READ_EARLY = ("ATEN_", "GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_", "TORCH_")
 
 
 class Server:
     """The client's side: the process that forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", processes.MARK: "." * _MARK}
+        environment = {**os.environ, **_THREADS, processes.MARK: "." * _MARK}
         with theirs:
-            argv = [sys.executable, "-m", __name__, str(theirs.fileno()), "." * _ROOM]
+            argv = [sys.executable, "-m", __name__, kind, str(theirs.fileno()), "." * _ROOM]
             self._socket.settimeout(_ANSWER_S)
             self._process = subprocess.Popen(
                 argv, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]
@@ -123,44 +136,66 @@ class Command(subprocess.Popen[Any]):
 
 @contextlib.contextmanager
 def started_warm() -> Iterator[None]:
-    """Labs start `nicps` commands from a server meanwhile."""
-    server, cold = Server(), processes.start
+    """Labs start `nicps` commands, and programs of tests with PyTorch, from servers meanwhile."""
+    servers, cold = {NICPS: Server(NICPS)}, processes.start
 
     def start(
         lab: str, netns: str, argv: Sequence[str], user: str | None, options: dict[str, Any]
     ) -> subprocess.Popen[Any]:
-        if not _is_ours(argv) or not options.keys() <= _OPTIONS:
-            return cold(lab, netns, argv, user, options)
         environment = processes.environment(lab, options.get("env"))
-        return Command(server, netns, argv, user, {**options, "env": environment})
+        kind = _kind_of(argv, environment)
+        if kind is None or not options.keys() <= _OPTIONS:
+            return cold(lab, netns, argv, user, options)
+        if kind not in servers:
+            servers[kind] = Server(kind)
+        return Command(servers[kind], netns, argv, user, {**options, "env": environment})
 
     processes.start = start
     try:
         yield
     finally:
         processes.start = cold
-        server.close()
+        for server in servers.values():
+            server.close()
 
 
-def _is_ours(argv: Sequence[str]) -> bool:
-    """Whether this is `python [-P] -m nicps COMMAND ...`, which the server has imported."""
-    words = [word for word in argv if word != "-P"]
-    return words[:3] == [sys.executable, "-m", "nicps"] and words[3] in COMMANDS
+def _kind_of(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The server that has imported what `python [-P] -m MODULE ...` needs, with the same settings."""
+    python, *words = [word for word in argv if word != "-P"]
+    if python != sys.executable or words[:1] != ["-m"]:
+        return None
+    if words[1] == "nicps" and words[2] in COMMANDS:
+        return NICPS
+    early = {name for name in environment if name.startswith(_READ_EARLY)}
+    same = all(environment[name] == {**os.environ, **_THREADS}.get(name) for name in early)
+    return TORCH if words[1] in PROGRAMS and same else None
 
 
 # ---- the server's side
 
 
-def _import_all() -> None:
-    import gc
-    import importlib
+def _import_all(kind: str) -> None:
+    if kind == TORCH:
+        names = [
+            "torch.distributed",
+            "torch.optim",
+            "torch._dynamo",
+            "torch.nn.parallel",
+            "nicps.torch",
+        ]
+    else:
+        names = ["nicps.agent", *(f"nicps.cli.{command}" for command in COMMANDS)]
+    with permanent():
+        for name in names:
+            importlib.import_module(name)
 
-    gc.disable()
-    importlib.import_module("nicps.agent")
-    for command in COMMANDS:
-        importlib.import_module(f"nicps.cli.{command}")
-    gc.freeze()
-    gc.enable()
+
+def _run(module: str) -> NoReturn:
+    """In the child: the command's own code."""
+    if module == "nicps":
+        run()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit()
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
@@ -178,7 +213,7 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
         enter.become_user(request["user"])
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.argv = ["nicps", *request["argv"][request["argv"].index("nicps") + 1 :]]
+    sys.argv = request["argv"][request["argv"].index("-m") + 1 :]
 
 
 def _show_as(argv: Sequence[str], lab: str) -> None:
@@ -222,7 +257,7 @@ def _serve(fd: int) -> None:
             if pid == 0:
                 _become(request, fds[:_STREAMS])
                 _show_as(request["argv"], request["env"][processes.MARK])
-                run()
+                _run(sys.argv[0])
             ends[pid] = fds[_STREAMS]
             for stream in fds[:_STREAMS]:
                 os.close(stream)
@@ -242,5 +277,5 @@ def _reap(ends: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    _import_all()
-    _serve(int(sys.argv[1]))
+    _import_all(sys.argv[1])
+    _serve(int(sys.argv[2]))
