@@ -5,9 +5,9 @@
                                                and becomes what the lab's launcher would have made of it: session,
                                                user, folder, environment, streams, and the command line that others see
 
-There is one such process for `nicps` commands, and one for the tests' own programs with PyTorch, which starts with
-the first of these. `started_warm` lets the labs of this process use them. Commands of any other kind are started as
-always, and so is all that `nicps` itself starts.
+There is one such process for `nicps` commands and for the tests' own programs, and another one, which starts when it
+is needed, for those with PyTorch. `started_warm` lets the labs of this process use them. Commands of any other kind are
+started as always, and so is all that `nicps` itself starts.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ _STREAMS = 3
 _ANSWER_S = 60.0  # of the server: its imports come before the first one
 #: Options of Popen that the server carries out; with others a command is started as always.
 _OPTIONS = frozenset({"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"})
-#: The tests' programs that import PyTorch.
-PROGRAMS = frozenset(
-    f"tests.netns.{name}_program"
-    for name in ("compress", "drawn", "elastic", "low_rank", "store", "torch")
-)
+#: The tests' own programs, with what they need beside nicps.
+PROGRAMS = {
+    **{f"tests.netns.{name}_program": NICPS for name in ("group", "late")},
+    **{
+        f"tests.netns.{name}_program": TORCH
+        for name in ("compress", "drawn", "elastic", "low_rank", "store", "torch")
+    },
+}
 #: Settings that PyTorch and NumPy read as they are imported.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _READ_EARLY = ("ATEN_", "GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_", "TORCH_")
@@ -136,7 +139,7 @@ class Command(subprocess.Popen[Any]):
 
 @contextlib.contextmanager
 def started_warm() -> Iterator[None]:
-    """Labs start `nicps` commands, and programs of tests with PyTorch, from servers meanwhile."""
+    """Labs start `nicps` commands, and the programs of tests, from servers meanwhile."""
     servers, cold = {NICPS: Server(NICPS)}, processes.start
 
     def start(
@@ -168,7 +171,7 @@ def _kind_of(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
         return NICPS
     early = {name for name in environment if name.startswith(_READ_EARLY)}
     same = all(environment[name] == {**os.environ, **_THREADS}.get(name) for name in early)
-    return TORCH if words[1] in PROGRAMS and same else None
+    return PROGRAMS.get(words[1]) if same else None
 
 
 # ---- the server's side
@@ -184,7 +187,11 @@ def _import_all(kind: str) -> None:
             "nicps.torch",
         ]
     else:
-        names = ["nicps.agent", *(f"nicps.cli.{command}" for command in COMMANDS)]
+        names = [
+            "nicps.agent",
+            "nicps.collective",
+            *(f"nicps.cli.{command}" for command in COMMANDS),
+        ]
     with permanent():
         for name in names:
             importlib.import_module(name)
