@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Receiver(Protocol):
@@ -46,8 +46,9 @@ class Receiver(Protocol):
         """In this host's own stripe: how many contributions of the listed others are lacking, by number."""
 
 
+@runtime_checkable
 class ServedReceiver(Protocol):
-    """What a worker's kernel has of servers: of its newest step, and of its newest pull, by their numbers."""
+    """What a kernel has of servers: at a worker of its newest step, and of its newest pull, by their numbers."""
 
     def acknowledged_to(self, number: int, first: int, end: int) -> tuple[int, int]:
         """Of push fragments `first` to `end`: the first that is not added, and one past the last that is."""
@@ -68,13 +69,20 @@ class ServedReceiver(Protocol):
     def least_version(self, first: int, end: int) -> tuple[int, int]:
         """Round and version of the oldest of these fragments of parameters."""
 
+    def answered(self, server: int) -> tuple[int, int, int, int]:
+        """What that server has said of this host's steps: a number, its staleness, a round, its highest version."""
+
+    def made(self, round_: int, view: int) -> int:
+        """At a server: its push fragments to which all listed members of that round have contributed."""
+
 
 @dataclass(slots=True)  # a frozen one takes seven times as long to make; one follows every event
 class KernelState:
     """What the XDP program must know to act for this member (`struct nicps_config`).
 
     `aggregators`, `width`: of stripes, in the open round; `_next`: in later ones. `offered`, by parity: the conversion
-    of this host's lanes that counts. `clock`: the agent is woken after so many sums.
+    of this host's lanes that counts. `clock`: the agent is woken after so many sums. `settled`: with servers, the last
+    committed round that had a list.
     """
 
     round: int
@@ -91,3 +99,4 @@ class KernelState:
     width_next: int = 0
     offered: tuple[int, int] = (0, 0)
     clock: int = 0
+    settled: int = 0

@@ -93,6 +93,9 @@ class Steps:
     ) -> list[SendServed]:
         assert number > self.number, "numbers rise"
         self._type, self.number, self._round = kind, number, round_
+        for window in windows:  # what has come in the view before stays
+            here, _ = self._reached(window, window.end)
+            window.here = window.sent = window.beyond = window.asked = here
         self._windows = [window for window in windows if window.here < window.end]
         for window in self._windows:
             window.due = now + self._round_trip.timeout_s(1)
@@ -118,7 +121,7 @@ class Steps:
         for window in tuple(self._windows):
             if window.here == window.end:
                 continue
-            window.note_come(now, *self._reached(window), self._round_trip)
+            window.note_come(now, *self._reached(window, window.sent), self._round_trip)
             if window.sent > window.here:  # else nothing can be lost
                 lost = self._find_lost(now, window)
                 asked += sum(count for _, count in lost)
@@ -175,10 +178,10 @@ class Steps:
         )
         return [source for source in cut if source.first < source.end]
 
-    def _reached(self, window: Window) -> tuple[int, int]:
+    def _reached(self, window: Window, end: int) -> tuple[int, int]:
         if self._type is wire.FrameType.PULL:
-            return self._receiver.pulled_to(self.number, window.here, window.sent)
-        return self._receiver.acknowledged_to(self.number, window.here, window.sent)
+            return self._receiver.pulled_to(self.number, window.here, end)
+        return self._receiver.acknowledged_to(self.number, window.here, end)
 
     def _missing(self, first: int, end: int, limit: int) -> Ranges:
         if self._type is wire.FrameType.PULL:
