@@ -41,8 +41,8 @@ class Carried:
 
     `offer` is its gradient of the open round, counted or not, that it still holds; `passes`: it has dropped it, as the
     round closed without it. `read` and `digest` are of the last round that its training program has applied. `rest`:
-    whose remainders a Linux switch adds to the open round. With servers, `settled` is the last committed round that had
-    a list, `goes_on` the newest whose GO is known, and `pending` what its training program waits for.
+    whose remainders a Linux switch adds to the open round. With servers, `goes_on` is the newest round whose GO is
+    known, and `pending` what its training program waits for.
     """
 
     round: int
@@ -54,15 +54,10 @@ class Carried:
     passes: bool = False
     undecided: bool = False
     rest: Rest = NO_REST
-    settled: int = 0
     goes_on: int = 0
     pending: Pending = Pending()
 
     @classmethod
     def at_the_start(cls, phase: Phase) -> Carried:
-        """Of a phase: a training program is prepared only once it has read all rounds before.
-
-        What is due at a server of a round that was dropped is cleared before: all others before it are committed.
-        """
-        first = phase.first_round
-        return cls(first, phase.unit, first - 1, rest=phase.rest, settled=first - 1)
+        """Of a phase: a training program is prepared only once it has read all rounds before."""
+        return cls(phase.first_round, phase.unit, phase.first_round - 1, rest=phase.rest)

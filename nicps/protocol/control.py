@@ -61,7 +61,6 @@ class Control:
         self._forward = 0  # the round that was committed last by broadcast marks
         self._saves = False  # the lead: it writes a checkpoint of the state after the open round
         self._saved = False  # the lead does so after the round committed last
-        self._settled = carried.settled
         self.offers = Offers(phase, view, broadcast=exchange.kind.broadcasts_marks)
         exchange.open(carried.round)
         exchange.rest = carried.rest
@@ -108,7 +107,6 @@ class Control:
             self._ready,
             passes or self._passes,
             rest=self.exchange.rest,
-            settled=self._settled,
         )
 
     def unit_of(self, round_: int) -> int:
@@ -424,7 +422,6 @@ class Control:
             width_next=width,
             offered=(0, exchange.conversion) if self.round & 1 else (exchange.conversion, 0),
             clock=exchange.clock,
-            settled=self._settled,
         )
 
     # ---- the list, and what closes it
@@ -490,7 +487,6 @@ class Control:
             token.saved,
         )
         self.exchange.rest = committed.rest_after(self.exchange.rest)
-        self._settled = self.round if counted else self._settled
         self._saved, self._saves = token.saved, False
         self.round = token.round
         self.unit = token.unit

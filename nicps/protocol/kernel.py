@@ -81,8 +81,7 @@ class KernelState:
     """What the XDP program must know to act for this member (`struct nicps_config`).
 
     `aggregators`, `width`: of stripes, in the open round; `_next`: in later ones. `offered`, by parity: the conversion
-    of this host's lanes that counts. `clock`: the agent is woken after so many sums. `settled`: with servers, the last
-    committed round that had a list.
+    of this host's lanes that counts. `clock`: the agent is woken after so many sums.
     """
 
     round: int
@@ -99,4 +98,3 @@ class KernelState:
     width_next: int = 0
     offered: tuple[int, int] = (0, 0)
     clock: int = 0
-    settled: int = 0

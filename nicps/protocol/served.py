@@ -99,6 +99,8 @@ class Served:
     def _begin(self, now: float) -> Steps:
         control, exchange, frozen = self._control, self._exchange, self._control.frozen
         begun, step = self._begun, self._step
+        if exchange.lacks_server:
+            return []
         if begun is not None and begun.type is wire.FrameType.PULL:
             self._begun = None
             return [*exchange.pull(now, begun)]

@@ -31,6 +31,7 @@ class ServersExchanger(Exchanger):
     Attributes:
         goes_on: the newest round whose GO is known here (`nicps.protocol.served`).
         begun: the push or the pull under way, until it is whole.
+        lacks_server: one has left. Nothing begins before a phase in which another member has its part.
     """
 
     def _begin(self, now: float) -> None:
@@ -42,6 +43,7 @@ class ServersExchanger(Exchanger):
             self._phase, self._view.number, self._number, self._kernel, self._timings
         )
         self.clock = self._steps.clock
+        self.lacks_server = not self._view.live.issuperset(self.aggregators)
         self.goes_on = self._round = 0
         self.begun: Begun | None = None
         self._contributes = False
@@ -71,7 +73,9 @@ class ServersExchanger(Exchanger):
     def on_list(self, now: float, members: int, unit: int) -> list[Action]:
         """Begin the contribution, unless it was begun."""
         mine = members >> (self._number - 1) & 1
-        if self._contributes or self._dropped or not mine or not self.conversion:
+        if self._contributes or not mine or not self.conversion:
+            return []
+        if self._dropped or self.lacks_server:
             return []
         self._contributes = True
         return [*self._steps.contribute(now, self.conversion, self._round, members)]
@@ -97,9 +101,11 @@ class ServersExchanger(Exchanger):
 
     @property
     def _stands(self) -> bool:
-        """Where the round is dropped no step goes on. A pull does: a decision waits until all have read the last."""
+        """Nothing goes on where a server lacks, and no step where the round is dropped. A pull does: it is of the last
+        round, and a decision waits until all have read that.
+        """
         pulls = self.begun is not None and self.begun.type is wire.FrameType.PULL
-        return self._dropped and not pulls
+        return self.lacks_server or (self._dropped and not pulls)
 
     # ---- pushes and pulls
 
@@ -135,8 +141,8 @@ class ServersExchanger(Exchanger):
     # ---- what the control asks
 
     def may_enter(self) -> bool:
-        """Before GO nobody offers. In a phase's first round nobody has anything to read."""
-        return self._round <= max(self._phase.first_round, self.goes_on)
+        """Before GO nobody offers. A phase's first round needs none."""
+        return not self.lacks_server and self._round <= max(self._phase.first_round, self.goes_on)
 
     def wants_token(self, token: TokenState) -> bool:
         """To mark itself, or to commit."""
