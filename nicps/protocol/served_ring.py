@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -82,8 +83,9 @@ class ServedRing(Ring):
         steps = super().on_want(now, frame)
         if frame.header.sender == self.number:
             return steps
-        steps += self._served.hear(now, frame)
-        return steps + self._settle(now) + self._act_or_want(now)
+        steps += self._served.hear(now, frame) + self._settle(now)
+        # A member that has asked for the token asks again in time: or each question would draw one of each member.
+        return steps + (self._act_or_want(now) if self._want.at == math.inf else [])
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""

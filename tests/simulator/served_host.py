@@ -61,6 +61,7 @@ class ServedHost(Host):
         self.whole: frozenset[int] = frozenset()  # workers that have all parameters of some time
         self.serves: tuple[tuple[int, ...], int] = (), 0  # of the part that is here, and the rank
         self.finishing = False
+        self._steps = 0
         self._word = 0, ""  # what its training program says, after a round
         self._read_by_all = 0
         self._waiting: dict[bytes, protocol.Answered] = {}
@@ -413,6 +414,11 @@ class ServedHost(Host):
     def program_pulls(self, round_: int) -> None:
         """It needs all parameters."""
         self.do(self.node.pull(self.clock(), round_))
+
+    def next_token(self) -> Token:
+        """Another step of this agent's programs."""
+        self._steps += 1
+        return f"{self.name}.{self.life}", self._steps
 
     def program_steps(self, offer: Offer, token: Token) -> None:
         """Its next step is converted."""

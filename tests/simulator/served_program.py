@@ -34,7 +34,6 @@ class ServedProgram:
         self.host, self.lan = host, host.lan
         self.hung = self.blank = False
         self.state: State = ()  # that it has pulled last
-        self.steps = 0
         self._inbox: deque[Any] = deque()
         self._next: Phase | None = None
         self._run_ = self._run()
@@ -91,8 +90,7 @@ class ServedProgram:
         while (yield from self._compute()):
             version = 0
             while True:
-                self.steps += 1
-                token = (f"{self.host.name}.{self.host.life}", self.steps)
+                token = self.host.next_token()
                 skips = phase.serving is not None and not phase.serving.every
                 skips = skips and version >= _PUSHES
                 self.host.program_steps(Offer(round_, 1, None, skips), token)

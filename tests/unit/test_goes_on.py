@@ -216,6 +216,15 @@ def test_the_offers_of_all_workers_close_the_list_and_contributions_begin() -> N
     assert dict(commit.counted) == {2: 4, 3: 4} and commit.aggregators == (4, 1)
 
 
+def test_a_question_for_the_token_draws_no_other() -> None:
+    """Who wants it too has asked."""
+    ring, _ = worker(every=0, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    asked = wants(ring.step(START, step(skip=True)))
+    assert asked == [(NEXT, wire.Flag.TOKEN_WANTED, ROUND)]
+    for number in (1, 3, 4):
+        assert not wants(ring.on_want(START, said(number, wire.Flag.TOKEN_WANTED)))
+
+
 # ---- the lead
 
 
