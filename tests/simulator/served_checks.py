@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of parameter servers: the invariants of docs/servers.md, "What the simulator drives", by their numbers.
+"""What must hold of parameter servers: the invariants of docs/servers.md, "What the simulator drives", by number.
 
 They are looked at where something changes: a home, a version, a store, a list, a commit.
 """
@@ -111,7 +111,7 @@ class ServedChecks:
         for number in ring.phase.serving.servers:
             mac = view.members[number - 1].mac
             server = next(one for one in self._checks.lan.hosts if one.mac == mac)
-            part = server.kernel.stripes.part
+            part = server.servers.part
             same = server.node.view.number == view.number and number in view.live
             if server.dead or part is None or not same:
                 continue
@@ -128,7 +128,7 @@ class ServedChecks:
         view = host.node.view
         mac = view.members[frame.sender - 1].mac
         server = next(one for one in self._checks.lan.hosts if one.mac == mac)
-        part = server.kernel.stripes.part
+        part = server.servers.part
         self._is_committed(host, frame.content)
         if server.dead or part is None or frame.staleness:
             return
@@ -146,6 +146,16 @@ class ServedChecks:
             if not any(r in self._commits and len(self._commits[r]) == count for r in rounds):
                 self.fail(f"7: {host.name} has {token}, whose rounds {rounds} are not committed")
             self._counted.add((token, count))
+
+    def gives(self, host: ServedHost, frame: ServedFrame, home: Home) -> None:
+        """9: no home goes out in which the open round's contributions have begun."""
+        if home.seen and home.tag == frame.view << 32 | frame.round:
+            self.fail(f"9: {host.name} gives fragment {home.index}, to which contributions came")
+
+    def fills(self, host: ServedHost, source: ServedHost) -> None:
+        """10: what a new server is filled from is whole."""
+        if lacks := [i for i, one in enumerate(source.servers.store) if not one.tag]:
+            self.fail(f"10: {host.name} is filled from {source.name}, which lacks {lacks}")
 
     # ---- synchronisations
 
@@ -202,14 +212,14 @@ class ServedChecks:
             if lacks:
                 self.fail(f"7: {host.name} reads round {round_} without {lacks}'s in {index}")
 
-    def has_last(self, host: ServedHost, round_: int, state: Any) -> None:
+    def has_last(self, host: ServedHost, state: Any) -> None:
         """8: a test, or the end, begins with the state of the last commit."""
-        if self._states.get(round_, state) != state:
-            self.fail(f"8: {host.name} tests other parameters than those after round {round_}")
+        if self._states.get(host.committed) != state:
+            self.fail(f"8: {host.name} tests other parameters than those after {host.committed}")
 
     def idle(self, host: ServedHost) -> None:
         """3: where no processor is in the program, a server's version is what is whole."""
-        servers = host.kernel.stripes
+        servers = host.servers
         if servers.running or servers.part is None or not servers.round or host.dead:
             return
         round_, version = servers.version

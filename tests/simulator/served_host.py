@@ -56,7 +56,7 @@ class ServedHost(Host):
         self.memory = None
         self.phase: Phase | None = None  # that it is in, or getting ready for
         self.trained = 0  # rounds of training that are committed
-        self.last_read = 0
+        self.committed = self.last_read = 0
         self.training: Phase | None = None  # the last such phase that was in force here
         self.whole: frozenset[int] = frozenset()  # workers that have all parameters of some time
         self.serves: tuple[tuple[int, ...], int] = (), 0  # of the part that is here, and the rank
@@ -75,6 +75,12 @@ class ServedHost(Host):
     def has_state(self) -> bool:
         """It knows how far the job is, and holds parameters, or can pull them."""
         return self.trained > 0 or self.phase is not None
+
+    @property
+    def _works(self) -> bool:
+        """It is a worker of the last training phase."""
+        number, last = self.node.number, self.training
+        return last is not None and number <= len(last.shares) and bool(last.shares[number - 1])
 
     def submit(self) -> None:
         """The user starts a job here."""
@@ -204,6 +210,7 @@ class ServedHost(Host):
             self.lan.checks.served.committed(self, commit, phase)
             self.servers.commit(commit.round, listed=bool(commit.counted))
             self.trained += 1
+            self.committed = commit.round
             self.whole = frozenset(
                 phase.sharing(self.node.view.live)
             )  # they have pulled, and then offered
@@ -338,7 +345,7 @@ class ServedHost(Host):
             self._enter_training(phase)
         elif phase.kind is wire.PhaseKind.TEST:
             self._prepared(phase)
-            if self.process is not None and phase.shares[number - 1]:
+            if self.process is not None and self._works:
                 self.process.deliver(phase)
             self._offer_test(phase)
         elif phase.kind is wire.PhaseKind.FINISH:
@@ -355,8 +362,7 @@ class ServedHost(Host):
     def _end(self, phase: Phase) -> None:
         ok = phase.settings["ok"]
         self.note(f"JOB OVER {phase.settings['message']}")
-        works = self.training is not None and self.training.shares[self.node.number - 1]
-        if ok and self.process is not None and works:
+        if ok and self.process is not None and self._works:
             self.result = self.trained, repr([sorted(c) for c in self.process.state])
         self.job_over = phase.settings["message"] or "well"
         self.lan.over(self, phase.settings["message"], ok)
@@ -394,6 +400,7 @@ class ServedHost(Host):
             if source.dead:
                 self.later(_FILL_S, lambda: self._fill(phase, part))
                 return
+            lan.checks.served.fills(self, source)
             each = len(source.servers.store) // phase.fragments
             contents = {i: source.servers.store[i * each].content for i in part}
         lan.parts += 1
@@ -436,8 +443,7 @@ class ServedHost(Host):
 
     def program_tests(self, phase: Phase, state: State) -> None:
         """It tests what it has read last."""
-        if self.last_read == phase.first_round - 2:
-            self.lan.checks.served.has_last(self, self.last_read, state)
+        self.lan.checks.served.has_last(self, state)
 
 
 class _Machine:

@@ -249,6 +249,7 @@ class ServersKernel:
                 lan.at_host(self.host, lan.now + stall_s, self._resume, steps)
                 return
         self.running -= 1
+        lan.checks.served.idle(self.host)
 
     def _resume(self, steps: Iterator[None]) -> None:
         self._go_on(steps, stalled=True)
@@ -355,6 +356,7 @@ class ServersKernel:
         if synchronises:
             self._answer(frame, version, reason=Refusal.SYNCHRONISING)
         else:
+            self.host.lan.checks.served.gives(self.host, frame, home)
             self._answer(frame, version, content=content)
 
     # ---- at a worker
