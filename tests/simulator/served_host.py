@@ -339,7 +339,6 @@ class ServedHost(Host):
     def _prepare(self, phase: Phase) -> None:
         if self.phase is not None and self.phase.number > phase.number:
             return
-        number = self.node.number
         self.phase = phase
         if phase.kind is TRAIN:
             self._enter_training(phase)

@@ -7,9 +7,9 @@ import random
 
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
-from nicps.protocol import Timings
+from nicps.protocol import Action, Pulled, ReadByAll, SendServed, Stepped, Timings
 from nicps.wire import FrameType
-from tests.simulator.faults import LASTS_S, MOMENTS, Faults
+from tests.simulator.faults import LASTS_S, MOMENTS, Faults, Moment
 from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
 from tests.simulator.served_checks import ServedChecks
@@ -21,10 +21,17 @@ _AT_A_TIME = (
     *("cut", "cut", "cut in three", "isolate", "lead isolate", "lose", "renew", "lead renew"),
 )
 _AT_A_MOMENT = ("kill", "kill", "lead kill", "pause", "lead pause", "isolate", "lose", "renew")
-_MOMENTS = (
-    *("forming", "installed", "deciding", "training", "closing", "committed", "test", "finish"),
-    *("stop", "proposal", "accepting", "installing", "voting"),
-)
+_OTHER_JOBS = ("hand-out", "files", "state", "broadcast", "collecting")
+_MOMENTS = {name: moment for name, moment in MOMENTS.items() if name not in _OTHER_JOBS}
+#: The moments of servers: a push, a pull, or a contribution leaves, or something is whole.
+_OF_SERVERS: dict[str, Moment] = {
+    "pushing": lambda host, action: _sends(action, FrameType.PUSH),
+    "pulling": lambda host, action: _sends(action, FrameType.PULL),
+    "contributing": lambda host, action: _sends(action, FrameType.CONTRIBUTION),
+    "stepped": lambda host, action: isinstance(action, Stepped),
+    "pulled": lambda host, action: isinstance(action, Pulled),
+    "read": lambda host, action: isinstance(action, ReadByAll),
+}
 _FRAMES = (
     *(FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN, FrameType.CONTRIBUTION),
 )
@@ -75,14 +82,20 @@ def lan_of(seed: int, hosts: int | None = None) -> ServedLan:
     lasts = 0.2 + lan.rounds * (lan.compute_s * 1.5 * max(1, lan.every) + 0.01)
     _lay_out(lan, faults, rng, lasts)
     for _ in range(rng.randint(0, 4)):
-        if rng.random() < 0.6:
+        if rng.random() < 0.4:
             start = FORMED_S + rng.random() * lasts
             faults.at_time(start, rng.choice(_AT_A_TIME), rng.choice(lan.hosts))
         else:
-            name = rng.choice([name for name in MOMENTS if name in _MOMENTS])
-            faults.at_moment(name, rng.choice((1, 2, 3, 10)), rng.choice(_AT_A_MOMENT))
+            moments = _OF_SERVERS if rng.random() < 0.6 else _MOMENTS
+            name = rng.choice(list(moments))
+            nth = rng.choice((1, 2, 3, 10, 30))
+            faults.when(moments[name], name, nth, rng.choice(_AT_A_MOMENT))
     lan.hosts[0].submit()
     return lan
+
+
+def _sends(action: Action, kind: FrameType) -> bool:
+    return isinstance(action, SendServed) and action.type == kind
 
 
 def _lay_out(lan: ServedLan, faults: Faults, rng: random.Random, lasts: float) -> None:

@@ -334,6 +334,8 @@ class ServersKernel:
             self.announced = tag
             list_ = frame.view, frame.round, frame.members, 0
             self.host.wake(self.host.list_up, *list_)
+        if seen and frame.token in home.sums:
+            self.host.lan.checks.fail(f"1: {frame.token} is averaged twice at {self.host.name}")
         weight = "mean", frame.members.bit_count()
         home.sums = {**(home.sums if seen else {}), frame.token: weight}
         home.tag, home.members, home.seen, home.due = tag, frame.members, seen | bit, last

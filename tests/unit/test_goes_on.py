@@ -281,7 +281,7 @@ def test_a_push_goes_on_in_the_next_view_with_its_number() -> None:
     ring, kernel = worker(every=64, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
     (first, *_) = (one for one in ring.step(START, step()) if isinstance(one, SendServed))
     carried = ring.carry()
-    assert carried.pending == Pending(None, Begun(PUSH, first.number))
+    assert carried.pending == Pending(None, Begun(PUSH, first.number, (), {4: 0, 1: 0}))
     assert carried.goes_on == NEXT
     later, _ = worker(every=64, carried=carried)
     timeout = AdaptiveTimeout(TIMINGS)

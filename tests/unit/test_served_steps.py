@@ -26,6 +26,11 @@ def worker(kernel: ServedKernel, number: int = 2, phase: Phase = PHASE) -> Steps
     return Steps(phase, VIEW_NUMBER, number, kernel, TIMINGS)
 
 
+def push(steps: Steps, now: float, number: int) -> list[SendServed]:
+    """Of what is pulled now."""
+    return steps.push(now, number, ROUND, steps.versions(ROUND))
+
+
 def sent(actions: list[SendServed]) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
     return [(action.to, action.ranges) for action in actions]
 
@@ -50,7 +55,7 @@ def finish(
 def test_a_step_goes_to_all_servers_by_their_parts() -> None:
     kernel = ServedKernel()
     steps = worker(kernel)
-    actions = steps.push(0.0, 5, ROUND)
+    actions = push(steps, 0.0, 5)
     assert sent(actions) == [(4, ((0, WINDOW),)), (1, ((150, WINDOW),))]
     assert {(a.view, a.round, a.type, a.number, a.repair) for a in actions} == {
         (VIEW_NUMBER, ROUND, PUSH, 5, False)
@@ -70,10 +75,10 @@ def test_a_push_names_to_each_server_the_least_version_of_its_part() -> None:
         301: (ROUND, 4),
     }
     steps = worker(kernel)
-    assert [(a.to, a.version) for a in steps.push(0.0, 1, ROUND)] == [(4, 5), (1, 4)]
+    assert [(a.to, a.version) for a in push(steps, 0.0, 1)] == [(4, 5), (1, 4)]
     kernel.versions[300] = (ROUND - 1, 9)
-    finish(steps, kernel, steps.advance(0.0) or steps.push(0.0, 2, ROUND))
-    assert [(a.to, a.version) for a in steps.push(0.0, 3, ROUND)] == [(4, 5), (1, 0)]
+    finish(steps, kernel, steps.advance(0.0) or push(steps, 0.0, 2))
+    assert [(a.to, a.version) for a in push(steps, 0.0, 3)] == [(4, 5), (1, 0)]
 
 
 def test_a_contribution_names_the_list() -> None:
@@ -87,25 +92,25 @@ def test_a_contribution_names_the_list() -> None:
 def test_all_workers_windows_fit_a_servers_port(workers: int) -> None:
     shares = tuple([0] * 4 + [4] * workers)
     steps = worker(ServedKernel(), 5, replace(PHASE, shares=shares, fragments=2000))
-    (_, ((_, count),)), _ = sent(steps.push(0.0, 1, ROUND))
+    (_, ((_, count),)), _ = sent(push(steps, 0.0, 1))
     assert count * workers <= QUEUE or count == LEAST_WINDOW
 
 
 def test_a_small_vector_has_nothing_for_some_server() -> None:
     kernel = ServedKernel()
     steps = worker(kernel, phase=replace(PHASE, fragments=1, last_fragments=1))
-    actions = steps.push(0.0, 1, ROUND)
+    actions = push(steps, 0.0, 1)
     assert sent(actions) == [(1, ((0, 1),))]
     finish(steps, kernel, actions)
 
 
 def test_a_host_that_serves_sends_itself_nothing() -> None:
-    assert sent(worker(ServedKernel(), 4).push(0.0, 1, ROUND)) == [(1, ((150, WINDOW),))]
+    assert sent(push(worker(ServedKernel(), 4), 0.0, 1)) == [(1, ((150, WINDOW),))]
 
 
 def test_numbers_rise() -> None:
     steps = worker(ServedKernel())
-    steps.push(0.0, 5, ROUND)
+    push(steps, 0.0, 5)
     for number in (5, 4):
         with pytest.raises(AssertionError, match="numbers rise"):
             steps.pull(0.0, number, ROUND)
@@ -117,7 +122,7 @@ def test_numbers_rise() -> None:
 def test_the_window_opens_as_fragments_are_acknowledged() -> None:
     kernel = ServedKernel()
     steps = worker(kernel)
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     kernel.take(1, range(10))
     assert sent(steps.advance(0.0)) == [(4, ((WINDOW, 10),))]
     kernel.take(1, range(11, 20))
@@ -128,7 +133,7 @@ def test_what_others_have_overtaken_is_sent_again() -> None:
     """At once, and once; until nothing has come for too long."""
     kernel = ServedKernel()
     steps = worker(kernel)
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     kernel.take(1, {*range(40)} - {3, 7})
     again, fresh = steps.advance(0.0)
     assert (again.to, again.ranges, again.repair) == (4, ((3, 1), (7, 1)), True)
@@ -144,7 +149,7 @@ def test_what_others_have_overtaken_is_sent_again() -> None:
 def test_where_nothing_comes_a_few_are_sent_again() -> None:
     """And later and later."""
     steps = worker(ServedKernel())
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     waits, now = [], 0.0
     for _ in range(4):
         waits.append(steps.deadline() - now)
@@ -157,7 +162,7 @@ def test_where_nothing_comes_a_few_are_sent_again() -> None:
 
 def test_after_a_refusal_it_is_sent_again_soon() -> None:
     steps = worker(ServedKernel())
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     steps.hear_refusal(0.0)
     assert steps.deadline() == pytest.approx(0.001)
     assert len(steps.advance(0.001)) == 2
@@ -167,7 +172,7 @@ def test_a_server_that_does_not_answer_is_reported() -> None:
     """Not before it has had its time; the other one is done."""
     kernel = ServedKernel()
     steps = worker(kernel)
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     kernel.take(1, range(150, 300))
     steps.advance(0.0)
     kernel.take(1, range(150, 300))
@@ -248,7 +253,7 @@ def test_all_of_it_comes_in_the_end(seed: int) -> None:
         partners = PARTNERED if random.random() < 0.5 else ()
         begin = random.choice(["push", "pull", "contribute"])
         if begin == "push":
-            actions = steps.push(now, number, ROUND)
+            actions = push(steps, now, number)
         elif begin == "pull":
             actions = steps.pull(now, number, ROUND, partners)
         else:

@@ -149,6 +149,18 @@ def test_what_was_acknowledged_in_the_view_before_is_not_sent_again() -> None:
     assert member(2, kernel).push(0.0, Begun(PUSH, 5))[-1] == Stepped(ROUND, 5, 0, ())
 
 
+def test_a_push_names_the_same_versions_in_every_view() -> None:
+    """With lanes of 32 bits the answers to its own fragments bring newer parameters."""
+    kernel = ServedKernel()
+    kernel.versions = dict.fromkeys(range(2 * FRAGMENTS), (ROUND, 4))
+    part = member(2, kernel)
+    part.push(0.0, Begun(PUSH, 5))
+    kernel.versions = dict.fromkeys(range(2 * FRAGMENTS), (ROUND, 9))
+    assert part.begun is not None
+    again = member(2, kernel).push(0.0, part.begun)
+    assert {a.version for a in sent(again)} == {4}
+
+
 @pytest.mark.parametrize(
     ("every", "version", "due"),
     [(1, None, True), (4, None, False), (4, 1, False), (4, 2, True), (4, 7, True), (0, 99, False)],
@@ -177,7 +189,8 @@ def test_in_a_round_that_is_dropped_only_a_pull_goes_on(kind: wire.FrameType) ->
     assert (part.deadline() == math.inf) is (kind is PUSH)
     told = finish(part, kernel, actions)
     assert (Pulled(ROUND, 5) in told) is (kind is PULL)
-    assert (part.begun == Begun(PUSH, 5)) is (kind is PUSH), "it goes along into the next view"
+    begun = Begun(PUSH, 5, versions={4: 0, 1: 0})
+    assert (part.begun == begun) is (kind is PUSH), "it goes along into the next view"
 
 
 def test_a_refusal_is_asked_again_soon() -> None:

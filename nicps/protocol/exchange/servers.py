@@ -9,18 +9,22 @@ from typing import NamedTuple
 from nicps import wire
 from nicps.protocol.actions import Action, Pulled, Stepped
 from nicps.protocol.exchange.base import Exchanger
-from nicps.protocol.exchange.steps import Source, Steps
+from nicps.protocol.exchange.steps import Source, Steps, Versions
 from nicps.protocol.kernel import ServedReceiver
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
 
 
 class Begun(NamedTuple):
-    """A worker's push or pull that is not whole yet: of that number, and for a pull, from whom."""
+    """A worker's push or pull that is not whole yet.
+
+    `sources`: of a pull, from whom. `versions`: of a push that has begun, what it was computed from.
+    """
 
     type: wire.FrameType
     number: int
     sources: tuple[Source, ...] = ()
+    versions: Versions | None = None
 
 
 class ServersExchanger(Exchanger):
@@ -111,8 +115,12 @@ class ServersExchanger(Exchanger):
 
     def push(self, now: float, begun: Begun) -> list[Action]:
         """A step goes to all servers, for itself; `Stepped` follows."""
-        self.begun = begun
-        return [*self._steps.push(now, begun.number, self._round), *self.advance(now)]
+        versions = begun.versions
+        if versions is None:
+            versions = self._steps.versions(self._round)
+        self.begun = begun._replace(versions=versions)
+        sent = self._steps.push(now, begun.number, self._round, versions)
+        return [*sent, *self.advance(now)]
 
     def pull(self, now: float, begun: Begun) -> list[Action]:
         """All parameters come; `Pulled` follows."""

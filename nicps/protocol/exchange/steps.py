@@ -8,8 +8,8 @@ of its part. A pull asks each server for its part, or a partner for some of it. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from nicps import wire
 from nicps.protocol.actions import SendServed
@@ -24,6 +24,10 @@ from nicps.protocol.signals import Lacks
 _PARTNERS_ASKS = 5
 #: After a refusal the same is asked again so soon.
 _AGAIN_S = 0.001
+
+
+#: By server, a version.
+Versions: TypeAlias = Mapping[int, int]
 
 
 class Source(NamedTuple):
@@ -54,19 +58,25 @@ class Steps:
         self.number = self._round = self._members = 0
         self._type = wire.FrameType.PUSH
         self._windows: list[Window] = []
-        self._versions: dict[int, int] = {}
+        self._versions: Versions = {}
 
     # ---- what is begun
 
-    def push(self, now: float, number: int, round_: int) -> list[SendServed]:
-        """A step of that number is converted: it goes to all servers.
-
-        What it was computed from was pulled before. So each server is told the least version of its own part.
-        """
-        each = per_push(self._width)
+    def versions(self, round_: int) -> Versions:
+        """What the next step is computed from, which is pulled: by server, the least version of its part."""
+        each, found = per_push(self._width), dict[int, int]()
         for server, part in self._parts():
             pulled_in, version = self._receiver.least_version(part.start * each, part.stop * each)
-            self._versions[server] = version if pulled_in == round_ else 0
+            found[server] = version if pulled_in == round_ else 0
+        return found
+
+    def push(self, now: float, number: int, round_: int, versions: Versions) -> list[SendServed]:
+        """A step of that number is converted: it goes to all servers.
+
+        Args:
+            versions: as they were when it began. Answers to its own fragments may have brought newer parameters.
+        """
+        self._versions = versions
         windows = [Window.begin(server, part.start, part.stop) for server, part in self._parts()]
         return self._begin(now, wire.FrameType.PUSH, number, round_, windows)
 
