@@ -15,7 +15,7 @@ from nicps.exchange import Exchange
 from nicps.job import actions as act
 from nicps.job.plan import stop, test_round
 from nicps.protocol import Node, Offer, Phase
-from nicps.protocol.serving import Serving
+from nicps.protocol.serving import Serving, per_push
 from tests.simulator.host import Host
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox
@@ -363,8 +363,21 @@ class ServedHost(Host):
         self.note(f"JOB OVER {phase.settings['message']}")
         if ok and self.process is not None and self._works:
             self.result = self.trained, repr([sorted(c) for c in self.process.state])
+        elif ok and self.servers.part is not None:
+            self.result = self._served_result(self.servers.part)
         self.job_over = phase.settings["message"] or "well"
         self.lan.over(self, phase.settings["message"], ok)
+
+    def _served_result(self, part: Part) -> tuple[int, str] | None:
+        """Of a server that has all parts. Of several each pulls the others' parts, which the model does not do."""
+        if len(part.homes) < self.lan.fragments:
+            return None
+        found = []
+        for home in part.homes.values():
+            due = home.due and home.tag & 0xFFFFFFFF <= self.servers.settled
+            content = {**home.content, **home.sums} if due else home.content
+            found += [sorted(content.items())] * per_push(self.lan.plan.width)
+        return self.trained, repr(found)
 
     def _enter_training(self, phase: Phase) -> None:
         serving, number = phase.serving, self.node.number
