@@ -137,7 +137,7 @@ def train(lane: str, dies: int | None = None) -> None:
         times.append(time.monotonic() - began)
         losses.append(loss.item())
     missing = 0.0
-    if dies is None:  # what was given is in the sums or in the residuals
+    if dies is None:  # rounding errors are in the sums or in the residuals
         kept = handle.state_dict()
         for name, total in given.items():
             both = torch.stack([total, kept[name].double().view(total.shape)])

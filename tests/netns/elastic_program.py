@@ -50,9 +50,9 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 def train(settings: dict[str, Any]) -> None:
-    """Whoever is there, until so many steps after the last time that somebody has come."""
+    """Train with the present ranks, until so many steps after the last arrival."""
     kind, every = settings.get("optimizer", "sgd"), settings.get("sync_every", 1)
-    inner, _ = make(kind, seed=dist.get_rank())  # what a late one makes is another model
+    inner, _ = make(kind, seed=dist.get_rank())  # a late process makes another model
     model = DistributedDataParallel(inner, find_unused_parameters=True)
     _, optimizer = make(kind, 0)
     optimizer = type(optimizer)(model.parameters(), **optimizer.defaults)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a group, started by a test and by no agent: `python -m tests.netns.group_program SETTINGS`.
 
-It prints a JSON object a line: `formed`, then what came of each call that was drawn, then `closed`.
+It prints a JSON object a line: `formed`, then the result of each drawn call, then `closed`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def vector_of(rank: int, step: int) -> Any:
 
 
 class Program:
-    """The state, and how it goes on."""
+    """The state, and its next step."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -49,7 +49,7 @@ class Program:
         )
 
     def run(self) -> None:
-        """Until so many steps after the last time that somebody has come."""
+        """Until so many steps after the last arrival."""
         group = self.group
         say(formed=group.rank, size=group.size, late=group.late)
         while self.step < self.end:

@@ -30,7 +30,7 @@ def say(**values: Any) -> None:
 
 
 def refused(call: Callable[[], Any]) -> tuple[type[BaseException], str]:
-    """What it raises."""
+    """The error that it raises."""
     try:
         call()
     except Exception as error:
@@ -91,7 +91,7 @@ def shares(store: Store) -> None:
 
 
 def complain(store: Store) -> None:
-    """What TCPStore raises."""
+    """The errors that TCPStore raises."""
     usual = store.timeout
     for wait in (
         lambda: store.wait(["a", "b"], timedelta(milliseconds=300)),
@@ -170,7 +170,7 @@ def comes(store: Store) -> None:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Join, do that, and see that the store ends with the group."""
+    """Join, run that part, and check that the store ends with the group."""
     torch.set_num_threads(1)
     dist.init_process_group("nicps", timeout=timedelta(seconds=60))
     store = dist.distributed_c10d._get_default_store()

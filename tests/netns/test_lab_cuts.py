@@ -40,7 +40,7 @@ def severed(lab: Lab) -> int:
 
 
 def hearing(lab: Lab) -> set[str]:
-    """Who hears whose broadcasts, as `hearer<speaker`."""
+    """The hosts that hear each other's broadcasts, as `hearer<speaker`."""
     before = severed(lab)
     with traffic(lab) as net:
         for number, host in enumerate(HOSTS, 1):

@@ -139,7 +139,7 @@ def test_down_without_a_state_file(name: str) -> None:
 
 
 def test_a_lab_whose_namespaces_somebody_has_removed(name: str) -> None:
-    """It is named, with what takes it away; whoever asks for all labs still sees the others."""
+    """It is named, with the command that removes it; a command for all labs still sees the others."""
     with Lab(LabSettings(name, hosts=2)), Lab(LabSettings(fresh_name(), hosts=1)) as other:
         namespaces.remove([f"nicps-{name}-h2", f"nicps-{name}-switch"])
         says = (

@@ -62,7 +62,7 @@ def counts(lab: Lab, where: str) -> PortCount:
 
 
 def hit_and_spared(where: str) -> tuple[list[str], list[str]]:
-    """Who hears h1 through the port of `where`, and who does not."""
+    """The hosts that hear h1 through the port of `where`, and those that do not."""
     return (["h2", "h3", "h4"], []) if where == "h1" else ([where], ["h3", "h4"])
 
 
@@ -142,7 +142,7 @@ def test_reordering(lab: Lab, where: str) -> None:
             for number in heard:
                 overtaken += number < newest
                 newest = max(newest, number)
-            # Those at the very end have nobody to overtake them.
+            # Those at the very end have no frame to overtake them.
             assert reordered / 2 < overtaken <= reordered
         for host in spared:
             assert net.numbers(host) == list(range(sent))

@@ -58,7 +58,7 @@ def ends_well(done: Ended, members: set[str], rounds: int = 80) -> dict[str, Any
 
 
 def last_job(network: Network, job_id: str, *hosts: str) -> dict[str, Any]:
-    """What the one of these that led the job says of its end."""
+    """The line about the job's end of the one that led it."""
 
     def ended() -> dict[str, Any]:
         found = [network.status(host) for host in hosts]
@@ -211,7 +211,7 @@ def test_a_member_while_training(three: Network, open_path: Path, how: str) -> N
 @pytest.mark.short("SIGINT")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_the_starter_while_training(three: Network, open_path: Path, how: str) -> None:
-    """Another host leads the job to its end; who submitted it is told that this host has left."""
+    """Another host leads the job to its end; the submitter is told that this host has left."""
     child = under_way(three, open_path)
     status = three.status("h1")
     assert status is not None

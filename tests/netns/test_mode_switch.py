@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps join --mode switch` where no switch adds, and where not all hosts are told so."""
+"""`nicps join --mode switch` without a switch that adds, and with hosts that are not all told so."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.netns.planes import (
 )
 from tests.netns.wires import run, veth_pair
 
-ETH_P_ALL = 3  # what goes out is shown to nobody else
+ETH_P_ALL = 3  # frames that go out are shown to no other socket
 OTHER = bytes.fromhex("03aabbccddee")
 THIRD = b"\2\0\0\0\0\3"
 DESTINATIONS = [
@@ -99,7 +99,7 @@ def test_the_interface_lets_the_group_through(group: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def snooping() -> Iterator[Network]:
-    """Three hosts at a switch that forwards multicast only where somebody listens, as far as it can tell."""
+    """Three hosts at a switch that forwards multicast only to ports with listeners, as far as it can tell."""
     with Network(3, program=LIGHT) as made:
         made.lab.up()
         switch = namespaces.switch_name(made.lab.name)

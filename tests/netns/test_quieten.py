@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cables for a BMv2 and its hosts: frames go through as they are, and nobody else sends any."""
+"""Cables for a BMv2 and its hosts: frames pass unchanged, and no other program sends any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def offloads(name: str) -> set[str]:
 
 
 def test_a_cable_that_ends_at_an_xdp_program() -> None:
-    """The kernel has switched off what such a program cannot take, and lets nobody set it."""
+    """The kernel has switched off the offloads that such a program cannot take, and refuses to set them."""
     with veth_pair() as (left, right), port.pass_program() as program, IPRoute() as ipr:
         links.attach(ipr, links.index_of(ipr, left), program)
         before = offloads(right)

@@ -35,7 +35,7 @@ Weights = dict[int, str]  # hashes by the number of trained rounds
 @pytest.fixture(scope="module")
 def two() -> Iterator[Network]:
     # Of two hosts the first may go on when the other is silent, and that one comes back without its residual. So
-    # nobody is taken for silent here, however busy the machine is.
+    # no host is taken for silent here, however busy the machine is.
     with Network(2, program=LIGHT, arguments=("--silence", "20")) as made:
         made.up()
         yield made
@@ -142,7 +142,7 @@ def test_a_cancelled_job_is_resumed_with_the_same_bits(two: Network, job: Path) 
 @pytest.mark.short("stripes")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_killed_hosts_go_on_from_a_checkpoint_in_the_middle(two: Network, exchange: str) -> None:
-    """All write their residuals of the same round: the lead's training program says which, before it is committed."""
+    """All write their residuals of the same round: the lead's training program names it before it is committed."""
     hold = two.folder / "hold"
     waits = f"def before_batch():\n    while os.path.exists({str(hold)!r}): time.sleep(0.01)\n"
     job = tiny_job(two.folder, WIDER, "held", waits)
@@ -174,7 +174,7 @@ def test_killed_hosts_go_on_from_a_checkpoint_in_the_middle(two: Network, exchan
 
 
 def head(path: Path) -> dict[str, Any]:
-    """What a residual's file says of itself; nothing where there is none."""
+    """The fields of a residual's file about itself; empty if there is none."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = json.loads(archive.read("residual.json"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run of `nicps run` ends where a script, or the command itself, fails (docs/run.md), with real agents."""
+"""How a run of `nicps run` ends if a script, or the command itself, fails (docs/run.md), with real agents."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_others_go_on_without_a_script_that_fails(
 
 
 def test_a_command_that_is_killed_leaves_nothing(three: Network, folder: Path) -> None:
-    """Nor does what the script has detached from itself."""
+    """Nor do processes that the script has detached from itself."""
     child = three.start("h1", "run", script(folder, WAITS))
     assert child.stdout is not None
     assert {child.stdout.readline() for _ in three.names} == {

@@ -40,7 +40,7 @@ def of(rank: int, dtype: torch.dtype = torch.float32, length: int = 1000) -> tor
 
 
 def collectives() -> None:
-    """All of them, against what torch makes of the same tensors here."""
+    """All of them, against torch's result for the same tensors here."""
     rank, size = dist.get_rank(), dist.get_world_size()
     every = range(size)
     for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16):
@@ -93,7 +93,7 @@ def collectives() -> None:
 
 
 def refusals() -> None:
-    """What the backend does not do is said in one line, and it goes on."""
+    """Calls that the backend refuses raise one line, and it goes on."""
 
     def refused(call: Callable[[], Any]) -> str:
         try:
@@ -117,7 +117,7 @@ def refusals() -> None:
 
 
 def over_tcp() -> None:
-    """What Gloo does for the backend, and the store, without MASTER_ADDR."""
+    """The calls that Gloo does for the backend, and the store, without MASTER_ADDR."""
     rank, size = dist.get_rank(), dist.get_world_size()
     after, before = (rank + 1) % size, (rank - 1) % size
     sent, got = of(rank), torch.empty(1000)

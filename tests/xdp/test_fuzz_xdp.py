@@ -100,7 +100,7 @@ class Batch:
         return frame[:14] + encode.sign(frame[14:], self.key)
 
     def _good(self, rng: np.random.Generator) -> bytes:
-        """A frame of a member, as the program is to take it."""
+        """A frame of a member, as the program must take it."""
         self.sequence += int(rng.integers(1, 40))
         sender = int(rng.choice(self.others)) if self.others else self.own
         round_ = int(rng.integers(self.config["round_low"], self.config["round_high"] + 1))

@@ -152,7 +152,7 @@ def test_who_meets_a_claim_is_sent_again(program: Stalled, place: int) -> None:
 
 
 def test_a_sum_is_sent_by_whoever_made_it(program: Stalled) -> None:
-    """Its processor stalls before that: who asks is answered, the next round goes on, and the sum still comes."""
+    """Its processor stalls before that: questions are answered, the next round goes on, and the sum still comes."""
 
     def prepare() -> None:
         program.reset()

@@ -57,10 +57,10 @@ def piece(view: int, round_: int, sender: int, index: int) -> bytes:
 
 @dataclass
 class Race:
-    """The agent, and what comes in.
+    """The agent, and the frames that come in.
 
     Args:
-        senders: of whom fragments come; 0: a switch, with its sums.
+        senders: the senders of fragments; 0: a switch, with its sums.
 
     Attributes: `overtaken`, fragments whose processor stalled until a newer tag was in its bank.
     """
@@ -87,7 +87,7 @@ class Race:
         """The accumulators, as a training program has them."""
         self.sums.map(os.dup(self.maps.accumulators_fd), os.dup(self.maps.slots_fd), BLOCKS)
 
-    # ---- what comes in
+    # ---- frames
 
     def any(self) -> bytes:
         """A fragment of the open round."""
@@ -177,7 +177,7 @@ class Race:
             self.open()
 
     def enter_view(self) -> None:
-        """The round is run again in another one. It is waited for that the processor which stalls goes on."""
+        """The round is run again in another view. This waits until the processor which stalls goes on."""
         self.kept = None
         threading.Timer(0.002, self.program.go).start()
         self.maps.enter_view(self.view + 1, 1, MACS, 2)
@@ -194,7 +194,9 @@ class Race:
         self.open()
 
     def check(self) -> None:
-        """Nobody is in the program: each slot of the open round holds what it says, and counts are those of slots."""
+        """No processor is in the program: each slot of the open round equals its seen-bits, and counts are those of
+        slots.
+        """
         missing = self.missing()
         bank = self.maps.accumulators[self.round & 1].reshape(-1, 360)
         for index in range(FRAGMENTS):

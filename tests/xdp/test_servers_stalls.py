@@ -67,7 +67,7 @@ class Served:
         return divmod(int(self.target.ring["version"][0]), 1 << 32)
 
     def count(self, bank: int, sender: int) -> tuple[int, int]:
-        """Tag and count; nobody is about to count."""
+        """Tag and count; no processor is about to count."""
         record = self.target.progress[bank * SENDERS + sender]
         return int(record["tag"]), int(record["count"])
 
