@@ -24,7 +24,7 @@ import nicps.torch
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
@@ -38,7 +38,7 @@ def make(kind: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    """Of the data of that step and rank."""
+    """The data of that step and rank."""
     random = torch.Generator().manual_seed(1000 * step + rank)
     x, y = torch.randn(16, 32, generator=random), torch.randn(16, 8, generator=random)
     return nn.functional.mse_loss(model(x), y)

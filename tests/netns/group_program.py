@@ -22,7 +22,7 @@ from tests.collectives import draw
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 

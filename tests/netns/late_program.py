@@ -24,12 +24,12 @@ LENGTH = 2000
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
 def vector_of(rank: int, step: int) -> Any:
-    """What that rank gives in that step."""
+    """The contribution of that rank in that step."""
     return np.random.default_rng([rank, step]).integers(0, 1 << 20, LENGTH, np.int64)
 
 

@@ -42,7 +42,7 @@ class Script:
         return line
 
     def until(self, step: int) -> dict[str, Any]:
-        """Wait until it has done that step."""
+        """Wait until the program has done that step."""
         while (line := self.take()) is not None:
             assert "error" not in line, line
             if line.get("step", -1) >= step:

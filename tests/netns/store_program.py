@@ -25,7 +25,7 @@ THREADS, ADDS = 4, 10
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
@@ -113,7 +113,7 @@ def complain(store: Store) -> None:
 
 
 def loses(store: Store) -> None:
-    """One host dies; the others ask its store on."""
+    """One host dies; the others go on asking its store."""
     rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD.group
     found: list[bytes] = []
     waiter = threading.Thread(target=lambda: found.append(store.get("after")))

@@ -36,7 +36,7 @@ from tests.netns.labs import (
     until,
 )
 
-# Stops in the middle of `up`, at the n-th call of the function named, and says so.
+# Stops in the middle of `up`, at the n-th call of the named function, and reports that.
 HALF_WAY = """
 import importlib, sys
 from nicps.lab import Lab, LabSettings
@@ -58,7 +58,7 @@ Lab(LabSettings(name, hosts=3)).up()
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name, of which nothing may be left after the test."""
+    """A lab's name; no part of that lab may be left after the test."""
     links_before = own_links()
     chosen = fresh_name()
     yield chosen

@@ -62,7 +62,7 @@ def test_over_a_wire(of_left: bytes, of_right: bytes) -> None:
 
 
 def talk(here: DataPlane, there: DataPlane, number: int) -> None:
-    """Member `number` sends some of everything, and it comes."""
+    """Member `number` sends some frames of each kind, and they arrive."""
     headers, payload = fragments(20, random_lanes(20))
     headers[:, 17] = number
     send_all(here, headers, payload)
@@ -84,7 +84,7 @@ def heard(sock: socket.socket) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("group", [wire.GROUP, OTHER])
 def test_the_interface_lets_the_group_through(group: bytes) -> None:
-    """What a NIC's filter is made of names the group, and the usual one in any case, while the agent runs."""
+    """The list of a NIC's filter names the group, and always the usual one, while the agent runs."""
     with veth_pair() as (left, _):
 
         def joined() -> set[str]:

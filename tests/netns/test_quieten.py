@@ -10,7 +10,7 @@ from nicps.bench.bmv2 import add_cable, quieten
 from nicps.lab import links, port
 from tests.netns.wires import run, veth_pair
 
-#: Of the kernel, that `ethtool -K IF tx off rx off tso off gso off gro off` ends.
+#: Offloads of the kernel that `ethtool -K IF tx off rx off tso off gso off gro off` ends.
 OFFLOADS = (
     *("tx-checksum-ip-generic", "rx-checksum", "tx-tcp-segmentation", "tx-tcp6-segmentation"),
     *("tx-generic-segmentation", "rx-gro"),
@@ -18,7 +18,7 @@ OFFLOADS = (
 
 
 def offloads(name: str) -> set[str]:
-    """Those that are on."""
+    """The offloads that are on."""
     features = IoctlEthtool(name).get_features()
     return {feature for feature in OFFLOADS if features.is_active(feature)}
 

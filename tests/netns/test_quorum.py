@@ -47,7 +47,7 @@ def train(
 
 
 def in_all_but_one(facts: Iterable[bool]) -> bool:
-    """Whether it is so in every round, but perhaps one."""
+    """Whether the condition holds in every round, except perhaps one."""
     return list(facts).count(False) <= 1
 
 

@@ -33,13 +33,13 @@ def network() -> Iterator[Network]:
 
 
 def states(network: Network, host: str) -> dict[str, str]:
-    """What that host says of all."""
+    """That host's status of all members."""
     status = network.status(host) or {"members": []}
     return {member["name"]: member["state"] for member in status["members"]}
 
 
 def trains(network: Network, host: str, witness: str) -> bool:
-    """Whether the host's gradients come, as another one says."""
+    """Whether the host's gradients come, as another host reports."""
     return states(network, witness).get(host) == "sent"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounding has left over goes on with a job that is resumed: every host keeps its own, beside the checkpoint.
+"""The residuals of a job that is resumed go on: every host keeps its own, beside the checkpoint.
 
 Then the weights are those of a job that was never stopped, bit for bit. Members are numbered in the order of their
 answers, so two hosts have the same numbers every time.
@@ -83,7 +83,7 @@ def kept(two: Network, run: str, host: str) -> Path:
 
 
 def resumed(two: Network, run: str, trained: int = HALF, rounds: int = ROUNDS) -> Weights:
-    """After so many rounds in all, of which so many had been trained."""
+    """The weights after so many rounds in all, of which so many had been trained."""
     folder = two.place("h1", "runs") / run
     more = ("--set", f"rounds={rounds}", "--wait", "--json")
     done: Ended = two.command("h1", "resume", str(folder), *more)
@@ -104,7 +104,7 @@ def test_a_resumed_job_has_the_same_bits(
 def test_without_its_residual_a_host_begins_at_zero(
     two: Network, job: Path, through: dict[str, Weights], how: str
 ) -> None:
-    """It says so, and all train on alike; but it is not what it would have been."""
+    """It reports this, and all train on alike; but the weights are not those of a job without a stop."""
     run = half(two, job, "stripes")
     path = kept(two, run, "h2")
     if how == "missing":

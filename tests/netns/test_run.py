@@ -59,7 +59,7 @@ def folder(three: Network) -> Path:
 
 
 def lines_of(out: str) -> dict[str, list[str]]:
-    """By host."""
+    """The output, by host."""
     found: dict[str, list[str]] = {}
     for line in out.splitlines():
         host, _, text = line.partition(": ")

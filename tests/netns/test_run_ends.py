@@ -53,7 +53,7 @@ def script(folder: Path, text: str) -> str:
 
 
 def outcome(three: Network, *arguments: str) -> tuple[int, dict[str, Any], list[str]]:
-    """Of `nicps run --json` on h1: its exit code, its result, and the lines of stderr."""
+    """The outcome of `nicps run --json` on h1: its exit code, its result, and the lines of stderr."""
     ended = three.command("h1", "run", "--json", *arguments)
     return ended.code, json.loads(ended.out), ended.err.splitlines()
 
@@ -108,7 +108,7 @@ def test_much_output(three: Network, folder: Path) -> None:
 
 def test_a_script_that_the_training_user_cannot_read(three: Network, folder: Path) -> None:
     if three.user == "root":
-        return  # who reads everything
+        return  # root can read everything
     path = Path(script(folder, WAITS))
     path.chmod(0o600)
     ended = three.command("h1", "run", str(path))

@@ -84,7 +84,7 @@ class Member:
         self.plane.tx.flush()
 
     def has(self, count: int) -> bool:
-        """Of the sums."""
+        """Compare the sums."""
         lacking = self.maps.missing_sums(1, VIEW, 0, FRAGMENTS, FRAGMENTS)
         return FRAGMENTS - sum(n for _, n in lacking) == count
 

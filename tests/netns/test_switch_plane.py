@@ -82,7 +82,7 @@ def sums(host: Host) -> dict[int, wire.Frame]:
 
 
 def model(hosts: list[Host], key: bytes = b"") -> SwitchModel:
-    """With the sums that there must be."""
+    """Compare with the expected sums."""
     made = SwitchModel(frozenset({1, 2, 3}), FRAGMENTS, WIDTH, VIEW)
     for index in range(FRAGMENTS):
         for host in hosts:
@@ -101,7 +101,7 @@ def contribute(hosts: list[Host], indices: range = range(FRAGMENTS), **fields: i
 @pytest.mark.parametrize("mode", ["native", "generic"])
 def test_sums_reach_all_and_all_else_passes(hosts: list[Host], mode: str) -> None:
     ports = [*PORTS]
-    if mode == "generic":  # one driver has no native mode: so all ports are in generic mode
+    if mode == "generic":  # one driver has no native mode, so all ports are in generic mode
         run("ip link add eth9 type ifb")
         run("ip link set eth9 addrgenmode none master br0 up")
         ports.insert(2, "eth9")

@@ -27,12 +27,12 @@ STEPS, DIES_AT = 12, 6
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
 def of(rank: int, dtype: torch.dtype = torch.float32, length: int = 1000) -> torch.Tensor:
-    """What that rank has."""
+    """The tensor of that rank."""
     random = torch.Generator().manual_seed(rank)
     if dtype.is_floating_point:
         return torch.randn(length, generator=random).to(dtype)
@@ -181,7 +181,7 @@ class Model(nn.Module):
 def train(dies: int | None = None) -> None:
     """A script of DDP; one rank may be killed in the middle."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)  # DDP gives all what rank 0 has
+    torch.manual_seed(rank)  # DDP gives all ranks the model of rank 0
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     random = torch.Generator().manual_seed(7)
@@ -209,7 +209,7 @@ def train(dies: int | None = None) -> None:
 
 
 def main(what: str) -> int:
-    """Join, and do that."""
+    """Join, and run that part."""
     torch.set_num_threads(1)
     try:
         dist.init_process_group("nicps")

@@ -43,9 +43,9 @@ class Stalled:
         assert self.model.places[0][0] is not None and self.model.places[0][0].total.any()
 
     def give(self, one: bytes) -> int:
-        """To program and model; the program's verdict. In what they differ `agrees` says.
+        """To program and model; returns the program's verdict. `agrees` reports differences.
 
-        What is done while a processor stalls may find that it has gone on too early: then all is done once more.
+        An action during a stall may find that the processor has gone on too early: then all is done once more.
         """
         expected, found = VERDICT[self.model.run(one).verdict], self.target.give(one).verdict
         self.differing += [(expected, found)] * (expected != found)

@@ -2,8 +2,8 @@
 """Kernel against kernel, and kernel against agent, over many rounds: sums and counts are exact.
 
 A processor stalls in the middle of a fragment, at a random place. Meanwhile another processor takes other fragments,
-also of later rounds, and the agent does what it does: it opens and drops rounds, enters a view, takes other
-accumulators, reads sums early and in the end. What must be in the maps is computed here, from what every slot says.
+also of later rounds, and the agent goes on: it opens and drops rounds, enters a view, takes other accumulators, reads
+sums early and in the end. The expected contents of the maps are computed here, from the seen-bits of every slot.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Race:
         write_settings(self.maps.config, state)
 
     def missing(self) -> list[tuple[int, int]]:
-        """What is not here: sender and index of each."""
+        """The fragments that are not here: sender and index of each."""
         return [
             (sender, index)
             for sender in self.senders
@@ -139,7 +139,7 @@ class Race:
         return [self.maps.count(self.round, self.view, sender) for sender in self.senders]
 
     def complete(self) -> None:
-        """All comes in, what is lost is sent again, and the sum is read, as far as it can be early."""
+        """All fragments come in, lost ones are sent again, and the sum is read, as far as possible early."""
         lanes = np.frombuffer(payload_of(gradient(self.view, self.round, 1), 32), np.uint8)
         own = np.tile(lanes, (FRAGMENTS, 1)), np.zeros(FRAGMENTS, np.uint8)
         self.out[:] = np.nan
