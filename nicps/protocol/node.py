@@ -309,11 +309,18 @@ class Node:
             self._departure.cancel(now)
         return self._take(now, [Cancelled(self.name)] if self.leads else [])
 
-    def leave(self, now: float, reason: str) -> list[Action]:
-        """R17: this host departs; the others go on without it. Where there are none, nothing does."""
-        if self._host.is_member:
+    def leave(self, now: float, reason: str, *, agreed: bool = True) -> list[Action]:
+        """R17: this host departs; the others go on without it. Where there are none, nothing does.
+
+        Args:
+            agreed: once the others agree. Without a majority they never do; then it leaves as if it had been killed.
+        """
+        steps: Steps = []
+        if self._host.is_member and agreed:
             self._departure.leave(now, reason)
-        return self._take(now, [])
+        elif self._host.is_member:
+            steps += self.membership.leave_view(reason)
+        return self._take(now, steps)
 
     def evict(self, now: float, numbers: frozenset[int]) -> list[Action]:
         """These must go: they differ from the others."""
