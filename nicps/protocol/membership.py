@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nicps import wire
 from nicps.protocol.actions import Evicted, Installed, Joiner, Send
-from nicps.protocol.control import Carried
+from nicps.protocol.carried import Carried, Pending
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
@@ -340,7 +340,7 @@ class Membership:
         carried = ring.carry()
         again = self._decisions.prepared_for > ring.phase.number
         if again:  # its training program has left the round, and will offer again
-            carried = replace(carried, offer=None, passes=False, ready=0)
+            carried = replace(carried, offer=None, passes=False, ready=0, pending=Pending())
         # R14: the lead says again that training goes on, but in a phase's first round, which needs no word.
         leads = successor.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
         undecided = leads and successor.round > ring.phase.first_round
