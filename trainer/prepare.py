@@ -7,9 +7,10 @@ import io
 import json
 import os
 import pwd
+import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from trainer.job import Job, load
 from trainer.settings import State, flat
 
 if TYPE_CHECKING:
+    from trainer.packing import Sets
     from trainer.training import Training
 
 MAX_JOB_BYTES = 64 << 20
@@ -34,6 +36,8 @@ def prepare(
     data: str | None,
     overrides: Mapping[str, Any],
     resume: Path | None = None,
+    *,
+    packed: bool = False,
 ) -> dict[str, Any]:
     """Write job.tar, model.npz, train.bin, test.bin and prepared.json into `out`.
 
@@ -44,6 +48,8 @@ def prepare(
         overrides: settings by key, over the job's own.
         resume: a checkpoint to go on from (R22). `overrides` are then over the settings that it was made under, and
             its state goes along as resume.npz.
+        packed: B1: branches are packed into two sets, and the vector is laid out with set 1 first. prepared.json has
+            `sets` then: how many numbers of the vector belong to each.
 
     Returns:
         What is in prepared.json.
@@ -56,8 +62,8 @@ def prepare(
         with tempfile.TemporaryDirectory(dir=out) as unpacked:
             if source.is_file():
                 unpack(source, Path(unpacked))
-                return _prepare(Path(unpacked), out, data, overrides, resume)
-            return _prepare(source.resolve(), out, data, overrides, resume)
+                return _prepare(Path(unpacked), out, data, overrides, resume, packed)
+            return _prepare(source.resolve(), out, data, overrides, resume, packed)
     except OSError as error:
         raise JobError(told(error, source, out)) from None
 
@@ -78,7 +84,12 @@ def told(error: OSError, source: Path, out: Path) -> str:
 
 
 def _prepare(
-    folder: Path, out: Path, data: str | None, overrides: Mapping[str, Any], resume: Path | None
+    folder: Path,
+    out: Path,
+    data: str | None,
+    overrides: Mapping[str, Any],
+    resume: Path | None,
+    packed: bool,
 ) -> dict[str, Any]:
     saved, name = None, None
     if resume is not None:
@@ -94,7 +105,9 @@ def _prepare(
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
     if counts["train"] == 0:
         raise JobError("job.py: data(): there are no training samples")
-    training = training_of(job, counts["train"])  # after the cheap errors: PyTorch takes seconds
+    # After the cheap errors: PyTorch takes seconds.
+    branches = pack_branches(job) if packed else None
+    training = training_of(job, counts["train"], branches.order() if branches else ())
     if saved is not None and resume is not None:
         training.take(saved, resume)
         run = resume.parent.parent  # if it has ended in its last round, it has no result yet
@@ -141,18 +154,35 @@ def _prepare(
         "test": {"fields": fields["test"], "records": counts["test"]},
         "model": weights.averaging(training.model.layout, averaged),
     }
+    if branches is not None:
+        prepared["sets"] = branches.lanes(prepared["model"])
     if saved is not None:
         prepared["resume"] = resumed
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
 
 
-def training_of(job: Job, records: int) -> Training:
-    """The job's model, as it is before the first round."""
+def pack_branches(job: Job) -> Sets:
+    """B1: the two sets of the model's branches; a warning if they are not near-equal.
+
+    Raises:
+        JobError: branches cannot be found, or are named wrongly.
+    """
+    from trainer.branches import items_of
+    from trainer.packing import pack
+
+    sets = pack(items_of(job))
+    if warning := sets.warning():
+        print(f"trainer: warning: {warning}", file=sys.stderr, flush=True)
+    return sets
+
+
+def training_of(job: Job, records: int, order: Sequence[str] = ()) -> Training:
+    """The job's model, as it is before the first round; `order` of its vector as for `FlatModel`."""
     from trainer.flat import FlatModel
     from trainer.training import Training
 
-    return Training(job, FlatModel(job.model()), records)
+    return Training(job, FlatModel(job.model(), order=order), records)
 
 
 def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
