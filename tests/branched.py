@@ -58,7 +58,7 @@ class InceptionResidual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.block = conv(1, 8, 3), Inception(8, 2, 2, 2, 2)
+        self.stem, self.block = conv(1, 24, 3), Inception(24, 6, 6, 6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)

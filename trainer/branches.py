@@ -37,14 +37,19 @@ class Item:
     """What is in a set as a whole: a branch, or what is in none.
 
     Attributes: `modules`, their names (of a parameter that the model itself holds: its own); `parameters` and
-    `buffers`, names in the model's order; `size`, how many numbers are trained.
+    `buffers`, names in the model's order; `numbers`, how many of each parameter are trained.
     """
 
     modules: tuple[str, ...]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
-    size: int
+    numbers: tuple[int, ...]
     is_branch: bool
+
+    @property
+    def size(self) -> int:
+        """How many numbers are trained."""
+        return sum(self.numbers)
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -287,7 +292,8 @@ def _item(
     ordered = {name: tensor for name, tensor in tensors.items() if name in chosen}
     parameters = tuple(n for n, tensor in ordered.items() if isinstance(tensor, nn.Parameter))
     buffers = tuple(name for name in ordered if name not in parameters)
-    return Item(modules, parameters, buffers, sum(map(_size, ordered.values())), branch)
+    numbers = tuple(_size(ordered[name]) for name in parameters)
+    return Item(modules, parameters, buffers, numbers, branch)
 
 
 def _with_rest(

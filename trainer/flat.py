@@ -40,7 +40,8 @@ class FlatModel:
     """Owns the flat storage of a model's tensors.
 
     Attributes: `model`; `layout` as in prepared.json; `lanes`, the vector's length; `vector`, this
-    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`; `trained`, the parameters
+    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`; `weights`, parameters and
+    averaged buffers in the same order; `trained`, the parameters
     in the model's order, whatever the layout's is: so an optimizer's state fits any layout.
     """
 
@@ -80,6 +81,7 @@ class FlatModel:
         self.lanes = weights.lanes(self.layout)
         self._weights = torch.empty(self.lanes)
         self._vector = torch.zeros(self.lanes)
+        self.weights: F32 = self._weights.numpy()
         self.vector: F32 = self._vector.numpy()
         self._ends = np.cumsum([tensor.numel() for _, _, tensor in inside])
         self._tensors: dict[str, Tensor] = {}

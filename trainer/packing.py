@@ -32,12 +32,18 @@ class Sets:
         """All names as they lie in the vector: set 1 first, in each set buffers first.
 
         BatchNorm changes its buffers in the forward pass. At the beginning of a set they are there before its modules.
+        The fragment in which both sets meet is late for a member that pulls set 2 from the servers: so that set begins
+        with what it needs last, as many parameters as fill a fragment.
         """
-        found: list[str] = []
-        for items in self.items:
-            found += [name for item in items for name in item.buffers]
-            found += [name for item in items for name in item.parameters]
-        return found
+        (first, first_buffers), (second, buffers) = map(_tensors, self.items)
+        at, held = len(second), 0
+        while at and held < FRAGMENT:
+            at -= 1
+            held += second[at][1]
+        first_names, last, others = (
+            [name for name, _ in part] for part in (first, second[at:], second[:at])
+        )
+        return [*first_buffers, *first_names, *last, *buffers, *others]
 
     def lanes(self, layout: weights.Layout) -> tuple[int, int]:
         """Numbers of each set in the round's vector."""
@@ -55,6 +61,16 @@ class Sets:
             f"the two sets of branches have {first:,} and {second:,} parameters: they differ by {part:.0%} of all; "
             "branches(model) in job.py can name other branches (docs/jobs.md)"
         )
+
+
+def _tensors(items: Iterable[Item]) -> tuple[list[tuple[str, int]], list[str]]:
+    """Parameters with their sizes, and buffers."""
+    parameters: list[tuple[str, int]] = []
+    buffers: list[str] = []
+    for item in items:
+        parameters += zip(item.parameters, item.numbers, strict=True)
+        buffers += item.buffers
+    return parameters, buffers
 
 
 def pack(items: Sequence[Item]) -> Sets:

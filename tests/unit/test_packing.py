@@ -33,7 +33,9 @@ def _no_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def items(*sizes: int) -> list[Item]:
-    return [Item((f"m{at}",), (f"m{at}.weight",), (), size, True) for at, size in enumerate(sizes)]
+    return [
+        Item((f"m{at}",), (f"m{at}.weight",), (), (size,), True) for at, size in enumerate(sizes)
+    ]
 
 
 def off(sets: Sets) -> int:
@@ -131,7 +133,12 @@ def test_the_vector_has_set_1_first_and_its_buffers_before_its_modules(tmp_path:
         (entry["name"] in first for entry in entries), reverse=True
     )
     kinds = [kind for kind, _ in itertools.groupby(entry["kind"] for entry in entries)]
-    assert kinds == ["buffer", "parameter"] * 2
+    assert kinds == ["buffer", "parameter", "buffer", "parameter"]
+    seconds = [entry for entry in entries if entry["name"] not in first]
+    kind, ahead = next((k, list(of)) for k, of in itertools.groupby(seconds, lambda e: e["kind"]))
+    names = [name for item in sets.items[1] for name in item.parameters]
+    assert kind == "parameter" and [e["name"] for e in ahead] == names[-len(ahead) :]
+    assert sum(map(weights.size, ahead)) >= 360 > sum(map(weights.size, ahead[1:]))
     lanes = sum(weights.size(entry) for entry in entries if entry["name"] in first)
     assert prepared["sets"] == (lanes, weights.lanes(prepared["model"]) - lanes)
     places = packing.fragments(prepared["model"])
