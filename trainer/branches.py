@@ -8,7 +8,7 @@ node, too: towers begin there. What is on one way is a *branch*. Ways that share
     forks in a branch (nested)      stay in it, unless it is so large that no two sets could be near-equal: then it is
                                     taken apart into the branches and modules that are in it
     a module on two ways, or on one and elsewhere (shared, or called twice)
-                                    belongs to no branch, nor does a parameter that two modules share
+                                    belongs to no branch. The same holds for a parameter that modules share
 """
 
 from __future__ import annotations

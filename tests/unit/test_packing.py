@@ -193,7 +193,7 @@ def test_steps_do_not_depend_on_the_order() -> None:
 def test_clipping_scales_the_whole_gradient() -> None:
     model = FlatModel(net(), order=ORDER)
     model.begin_training(1)
-    model.model(torch.randn(6, 3)).sum().backward()
+    (model.model(torch.randn(6, 3)) * torch.randn(6, 2)).sum().backward()
     model.finish(1)
     norm = np.sqrt(sum(float(p.grad.square().sum()) for p in model.trained if p.grad is not None))
     assert model.clip(1, norm * 1.01) is False
@@ -236,6 +236,7 @@ def test_a_run_in_that_order_is_saved_and_goes_on(
     monkeypatch.setattr("tests.trainer_lab.prepare", preparing.prepare)
     plain = run_job(source, tmp_path / "plain", 2, resume=checkpoint, rounds=6, **settings)
     assert plain.errors == [None, None]
+    assert plain.network.ready != again.network.ready, "the vector has another layout"
     other = torch.load(plain.folders[0] / "out" / "model.pt")
     assert state.keys() == other.keys()
     for name, tensor in state.items():
