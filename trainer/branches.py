@@ -216,9 +216,8 @@ class _Finder:
         ways = self._ways(entries)
         led = [(way, [at for at in entries if at in way]) for way in ways]
         owned = [(way, into, names) for way, into in led if (names := self._own(way))]
-        if (
-            len(owned) < 2
-        ):  # such as four ways and a residual connection, of which the four are one way
+        if len(owned) < 2:
+            # Such as four ways and a residual connection: until they meet it, the four are one way.
             for _, into in led:
                 if len(into) < len(entries):
                     yield from self._fork(into, inside, taken)
