@@ -102,7 +102,8 @@ class Plain:
             for name, parameter in self.model.named_parameters():
                 if parameter.grad is not None:
                     wide = mean(name, self._step, parameter.grad.float())
-                    parameter.grad.copy_(wide)
+                    # Not in place: of two views of one tensor both gradients may have the same memory.
+                    parameter.grad = torch.empty_like(parameter.grad).copy_(wide)
 
 
 def named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
