@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 _GETTERS = """grad grad_fn shape dtype device layout ndim requires_grad is_leaf is_sparse is_cuda is_cpu is_meta
-is_quantized is_mkldnn is_nested itemsize nbytes"""
+is_quantized is_mkldnn is_nested itemsize nbytes _version"""
 _METHODS = """size dim numel nelement ndimension element_size stride is_contiguous is_floating_point is_complex
 get_device"""
 _Tensor: Any = torch.Tensor
@@ -67,6 +68,19 @@ def _found(kind: type[Any], value: Any) -> Iterator[torch.Tensor]:
             yield from _found(kind, each)
 
 
+class WaitingHook:
+    """A module's hook that waits. A copy of the module has one that does nothing, as has a saved module."""
+
+    def __init__(self, wait: Callable[[nn.Module], None] = lambda module: None) -> None:
+        self._wait = wait
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        self._wait(module)
+
+    def __reduce__(self) -> Any:
+        return WaitingHook, ()
+
+
 class WaitingState(defaultdict[Any, Any]):
     """An optimizer's state that waits before it is read."""
 
@@ -74,9 +88,16 @@ class WaitingState(defaultdict[Any, Any]):
         super().__init__(dict, state)
         self._wait = wait
 
+    def sort(self, keys: Iterable[Any]) -> None:
+        """Put what is there into that order: a whole step would have made it so."""
+        found = self.plain()
+        dict.clear(self)
+        dict.update(self, {key: found.pop(key) for key in keys if key in found})
+        dict.update(self, found)
+
     def plain(self) -> defaultdict[Any, Any]:
         """The same, without waiting."""
-        return defaultdict(dict, dict.copy(self))
+        return defaultdict(dict, dict.items(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._wait()

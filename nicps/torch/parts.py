@@ -322,6 +322,12 @@ class Parts:
 
     # ---- updates
 
+    @property
+    def waits(self) -> bool:
+        """Whether a part is promised that is not updated."""
+        with self._lock:
+            return any(due.settings is not None for due in self._due.values())
+
     def wait(self, indices: Iterable[int] | None = None) -> None:
         """Wait until these parts (default: all) are updated, if `step()` was called for them.
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from nicps.errors import UsageProblem
-from nicps.torch.guarded import WaitingState, waiting_class
+from nicps.torch.guarded import WaitingHook, WaitingState, waiting_class
 from nicps.torch.parts import Due, Part, Parts, PartStep
 
 Offer = Callable[[Part, torch.Tensor], Future[Any]]
@@ -71,6 +71,7 @@ class PendingSteps:
         self._local = False  # gradients of `no_sync` are there, and no others
         self._syncs, self._touched, self._closed = True, False, False
         self._warned: set[str] = set()
+        self._sorted = 0  # so many entries of the optimizer's state are in its parameters' order
         self._parameter = waiting_class(nn.Parameter, self._wait_for)
         self._gradient = waiting_class(
             torch.Tensor, lambda _: self._wait_for_gradients("reads a gradient")
@@ -142,15 +143,15 @@ class PendingSteps:
             if below:
                 # A module's `eval` forward may read its children's parameters by a faster way of its own.
                 yield module.register_forward_pre_hook(
-                    partial(_before_forward, self._parts, own, below), prepend=True
+                    WaitingHook(partial(_wait_in_front, self._parts, own, below)), prepend=True
                 )
 
     def _of_states(self, model: Any, optimizer: Optimizer) -> Iterator[Any]:
         def wait(*_: Any) -> None:
             self._parts.wait()
 
-        yield model.register_state_dict_pre_hook(wait)
-        yield model.register_load_state_dict_pre_hook(wait)
+        yield model.register_state_dict_pre_hook(WaitingHook(wait))
+        yield model.register_load_state_dict_pre_hook(WaitingHook(wait))
         yield optimizer.register_state_dict_pre_hook(wait)
         yield optimizer.register_load_state_dict_pre_hook(wait)
         yield optimizer.register_load_state_dict_post_hook(self._guard_state)
@@ -188,13 +189,21 @@ class PendingSteps:
             return (
                 "a gradient was added to the mean of the step before: call zero_grad() after step()"
             )
-        offered = {due.part.index for due in self._parts.offered()}
-        if part.index in offered or at in self._gathered.get(part.index, {}):
+        due = next((each for each in self._parts.offered() if each.part is part), None)
+        if due and (self._touched or gradient is not due.gradients[at]):
+            self._skip()
+        elif due or at in self._gathered.get(part.index, {}):
             return (
                 "it has a second gradient before step(): use no_sync() in all backward passes but the last one, and"
                 " no parameter twice in a model with reentrant checkpoints"
             )
         return ""
+
+    def _skip(self) -> None:
+        """The script has dropped the gradients of a backward pass without a step, as a loss scaler does."""
+        self._settle()
+        self._parts.drop()
+        self._touched = False
 
     def _offer_part(self, part: Part, found: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -222,8 +231,9 @@ class PendingSteps:
         """Somebody needs means: those of a step that is promised, or else of the next one, which is whole then."""
         self._warn(why)
         self._parts.wait()
-        self._settle()
-        self._touched = True
+        if offered := self._settle():
+            self._touched = True
+            _mark(gradient for due in offered for gradient in due.gradients)
 
     def _settle(self) -> list[Due]:
         """Wait for the sums of all parts. From now on what the parameters have as `grad` are plain tensors."""
@@ -342,14 +352,18 @@ class PendingSteps:
         for gradient in due.gradients:
             self._give_back(gradient, torch.Tensor)
         _mark(due.gradients)
+        state: Any = self._optimizer.state
+        if not self._parts.waits and len(state) != self._sorted:
+            state.sort(each for group in self._optimizer.param_groups for each in group["params"])
+            self._sorted = len(state)
 
     def _give_back(self, tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
         if type(tensor) in (self._parameter, self._gradient):
             tensor.__class__ = kind
 
 
-def _before_forward(
-    parts: Parts, own: tuple[int, ...], below: tuple[int, ...], module: nn.Module, _: object
+def _wait_in_front(
+    parts: Parts, own: tuple[int, ...], below: tuple[int, ...], module: nn.Module
 ) -> None:
     parts.check()
     parts.wait(own if module.training else below)
