@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of parts share: a source of sums that the test drives, and random networks."""
+"""What tests of parts share: a source of sums that the test drives, random networks, and a scene of two models."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
@@ -70,7 +73,7 @@ class Source:
         """Parts that have not arrived."""
         return {*self._waits}
 
-    @contextmanager
+    @contextlib.contextmanager
     def late(self, order: Sequence[int]) -> Iterator[list[int]]:
         """Each time that the code in here would wait, the next sum of this order comes instead.
 
@@ -216,3 +219,69 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     """Bit for bit."""
     return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+CUTS = [2, 4]
+ORDER = [2, 0, 1]
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+class Scene:
+    """A model in three parts, and beside it one that makes whole steps of the same means."""
+
+    def __init__(self, make: Callable[[Any], Optimizer] | None = None) -> None:
+        make = make or (lambda found: SGD(found, lr=0.1, momentum=0.9))
+        self.model, self.source = chain(), Source()
+        self.other = copy.deepcopy(self.model)
+        self.optimizer, self.whole = make(self.model.parameters()), make(self.other.parameters())
+        self.steps = pending(self.model, self.optimizer, CUTS, self.source)
+        self.plain = Plain(self.other, self.whole)
+
+    def backward(self, step: int = 0) -> None:
+        """Of both, from no gradient on. The plain one's are means then; those of the parts have not come."""
+        self.whole.zero_grad()
+        self.optimizer.zero_grad()
+        loss(self.other, step).backward()
+        self.plain.average()
+        loss(self.model, step).backward()
+        assert self.source.missing == {0, 1, 2}
+
+    def step(self) -> None:
+        """Of both. No sum has come, and so nothing is updated in parts."""
+        self.whole.step()
+        self.optimizer.step()
+        assert self.source.missing == {0, 1, 2} and len(self.pending) == 6
+
+    @property
+    def pending(self) -> list[str]:
+        """Parameters that wait for their update."""
+        return [name for name, each in named(self.model) if type(each) is not nn.Parameter]
+
+    def goes_on(self) -> None:
+        """Both make another step, of the same bits."""
+        self.source.arrive()
+        self.backward(9)
+        self.step()
+        with self.source.late(ORDER):
+            self.steps.wait()
+        assert same(weights(self.model), weights(self.other))
+
+
+@contextlib.contextmanager
+def warned(why: str) -> Iterator[None]:
+    with pytest.warns(UserWarning, match=f"nicps: the script {why}, so this step waits") as found:
+        yield
+    assert len(found) == 1
+
+
+@contextlib.contextmanager
+def no_other_warning() -> Iterator[None]:
+    """All others than those of old ways of PyTorch are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated")
+        yield

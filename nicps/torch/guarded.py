@@ -13,7 +13,7 @@ from torch import nn
 
 _GETTERS = """grad grad_fn shape dtype device layout ndim requires_grad is_leaf is_sparse is_cuda is_cpu is_meta
 is_quantized is_mkldnn is_nested itemsize nbytes _version"""
-_METHODS = """size dim numel nelement ndimension element_size stride is_contiguous is_floating_point is_complex
+_METHODS = """size dim numel nelement ndimension element_size is_floating_point is_complex
 get_device"""
 _Tensor: Any = torch.Tensor
 #: What is known of a tensor whatever its value; and a gradient may be put in place of another one at once.

@@ -243,6 +243,7 @@ class Parts:
     Args:
         step: makes the update of a part.
         parts: in their order of need.
+        promised: is called for each part that is promised, before another thread can update it.
         updated: is called in the thread that has carried out the update, before another thread sees its end.
     """
 
@@ -250,10 +251,11 @@ class Parts:
         self,
         step: Callable[[Sequence[nn.Parameter], Sequence[torch.Tensor], Settings], None],
         parts: Sequence[Part],
+        promised: Callable[[Due], None] = lambda due: None,
         updated: Callable[[Due], None] = lambda due: None,
     ) -> None:
         self.parts = tuple(parts)
-        self._step, self._updated = step, updated
+        self._step, self._promised, self._updated = step, promised, updated
         self._due: dict[int, Due] = {}
         self._lock = threading.RLock()  # with it a thread may update, and sees no half of an update
         self._updating = False
@@ -312,13 +314,12 @@ class Parts:
         with self._lock:
             self._due = {i: due for i, due in self._due.items() if due.settings is not None}
 
-    def promise(self, settings: Settings) -> list[Due]:
-        """`step()`: each part that is offered is updated with these, once its sum is there. Those parts."""
+    def promise(self, settings: Settings) -> None:
+        """`step()`: each part that is offered is updated with these, once its sum is there."""
         with self._lock:
-            offered = self.offered()
-            for due in offered:
+            for due in self.offered():
+                self._promised(due)
                 due.settings = settings
-        return offered
 
     # ---- updates
 

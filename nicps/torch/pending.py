@@ -58,9 +58,10 @@ class PendingSteps:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, parts: Sequence[Part], offer: Offer
     ) -> None:
-        step = PartStep(optimizer)
-        self._parts = Parts(step, parts, self._updated)
-        self._settings, self._offer, self._optimizer = step.settings, offer, optimizer
+        self._update = PartStep(optimizer)
+        self._parts = Parts(self._show_and_update, parts, self._hide, self._updated)
+        self._offer, self._optimizer = offer, optimizer
+        self._values: dict[int, torch.Tensor] = {}  # of pending parameters
         self._place = {
             id(each): (part, at) for part in parts for at, each in enumerate(part.parameters)
         }
@@ -108,6 +109,7 @@ class PendingSteps:
         finally:
             for hook in self._hooks:
                 hook.remove()
+            self._show(self._parameters())
             for parameter in self._parameters():
                 self._give_back(parameter, nn.Parameter)
                 if parameter.grad is not None:
@@ -285,9 +287,7 @@ class PendingSteps:
             return self._make_whole()
         if not offered or all(due.future.done() for due in offered):
             return self._make_whole()
-        for due in self._parts.promise(self._settings()):
-            for parameter in due.part.parameters:
-                parameter.__class__ = self._parameter
+        self._parts.promise(self._update.settings())
         return None
 
     def _run(self, closure: Callable[[], Any]) -> Any:
@@ -345,6 +345,25 @@ class PendingSteps:
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for part in self._parts.parts for parameter in part.parameters)
+
+    def _hide(self, due: Due) -> None:
+        """From now on these are pending. What reads one without Python gets NaN, and no value that is not final."""
+        for parameter in due.part.parameters:
+            self._values[id(parameter)] = parameter.data
+            nowhere = torch.full((), torch.nan, dtype=parameter.dtype, device="cpu")
+            parameter.__class__ = self._parameter
+            with torch._C.DisableTorchFunctionSubclass():
+                parameter.data = nowhere.expand(parameter.shape)
+
+    def _show(self, parameters: Iterable[nn.Parameter]) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in parameters:
+                if (value := self._values.pop(id(parameter), None)) is not None:
+                    parameter.data = value
+
+    def _show_and_update(self, parameters: Sequence[nn.Parameter], *rest: Any) -> None:
+        self._show(parameters)
+        self._update(parameters, *rest)
 
     def _updated(self, due: Due) -> None:
         for parameter in due.part.parameters:

@@ -1,80 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending parameters: each row of the table of scripts in docs/channels.md, with a source of sums in place of a network."""
+"""Pending parameters: whatever reads or writes one waits for its update. A test says when sums come."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim import optimizer as torch_optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.optim import SGD, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.checkpoint import checkpoint
 
-from nicps.errors import JobFailed, UsageProblem
-from nicps.torch.parts import cut
-from nicps.torch.pending import PendingSteps
-from tests.pending import Plain, Source, batch, loss, named, network, pending, same, weights
-
-CUTS = [2, 4]
-ORDER = [2, 0, 1]
-
-
-def chain() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 1))
-
-
-class Scene:
-    """A model in three parts, and beside it one that makes whole steps of the same means."""
-
-    def __init__(self, make: Callable[[Any], Optimizer] | None = None) -> None:
-        make = make or (lambda found: SGD(found, lr=0.1, momentum=0.9))
-        self.model, self.source = chain(), Source()
-        self.other = copy.deepcopy(self.model)
-        self.optimizer, self.whole = make(self.model.parameters()), make(self.other.parameters())
-        self.steps = pending(self.model, self.optimizer, CUTS, self.source)
-        self.plain = Plain(self.other, self.whole)
-
-    def backward(self, step: int = 0) -> None:
-        """Of both, from no gradient on. The plain one's are means then; those of the parts have not come."""
-        self.whole.zero_grad()
-        self.optimizer.zero_grad()
-        loss(self.other, step).backward()
-        self.plain.average()
-        loss(self.model, step).backward()
-        assert self.source.missing == {0, 1, 2}
-
-    def step(self) -> None:
-        """Of both. No sum has come, and so nothing is updated in parts."""
-        self.whole.step()
-        self.optimizer.step()
-        assert self.source.missing == {0, 1, 2} and len(self.pending) == 6
-
-    @property
-    def pending(self) -> list[str]:
-        """Parameters that wait for their update."""
-        return [name for name, each in named(self.model) if type(each) is not nn.Parameter]
-
-    def goes_on(self) -> None:
-        """Both make another step, of the same bits."""
-        self.source.arrive()
-        self.backward(9)
-        self.step()
-        with self.source.late(ORDER):
-            self.steps.wait()
-        assert same(weights(self.model), weights(self.other))
+from tests.pending import (
+    ORDER,
+    Plain,
+    Scene,
+    Source,
+    batch,
+    loss,
+    network,
+    no_other_warning,
+    pending,
+    same,
+    weights,
+)
 
 
 @pytest.fixture
@@ -82,18 +37,9 @@ def scene() -> Scene:
     return Scene()
 
 
-@contextlib.contextmanager
-def warned(why: str) -> Iterator[None]:
-    with pytest.warns(UserWarning, match=f"nicps: the script {why}, so this step waits") as found:
-        yield
-    assert len(found) == 1
-
-
 @pytest.fixture(autouse=True)
-def _no_other_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated")
+def _quiet() -> Iterator[None]:
+    with no_other_warning():
         yield
 
 
@@ -207,7 +153,9 @@ READS: dict[str, Callable[[nn.Module], Any]] = {
     "item": lambda model: torch.tensor([each.view(-1)[0].item() for each in model.parameters()]),
     "norms": lambda model: torch.stack(torch._foreach_norm([*model.parameters()])),
     "a keyword": lambda model: torch.add(input=next(model.parameters()), other=1),
-    "out": lambda model: torch.stack([p.detach().sum() for p in model.parameters()], out=torch.empty(0)),
+    "out": lambda model: torch.stack(
+        [p.detach().sum() for p in model.parameters()], out=torch.empty(0)
+    ),
     "clone": lambda model: [*model.parameters()][-1].clone(),
     "repr": lambda model: torch.tensor([ord(each) for each in repr(next(model.parameters()))]),
     "storage": lambda model: torch.tensor(next(model.parameters()).untyped_storage().tolist()),
@@ -246,6 +194,43 @@ def test_whatever_reads_a_parameter_reads_the_final_value(scene: Scene, name: st
         found = READS[name](scene.model)
     assert torch.equal(found, READS[name](scene.other))
     scene.goes_on()
+
+
+def test_what_reads_a_parameter_without_python_finds_no_value(scene: Scene) -> None:
+    """There nothing can wait: but no value of the step before is taken for a new one."""
+    weight = scene.model[0].weight
+    scripted = torch.jit.trace(lambda x: x * 2, (torch.ones(5, 4),))
+    reads: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.tensor(weight),
+        lambda: torch.from_dlpack(torch.utils.dlpack.to_dlpack(weight)),
+        lambda: torch.func.grad(lambda x: (x * x).sum())(weight),
+        lambda: scripted(weight),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scene.backward()
+        before = [read().detach().clone() for read in reads]
+        scene.step()
+        assert all(read().isnan().all() for read in reads)
+        assert len(scene.pending) == 6
+        with scene.source.late(ORDER):
+            scene.steps.wait()
+        weight = scene.other[0].weight
+        expected = [read().detach().clone() for read in reads]
+        weight = scene.model[0].weight
+        assert same([read() for read in reads], expected) and not same(before, expected)
+    scene.goes_on()
+
+
+def test_a_view_that_was_made_before_is_one_afterwards(scene: Scene) -> None:
+    views = [each.detach().numpy() for each in scene.model.parameters()]
+    addresses = [each.data_ptr() for each in scene.model.parameters()]
+    scene.backward()
+    scene.step()
+    with scene.source.late(ORDER):
+        scene.steps.wait()
+    assert [each.data_ptr() for each in scene.model.parameters()] == addresses
+    assert same([torch.from_numpy(each) for each in views], [*scene.other.parameters()])
 
 
 WRITES: dict[str, Callable[[nn.Module], Any]] = {
@@ -303,637 +288,6 @@ def test_an_average_of_weights_that_is_kept_as_a_list(scene: Scene) -> None:
         expected.update_parameters(scene.other)
         assert same(kept, other)
     assert same(weights(average), weights(expected))
-
-
-# ---- gradients
-
-
-def test_clipping_by_the_global_norm_waits_for_all_sums_and_the_step_is_whole(scene: Scene) -> None:
-    with warned("reads a gradient"):
-        for step in range(3):  # one warning
-            scene.backward(step)
-            with scene.source.late(ORDER):
-                found = nn.utils.clip_grad_norm_(scene.model.parameters(), 0.5)
-            assert torch.equal(found, nn.utils.clip_grad_norm_(scene.other.parameters(), 0.5))
-            assert scene.pending == []
-            scene.optimizer.step()
-            scene.whole.step()
-            assert same(weights(scene.model), weights(scene.other))
-    scene.goes_on()  # which is one in parts
-
-
-def test_clip_grad_value_and_a_read_of_a_gradient(scene: Scene) -> None:
-    scene.backward()
-    with warned("reads a gradient"), scene.source.late(ORDER):
-        nn.utils.clip_grad_value_(scene.model.parameters(), 0.1)
-        nn.utils.clip_grad_value_(scene.other.parameters(), 0.1)
-        found = [each.grad for each in scene.model.parameters()]
-    assert same(found, [each.grad for each in scene.other.parameters()])
-    assert {type(each) for each in found} == {torch.Tensor}
-    scene.optimizer.step()
-    scene.whole.step()
-    scene.goes_on()
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("overflow", [False, True])
-def test_a_loss_scaler_waits_for_all_sums(fused: bool, overflow: bool) -> None:
-    scene = Scene(lambda found: AdamW(found, lr=0.1, fused=fused))
-    scaler, other = (torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2))
-    factor = float("inf") if overflow else 1.0
-    with warned("reads a gradient"):
-        for step in range(2):
-            scene.optimizer.zero_grad()
-            scene.whole.zero_grad()
-            other.scale(loss(scene.other, step) * factor).backward()
-            scene.plain.average()
-            scaler.scale(loss(scene.model, step) * factor).backward()
-            with scene.source.late(ORDER):
-                scaler.step(scene.optimizer)
-                scaler.update()
-            other.step(scene.whole)
-            other.update()
-            assert same(weights(scene.model), weights(scene.other))
-    assert scaler.get_scale() == other.get_scale()
-    scene.goes_on()
-
-
-@pytest.mark.parametrize("reads", [False, True])
-@pytest.mark.parametrize("set_to_none", [False, True])
-def test_a_backward_pass_without_a_step(scene: Scene, reads: bool, set_to_none: bool) -> None:
-    """Its gradients are dropped, once they are there."""
-    scene.backward()
-    scene.step()
-    scene.source.arrive()
-    scene.backward(1)
-    with scene.source.late(ORDER), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if reads:
-            nn.utils.clip_grad_norm_(scene.model.parameters(), 0.5)
-        scene.optimizer.zero_grad(set_to_none)
-        loss(scene.model, 2).backward()
-    scene.whole.zero_grad()
-    loss(scene.other, 2).backward()
-    scene.plain.average()
-    scene.step()
-    scene.goes_on()
-
-
-def test_a_gradient_that_the_script_changes(scene: Scene) -> None:
-    for step, change in enumerate((torch.ones(5), None)):
-        scene.backward(step)
-        scene.model[0].bias.grad = change
-        scene.other[0].bias.grad = change
-        with contextlib.ExitStack() as stack:
-            if step == 0:
-                stack.enter_context(warned("changes a gradient"))
-            stack.enter_context(scene.source.late(ORDER))
-            scene.optimizer.step()
-        scene.whole.step()
-        assert same(weights(scene.model), weights(scene.other)) and scene.pending == []
-    scene.goes_on()
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-def test_zero_grad(foreach: bool) -> None:
-    """With None at once; with zeros it waits, and the next gradient is added to them."""
-    scene = Scene(lambda found: SGD(found, lr=0.1, momentum=0.9, foreach=foreach))
-    for step in range(3):
-        scene.backward(step)
-        scene.step()
-        scene.optimizer.zero_grad()
-        assert all(each.grad is None for each in scene.model.parameters())
-        assert len(scene.pending) == 6
-        scene.source.arrive()
-    scene.backward(3)
-    scene.step()
-    with warned("reads a gradient"), scene.source.late(ORDER):
-        scene.optimizer.zero_grad(set_to_none=False)
-    assert scene.pending == []
-    assert all(not each.grad.any() for each in scene.model.parameters())
-    loss(scene.model, 4).backward()
-    scene.whole.zero_grad()
-    loss(scene.other, 4).backward()
-    scene.plain.average()
-    scene.step()
-    scene.goes_on()
-
-
-def test_a_gradient_that_is_kept_keeps_its_value(scene: Scene) -> None:
-    kept = []
-    for step in range(3):
-        scene.backward(step)
-        kept.append(
-            ([p.grad for p in scene.model.parameters()], [p.grad for p in scene.other.parameters()])
-        )
-        scene.step()
-        scene.source.arrive()
-    scene.steps.wait()
-    for found, expected in kept:
-        assert same(found, expected)
-
-
-def test_after_the_step_the_gradient_is_the_mean(scene: Scene) -> None:
-    scene.backward()
-    scene.step()
-    with warned("reads a gradient"), scene.source.late(ORDER):
-        found = [each.grad + 0 for each in scene.model.parameters()]
-    assert same(found, [each.grad for each in scene.other.parameters()])
-    assert scene.pending == []
-    scene.goes_on()
-
-
-def test_no_sync_adds_up_and_the_pass_without_it_exchanges_the_sum(scene: Scene) -> None:
-    for step in range(3):
-        scene.optimizer.zero_grad()
-        scene.whole.zero_grad()
-        with scene.source.late(ORDER):
-            with scene.steps.no_sync():
-                loss(scene.model, step).backward()
-                loss(scene.model, step + 10).backward()
-        assert scene.source.missing == set()
-        loss(scene.model, step + 20).backward()
-        for at in (step, step + 10, step + 20):
-            loss(scene.other, at).backward()
-        scene.plain.average()
-        scene.step()
-    scene.goes_on()
-
-
-def test_a_closure_is_run_first(scene: Scene) -> None:
-    for step in range(2):
-
-        def closure(step: int = step) -> torch.Tensor:
-            scene.optimizer.zero_grad()
-            found = loss(scene.model, step)
-            found.backward()
-            return found
-
-        with scene.source.late(ORDER):
-            found = scene.optimizer.step(closure)
-        scene.whole.zero_grad()
-        expected = loss(scene.other, step)
-        expected.backward()
-        scene.plain.average()
-        scene.whole.step()
-        assert torch.equal(found, expected)
-        assert same(weights(scene.model), weights(scene.other))
-    scene.goes_on()
-
-
-# ---- hyper-parameters and states
-
-
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        partial(CosineAnnealingLR, T_max=5),
-        partial(OneCycleLR, max_lr=0.5, total_steps=9),  # it changes momentum too
-    ],
-)
-def test_a_scheduler_changes_the_next_step(kind: Any, before: bool) -> None:
-    schedulers: list[Any] = []
-
-    def make(found: Any) -> Optimizer:
-        optimizer = SGD(found, lr=0.3, momentum=0.9)
-        if before:
-            schedulers.append(kind(optimizer))
-        return optimizer
-
-    scene = Scene(make)
-    if not before:
-        schedulers += [kind(scene.optimizer), kind(scene.whole)]
-    for step in range(4):
-        with scene.source.late(ORDER):
-            scene.steps.wait()
-        scene.backward(step)
-        scene.step()
-        for scheduler in schedulers:
-            scheduler.step()
-        assert len(scene.pending) == 6
-    scene.goes_on()
-
-
-def test_a_rate_in_a_tensor_is_copied() -> None:
-    scene = Scene(lambda found: SGD(found, lr=torch.tensor(0.1)))
-    scene.backward()
-    scene.step()
-    scene.optimizer.param_groups[0]["lr"].fill_(100.0)
-    with scene.source.late(ORDER):
-        assert same(weights(scene.model), weights(scene.other))
-
-
-STATES: dict[str, Callable[[Optimizer], Any]] = {
-    "state_dict": lambda optimizer: optimizer.state_dict()["state"][0]["exp_avg"].clone(),
-    "state": lambda optimizer: optimizer.state[optimizer.param_groups[0]["params"][5]]["exp_avg"],
-    "values": lambda optimizer: torch.cat(
-        [each["exp_avg"].view(-1) for each in optimizer.state.values()]
-    ),
-    "number": lambda optimizer: torch.tensor(len(optimizer.state)),
-    "copy": lambda optimizer: copy.deepcopy(optimizer).state_dict()["state"][3]["exp_avg"],
-    "pickle": lambda optimizer: pickle.loads(pickle.dumps(optimizer)).state_dict()["state"][3][
-        "exp_avg"
-    ],
-}
-
-
-@pytest.mark.parametrize("name", STATES)
-def test_whatever_reads_the_state_waits_for_all(name: str) -> None:
-    scene = Scene(lambda found: Adam(found, lr=0.1))
-    for step in range(2):
-        scene.backward(step)
-        scene.step()
-        with scene.source.late(ORDER):
-            found = STATES[name](scene.optimizer)
-        assert scene.pending == []
-        assert torch.equal(found, STATES[name](scene.whole))
-    scene.goes_on()
-
-
-def test_a_state_that_is_loaded_replaces_that_of_the_step() -> None:
-    scene = Scene(lambda found: Adam(found, lr=0.1))
-    scene.backward()
-    saved = None
-    for step in range(2):
-        scene.step()
-        with scene.source.late(ORDER):
-            saved = saved or copy.deepcopy(scene.optimizer.state_dict())
-            scene.steps.wait()
-        scene.backward(step)
-    scene.step()
-    with scene.source.late(ORDER):
-        scene.optimizer.load_state_dict(saved)
-    scene.whole.load_state_dict(copy.deepcopy(saved))
-    assert scene.pending == []
-    scene.backward(5)
-    scene.step()
-    with scene.source.late(ORDER):
-        assert torch.equal(STATES["values"](scene.optimizer), STATES["values"](scene.whole))
-    scene.goes_on()
-
-
-@pytest.mark.parametrize("where", ["optimizer", "all"])
-@pytest.mark.parametrize("kind", ["pre", "post"])
-def test_a_hook_at_step_makes_it_whole(scene: Scene, where: str, kind: str) -> None:
-    """What it does to weights must come behind all updates, and before any module reads them."""
-
-    def clamp(optimizer: Optimizer, *_: Any) -> None:
-        with torch.no_grad():
-            for each in optimizer.param_groups[0]["params"]:
-                each.clamp_(-0.1, 0.1)
-
-    if where == "optimizer":
-        hooks = [
-            getattr(each, f"register_step_{kind}_hook")(clamp)
-            for each in (scene.optimizer, scene.whole)
-        ]
-    else:
-        module = torch_optimizer
-        hooks = [getattr(module, f"register_optimizer_step_{kind}_hook")(clamp)]
-    try:
-        scene.backward()
-        with warned("has a hook at the .*"), scene.source.late(ORDER):
-            scene.optimizer.step()
-        scene.whole.step()
-        assert same(weights(scene.model), weights(scene.other))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    scene.goes_on()
-
-
-def test_where_all_sums_are_there_the_step_is_whole(scene: Scene) -> None:
-    scene.backward()
-    scene.source.arrive()
-    scene.optimizer.step()
-    scene.whole.step()
-    assert scene.pending == []
-    assert same(weights(scene.model), weights(scene.other))
-    scene.goes_on()
-
-
-def test_a_step_without_a_backward_pass_does_what_it_does_without_parts(scene: Scene) -> None:
-    scene.optimizer.step()
-    scene.backward()
-    scene.step()
-    scene.source.arrive()
-    scene.optimizer.step()  # of the same means once more
-    scene.whole.step()
-    assert same(weights(scene.model), weights(scene.other))
-
-
-def test_checkpoints_of_activations(scene: Scene) -> None:
-    class Saves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = chain()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
-    model, source = Saves(), Source()
-    steps = pending(model, optimizer := SGD(model.parameters(), lr=0.1, momentum=0.9), CUTS, source)
-    for step in range(3):
-        scene.backward(step)
-        scene.step()
-        optimizer.zero_grad()
-        loss(model, step).backward()
-        optimizer.step()
-        for each in (source, scene.source):
-            each.arrive()
-    # Names are others, and so are the means of the source: only that all goes its way is looked at.
-    steps.close()
-    assert all(torch.isfinite(each).all() for each in weights(model))
-
-
-# ---- failures
-
-
-def failed(call: Callable[[], Any], text: str) -> None:
-    with pytest.raises(JobFailed, match=text):
-        call()
-
-
-def test_a_failed_sum_comes_out_of_the_next_step(scene: Scene) -> None:
-    scene.backward()
-    scene.source.fail(1, JobFailed("the group is over"))
-    failed(scene.optimizer.step, "the group is over")
-    failed(scene.optimizer.step, "the group is over")
-
-
-def test_a_failed_sum_comes_out_of_every_wait_and_forward_pass(scene: Scene) -> None:
-    scene.backward()
-    scene.step()
-    scene.source.arrive(0)
-    scene.model[0](batch(0)[0])
-    scene.source.fail(2, JobFailed("the group is over"))
-    for call in (
-        scene.steps.wait,
-        lambda: scene.model(batch(0)[0]),
-        lambda: scene.model[0](batch(0)[0]),
-        lambda: scene.model[2].weight.sum(),
-        scene.model.state_dict,
-        scene.optimizer.state_dict,
-        lambda: scene.optimizer.state[scene.model[0].weight],
-        scene.optimizer.step,
-    ):
-        failed(call, "the group is over")
-    failed(scene.steps.close, "the group is over")
-    assert scene.pending == [] and "step" not in scene.optimizer.__dict__
-
-
-def test_a_source_that_cannot_take_a_part_fails_the_backward_pass() -> None:
-    def refuses(*_: Any) -> Any:
-        raise JobFailed("the group is over")
-
-    model = chain()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    pending(model, optimizer, CUTS, refuses)
-    failed(loss(model, 0).backward, "the group is over")
-    failed(optimizer.step, "the group is over")
-    failed(lambda: model(batch(0)[0]), "the group is over")
-
-
-def test_a_copy_of_the_model_has_nothing_of_it(scene: Scene) -> None:
-    """Nor has one that is saved whole. It goes on when the step that the first one waits for has failed."""
-    file = io.BytesIO()
-    torch.save(scene.model, file)
-    file.seek(0)
-    copies = [copy.deepcopy(scene.model), torch.load(file, weights_only=False)]
-    scene.backward()
-    scene.step()
-    scene.source.fail(0, JobFailed("the group is over"))
-    for each in copies:
-        assert torch.isfinite(each(batch(0)[0])).all()
-        each.load_state_dict(each.state_dict())
-
-
-def test_close_leaves_all_as_it_was(scene: Scene) -> None:
-    scene.backward()
-    scene.step()
-    with scene.source.late(ORDER):
-        scene.steps.close()
-    scene.steps.close()
-    assert same(weights(scene.model), weights(scene.other)) and scene.pending == []
-    assert "step" not in scene.optimizer.__dict__ and type(scene.optimizer.state) is type(
-        scene.whole.state
-    )
-    assert not any(module._forward_pre_hooks for module in scene.model.modules())
-    scene.optimizer.zero_grad()
-    scene.whole.zero_grad()
-    loss(scene.model, 1).backward()
-    loss(scene.other, 1).backward()
-    scene.optimizer.step()
-    scene.whole.step()
-    assert same(weights(scene.model), weights(scene.other)) and scene.source.missing == set()
-    pending(scene.model, scene.optimizer, CUTS, scene.source)  # and anew
-
-
-def test_close_between_backward_and_step(scene: Scene) -> None:
-    scene.backward()
-    with scene.source.late(ORDER):
-        scene.steps.close()
-    assert {type(each.grad) for each in scene.model.parameters()} == {torch.Tensor}
-    scene.optimizer.step()
-    scene.whole.step()
-    assert same(weights(scene.model), weights(scene.other))
-
-
-# ---- what is refused by name
-
-
-def refused(call: Callable[[], Any], text: str) -> None:
-    with pytest.raises(UsageProblem, match=text):
-        call()
-
-
-def test_a_parameter_without_a_gradient(scene: Scene) -> None:
-    def part() -> torch.Tensor:
-        return scene.model[2](scene.model[0](batch(0)[0])).sum()
-
-    part().backward()
-    for call in (scene.optimizer.step, scene.steps.wait, lambda: scene.model(batch(0)[0])):
-        refused(call, r"4\.weight has no gradient in this step \(2 parameters have none\)")
-
-
-def test_a_parameter_without_a_gradient_where_gradients_are_read(scene: Scene) -> None:
-    scene.model[2](scene.model[0](batch(0)[0])).sum().backward()
-    with warned("reads a gradient"):
-        refused(
-            lambda: nn.utils.clip_grad_norm_(scene.model.parameters(), 1.0),
-            "4.weight has no gradient",
-        )
-
-
-def test_two_backward_passes_before_step(scene: Scene) -> None:
-    scene.backward()
-    refused(loss(scene.model, 1).backward, "has a second gradient before step")
-    refused(scene.optimizer.step, "has a second gradient before step")
-
-
-def test_a_gradient_in_two_pieces() -> None:
-    class Pieces(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(2):
-                x = checkpoint(self.inner, x.requires_grad_(), use_reentrant=True)
-            return x[:, :1]
-
-    model = Pieces()
-    pending(model, SGD(model.parameters(), lr=0.1), [1], Source())
-    refused(loss(model, 0).backward, r"inner\.\w+: it has a second gradient before step")
-
-
-def test_accumulation_without_zero_grad(scene: Scene) -> None:
-    scene.backward()
-    scene.step()
-    with scene.source.late(ORDER):
-        found = loss(scene.model, 1)
-    refused(found.backward, r"a gradient was added to the mean of the step before: call zero_grad")
-
-
-def test_accumulation_without_zero_grad_after_a_whole_step(scene: Scene) -> None:
-    scene.backward()
-    with warned("reads a gradient"), scene.source.late(ORDER):
-        nn.utils.clip_grad_norm_(scene.model.parameters(), 0.5)
-    scene.optimizer.step()
-    with scene.steps.no_sync():
-        refused(
-            loss(scene.model, 1).backward, "a gradient was added to the mean of the step before"
-        )
-
-
-def test_step_after_no_sync_only(scene: Scene) -> None:
-    with scene.steps.no_sync():
-        loss(scene.model, 0).backward()
-    refused(scene.optimizer.step, r"step\(\) after no_sync\(\) only")
-    scene.optimizer.zero_grad()
-    scene.optimizer.step()
-    scene.goes_on()
-
-
-def test_a_backward_pass_through_a_graph_of_the_step_before(scene: Scene) -> None:
-    found = loss(scene.model, 0)
-    found.backward(retain_graph=True)
-    scene.optimizer.step()
-    scene.optimizer.zero_grad()
-    refused(found.backward, "a gradient of the step before came before its update")
-
-
-def test_gradients_with_a_graph(scene: Scene) -> None:
-    with pytest.warns(UserWarning, match="create_graph"):
-        refused(
-            lambda: loss(scene.model, 0).backward(create_graph=True), "create_graph=True is not"
-        )
-
-
-def test_sparse_gradients() -> None:
-    def lookup(sparse: bool) -> nn.Sequential:
-        return nn.Sequential(nn.Embedding(3, 2, sparse=sparse))
-
-    model = lookup(True)
-    refused(
-        lambda: pending(model, SGD(model.parameters(), lr=0.1), [], Source()),
-        "module 0 has sparse gradients: leave sparse=True out",
-    )
-    other = lookup(False)
-    pending(other, SGD(other.parameters(), lr=0.1), [], Source())
-    weight = other[0].weight
-    found = nn.functional.embedding(torch.tensor([1]), weight, sparse=True).sum()
-    refused(found.backward, r"0\.weight: its gradient is sparse")
-
-
-def test_torch_func_over_parameters_that_are_pending(scene: Scene) -> None:
-    scene.backward()
-    scene.step()
-    scene.source.arrive()
-    inputs = batch(0)[0]
-    call = torch.func.vmap(lambda x: scene.model(x[None]))
-    refused(lambda: call(inputs), r"torch\.func reads parameters of a step that is not done")
-    scene.steps.wait()
-    assert torch.allclose(call(inputs)[:, 0], scene.other(inputs))
-    scene.goes_on()
-
-
-def test_a_parameter_that_is_added_later(scene: Scene) -> None:
-    scene.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
-    refused(scene.optimizer.step, "has 7 parameters that require a gradient, and had 6 when")
-
-
-def test_a_parameter_that_is_frozen_later(scene: Scene) -> None:
-    scene.model[0].weight.requires_grad_(False)
-    refused(scene.optimizer.step, "has 5 parameters that require a gradient, and had 6 when")
-
-
-def test_models_that_are_refused() -> None:
-    def wrapped(model: nn.Module) -> Callable[[], Any]:
-        optimizer = SGD(model.parameters(), lr=0.1)
-        return lambda: pending(model, optimizer, [], Source())
-
-    refused(
-        wrapped(torch.jit.script(nn.Linear(2, 2))),
-        "the model is scripted: parts take the module itself",
-    )
-    refused(
-        wrapped(nn.Sequential(torch.jit.script(nn.Linear(2, 2)))),
-        "module 0 is scripted: parts take",
-    )
-    refused(
-        wrapped(torch.compile(nn.Linear(2, 2))),
-        "the model is compiled: parts take the module itself",
-    )
-    compiled = nn.Sequential(nn.Linear(2, 2))
-    compiled[0].compile()
-    refused(wrapped(compiled), "module 0 is compiled: parts take the module itself")
-    refused(wrapped(nn.DataParallel(nn.Linear(2, 2))), "the model is a DataParallel")
-
-
-def test_parts_that_do_not_fit_the_optimizer() -> None:
-    model = chain()
-    every = named(model)
-    first = cut(every[:4], [2])
-    whole = SGD(model.parameters(), lr=0.1)
-    refused(lambda: PendingSteps(model, whole, first, Source()), r"4\.weight must be in a part")
-    less = SGD([each for _, each in every[:4]], lr=0.1)
-    refused(
-        lambda: PendingSteps(model, less, first, Source()), r"4\.weight is not in the optimizer"
-    )
-    own = nn.Parameter(torch.zeros(2))
-    more = SGD([*model.parameters(), own], lr=0.1)
-    refused(
-        lambda: PendingSteps(model, more, cut(every, [2]), Source()),
-        "the parts have 6 parameters, and the",
-    )
-    with_own = PendingSteps(model, more, cut([*every, ("own", own)], [6]), Source())
-    with_own.close()
-
-
-def test_a_step_that_another_library_has_replaced() -> None:
-    model = chain()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
-    refused(
-        lambda: pending(model, optimizer, CUTS, Source()), "`step` was replaced by another function"
-    )
-    assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-def test_frozen_parameters_take_no_part() -> None:
-    model, source = chain(), Source()
-    model[0].requires_grad_(False)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    steps = pending(model, optimizer, [2], source)
-    before = model[0].weight.clone()
-    loss(model, 0).backward()
-    assert source.offers == [1, 0]
-    optimizer.step()
-    source.arrive()
-    steps.close()
-    assert torch.equal(model[0].weight, before)
 
 
 def test_random_scripts_have_the_bits_of_whole_steps() -> None:
