@@ -221,6 +221,44 @@ def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
+def states(optimizer: Optimizer) -> list[torch.Tensor]:
+    """All tensors of an optimizer's state."""
+    found = optimizer.state_dict()["state"]
+    values = [found[index][key] for index in sorted(found) for key in sorted(found[index])]
+    return [each for each in values if isinstance(each, torch.Tensor)]
+
+
+def train(
+    model: nn.Module, make: Any, cuts: Sequence[int], orders: Sequence[Sequence[int]]
+) -> None:
+    """Step by step beside a copy that makes whole steps: each loss, and in the end all weights, must be the same."""
+    other = copy.deepcopy(model)
+    source = Source()
+    optimizer, whole = make(model.parameters()), make(other.parameters())
+    steps, plain = pending(model, optimizer, cuts, source), Plain(other, whole)
+    order: Sequence[int] = ()
+    for step, following in enumerate(orders):
+        whole.zero_grad()
+        optimizer.zero_grad()
+        expected = loss(other, step)
+        with source.late(order):
+            found = loss(model, step)
+        assert torch.equal(found, expected), step
+        assert not source.missing
+        found.backward()
+        optimizer.step()
+        assert source.missing == {*range(len(cuts) + 1)}, "the step did not return at once"
+        expected.backward()
+        plain.average()
+        whole.step()
+        order = following
+    with source.late(order):
+        steps.wait()
+    assert same(weights(model), weights(other))
+    assert same(states(optimizer), states(whole))
+    steps.close()
+
+
 CUTS = [2, 4]
 ORDER = [2, 0, 1]
 

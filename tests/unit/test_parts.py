@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 import threading
@@ -18,53 +17,16 @@ from torch.optim import SGD, Adam, Optimizer
 
 from nicps.errors import JobFailed, UsageProblem
 from nicps.torch.parts import Due, Part, Parts, PartStep, Settings, cut
-from tests import pending as shared
-from tests.pending import OPTIMIZERS, Source, loss, named, network, pending, same, weights
+from tests.pending import OPTIMIZERS, named, network, random_cuts, same, states, train
 
 STEPS = 4
-
-
-def states(optimizer: Optimizer) -> list[torch.Tensor]:
-    """All tensors of an optimizer's state."""
-    found = optimizer.state_dict()["state"]
-    values = [found[index][key] for index in sorted(found) for key in sorted(found[index])]
-    return [each for each in values if isinstance(each, torch.Tensor)]
-
-
-def train(model: nn.Module, make: Any, cuts: Sequence[int], orders: Sequence[Sequence[int]]) -> Any:
-    """Step by step beside a copy that makes whole steps: each loss, and in the end all weights, must be the same."""
-    other = copy.deepcopy(model)
-    source = Source()
-    optimizer, whole = make(model.parameters()), make(other.parameters())
-    steps, plain = pending(model, optimizer, cuts, source), shared.Plain(other, whole)
-    order: Sequence[int] = ()
-    for step, following in enumerate(orders):
-        whole.zero_grad()
-        optimizer.zero_grad()
-        expected = loss(other, step)
-        with source.late(order):
-            found = loss(model, step)
-        assert torch.equal(found, expected), step
-        assert not source.missing
-        found.backward()
-        optimizer.step()
-        assert source.missing == {*range(len(cuts) + 1)}, "the step did not return at once"
-        expected.backward()
-        plain.average()
-        whole.step()
-        order = following
-    with source.late(order):
-        steps.wait()
-    assert same(weights(model), weights(other))
-    assert same(states(optimizer), states(whole))
-    steps.close()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_twenty_networks_have_the_bits_of_whole_steps(name: str) -> None:
     for seed in range(20):
         model, shuffled = network(seed), random.Random(seed)
-        cuts = shared.random_cuts(len(named(model)), seed)
+        cuts = random_cuts(len(named(model)), seed)
         orders = [shuffled.sample(range(len(cuts) + 1), len(cuts) + 1) for _ in range(STEPS)]
         train(model, OPTIMIZERS[name], cuts, orders)
 

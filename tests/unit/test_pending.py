@@ -16,18 +16,23 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
 from tests.pending import (
+    CUTS,
+    OPTIMIZERS,
     ORDER,
-    Plain,
     Scene,
     Source,
+    Tied,
+    Twice,
     batch,
-    loss,
-    network,
+    chain,
+    named,
     no_other_warning,
     pending,
     same,
+    train,
     weights,
 )
 
@@ -71,16 +76,25 @@ def test_a_module_that_is_evaluated_waits_for_all_below_it(scene: Scene) -> None
     assert order == [[]]
 
 
-def test_a_module_that_is_called_twice_and_shared_parameters() -> None:
-    for seed in range(20):
-        model, source = network(seed), Source()
-        names = [name for name, _ in model.named_modules()]
-        assert names
-        steps = pending(model, SGD(model.parameters(), lr=0.1), [1], source)
-        loss(model, 0).backward()
-        assert sorted(source.offers) == [0, 1]
-        source.arrive()
-        steps.close()
+def test_a_shared_weight_is_there_for_the_first_module_that_has_it() -> None:
+    model, source = Tied(4), Source()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    pending(model, optimizer, [2], source)
+    model(batch(0)[0]).sum().backward()
+    assert source.offers == [1, 0]
+    optimizer.step()
+    with source.late([0, 1]) as left:
+        model.second(batch(0)[0])
+    assert left == [1]
+    assert type(model.first.weight) is nn.Parameter is not type(model.first.bias)
+
+
+@pytest.mark.parametrize("kind", [Twice, Tied])
+def test_modules_that_are_called_twice_and_shared_parameters(kind: type[Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(4), nn.Linear(4, 1))
+    cuts = [*range(1, len(named(model)))]
+    train(model, OPTIMIZERS["adam"], cuts, [[*range(len(cuts) + 1)]] * 3)
 
 
 def test_attention_reads_the_parameters_of_its_child() -> None:
@@ -93,24 +107,19 @@ def test_attention_reads_the_parameters_of_its_child() -> None:
             return self.inner(x[None], x[None], x[None])[0][0, :, :1]
 
     torch.manual_seed(0)
-    model, source = Attends(), Source()
-    other = copy.deepcopy(model)
-    optimizer, whole = SGD(model.parameters(), lr=0.1), SGD(other.parameters(), lr=0.1)
-    steps, plain = pending(model, optimizer, [1, 2], source), Plain(other, whole)
-    for step in range(3):
-        with source.late([2, 1, 0] if step else []):
-            found = loss(model, step)
-        expected = loss(other, step)
-        assert torch.equal(found, expected)
-        optimizer.zero_grad()
-        whole.zero_grad()
-        found.backward()
-        expected.backward()
-        plain.average()
-        optimizer.step()
-        whole.step()
-    source.arrive()
-    steps.close()
+    train(Attends(), OPTIMIZERS["sgd momentum"], [1, 2], [[2, 1, 0]] * 3)
+
+
+def test_checkpoints_of_activations() -> None:
+    class Saves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = chain()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    train(Saves(), OPTIMIZERS["sgd momentum"], CUTS, [ORDER] * 3)
 
 
 # ---- what reads a parameter

@@ -17,17 +17,12 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
-from torch.utils.checkpoint import checkpoint
 
 from tests.pending import (
-    CUTS,
     ORDER,
     Scene,
-    Source,
-    chain,
     loss,
     no_other_warning,
-    pending,
     same,
     warned,
     weights,
@@ -360,27 +355,3 @@ def test_a_step_without_a_backward_pass_does_what_it_does_without_parts(scene: S
     scene.optimizer.step()  # of the same means once more
     scene.whole.step()
     assert same(weights(scene.model), weights(scene.other))
-
-
-def test_checkpoints_of_activations(scene: Scene) -> None:
-    class Saves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = chain()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
-    model, source = Saves(), Source()
-    steps = pending(model, optimizer := SGD(model.parameters(), lr=0.1, momentum=0.9), CUTS, source)
-    for step in range(3):
-        scene.backward(step)
-        scene.step()
-        optimizer.zero_grad()
-        loss(model, step).backward()
-        optimizer.step()
-        for each in (source, scene.source):
-            each.arrive()
-    # Names are others, and so are the means of the source: only that all goes its way is looked at.
-    steps.close()
-    assert all(torch.isfinite(each).all() for each in weights(model))
