@@ -186,11 +186,10 @@ def _check_settings(optimizer: Optimizer) -> None:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Without what the thread has set for the code that it was in: autocast, inference mode, functions of tensors."""
+    """Without what the thread has set for the code that it was in: inference mode, functions of tensors."""
     with (
         torch.inference_mode(False),
         torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
         torch._C.DisableTorchFunction(),
     ):
         yield

@@ -64,6 +64,17 @@ def test_a_module_waits_for_its_own_parameters_only(scene: Scene) -> None:
     scene.goes_on()
 
 
+def test_a_module_around_others_does_not_wait_for_theirs(scene: Scene) -> None:
+    scene.backward()
+    scene.step()
+    seen: list[int] = []
+    for module in scene.model:
+        module.register_forward_hook(lambda *_: seen.append(len(scene.pending)))
+    with scene.source.late([0, 1, 2]):
+        scene.model(batch(1)[0])
+    assert seen == [4, 4, 2, 2, 0]
+
+
 def test_a_module_that_is_evaluated_waits_for_all_below_it(scene: Scene) -> None:
     """It may read its children's parameters by a faster way of its own."""
     scene.backward()
