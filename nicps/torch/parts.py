@@ -187,11 +187,7 @@ def _check_settings(optimizer: Optimizer) -> None:
 @contextmanager
 def apart() -> Iterator[None]:
     """Without what the thread has set for the code that it was in: inference mode, functions of tensors."""
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        torch._C.DisableTorchFunction(),
-    ):
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False):
         yield
 
 

@@ -405,13 +405,12 @@ class Refuses(TorchFunctionMode):
         raise AssertionError(func)
 
 
-@pytest.mark.parametrize("around", ["inference", "functions", "grad"])
+@pytest.mark.parametrize("around", ["inference", "functions"])
 def test_an_update_does_not_see_what_the_thread_has_set(around: str) -> None:
     """It is carried out in the middle of a forward pass."""
     contexts: dict[str, Any] = {
         "inference": torch.inference_mode(),
         "functions": Refuses(),
-        "grad": torch.enable_grad(),
     }
     weight, other = (nn.Parameter(torch.tensor([0.3, 0.7])) for _ in range(2))
     optimizer, whole = Adam([weight], lr=0.1), Adam([other], lr=0.1)
