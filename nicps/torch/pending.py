@@ -384,7 +384,6 @@ class PendingSteps:
 def _wait_in_front(
     parts: Parts, own: tuple[int, ...], below: tuple[int, ...], module: nn.Module
 ) -> None:
-    parts.check()
     parts.wait(own if module.training else below)
 
 

@@ -79,6 +79,7 @@ def test_a_failed_sum_comes_out_of_every_wait_and_forward_pass(scene: Scene) -> 
         failed(call, "the group is over")
     failed(scene.steps.close, "the group is over")
     assert scene.pending == [] and "step" not in scene.optimizer.__dict__
+    assert all(torch.isfinite(each).all() for each in weights(scene.model))
 
 
 def test_a_source_that_cannot_take_a_part_fails_the_backward_pass() -> None:
