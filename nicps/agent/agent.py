@@ -191,6 +191,7 @@ class Agent:
             {
                 Send: frames.send,
                 act.Transmit: transmit,
+                act.TransmitServed: frames.transmit_served,
                 act.DropFragments: frames.drop_fragments,
                 act.EnterView: enter_view,
                 act.LeaveView: frames.leave_view,
@@ -199,6 +200,10 @@ class Agent:
                 act.DropAccumulators: executor.drop_accumulators,
                 act.RenewAccumulators: executor.renew_accumulators,
                 act.RetirePlaces: executor.retire_places,
+                act.UseServed: executor.served.use,
+                act.DropServed: executor.served.drop,
+                act.BeginServing: executor.served.begin,
+                act.Settled: executor.served.settle,
                 act.StartProgram: program.start,
                 act.EndProgram: program.end,
                 act.ShareArena: program.share_arena,

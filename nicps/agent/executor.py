@@ -26,6 +26,7 @@ from nicps.agent.records import TimeLine, keep_files
 from nicps.agent.report import PICTURE, Report
 from nicps.agent.result import summarise
 from nicps.agent.sender import Sender
+from nicps.agent.served_room import ServedRoom
 from nicps.agent.settings import AgentSettings
 from nicps.dataplane import DataPlane
 from nicps.errors import BpfLoadError, explain
@@ -42,7 +43,8 @@ class Executor:
     Args:
         prepared: the folder of a submitted job that its preparation has filled.
 
-    Attributes: `job`, its files. `streams`, the open files to be handed out, by number.
+    Attributes: `job`, its files. `streams`, the open files to be handed out, by number. `served`, what the job has of
+    parameter servers.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Executor:
         self._dataplane, self._sender, self._timeline = dataplane, sender, timeline
         self._settings, self._user, self._prepared = settings, user, prepared
         self.job: JobFiles | None = None
+        self.served = ServedRoom(dataplane)
         self.streams: dict[int, OutStream] = {}
         self._before = 0, 0  # for this job: the token's turns, and fragments sent again
 
@@ -83,9 +86,11 @@ class Executor:
             clear = partial(job.clear, streams, action.keep_records, action.saved)
             stripes = self._dataplane.maps.stripes
             stripes.retire()
+            self.served.retire()
 
             def end() -> None:
                 self._loop.background(stripes.release, _nothing)
+                self._loop.background(self.served.release, _nothing)
                 self._loop.background(clear, _nothing)
 
             self._children.once_gone(end)
@@ -196,6 +201,12 @@ class Executor:
                     return ticket
 
                 return reserve
+            case act.ReserveServed():
+                return partial(self.served.reserve, ticket, task)
+            case act.FillPart():
+                return partial(self.served.fill, ticket, task)
+            case act.ReadPart():
+                return partial(self.served.read, task)
             case act.OpenStream(stream, folder, files):
                 return partial(_open, self.streams, stream, self._folder(folder), files)
             case act.StoreWindow():

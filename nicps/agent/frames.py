@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nicps import wire
@@ -12,11 +12,13 @@ from nicps.agent.driver import Driver, log
 from nicps.agent.keyring import Keyring
 from nicps.agent.loop import Loop
 from nicps.agent.records import TimeLine
-from nicps.agent.sender import Sender, Source
+from nicps.agent.sender import BATCH, Sender, Source
+from nicps.agent.served_frames import Questions, ServedLanes
 from nicps.barrier import barrier
 from nicps.dataplane import DataPlane
+from nicps.dataplane.doorbell import Bell
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
-from nicps.job.actions import EnterView, Transmit
+from nicps.job.actions import Action, EnterView, Transmit, TransmitServed
 from nicps.protocol import KernelState, Phase, Send, SendFragments
 
 _ALIVE_S = 0.2  # the kernel forwards tokens for us only this long after our last sign of life
@@ -50,6 +52,7 @@ class Frames:
         self.sender = Sender(
             dataplane, node.header, node.take_sequence, self._fragments_sent, lambda: node.members
         )
+        self._questions = Questions(BATCH)
         self.malformed = 0
         self._hold_started = 0.0
         self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface's state
@@ -95,13 +98,23 @@ class Frames:
         self.sync_from_kernel()
         for bell in bells:
             of = bell.tag >> 32, bell.tag & 0xFFFFFFFF
-            if not bell.count:
+            if not bell.members and not bell.count:
+                driver.carry_out(self._hear_servers(bell))
+            elif not bell.count:
                 driver.carry_out(life.list_came(driver.now, *of, bell.members, bell.unit))
             elif bell.count == bell.fragments:
                 now = time.monotonic()
                 self._timeline.note("sums", now, now, of[1])
         if any(bell.count for bell in bells):
             driver.carry_out(life.sums_came(driver.now))
+
+    def _hear_servers(self, bell: Bell) -> Sequence[Action]:
+        """A host refuses what was asked; or a parameter of the own part is near the limits."""
+        servers, now = self._dataplane.maps.servers, self._driver.now
+        if not bell.fragments:
+            return self._life.servers_refused(now)
+        full = servers.find_full() if servers is not None else None
+        return self._life.near_limit(now, *full) if full is not None else []
 
     def _change_link(self) -> None:
         if self._dataplane.link_changes.drain():
@@ -154,6 +167,15 @@ class Frames:
         else:
             self._note_sent(action.fragments, action.phase)
             self.sender.fragments_of(action.fragments, action.phase, source)
+
+    def transmit_served(self, action: TransmitServed) -> None:
+        """Queue fragments of this host's step, or questions for parameters."""
+        servers, fragments = self._dataplane.maps.servers, action.fragments
+        if servers is None or servers.store is None:
+            return
+        asks = fragments.type is wire.FrameType.PULL
+        source: Source = self._questions if asks else ServedLanes(servers)
+        self.sender.served_of(fragments, action.phase, source)
 
     def _note_sent(self, action: SendFragments, phase: Phase) -> None:
         """Let the program go on where this contribution to stripes ends, as sums come."""
@@ -232,6 +254,8 @@ class Frames:
             config["enabled"] = config["bounce"] = 0
             return
         maps = self._dataplane.maps
+        if maps.servers is not None and state.round != config["round"]:
+            maps.servers.begin_round(state.round)
         orders = state.aggregators, state.aggregators_next
         if before is None or orders != (before.aggregators, before.aggregators_next):
             write_settings(config, state, lambda: maps.stripes.set_ranks(*orders))

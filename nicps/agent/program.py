@@ -213,6 +213,7 @@ class Program:
             fds += [maps.stripes.own_fd, maps.stripes.sums_fd] if message.room else []
         if isinstance(message, shared_form.Phase | shared_form.View) and message.places:
             fds.append(maps.stripes.blocks_fd)
+        fds += self._executor.served.descriptors(message)
         return tuple(fds)
 
     def _post(self, number: int, message: Message, fds: tuple[int, ...] = ()) -> None:

@@ -11,14 +11,15 @@ from typing import Protocol
 import numpy as np
 
 from nicps import wire
+from nicps.agent.served_frames import ServedFrames
 from nicps.agent.striped import StripeFrames, header_dtype
 from nicps.dataplane import DataPlane
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed
-from nicps.protocol import Member, SendFragments
+from nicps.protocol import Member, SendFragments, SendServed
 from nicps.protocol.phase import Phase
 from nicps.session.lanes import U8
 
-_BATCH = 256  # frames for one system call
+BATCH = 256  # frames for one system call
 _REFUSED_S = 0.1  # the interface takes nothing: a frame that it refuses so long counts as lost
 _TURN = 2048  # frames before the loop turns to other work (25 ms at 1 Gbit/s)
 
@@ -47,17 +48,27 @@ class _Small:
 
 @dataclass(slots=True)
 class _Bulk:
-    action: SendFragments
+    action: SendFragments | SendServed
     phase: Phase
     source: Source
     template: U8
     ranges: deque[tuple[int, int]] = field(default_factory=deque)
     started: float = 0.0
 
+    @property
+    def asks(self) -> bool:
+        """They are questions, which hold nothing of this host's."""
+        action = self.action
+        if isinstance(action, SendServed):
+            return action.type is wire.FrameType.PULL
+        return action.asks
+
 
 def _delays_token(item: _Small | _Bulk) -> bool:
     """Whether a token that is queued now leaves after this."""
-    return isinstance(item, _Small) or item.action.exchange.token_waits
+    if isinstance(item, _Small):
+        return True
+    return isinstance(item.action, SendFragments) and item.action.exchange.token_waits
 
 
 def _check_shifts(shifts: U8, bulk: _Bulk, first: int) -> None:
@@ -69,6 +80,7 @@ def _check_shifts(shifts: U8, bulk: _Bulk, first: int) -> None:
     Raises:
         JobFailed: one of them is too large.
     """
+    assert isinstance(bulk.action, SendFragments)
     most = 0 if bulk.action.exchange.shared_step else wire.MAX_SHIFT[bulk.phase.width]
     if shifts.max() > most:
         at = int(shifts.argmax())
@@ -102,9 +114,10 @@ class Sender:
         self._queue: deque[_Small | _Bulk] = deque()
         self._urgent: deque[_Small] = deque()
         self._dtype = header_dtype(wire.Fragment)
-        self._rows = np.zeros((_BATCH, self._dtype.itemsize), np.uint8)
-        self._records = self._rows.view(self._dtype).reshape(_BATCH)
-        self._stripes = StripeFrames(_BATCH, members)
+        self._rows = np.zeros((BATCH, self._dtype.itemsize), np.uint8)
+        self._records = self._rows.view(self._dtype).reshape(BATCH)
+        self._stripes = StripeFrames(BATCH, members)
+        self._served = ServedFrames(BATCH, members)
         self.fragments = 0  # sent, repairs included
         self.again = 0  # repairs
         self.small = 0  # other frames sent
@@ -142,6 +155,11 @@ class Sender:
             template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
         self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
+    def served_of(self, action: SendServed, phase: Phase, source: Source) -> None:
+        """Queue (part of) a step, or questions for parameters."""
+        template = self._served.template(self._header(0, action.round), action, phase)
+        self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
+
     def drop_fragments(self) -> list[SendFragments]:
         """Remove contributions from the queue, or the parts that have not been sent; return them."""
         dropped = [item for item in self._queue if isinstance(item, _Bulk)]
@@ -149,7 +167,7 @@ class Sender:
         self.waits = False
         for item in dropped:
             item.source.awaited(False)
-        return [item.action for item in dropped]
+        return [item.action for item in dropped if isinstance(item.action, SendFragments)]
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have."""
@@ -174,7 +192,8 @@ class Sender:
                 except (InterfaceDown, InterfaceUnfit):
                     self.down = True  # others ask for what they lack, if they know of it
                 item.source.awaited(False)
-                self._sent(item.action, item.started)
+                if isinstance(item.action, SendFragments):
+                    self._sent(item.action, item.started)
             self._queue.popleft()
 
     def _is_lost(self, now: float) -> bool:
@@ -216,7 +235,7 @@ class Sender:
                 self.more = True
                 return False
             first, count = bulk.ranges[0]
-            count = min(count, available - first, _BATCH)
+            count = min(count, available - first, BATCH)
             if count <= 0:
                 tx.flush()
                 self.waits = True
@@ -232,10 +251,11 @@ class Sender:
                 continue
             taken = self._push(bulk, first, count)
             tx.flush()
-            if not bulk.action.repair and (first == 0 or bulk.action.striped is not None):
+            absolute = isinstance(bulk.action, SendServed) or bulk.action.striped is not None
+            if not bulk.action.repair and (first == 0 or absolute):
                 bulk.source.sending(round_)
             self.fragments += taken
-            self.again += taken if bulk.action.repair and not bulk.action.asks else 0
+            self.again += taken if bulk.action.repair and not bulk.asks else 0
             left = bulk.ranges[0][1] - taken
             if left:
                 bulk.ranges[0] = (first + taken, left)
@@ -249,6 +269,9 @@ class Sender:
         """Put at most so many fragments into the ring; return the number that it took."""
         payload, scale = bulk.source.payload(bulk.action.round, first, count)
         sequence = self._take_sequence(count)
+        if isinstance(bulk.action, SendServed):
+            addressed = self._served.fill(bulk.action, bulk.template, first, count, scale, sequence)
+            return self._dataplane.tx.push(addressed[0], payload, addressed[1])
         if bulk.action.striped is not None:
             striped = bulk.action.striped
             whose = striped, striped.width or bulk.phase.width, bulk.template

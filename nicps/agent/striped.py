@@ -24,13 +24,16 @@ _NOT_FINITE = 127  # the exponent of a fragment without a value
 
 
 def header_dtype(body: type[Any]) -> np.dtype[np.void]:
-    """A frame's header with that body as a NumPy record, from the wire definition."""
+    """A frame's header with that body as a NumPy record, from the wire definition.
+
+    A field of the body that has the name of one of the header is `body_` and that name.
+    """
     names, formats, offsets = [], [], []
     base = 0
     for cls in (wire.Header, body):
         layout = wire.Layout.of(cls)
         for name, kind, offset in zip(layout.names, layout.wires, layout.offsets, strict=True):
-            names.append(name)
+            names.append(f"body_{name}" if name in names else name)
             formats.append(f">{'i' if kind.code == 'b' else 'u'}{kind.size}")
             offsets.append(base + offset)
         base += layout.struct.size

@@ -289,6 +289,45 @@ class Maps:
         """`Stripes.absent`"""
         return self.stripes.absent(round_, view, first, count, members)
 
+    # ---- of parameter servers, in phases with them
+
+    @property
+    def _served(self) -> Servers:
+        assert self.servers is not None, "a phase with servers begins once there is room for it"
+        return self.servers
+
+    def acknowledged_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """`Servers.acknowledged_to`"""
+        return self._served.acknowledged_to(number, first, end)
+
+    def missing_acknowledgements(
+        self, number: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """`Servers.missing_acknowledgements`"""
+        return self._served.missing_acknowledgements(number, first, end, limit)
+
+    def pulled_to(self, number: int, first: int, end: int) -> tuple[int, int]:
+        """`Servers.pulled_to`"""
+        return self._served.pulled_to(number, first, end)
+
+    def missing_parameters(
+        self, number: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """`Servers.missing_parameters`"""
+        return self._served.missing_parameters(number, first, end, limit)
+
+    def least_version(self, first: int, end: int) -> tuple[int, int]:
+        """`Servers.least_version`"""
+        return self._served.least_version(first, end)
+
+    def answered(self, server: int) -> tuple[int, int, int, int]:
+        """`Servers.answered`"""
+        return self._served.answered(server)
+
+    def made(self, round_: int, view: int) -> int:
+        """`Servers.made`"""
+        return self._served.made(round_, view)
+
     def counters(self) -> dict[str, int]:
         """Counts of our frames by outcome (`enum nicps_count`), since the program was loaded."""
         return dict(zip(layout().counters, self._counters.tolist(), strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from nicps.barrier import barrier
 from nicps.dataplane import bpf, inner
 from nicps.dataplane.inner import Records, Wanted
 from nicps.layout import layout
+from nicps.wire import MAX_MEMBERS
 
 I64 = npt.NDArray[np.int64]
 
@@ -38,6 +39,7 @@ class ServersPart:
     blocks: int
     homes_fd: int
     parameters_fd: int
+    first: int = 0
 
     def close(self) -> None:
         """They are not needed after all."""
@@ -100,7 +102,7 @@ class Servers:
     # ---- what the maps are
 
     def reserve_part(
-        self, fragments: int, width: int, units: I64, *, averages: bool
+        self, fragments: int, width: int, units: I64, *, averages: bool, first: int = 0
     ) -> ServersPart:
         """A new part for `use_part`: that takes long, and may be done in another thread.
 
@@ -109,6 +111,7 @@ class Servers:
             width: bits of a lane of a step.
             units: the parameters, multiples of 2**-`PARAMETER_BITS`; zeros follow.
             averages: there are synchronisations, which need as much memory again.
+            first: fragments of the vector before the part.
 
         Raises:
             EnvironmentProblem: there is not enough memory.
@@ -119,7 +122,8 @@ class Servers:
             Wanted("nicps_params", "blocks_shape", blocks * (1 + averages)),
         )
         what = "parameters and their places"
-        part = ServersPart(fragments, width, blocks, *inner.make(self._fds, wanted, what))
+        homes, parameters = inner.make(self._fds, wanted, what)
+        part = ServersPart(fragments, width, blocks, homes, parameters, first)
         memory = bpf.map_memory(part.parameters_fd)
         np.frombuffer(memory, np.int64, len(units))[:] = units
         memory.close()  # a map with a writable mapping cannot be frozen
@@ -211,15 +215,25 @@ class Servers:
 
     # ---- phases and rounds
 
-    def begin_phase(self) -> None:
-        """No step of the phase before counts, nor what a round of it has come to that was dropped.
+    def begin_phase(
+        self, forget: Collection[int] | None = None, room: int | None = None
+    ) -> None:
+        """What a round of the phase before has come to that was dropped never counts.
 
-        No round is open until `open_round`. Takes 10 to 30 ms: a frame that was checked before may still be added, and
-        must find its step's number here.
+        No round is open until the next one begins. Takes 10 to 30 ms: a frame that was checked before may still be
+        added, and must find its step's number here.
+
+        Args:
+            forget: members whose agents have begun anew, and number their steps from 1 on again; None: all. Others may
+                still have frames of the phase before under way, which are duplicates.
+            room: fragments of parameters in the vector, where this host has no store.
         """
         self._config["round"] = 0
+        if room is not None:
+            self._config["room"] = room
         self._quiesce()
-        self.homes["last"] = 0
+        for number in range(1, MAX_MEMBERS + 1) if forget is None else forget:
+            self.homes["last"][:, number - 1] = 0
         dropped = (self.homes["tag"] & _LOW) > self._config["settled"][0]
         self.homes["due"][dropped] = 0
         self._pushers[...] = np.zeros((), self._pushers.dtype)
@@ -231,11 +245,19 @@ class Servers:
 
         Until the last of these stores, what is asked for of this round is answered with NOT_YET.
         """
-        self._ring["version"] = np.uint64(round_ << 32)
         if settled:
-            self._config["settled"] = round_ - 1
+            self.settle(round_ - 1)
+        self.begin_round(round_)
         barrier()
         self._config["round"] = round_
+
+    def settle(self, round_: int) -> None:
+        """That round is committed with a list: what it comes to is added as homes are touched in later rounds."""
+        self._config["settled"] = round_
+
+    def begin_round(self, round_: int) -> None:
+        """No push of that round is whole. It is open once `config` says so, after a barrier."""
+        self._ring["version"] = np.uint64(round_ << 32)
 
     # ---- what a server has
 
@@ -249,6 +271,16 @@ class Servers:
     def full(self) -> int | None:
         """The first push fragment that takes no more steps, as a parameter in it is near the limits; None: none is."""
         return int(self._ring["full"][0]) - 1 if self._ring["full"][0] else None
+
+    def find_full(self) -> tuple[int, float] | None:
+        """Of the first parameter that is near the limits: its place in the vector, and its value."""
+        fragment, part = self.full, self.part
+        if fragment is None or part is None:
+            return None
+        lanes = wire.lanes_per_fragment(part.width)
+        values = self._blocks.reshape(-1, lanes)[fragment - part.first]
+        at = int(np.abs(values).argmax())
+        return fragment * lanes + at, float(values[at]) * 2.0 ** -layout().limits["PARAMETER_BITS"]
 
     def parameters(self) -> I64:
         """The own part, int64 (fragments, lanes), as it is once all that is committed is in it; a copy.

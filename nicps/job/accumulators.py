@@ -142,7 +142,7 @@ class Accumulators:
         blocks = 1 if phase.exchange.absolute else phase.blocks
         if (there.blocks, self._of_hand_out) == (blocks, hands_out):
             blocks = 0
-        if not aggregators:
+        if not aggregators or phase.exchange.served:
             return blocks, 0, 0
         room = fragments if fragments != there.room else 0
         longest = 1 if phase.exchange.central else fragments // len(aggregators) + 1

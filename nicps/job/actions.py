@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from nicps.job.script import LaunchScript
-from nicps.protocol import Phase, Send, SendFragments, View
+from nicps.protocol import Phase, Send, SendFragments, SendServed, View
 from nicps.session import shared_form
 from nicps.session.fields import Message
 
@@ -36,6 +36,14 @@ class Transmit:
     phase: Phase
     source: Source
     stream: int = 0  # used if that is the source
+
+
+@dataclass(frozen=True, slots=True)
+class TransmitServed:
+    """Send fragments of this worker's step to a server, or questions for parameters."""
+
+    fragments: SendServed
+    phase: Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,37 @@ class RetirePlaces:
 
     The training program keeps the content of the old ones.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class UseServed:
+    """The outcome of a `ReserveServed` or a `FillPart` comes into use; the former one goes."""
+
+    served: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropServed:
+    """The outcome of a `FillPart` is not needed."""
+
+    served: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginServing:
+    """A phase with servers begins: what a round that was dropped has come to never counts, and `forget` are members
+    whose steps have low numbers again. `room`: fragments of parameters in the vector.
+    """
+
+    forget: frozenset[int]
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A round is committed with a list: what its steps come to is added to the own part's parameters from now on."""
+
+    round: int
 
 
 # ---- the training program
@@ -328,6 +367,38 @@ class StripesRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class ReserveServed:
+    """Load the program of parameter servers, and make a store of `room` fragments of parameters and own lanes of
+    `pushes` fragments, if any; the outcome is a number for them, or `StripesRefused`.
+    """
+
+    room: int
+    pushes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillPart:
+    """Make the own part out of the `lanes` weights that the training program has given; the outcome is a number for it.
+
+    `fragments` of steps with lanes of `width` bits, `first` of them of the vector. `averages`: there are
+    synchronisations.
+    """
+
+    lanes: int
+    first: int
+    fragments: int
+    width: int
+    averages: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """Read the own part, of so many parameters, for the training program: the next `Pulled` that is posted has it."""
+
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStream:
     """Open files for a hand-out; the outcome is a `StreamSize`."""
 
@@ -413,6 +484,9 @@ class DrawReport:
 Task: TypeAlias = (
     Settle
     | ReserveAccumulators
+    | ReserveServed
+    | FillPart
+    | ReadPart
     | OpenStream
     | StoreWindow
     | KeepCheckpoint
@@ -434,6 +508,7 @@ class BeginTask:
 Action: TypeAlias = (
     Send
     | Transmit
+    | TransmitServed
     | DropFragments
     | EnterView
     | LeaveView
@@ -442,6 +517,10 @@ Action: TypeAlias = (
     | DropAccumulators
     | RenewAccumulators
     | RetirePlaces
+    | UseServed
+    | DropServed
+    | BeginServing
+    | Settled
     | StartProgram
     | EndProgram
     | ShareArena

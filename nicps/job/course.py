@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nicps import wire
+from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job import plan as phases
 from nicps.job.choice import Choice
@@ -73,6 +74,8 @@ class Course:
         self._cancelled = False  # a user has asked for that
         self._saving = False  # it is being saved
         self._stop: Phase | None = None
+        self._servers = found.servers if found is not None else ()  # of the last phase, by rank
+        self._read = 0  # the last round that all workers have read, where there are servers
 
     # ---- events
 
@@ -124,6 +127,8 @@ class Course:
             return self._test()
         if self.choice.has_failed(phase.exchange):
             return self._train()
+        if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
+            return self._lose_server(view, phase.serving.servers)
         if self._decided is not None and self._decided[0] == node.open_round - 1:
             round_, what, saves = self._decided
             return self.round_judged(round_, what, saves=saves)
@@ -180,7 +185,9 @@ class Course:
         if round_ != self._node.open_round - 1:
             return []  # repeated by a program that lags: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
-            return []  # decided on: the phase followed from it
+            return []  # decided on: the phase is what came of it
+        if phase is not None and phase.serving is not None and self._read < round_:
+            return []  # `read_by_all` comes here again
         if self.plan.group:
             return self._group_judged(what, phase)
         if what == "more":
@@ -202,6 +209,13 @@ class Course:
         if phase is not None and trains and not self.choice.improves(phase, self.fragments):
             return self._go_on()
         return self._train()
+
+    def read_by_all(self, round_: int) -> Orders:
+        """With servers: all workers have read that round. What comes after it may be decided."""
+        self._read = round_
+        if self._decided is None or self._decided[0] != round_:
+            return []
+        return self.round_judged(round_, self._decided[1], saves=self._decided[2])
 
     def _group_judged(self, what: str, phase: Phase | None) -> Orders:
         """The same for a group's program: "continue", "admit" or "end"."""
@@ -290,8 +304,10 @@ class Course:
         if self.stopping or self._finishing:
             return []
         reason = f"{self._node.view.names(refused)}: {refused[min(refused)]}"
-        if self.plan.group:
-            return self.stop(f"{reason}; a group needs that program")
+        if self.plan.group or self.plan.servers is not None:
+            return self.stop(
+                f"{reason}; {'a group' if self.plan.group else 'the job'} needs that program"
+            )
         return [*self.choice.refuse_stripes(reason), *self._train()]
 
     def switch_changed(self) -> Orders:
@@ -353,9 +369,16 @@ class Course:
             self.unit, self._unit_of = (
                 plan.unit,
                 exchange,
-            )  # that one was as coarse as gradients are large
-        first_round = node.open_round + 1
-        phase = plan.training(node.view, first_round, counted, self.fragments, self.unit, exchange)
+            )  # it was as coarse as gradients are large
+        of = counted, self.fragments, self.unit, exchange
+        serving = None
+        if plan.servers is not None:
+            try:
+                serving = plan.servers.choose(node.view, counted, self._servers)
+            except JobFailed as error:
+                return self.stop(str(error))
+            self._servers = serving.servers
+        phase = plan.training(node.view, node.open_round + 1, *of, serving)
         return [*told, *self._decide(phase)]
 
     def _go_on(self) -> Orders:
@@ -443,6 +466,13 @@ class Course:
     def _hand_out_again(self) -> Orders:
         """Whether a hand-out was decided, and has not begun."""
         return self._open_stream("job") if self._purpose == "job" else self._give()
+
+    def _lose_server(self, view: View, servers: tuple[int, ...]) -> Orders:
+        """What it held is gone. Each worker has the parameters of the last commit."""
+        names = view.names(set(servers) - view.live)
+        self.raise_alarm(f"{names} served parameters, and left")
+        self._saving = True
+        return [SaveState(Saving.ALARM)]
 
     def _lose_source(self) -> Orders:
         """Whether the source of a hand-out has left in the middle of it."""

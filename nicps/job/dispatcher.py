@@ -24,6 +24,7 @@ from nicps.job.actions import (
     Source,
     StreamSize,
     Transmit,
+    TransmitServed,
 )
 from nicps.job.orders import Fail, Order, Orders
 from nicps.job.part import Part
@@ -75,6 +76,14 @@ class Dispatcher:
                 self._out.append(action)
             case protocol.SendFragments():
                 self._transmit(action)
+            case protocol.SendServed():
+                self._send_served(action)
+            case protocol.Stepped():
+                orders = part.note_stepped(now, action) if part else []
+            case protocol.Pulled():
+                orders = part.note_pulled(now, action) if part else []
+            case protocol.ReadByAll(round_):
+                orders = lead.course.read_by_all(round_) if lead else []
             case protocol.Need(round_, samples):
                 orders = part.show_need(round_, samples) if part else []
             case protocol.Closed(round_):
@@ -118,6 +127,11 @@ class Dispatcher:
             case protocol.Failed(reason):
                 orders = self._fail_job(reason)
         self._carry_out_orders(now, orders)
+
+    def _send_served(self, action: protocol.SendServed) -> None:
+        ring = self.node.ring
+        if ring is not None and self.part is not None and action.view == self.node.view.number:
+            self._out.append(TransmitServed(action, ring.phase))
 
     def _transmit(self, action: protocol.SendFragments) -> None:
         ring = self.node.ring
@@ -266,6 +280,10 @@ class Dispatcher:
                 return node.fail(now, reason)
             case ask.Cancel():
                 return node.cancel(now)
+            case ask.BeginStep(offer):
+                return node.step(now, offer)
+            case ask.BeginPull(round_, sources):
+                return node.pull(now, round_, sources)
             case ask.CommitNext(saves):
                 return node.go_on(now, saves=saves)
             case ask.RebuildView(joiners):

@@ -15,6 +15,7 @@ from nicps.job.orders import Acknowledge, Depart, Fail, Orders
 from nicps.job.plan import REFUSED
 from nicps.job.program import Program
 from nicps.job.programs import Programs
+from nicps.job.served import ServedMemory
 from nicps.job.text import one_line
 from nicps.protocol import Offer, Phase
 
@@ -27,10 +28,15 @@ class Entry:
     """
 
     def __init__(
-        self, node: NodeInfo, programs: Programs, hand_out: HandOut, accumulators: Accumulators
+        self,
+        node: NodeInfo,
+        programs: Programs,
+        hand_out: HandOut,
+        accumulators: Accumulators,
+        served: ServedMemory,
     ) -> None:
         self._node, self._programs = node, programs
-        self._hand_out, self._accumulators = hand_out, accumulators
+        self._hand_out, self._accumulators, self._served = hand_out, accumulators, served
         self.phase: Phase | None = None
         self.waiting: Phase | None = None
 
@@ -53,8 +59,16 @@ class Entry:
         shown = program.show_view(now, self._node, phase, memory)
         orders += [ShowNeed(program.number, 0, 0), *shown]
         if again:
-            orders += program.enter(now, phase, self._node.open_round, memory, self._node)
+            orders += self._send_in(now, program, phase, self._node.open_round)
         return orders
+
+    def _send_in(self, now: float, program: Program, phase: Phase, first_round: int) -> Orders:
+        """The training program goes into the phase."""
+        memory, serves = self._accumulators.memory, None
+        if phase.exchange.served:
+            shown, program.store_shown = program.store_shown, self._served.made
+            serves = self._served.message(phase, program.lanes, shown=shown)
+        return program.enter(now, phase, first_round, memory, self._node, serves)
 
     def _show_places(self, now: float) -> Orders:
         """The own stripe has places again."""
@@ -74,8 +88,8 @@ class Entry:
         return program if program is not None and program.holds_state else None
 
     def has_share(self, phase: Phase) -> bool:
-        """Whether this host takes part in it."""
-        return bool(phase.shares[self._node.number - 1])
+        """This host takes part in it: it trains, or it serves."""
+        return bool(phase.shares[self._node.number - 1]) or self._served.serves(phase)
 
     def make_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
         """Make the accumulators that the phase needs, and use them unless there is another phase by that time.
@@ -85,13 +99,13 @@ class Entry:
         """
         if phase is not self.phase:
             return []
-        if phase.exchange.served:
-            reason = "the lead's version of nicps has parameter servers: install it on all hosts"
-            return [Fail(f"cannot prepare for {phase.kind.name.lower()}: {reason}")]
+        if phase.exchange.served and not self._served.fits(phase):
+            again = partial(self.make_room, phase, entering)
+            return [self._served.reserve(phase, again, partial(self._refuse, phase))]
         if self._accumulators.fit(phase):
             return self._use_room(phase, entering, now)
         then = partial(self._reserved, phase, entering)
-        return [self._accumulators.reserve(phase, then, partial(self._refuse, phase))]
+        return [self._accumulators.reserve(phase, then, partial(self._refuse_stripes, phase))]
 
     def _reserved(self, phase: Phase, entering: Program | None, now: float, number: int) -> Orders:
         if phase is not self.phase:
@@ -99,24 +113,42 @@ class Entry:
         used = self._accumulators.use(phase, number)
         return [*used, *self._use_room(phase, entering, now)]
 
-    def _refuse(self, phase: Phase) -> Orders:
-        """The phase has stripes, and the kernel does not take them: tell the lead, which decides on another phase."""
+    def _refuse_stripes(self, phase: Phase) -> Orders:
+        return self._refuse(phase, 0.0, self._accumulators.refused)
+
+    def _refuse(self, phase: Phase, _: float, reason: str) -> Orders:
+        """The kernel takes no frames of the phase's exchange: the lead is told, which decides on another phase."""
         if phase is not self.phase:
             return []
-        reason = one_line(self._accumulators.refused)
-        return [Acknowledge(phase.number, json.dumps({REFUSED: reason}).encode())]
+        return [Acknowledge(phase.number, json.dumps({REFUSED: one_line(reason)}).encode())]
 
     def _use_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
         if phase.kind is wire.PhaseKind.HANDOUT:
             mine = self._hand_out.is_source(phase)
             offer: Orders = [Offer(phase.first_round, 1)] if mine else []
             return [Acknowledge(phase.number), *offer]
+        fills = self._served.needs_filling(phase)
+        begins: Orders = [self._served.begin(phase)] if phase.exchange.served and not fills else []
         if entering is None:
-            return [Acknowledge(phase.number)]
+            return [*begins, Acknowledge(phase.number)]
         if entering is not self._programs.current or entering.ended:
-            return []  # the program has been lost meanwhile
-        memory = self._accumulators.memory
-        return entering.enter(now, phase, phase.first_round, memory, self._node)
+            return []  # it has been lost meanwhile
+        return [*begins, *self._send_in(now, entering, phase, phase.first_round)]
+
+    def acknowledge(self, phase: Phase, program: Program) -> Orders:
+        """The training program is in the phase: so is this host, once its part is filled with what it has been given."""
+        done = Acknowledge(phase.number)
+        if not self._served.needs_filling(phase):
+            return [done]
+        lanes = self._served.parameters(phase, program.lanes)[1]
+        return [
+            self._served.fill(
+                phase,
+                lanes,
+                lambda: phase is self.phase,
+                lambda _: [self._served.begin(phase), done],
+            )
+        ]
 
     def enter_training(self, now: float, handed_out: str, *, has_state: bool) -> Orders:
         """Bring the training program into the phase that waits for it, if both are there.

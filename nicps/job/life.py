@@ -140,6 +140,16 @@ class Life:
         """The kernel has some of the sums of a round of stripes."""
         return self._dispatcher.process(now, self.node.advance(now))
 
+    def servers_refused(self, now: float) -> list[Action]:
+        """A host has answered that it cannot do yet what this one asks of it."""
+        self.node.refused(now)
+        return []
+
+    def near_limit(self, now: float, index: int, value: float) -> list[Action]:
+        """A parameter of the own part takes no more steps: the training program is told which."""
+        orders = self.part.note_near_limit(index, value) if self.part is not None else []
+        return self._dispatcher.process(now, (), orders)
+
     def list_came(
         self, now: float, view: int, round_: int, members: int, unit: int
     ) -> list[Action]:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from nicps.job.actions import Action, StreamSize
-from nicps.protocol import Joiner, Offer, Phase
+from nicps.protocol import Joiner, Offer, Phase, Source
 
 # ---- to the node
 
@@ -165,6 +165,21 @@ class Depart:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginStep:
+    """With servers: the training program has a step, which `offer` is of. It is pushed, or offered."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class BeginPull:
+    """With servers: the training program needs parameters, from these; all of them by default."""
+
+    round: int
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HandOutEnded:
     """A hand-out has ended here, and so everywhere."""
 
@@ -224,6 +239,8 @@ Order: TypeAlias = (
     | Warn
     | ShowTrouble
     | Depart
+    | BeginStep
+    | BeginPull
     | HandOutEnded
     | ModelBuilt
     | StateSaved

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from nicps import wire
+from nicps import protocol, wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.accumulators import Accumulators
@@ -15,8 +15,10 @@ from nicps.job.actions import (
     CountFragments,
     DropFragments,
     NoteEvent,
+    Post,
     RemoveState,
     Settle,
+    Settled,
     ShareArena,
     ShowClosed,
     ShowNeed,
@@ -29,7 +31,8 @@ from nicps.job.finish import Finish
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import (
-    Acknowledge,
+    BeginPull,
+    BeginStep,
     Depart,
     Fail,
     HandOutEnded,
@@ -49,11 +52,14 @@ from nicps.job.plan import is_group
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.script import is_script
+from nicps.job.served import ServedMemory
+from nicps.job.serving import is_served
 from nicps.job.steps import Steps
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
 from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
 from nicps.session import shared_form as says
+from nicps.session.served_form import NearLimit, Pull, Pulled, Step, Stepped
 from nicps.session.shared_form import has_steps
 
 
@@ -90,7 +96,9 @@ class Part:
         self.checkpoints = Checkpoints(node, tasks, self, checkpoints)
         self.finish = Finish(node, tasks, self, self.hand_out, streams)
         self.accumulators = Accumulators(node, tasks, self)
-        self._entry = Entry(node, self.programs, self.hand_out, self.accumulators)
+        self.served = ServedMemory(node, tasks, self)
+        memory = self.accumulators, self.served
+        self._entry = Entry(node, self.programs, self.hand_out, *memory)
         self.contribution = Contribution()
         self.steps = Steps()
         self.unit: int | None = None
@@ -100,6 +108,7 @@ class Part:
         self.finishing = self.cancelled = self.switch_failed = False
         self.exchange: Exchange | None = None
         self.rest = NO_REST
+        self._trained_in: Phase | None = None  # the last phase of training that this host was in
         self._saving: Saving | None = None
         # Another member's state is here, which the program has not loaded yet; a group's program has reported its end.
         self._has_state = self._left = False
@@ -170,6 +179,7 @@ class Part:
         entry.waiting = None  # an earlier decision's, which does not come
         if phase.kind is wire.PhaseKind.TRAIN:
             self.exchange, self.rest = phase.exchange, phase.rest
+            self.served.serving, self._trained_in = phase.serving, phase
             self.switch_failed = bool(phase.settings.get("switch_failed"))
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self.finishing = False
@@ -230,6 +240,8 @@ class Part:
         mine = self._entry.has_share(phase) and program is not None and program.holds_state
         noted = self.steps.commit(commit, mine=mine, several=has_steps(self.settings))
         orders: Orders = [*noted, CountFragments(commit.round)]
+        if phase.exchange.served and commit.counted:
+            orders.append(Settled(commit.round))
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
         if not mine or program is None:
@@ -308,6 +320,14 @@ class Part:
                 program.excuse()
                 self.contribution.begin(now)
                 return [Offer(round_, samples, unit, skip, conversion)]
+            case Step(round_, samples, skip):
+                if program.lags:
+                    return []
+                program.excuse()
+                self.contribution.begin(now)
+                return [BeginStep(Offer(round_, samples, skip=skip))]
+            case Pull(round_):
+                return self._pull(program, round_)
             case says.Read(round_, digest):
                 return self._read(now, program, round_, digest)
             case says.Prepared(number):
@@ -341,6 +361,52 @@ class Part:
             case _:
                 return []
 
+    # ---- with servers: its steps, and parameters
+
+    def _pull(self, program: Program, round_: int) -> Orders:
+        """It needs all parameters. A server has its own part by itself, and pulls what others serve."""
+        phase = self._trained_in
+        if phase is None:
+            return []
+        program.excuse()
+        if phase.shares[self._node.number - 1]:
+            return [BeginPull(round_)]
+        if others := self.served.others(phase):
+            return [BeginPull(round_, others)]
+        return self._give_part(phase, program, round_)
+
+    def _give_part(self, phase: Phase, program: Program, round_: int) -> Orders:
+        def read(now: float, message: Pulled) -> Orders:
+            program.give_duty(now, "work")
+            return [Post(program.number, message)]
+
+        return [self.served.read(phase, program.lanes, round_, read)]
+
+    def note_pulled(self, now: float, action: protocol.Pulled) -> Orders:
+        """All parameters are here."""
+        phase, program = self._trained_in, self.program
+        if phase is None or program is None:
+            return []
+        if self.served.serves(phase):
+            return self._give_part(phase, program, action.round)
+        program.give_duty(now, "work")
+        return [Post(program.number, Pulled(action.round, action.number))]
+
+    def note_stepped(self, now: float, action: protocol.Stepped) -> Orders:
+        """All servers have added its step."""
+        program = self.program
+        if program is None:
+            return []
+        program.give_duty(now, "work")
+        self.programs.note_training()
+        values = action.round, action.number, action.version, action.staleness
+        return [Post(program.number, Stepped(*values))]
+
+    def note_near_limit(self, index: int, value: float) -> Orders:
+        """A parameter of the own part takes no more steps."""
+        program = self.program
+        return [Post(program.number, NearLimit(index, value))] if program is not None else []
+
     def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
         program.note_read(round_, digest)
         read: Orders = [*self.steps.read(round_, digest)]
@@ -354,7 +420,7 @@ class Part:
         phase = self.phase
         if phase is None or phase.number != number or phase.kind is wire.PhaseKind.FINISH:
             return []
-        return [Acknowledge(number)]
+        return self._entry.acknowledge(phase, program)
 
     def _build(self, now: float, program: Program, lanes: int, digest: str) -> Orders:
         width = self.settings.get("lane", "i16")
@@ -363,8 +429,9 @@ class Part:
             per_fragment = wire.lanes_per_fragment(bits)
         except (ValueError, KeyError):
             raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
-        program.note_ready(max(1, -(-lanes // per_fragment)), digest)
-        alone = self.group or has_steps(self.settings)  # the hosts add
+        program.note_ready(lanes, max(1, -(-lanes // per_fragment)), digest)
+        # The hosts add.
+        alone = self.group or has_steps(self.settings) or is_served(self.settings)
         room = [NeedRoom(program.fragments, bits)] if not alone else []
         arena = ShareArena(program.number, program.fragments, *resumed_from(self.prepared))
         return [arena, *room, *self._enter_training(now), ModelBuilt()]

@@ -12,8 +12,10 @@ from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.script import is_script
+from nicps.job.serving import Servers, is_served
 from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
+from nicps.protocol.serving import Serving
 from nicps.protocol.view import View
 from nicps.session.shared_form import has_steps
 
@@ -37,12 +39,13 @@ class Plan:
 
     `alarm_below`: with fewer members than this part of those that began, the job is saved and stopped (R22).
     `admit`: hosts that were not there at the start may come in (R20). `redeal`: every host has all files; otherwise
-    they cannot be handed out a second time. `exchange`: that of training rounds without a Linux switch; `tries_switch`:
-    one is used if it is ready; `names_switch`: the user has asked for it. `feedback`: rounding errors are added to
-    later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no job but a group
-    (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no feedback, and nothing
-    that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
-    without feedback: its program knows what they hold.
+    nobody can hand them out a second time. `exchange`: that of training rounds, where no Linux switch adds;
+    `tries_switch`: one is taken where it is ready; `names_switch`: the user has asked for it. `feedback`: what rounding
+    leaves over goes into later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no
+    job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
+    feedback, and nothing that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
+    and that is all. `steps`: a step of training takes several rounds of any size, by stripes, with all members and
+    without feedback: its program knows what they hold. `servers`: parameters are at servers; None: at all members.
     """
 
     job: str
@@ -62,6 +65,7 @@ class Plan:
     waits_for: tuple[str, int] = ("", 0)
     script: bool = False
     steps: bool = False
+    servers: Servers | None = None
 
     @classmethod
     def of(
@@ -76,7 +80,9 @@ class Plan:
         Linux switch.
         """
         asked, group, steps = _asked(settings), is_group(settings), has_steps(settings)
-        alone = group or steps  # the members alone make its sums
+        servers = Servers.of(settings) if is_served(settings) else None
+        # Its sums are made by the members alone.
+        alone = group or steps or servers is not None
         waits_for = (settings["group"]["name"], settings["group"]["size"]) if group else ("", 0)
         return cls(
             job,
@@ -95,6 +101,7 @@ class Plan:
             waits_for=waits_for,
             script=is_script(settings),
             steps=steps,
+            servers=servers,
         )
 
     @property
@@ -120,6 +127,10 @@ class Plan:
             JobFailed: the setting is no exchange, or one that this host does not believe.
         """
         name = _asked(settings)
+        if is_served(settings):
+            if name != "auto":
+                raise JobFailed(f"the job's exchange is {name}, and with servers it must be auto")
+            return Exchange.SERVERS
         if has_steps(settings):
             if name not in ("auto", Exchange.STRIPES.name):
                 raise JobFailed(
@@ -179,8 +190,10 @@ class Plan:
         fragments: int,
         unit: int,
         exchange: Exchange,
+        serving: Serving | None = None,
     ) -> Phase:
-        """These members train, until the next decision."""
+        """These members train, until the next decision; those that serve do not."""
+        counted = set(counted).difference(serving.servers if serving is not None else ())
         batch = max(self.batch, len(counted))  # a member without a share is not counted
         return Phase(
             number=0,
@@ -191,11 +204,12 @@ class Plan:
             last_fragments=fragments,
             width=self.width,
             shares=equal_shares(batch, len(view.members), counted),
-            quorum=_ALL if self.sized else math.ceil(self.quorum * batch - 1e-9),
+            quorum=_ALL if self.sized or serving else math.ceil(self.quorum * batch - 1e-9),
             unit=unit,
             exchange=exchange,
             feedback=self.feedback,
             sized=self.sized,
+            serving=serving,
         )
 
 
@@ -241,10 +255,11 @@ def stop(
 class Found:
     """The stage of the job at a host that takes the lead over.
 
-    `able`: it has the job's files. `trained`: its training program has committed rounds, and repeats its decision after
-    the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has counted;
-    `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed here. `crash`:
-    the end of this host's last training program, if one has crashed.
+    `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what comes
+    after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
+    counted; `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed
+    here. `crash`: what ended this host's last training program, if one has crashed. `servers`: of the last training
+    phase, by rank.
     """
 
     able: bool
@@ -254,3 +269,4 @@ class Found:
     exchange: Exchange = Exchange.BROADCAST
     failed: frozenset[Exchange] = frozenset()
     crash: str = ""
+    servers: tuple[int, ...] = ()

@@ -15,6 +15,7 @@ from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders
 from nicps.protocol import Committed, Phase
 from nicps.session import shared_form
+from nicps.session.served_form import Serves
 
 STALL_S = 60.0  # the job's `stall_s`: the time without a message of a program that others wait for
 _KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
@@ -32,7 +33,7 @@ class Program:
         patient: no message is expected of it at any time, except the rest of a gradient that it has begun to convert.
 
     Attributes: `attached`, it has connected; `gateway`, a process connects for it. `ready`, it has built the model,
-    whose gradient has `fragments`. `ended`, its process is gone. `digest`, of the state that it holds (hexadecimal).
+    whose gradient has `fragments`, and `lanes`. `ended`, its process is gone. `digest`, of its state (hexadecimal).
     `holds_state`: that was the others' state, too, so it is no new program. `trained`, the last round that it was told
     of; `saved`, the number of rounds of the state that it saved last. `duty`, what it has to do ("start", "work",
     "save", "load", "judge" or "end"); empty while it waits for this host.
@@ -45,7 +46,8 @@ class Program:
         self.duty = "start"
         self.attached = self.gateway = self.ready = self.ended = self.holds_state = False
         self.digest = ""
-        self.fragments = 0
+        self.fragments = self.lanes = 0
+        self.store_shown = 0  # the how manieth store of parameters it has mapped
         self.trained = self.saved = 0
         self._moved = now  # when it sent a message, or was told what to do
         self._unanswered = 0  # phases that it was told of and is not in yet
@@ -117,16 +119,29 @@ class Program:
         return [Welcome(self.number, message)]
 
     def enter(
-        self, now: float, phase: Phase, first_round: int, memory: Memory, node: NodeInfo
+        self,
+        now: float,
+        phase: Phase,
+        first_round: int,
+        memory: Memory,
+        node: NodeInfo,
+        serves: Serves | None = None,
     ) -> Orders:
-        """Let it leave whatever it does, and enter this phase, with that memory of the kernel's."""
-        self._trains = phase.kind is wire.PhaseKind.TRAIN
+        """Leave whatever it does, and go into this phase, with that memory of the kernel's.
+
+        Args:
+            serves: who serves parameters in it.
+        """
+        works = phase.kind is wire.PhaseKind.FINISH or bool(phase.shares[node.number - 1])
+        self._trains = works and phase.kind is wire.PhaseKind.TRAIN
         self.holds_state |= phase.kind is not wire.PhaseKind.FINISH
         self._first_round = first_round
         self._closed = self._unread = False
         # R14: a lead that comes back to a phase repeats its decision after the round before.
         self._unjudged = node.leads and first_round > phase.first_round
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
+        if not works:
+            self.excuse()  # it only serves
         new = self._show(memory)
         self._unanswered += 1
         view, self._leads = node.view, node.leads
@@ -144,7 +159,8 @@ class Program:
             new.room,
             new.places,
         )
-        return [EnterPhase(self.number, message)]
+        told: Orders = [Post(self.number, serves)] if serves is not None else []
+        return [*told, EnterPhase(self.number, message)]
 
     def change_state(self, now: float, what: str, node: NodeInfo) -> Orders:
         """Let it "save" its state into the working folder, or "load" the one that is there."""
@@ -236,9 +252,10 @@ class Program:
         if what not in ("continue", "more"):
             self.excuse()  # the lead goes on once all do something else
 
-    def note_ready(self, fragments: int, digest: str) -> None:
+    def note_ready(self, lanes: int, fragments: int, digest: str) -> None:
         """It has built the model."""
-        self.ready, self.fragments, self.digest, self.duty = True, fragments, digest, ""
+        self.ready, self.lanes, self.fragments = True, lanes, fragments
+        self.digest, self.duty = digest, ""
 
     def note_state(self, number: int, digest: str) -> bool:
         """It has saved its state, or loaded another's; return whether that was its last order."""

@@ -29,6 +29,7 @@ from nicps.job.part import Part
 from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
 from nicps.job.publisher import Publisher, exit_code, run_hook
 from nicps.job.script import LaunchScript
+from nicps.job.serving import is_served
 from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
 from nicps.job.text import is_run_name, one_line
@@ -219,6 +220,7 @@ class Roles:
             exchange=part.unit_of if part is not None else Exchange.BROADCAST,
             failed=self._failed_in(part) if part is not None else frozenset(),
             crash=one_line(part.programs.crash) if part is not None else "",
+            servers=part.served.servers if part is not None else (),
         )
         orders.append(Log("this host leads the job from now on"))
         self._drop_lead()
@@ -230,9 +232,9 @@ class Roles:
         It is the one with which the job was trained; before the first training phase, the one in its settings.
         """
         settings = self._settings
-        if part.accumulators.refused:
+        if part.accumulators.refused and not is_served(part.settings):
             return Exchange.BROADCAST
-        if part.exchange is None:
+        if part.exchange is None or is_served(part.settings):
             own, believes = settings.exchange, settings.believes_switch
             try:
                 return Plan.choose(part.settings, own, believes_switch=believes)

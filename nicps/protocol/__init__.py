@@ -71,6 +71,7 @@ from nicps.protocol.actions import (
     SwitchChanged,
 )
 from nicps.protocol.carried import Offer
+from nicps.protocol.exchange.steps import Source
 from nicps.protocol.formation import Group
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
@@ -114,6 +115,7 @@ __all__ = [
     "Send",
     "SendFragments",
     "SendServed",
+    "Source",
     "Stepped",
     "Striped",
     "SwitchChanged",

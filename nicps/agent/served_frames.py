@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames to parameter servers, batch by batch: a worker's steps, and its questions for parameters (docs/servers.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nicps import wire
+from nicps.agent.striped import header_dtype
+from nicps.dataplane.servers import Servers
+from nicps.errors import JobFailed
+from nicps.protocol import Member, Phase, SendServed
+from nicps.protocol.serving import PULLED_WIDTH, pulled_fragments
+from nicps.session.lanes import U8
+from nicps.wire import PAYLOAD_BYTES, FrameType
+
+#: Of a step no number reaches 2**21: a lane of w bits has an exponent of 22 - w at most.
+STEP_BITS = 22
+
+_TYPES = {
+    FrameType.PUSH: wire.Push,
+    FrameType.PULL: wire.Pull,
+    FrameType.CONTRIBUTION: wire.Contribution,
+}
+
+
+@dataclass(slots=True)
+class ServedLanes:
+    """A step that is converted, or the empty payload of a question."""
+
+    servers: Servers
+
+    def available(self, round_: int) -> int:
+        """Any number: a step is converted before it is asked for."""
+        return 1 << 32
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """Views, no copies."""
+        records = self.servers.own[first : first + count]
+        return records["lane"], records["exponent"]
+
+    def sending(self, round_: int) -> None:
+        """Nobody wants to know."""
+
+    def awaited(self, yes: bool) -> None:
+        """Nobody waits for what has been converted."""
+
+
+class Questions:
+    """What goes with a question for parameters: the answer is written over it."""
+
+    def __init__(self, most: int) -> None:
+        self._nothing = np.zeros((most, PAYLOAD_BYTES), np.uint8)
+
+    def available(self, round_: int) -> int:
+        """Any number."""
+        return 1 << 32
+
+    def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
+        """Zeros."""
+        return self._nothing[:count], 0
+
+    def sending(self, round_: int) -> None:
+        """Nobody wants to know."""
+
+    def awaited(self, yes: bool) -> None:
+        """Zeros are always there."""
+
+
+class ServedFrames:
+    """Makes the headers of a batch of frames from one template.
+
+    Args:
+        most: frames in a batch.
+        members: the list of the view in force.
+    """
+
+    def __init__(self, most: int, members: Callable[[], Sequence[Member]]) -> None:
+        self._members = members
+        self._dtypes = {kind: header_dtype(body) for kind, body in _TYPES.items()}
+        sizes = {dtype.itemsize for dtype in self._dtypes.values()}
+        assert len(sizes) == 1, "one cursor reads them all"
+        self._rows = np.zeros((most, sizes.pop()), np.uint8)
+
+    def template(self, header: wire.Header, action: SendServed, phase: Phase) -> U8:
+        """The header that all frames of it have, uint8 (56,)."""
+        body: wire.Contribution | wire.Push
+        if action.type is FrameType.CONTRIBUTION:
+            of = action.members, 0, phase.fragments, action.number, phase.width, 0, 0
+            body = wire.Contribution(*of)
+        elif action.type is FrameType.PUSH:
+            body = wire.Push(action.version, action.number, 0, phase.fragments, 0, phase.width, 0)
+        else:
+            room = pulled_fragments(phase.fragments, phase.width)
+            body = wire.Pull(action.version, action.number, 0, room, 0, PULLED_WIDTH, 0)
+        frame = wire.pack(header, body, tail=bytes(PAYLOAD_BYTES))
+        return np.frombuffer(frame[: self._rows.shape[1]], np.uint8)
+
+    def fill(
+        self,
+        action: SendServed,
+        template: U8,
+        first: int,
+        count: int,
+        exponents: U8 | int,
+        sequence: int,
+    ) -> tuple[U8, U8]:
+        """Headers, uint8 (count, 56), and where the frames go, uint8 (6,).
+
+        Raises:
+            JobFailed: an exponent is too large for parameters. No kernel takes that: it would be sent again for ever.
+        """
+        rows = self._rows[:count]
+        rows[:] = template
+        records = rows.view(self._dtypes[action.type]).reshape(count)
+        records["index"] = np.arange(first, first + count, dtype=np.uint32)
+        records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
+        if action.type is not FrameType.PULL:
+            x = records["exponent"]
+            x[:] = np.asarray(exponents, np.uint8).view(
+                np.int8
+            )  # a copy: the program can still write to its own
+            most = STEP_BITS - int(records["width"][0])
+            if (x > most).any():
+                at = int((x > most).argmax())
+                raise JobFailed(
+                    f"fragment {first + at} of a step has an exponent of {x[at]}, and at most {most} can be added: the"
+                    " training program has written over its step"
+                )
+        return rows, np.frombuffer(self._members()[action.to - 1].mac, np.uint8)
