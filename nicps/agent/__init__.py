@@ -44,6 +44,7 @@ A job:
     preparation.py  the preparation of a submitted job
     prepared.py     what a job's preparation left: settings, files, model
     program.py      the training program's process, memory and connection
+    served.py       the part of the parameters that this host serves
     crash.py        how a training program ended, in words
     metrics.py      the rows that a training program writes, checked
     bundle.py       files as a stream for the hand-out, and back

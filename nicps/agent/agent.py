@@ -33,6 +33,7 @@ from nicps.agent.process import User, set_nice
 from nicps.agent.program import Program
 from nicps.agent.records import TimeLine
 from nicps.agent.scripts import Scripts
+from nicps.agent.served_room import ServedRoom
 from nicps.agent.settings import AgentSettings
 from nicps.agent.status import status_of
 from nicps.agent.stores import Stores
@@ -110,12 +111,14 @@ class Agent:
         """The rooms, and the table of actions that each of them carries out."""
         settings, driver, loop, children = self.settings, self._driver, self._loop, self.children
         timeline, tally = TimeLine(), Tally(driver.now)
+        served = ServedRoom(self.dataplane)
         self._frames = frames = Frames(
             driver,
             self.dataplane,
             self._keys,
             loop,
             timeline,
+            served,
             self._take_aside,
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
@@ -126,6 +129,7 @@ class Agent:
             children,
             self.dataplane,
             frames.sender,
+            served,
             timeline,
             settings,
             user,
@@ -200,10 +204,10 @@ class Agent:
                 act.DropAccumulators: executor.drop_accumulators,
                 act.RenewAccumulators: executor.renew_accumulators,
                 act.RetirePlaces: executor.retire_places,
-                act.UseServed: executor.served.use,
-                act.DropServed: executor.served.drop,
-                act.BeginServing: executor.served.begin,
-                act.Settled: executor.served.settle,
+                act.UseServed: served.use,
+                act.DropServed: served.drop,
+                act.BeginServing: served.begin,
+                act.Settled: served.settle,
                 act.StartProgram: program.start,
                 act.EndProgram: program.end,
                 act.ShareArena: program.share_arena,

@@ -54,6 +54,7 @@ class Executor:
         children: Children,
         dataplane: DataPlane,
         sender: Sender,
+        served: ServedRoom,
         timeline: TimeLine,
         settings: AgentSettings,
         user: User,
@@ -63,7 +64,7 @@ class Executor:
         self._dataplane, self._sender, self._timeline = dataplane, sender, timeline
         self._settings, self._user, self._prepared = settings, user, prepared
         self.job: JobFiles | None = None
-        self.served = ServedRoom(dataplane)
+        self.served = served
         self.streams: dict[int, OutStream] = {}
         self._before = 0, 0  # for this job: the token's turns, and fragments sent again
 
@@ -134,8 +135,12 @@ class Executor:
 
     def count_fragments(self, action: act.CountFragments) -> None:
         """The fragments that the kernel has taken, in the view that it is in."""
-        view = int(self._dataplane.maps.config["view"])
-        self._here.added += self._dataplane.maps.count(action.round, view, 0)
+        maps = self._dataplane.maps
+        view = int(maps.config["view"])
+        if action.listed:
+            self._here.added += self.served.count(action.round, view) * action.listed
+        else:
+            self._here.added += maps.count(action.round, view, 0)
 
     def use_accumulators(self, action: act.UseAccumulators) -> None:
         """Use new accumulators; the old ones are freed once no process reads them any more."""

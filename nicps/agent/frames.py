@@ -14,6 +14,7 @@ from nicps.agent.loop import Loop
 from nicps.agent.records import TimeLine
 from nicps.agent.sender import BATCH, Sender, Source
 from nicps.agent.served_frames import Questions, ServedLanes
+from nicps.agent.served_room import ServedRoom
 from nicps.barrier import barrier
 from nicps.dataplane import DataPlane
 from nicps.dataplane.doorbell import Bell
@@ -43,11 +44,12 @@ class Frames:
         keys: Keyring,
         loop: Loop,
         timeline: TimeLine,
+        served: ServedRoom,
         take_aside: Callable[[bytes, bytes], None],
     ) -> None:
         self._driver, self._life, self._node = driver, driver.life, driver.life.node
         self._dataplane, self._keys, self._loop = dataplane, keys, loop
-        self._timeline, self._take_aside = timeline, take_aside
+        self._timeline, self._served, self._take_aside = timeline, served, take_aside
         node = self._node
         self.sender = Sender(
             dataplane, node.header, node.take_sequence, self._fragments_sent, lambda: node.members
@@ -110,11 +112,11 @@ class Frames:
 
     def _hear_servers(self, bell: Bell) -> Sequence[Action]:
         """A host refuses what was asked; or a parameter of the own part is near the limits."""
-        servers, now = self._dataplane.maps.servers, self._driver.now
+        now, life = self._driver.now, self._life
         if not bell.fragments:
-            return self._life.servers_refused(now)
-        full = servers.find_full() if servers is not None else None
-        return self._life.near_limit(now, *full) if full is not None else []
+            return life.servers_refused(now)
+        full = self._served.find_full()
+        return life.near_limit(now, full) if full is not None else []
 
     def _change_link(self) -> None:
         if self._dataplane.link_changes.drain():
@@ -254,8 +256,7 @@ class Frames:
             config["enabled"] = config["bounce"] = 0
             return
         maps = self._dataplane.maps
-        if maps.servers is not None and state.round != config["round"]:
-            maps.servers.begin_round(state.round)
+        self._served.open_round(state.round)
         orders = state.aggregators, state.aggregators_next
         if before is None or orders != (before.aggregators, before.aggregators_next):
             write_settings(config, state, lambda: maps.stripes.set_ranks(*orders))

@@ -1,122 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job with parameter servers has at this host, in the kernel and in memory files shared with its program.
+"""What the job that is here has of parameter servers, in the kernel and in files shared with its training program.
 
-A server's program gives the weights of the own part in a file, and gets that part back in another one; all else goes
-through the maps (docs/servers.md).
+A server's program gives the weights of the own part in a memory file, and gets that part back in another one. All else
+goes through the maps (docs/servers.md).
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
-
-from nicps import wire
+from nicps.agent.served import ServedPart, WeightsFile
 from nicps.dataplane import DataPlane
-from nicps.dataplane.servers import I64, Servers, ServersPart, ServersStore
-from nicps.errors import BpfLoadError, JobFailed
+from nicps.dataplane.servers import Servers, ServersPart, ServersStore
+from nicps.errors import BpfLoadError
 from nicps.job import actions as act
-from nicps.layout import layout
 from nicps.session.fields import Message
-from nicps.session.served_form import Pulled, Serves
-
-F32 = npt.NDArray[np.float32]
-
-_PER = wire.lanes_per_fragment(32)
-_BATCH = 4096  # fragments of 360 parameters: what is converted at a time
-_RANGE_BITS = 22  # log2 of what no parameter may reach
-_FLOAT = 4  # bytes
-
-
-def units_of(weights: F32, bits: int) -> I64:
-    """Parameters as multiples of 2**-bits.
-
-    Args:
-        weights: float32 (n,).
-
-    Raises:
-        JobFailed: one is not finite, or too large.
-    """
-    units = np.empty(len(weights), np.int64)
-    for first in range(0, len(weights), _BATCH * _PER):
-        here = slice(first, first + _BATCH * _PER)
-        with np.errstate(invalid="ignore"):
-            fits = np.abs(weights[here]) < 2.0**_RANGE_BITS
-        if not fits.all():
-            at = first + int(fits.argmin())
-            raise JobFailed(
-                f"parameter {at} of this server's part is {weights[at]}: servers hold numbers below 2**{_RANGE_BITS}"
-            )
-        np.rint(np.ldexp(weights[here].astype(np.float64), bits), out=units[here], casting="unsafe")
-    return units
-
-
-def weights_of(units: I64, bits: int) -> F32:
-    """As workers read them: 360 parameters at a time are rounded to 31 bits and their sign.
-
-    Args:
-        units: multiples of 2**-bits, int64 (fragments, lanes), a multiple of 360 lanes.
-    """
-    rows = units.reshape(-1, _PER)
-    found = np.empty(rows.shape, np.float32)
-    for first in range(0, len(rows), _BATCH):
-        here = rows[first : first + _BATCH]
-        magnitude = np.bitwise_or.reduce(here ^ (here >> 63), axis=1)
-        length = np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
-        # Rounded up to the next power of two on its way to a double, a number may seem one bit longer.
-        length -= (magnitude >> np.maximum(length - 1, 0)) == 0
-        shift = np.maximum(length - 31, 0)[:, None]
-        lane = (here + ((1 << shift) >> 1)) >> shift
-        lane -= lane > 2**31 - 1
-        scale = np.ldexp(np.float32(1), (shift - bits).astype(np.int32))
-        np.multiply(
-            lane.astype(np.int32).astype(np.float32), scale, out=found[first : first + len(here)]
-        )
-    return found.reshape(-1)
-
-
-@dataclass(frozen=True, slots=True)
-class ReservedPart:
-    """An own part that the program does not use yet."""
-
-    made: ServersPart
-
-    def use(self, servers: Servers) -> None:
-        """The program works with it from now on."""
-        servers.use_part(self.made)
-
-    def close(self) -> None:
-        """It is not needed."""
-        self.made.close()
-
-
-@dataclass(frozen=True, slots=True)
-class ReservedStore:
-    """Own lanes and a store that the program does not use yet."""
-
-    made: ServersStore
-
-    def use(self, servers: Servers) -> None:
-        """As `ReservedPart`."""
-        servers.use_store(self.made)
-
-    def close(self) -> None:
-        """As `ReservedPart`."""
-        self.made.close()
+from nicps.session.served_form import NearLimit, Pulled, Serves
 
 
 class ServedRoom:
-    """Of the job that is here. What takes long is done in a thread; `use`, `drop` and `begin` at once."""
+    """Of one job after the other. What takes long is done in a thread: `reserve`, `fill`, `read` and `release`."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
-        self._bits = layout().limits["PARAMETER_BITS"]
-        self._reserved: dict[int, ReservedPart | ReservedStore] = {}
-        self._given = -1  # a file that the program writes its weights to
-        self._part = -1  # a file with the own part
+        self._reserved: dict[int, ServersPart | ServersStore] = {}
+        self._given: WeightsFile | None = None  # that the program writes its weights to
+        self._told: WeightsFile | None = None  # with the own part
+        self._part: ServedPart | None = None
+        self._begins: act.BeginServing | None = None  # a phase that is prepared
 
     @property
     def _servers(self) -> Servers:
@@ -133,72 +42,84 @@ class ServedRoom:
         except BpfLoadError as error:
             return act.StripesRefused(str(error))
         if task.room:
-            self._reserved[ticket] = ReservedStore(
-                self._servers.reserve_store(task.room, task.pushes)
-            )
+            self._reserved[ticket] = self._servers.reserve_store(task.room, task.pushes)
         return ticket
 
     def fill(self, ticket: int, task: act.FillPart) -> int:
         """Make the own part of what the program has given.
 
         Raises:
-            JobFailed: a weight is not finite, or too large.
+            TooLarge: a weight is not finite, or too large.
         """
-        weights = np.zeros(0, np.float32)
-        if task.lanes:
-            file = mmap.mmap(self._given, 0, prot=mmap.PROT_READ)
-            weights = np.frombuffer(file, np.float32, task.lanes)
-        units = units_of(weights, self._bits)
-        made = self._servers.reserve_part(
-            task.fragments, task.width, units, averages=task.averages, first=task.first
-        )
-        self._reserved[ticket] = ReservedPart(made)
+        assert self._given is not None, "the program was asked for its weights"
+        about = task.part
+        self._part = part = ServedPart(self._servers, about.room, about.width, about.vector)
+        self._reserved[ticket] = part.fill(self._given)
         return ticket
 
-    def read(self, task: act.ReadPart) -> None:
+    def read(self, _: act.ReadPart) -> None:
         """Write the own part into a file."""
-        weights = weights_of(self._servers.parameters(), self._bits)[: task.lanes]
-        file = _create("nicps-part", task.lanes)
-        try:
-            os.pwrite(file, weights.tobytes(), 0)
-        except BaseException:
-            os.close(file)
-            raise
-        former, self._part = self._part, file
-        _close(former)
+        assert self._part is not None, "this host serves"
+        former, self._told = self._told, self._part.read()
+        if former is not None:
+            former.close()
 
     # ---- at once
 
     def use(self, action: act.UseServed) -> None:
         """What was reserved comes into use."""
-        self._reserved.pop(action.served).use(self._servers)
+        reserved = self._reserved.pop(action.served)
+        if isinstance(reserved, ServersStore):
+            self._servers.use_store(reserved)
+        else:
+            self._servers.use_part(reserved)
 
     def drop(self, action: act.DropServed) -> None:
-        """It is not needed."""
+        """What was reserved is not needed."""
         self._reserved.pop(action.served).close()
 
     def begin(self, action: act.BeginServing) -> None:
-        """A phase begins."""
-        self._servers.begin_phase(action.forget, action.room)
+        """A phase with servers is prepared. It begins here once its first round is open."""
+        self._begins = action
+
+    def open_round(self, round_: int) -> None:
+        """That round is going to be open, before the kernel is told."""
+        servers, begins = self._dataplane.maps.servers, self._begins
+        if servers is None:
+            return
+        if begins is not None and round_ >= begins.first_round:
+            self._begins = None
+            servers.begin_phase(begins.forget, begins.room)
+        if round_ != self._dataplane.maps.config["round"]:
+            servers.begin_round(round_)
 
     def settle(self, action: act.Settled) -> None:
         """A round is committed with a list."""
         self._servers.settle(action.round)
 
+    def count(self, round_: int, view: int) -> int:
+        """Fragments of the own part that are made of a round's list."""
+        return self._servers.made(round_, view) if self._servers.part is not None else 0
+
+    def find_full(self) -> NearLimit | None:
+        """The parameter of the own part that is near the limits, if there is one."""
+        return self._part.find_full() if self._part is not None else None
+
     def descriptors(self, message: Message) -> tuple[int, ...]:
-        """Of what a message tells of, in the order that it promises."""
-        if isinstance(message, Pulled):
-            return (self._part,) if message.lanes else ()
+        """Of the memory that a message tells of, in the order that it promises."""
+        if isinstance(message, Pulled) and message.lanes:
+            assert self._told is not None, "the part is read first"
+            return (self._told.fd,)
         if not isinstance(message, Serves):
             return ()
-        fds = list[int]()
-        store = self._servers.store
+        fds, store = list[int](), self._servers.store
         if message.room and store is not None:
             fds += [store.own_fd, store.sums_fd]
         if message.lanes:
-            _close(self._given)
-            self._given = _create("nicps-weights", message.lanes)
-            fds.append(self._given)
+            former, self._given = self._given, WeightsFile(message.lanes)
+            if former is not None:
+                former.close()
+            fds.append(self._given.fd)
         return tuple(fds)
 
     # ---- the end
@@ -208,9 +129,10 @@ class ServedRoom:
         reserved, self._reserved = self._reserved, {}
         for made in reserved.values():
             made.close()
-        _close(self._given)
-        _close(self._part)
-        self._given = self._part = -1
+        for file in (self._given, self._told):
+            if file is not None:
+                file.close()
+        self._given = self._told = self._part = self._begins = None
         if self._dataplane.maps.servers is not None:
             self._servers.retire()
 
@@ -218,15 +140,3 @@ class ServedRoom:
         """Give the kernel's memory back, once the programs are gone."""
         if self._dataplane.maps.servers is not None:
             self._servers.release()
-
-
-def _create(name: str, lanes: int) -> int:
-    """A memory file for so many float32 values, in whole pages."""
-    file = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.truncate(file, -(-lanes * _FLOAT // mmap.PAGESIZE) * mmap.PAGESIZE)
-    return file
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)

@@ -67,7 +67,10 @@ class ServingKernel:
         """All of a vector of so many push fragments, whose parameters are random."""
         lanes = fragments * wire.lanes_per_fragment(width)
         units = np.random.default_rng(1).integers(-(2**40), 2**40, lanes)
-        self.servers.use_part(self.servers.reserve_part(fragments, width, units, averages=False))
+        part = self.servers.reserve_part(
+            fragments, width, lambda out: np.copyto(out, units), averages=False
+        )
+        self.servers.use_part(part)
         config = self.maps.config
         config["width"], config["room"] = width, fragments * (32 // width)
         self._number = 0

@@ -20,13 +20,14 @@ from nicps import wire
 from nicps.barrier import barrier
 from nicps.dataplane import bpf, inner
 from nicps.dataplane.inner import Records, Wanted
+from nicps.dataplane.parameters import F32, I64, as_told, largest
 from nicps.layout import layout
 from nicps.wire import MAX_MEMBERS
 
-I64 = npt.NDArray[np.int64]
-
 _DISTINCT = 0xFFFFFFFF  # of a count, how many
 _LOW = np.uint64(0xFFFFFFFF)
+_BATCH = 64  # push fragments that are read at a time
+_TOLD_LANES = wire.lanes_per_fragment(32)
 _MADE, _STORED, _ACKNOWLEDGED = (0, 0), (1, 0), (1, 1)  # counts, by bank and place
 
 
@@ -39,7 +40,6 @@ class ServersPart:
     blocks: int
     homes_fd: int
     parameters_fd: int
-    first: int = 0
 
     def close(self) -> None:
         """They are not needed after all."""
@@ -102,19 +102,19 @@ class Servers:
     # ---- what the maps are
 
     def reserve_part(
-        self, fragments: int, width: int, units: I64, *, averages: bool, first: int = 0
+        self, fragments: int, width: int, fill: Callable[[I64], object], *, averages: bool
     ) -> ServersPart:
         """A new part for `use_part`: that takes long, and may be done in another thread.
 
         Args:
             fragments: push fragments of the part.
             width: bits of a lane of a step.
-            units: the parameters, multiples of 2**-`PARAMETER_BITS`; zeros follow.
+            fill: writes the parameters, multiples of 2**-`PARAMETER_BITS`: int64 (fragments * lanes,), zeros before.
             averages: there are synchronisations, which need as much memory again.
-            first: fragments of the vector before the part.
 
         Raises:
             EnvironmentProblem: there is not enough memory.
+            JobFailed: `fill` refuses.
         """
         blocks = max(-(-fragments // wire.fragments_per_block(width)), 1)
         wanted = (
@@ -122,12 +122,15 @@ class Servers:
             Wanted("nicps_params", "blocks_shape", blocks * (1 + averages)),
         )
         what = "parameters and their places"
-        homes, parameters = inner.make(self._fds, wanted, what)
-        part = ServersPart(fragments, width, blocks, homes, parameters, first)
-        memory = bpf.map_memory(part.parameters_fd)
-        np.frombuffer(memory, np.int64, len(units))[:] = units
-        memory.close()  # a map with a writable mapping cannot be frozen
-        bpf.map_freeze(part.parameters_fd)
+        part = ServersPart(fragments, width, blocks, *inner.make(self._fds, wanted, what))
+        try:
+            memory = bpf.map_memory(part.parameters_fd)
+            fill(np.frombuffer(memory, np.int64, fragments * wire.lanes_per_fragment(width)))
+            memory.close()  # a map with a writable mapping cannot be frozen
+            bpf.map_freeze(part.parameters_fd)
+        except BaseException:
+            part.close()
+            raise
         return part
 
     def reserve_store(self, room: int, pushes: int) -> ServersStore:
@@ -215,9 +218,7 @@ class Servers:
 
     # ---- phases and rounds
 
-    def begin_phase(
-        self, forget: Collection[int] | None = None, room: int | None = None
-    ) -> None:
+    def begin_phase(self, forget: Collection[int] | None = None, room: int | None = None) -> None:
         """What a round of the phase before has come to that was dropped never counts.
 
         No round is open until the next one begins. Takes 10 to 30 ms: a frame that was checked before may still be
@@ -272,34 +273,54 @@ class Servers:
         """The first push fragment that takes no more steps, as a parameter in it is near the limits; None: none is."""
         return int(self._ring["full"][0]) - 1 if self._ring["full"][0] else None
 
-    def find_full(self) -> tuple[int, float] | None:
-        """Of the first parameter that is near the limits: its place in the vector, and its value."""
-        fragment, part = self.full, self.part
-        if fragment is None or part is None:
-            return None
-        lanes = wire.lanes_per_fragment(part.width)
-        values = self._blocks.reshape(-1, lanes)[fragment - part.first]
-        at = int(np.abs(values).argmax())
-        return fragment * lanes + at, float(values[at]) * 2.0 ** -layout().limits["PARAMETER_BITS"]
-
-    def parameters(self) -> I64:
-        """The own part, int64 (fragments, lanes), as it is once all that is committed is in it; a copy.
+    def parameters(self, first: int = 0, end: int | None = None) -> I64:
+        """Of the own part, int64 (fragments, lanes), as it is once all that is committed is in it; a copy.
 
         Nobody may push meanwhile.
+
+        Args:
+            first, end: push fragments of the part.
         """
         part = self.part
         if part is None:
             return np.zeros((0, 0), np.int64)
-        lanes = wire.lanes_per_fragment(part.width)
-        flat = self._blocks.reshape(-1, lanes)
-        found = flat[: part.fragments].copy()
-        homes = self.homes[: part.fragments]
+        here = slice(first, part.fragments if end is None else min(end, part.fragments))
+        flat = self._blocks.reshape(-1, wire.lanes_per_fragment(part.width))
+        found = flat[here].copy()
+        homes = self.homes[here]
         settled = (homes["tag"] & _LOW) <= self._config["settled"][0]
         due = np.flatnonzero((homes["due"] != 0) & settled & (homes["full"] == 0))
         if len(due):
-            first = part.blocks * wire.fragments_per_block(part.width)
-            found[due] += flat[first + due]
+            sums = part.blocks * wire.fragments_per_block(part.width)
+            found[due] += flat[sums + first + due]
         return found
+
+    def read_part(self, out: F32) -> None:
+        """Read the own part as whoever pulls it does. It may be done in another thread; as `parameters`.
+
+        Args:
+            out: float32 (n,), what of the vector is in the part; written.
+        """
+        part = self.part
+        if part is None:
+            return
+        lanes = wire.lanes_per_fragment(part.width)
+        for first in range(0, part.fragments, _BATCH):
+            units = self.parameters(first, first + _BATCH)
+            place = out[first * lanes : (first + _BATCH) * lanes]
+            as_told(units.reshape(-1, _TOLD_LANES), place)
+
+    def find_full(self, first: int) -> tuple[int, float] | None:
+        """The parameter that is near the limits: its place in the own part, and its value. None: there is none.
+
+        Args:
+            first: of the part, in push fragments of the vector.
+        """
+        full, part = self.full, self.part
+        if full is None or part is None:
+            return None
+        place, value = largest(self.parameters(full - first, full - first + 1)[0])
+        return (full - first) * wire.lanes_per_fragment(part.width) + place, value
 
     def made(self, round_: int, view: int) -> int:
         """Push fragments of the own part to which all listed members of that round have contributed."""

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from nicps.job.script import LaunchScript
+from nicps.job.serving import PartOf
 from nicps.protocol import Phase, Send, SendFragments, SendServed, View
 from nicps.session import shared_form
 from nicps.session.fields import Message
@@ -66,9 +67,13 @@ class LeaveView:
 
 @dataclass(frozen=True, slots=True)
 class CountFragments:
-    """For the job's records: count the fragments of that round that the kernel has taken, in the view that it is in."""
+    """For the job's records: count the fragments of that round that the kernel has taken, in the view that it is in.
+
+    `listed`: with parameter servers, so many contributions are in each fragment of the own part.
+    """
 
     round: int
+    listed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +129,12 @@ class DropServed:
 
 @dataclass(frozen=True, slots=True)
 class BeginServing:
-    """A phase with servers begins: what a round that was dropped has come to never counts, and `forget` are members
-    whose steps have low numbers again. `room`: fragments of parameters in the vector.
+    """A phase with servers begins with that round. Nothing that a round has come to that was dropped counts any more.
+
+    `forget`: members whose steps have low numbers again. `room`: fragments of parameters in the vector.
     """
 
+    first_round: int
     forget: frozenset[int]
     room: int
 
@@ -378,24 +385,16 @@ class ReserveServed:
 
 @dataclass(frozen=True, slots=True)
 class FillPart:
-    """Make the own part out of the `lanes` weights that the training program has given; the outcome is a number for it.
+    """Make the own part out of the weights that the training program has given; the outcome is a number for it."""
 
-    `fragments` of steps with lanes of `width` bits, `first` of them of the vector. `averages`: there are
-    synchronisations.
-    """
-
-    lanes: int
-    first: int
-    fragments: int
-    width: int
-    averages: bool
+    part: PartOf
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """Read the own part, of so many parameters, for the training program: the next `Pulled` that is posted has it."""
+    """Read the own part for the training program: the next `Pulled` that is posted has it."""
 
-    lanes: int
+    part: PartOf
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from nicps.job.orders import (
 from nicps.job.plan import Found, Plan
 from nicps.protocol.actions import Answered
 from nicps.protocol.phase import Phase
+from nicps.protocol.serving import Serving
 from nicps.protocol.view import View
 
 
@@ -128,7 +129,7 @@ class Course:
         if self.choice.has_failed(phase.exchange):
             return self._train()
         if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
-            return self._lose_server(view, phase.serving.servers)
+            return self._lose_server(set(phase.serving.servers) - view.live)
         if self._decided is not None and self._decided[0] == node.open_round - 1:
             round_, what, saves = self._decided
             return self.round_judged(round_, what, saves=saves)
@@ -374,10 +375,13 @@ class Course:
         serving = None
         if plan.servers is not None:
             try:
-                serving = plan.servers.choose(node.view, counted, self._servers)
+                servers = self._servers or plan.servers.choose(node.view)
             except JobFailed as error:
                 return self.stop(str(error))
-            self._servers = serving.servers
+            if gone := set(servers) - counted:
+                return self._lose_server(gone)
+            self._servers = servers
+            serving = Serving(servers, plan.every, plan.staleness)
         phase = plan.training(node.view, node.open_round + 1, *of, serving)
         return [*told, *self._decide(phase)]
 
@@ -467,9 +471,11 @@ class Course:
         """Whether a hand-out was decided, and has not begun."""
         return self._open_stream("job") if self._purpose == "job" else self._give()
 
-    def _lose_server(self, view: View, servers: tuple[int, ...]) -> Orders:
-        """What it held is gone. Each worker has the parameters of the last commit."""
-        names = view.names(set(servers) - view.live)
+    def _lose_server(self, gone: set[int]) -> Orders:
+        """What these members served is gone. Each worker has the parameters of the last commit."""
+        names = self._node.view.names(gone)
+        if not self._trained:
+            return self.stop(f"{names} was to serve parameters, and left")
         self.raise_alarm(f"{names} served parameters, and left")
         self._saving = True
         return [SaveState(Saving.ALARM)]

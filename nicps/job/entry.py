@@ -136,15 +136,14 @@ class Entry:
         return [*begins, *self._send_in(now, entering, phase, phase.first_round)]
 
     def acknowledge(self, phase: Phase, program: Program) -> Orders:
-        """The training program is in the phase: so is this host, once its part is filled with what it has been given."""
+        """The training program is in the phase: so is this host, once its part is filled."""
         done = Acknowledge(phase.number)
         if not self._served.needs_filling(phase):
             return [done]
-        lanes = self._served.parameters(phase, program.lanes)[1]
         return [
             self._served.fill(
                 phase,
-                lanes,
+                program.lanes,
                 lambda: phase is self.phase,
                 lambda _: [self._served.begin(phase), done],
             )

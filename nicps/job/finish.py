@@ -47,6 +47,10 @@ class Finish:
 
     def note_commit(self, commit: Committed) -> None:
         """A round counts: the kernel has taken the others' fragments, or the switch's sums."""
+        if commit.phase.serving is not None:
+            part = commit.phase.serving.part_of(self._node.number, commit.fragments)
+            self.expected += len(commit.counted) * len(part)
+            return
         streams = commit.exchange.streams(commit.counted, self._node.number)
         self.expected += streams * commit.fragments
 

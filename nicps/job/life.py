@@ -26,6 +26,7 @@ from nicps.job.roles import LifeSettings, Roles
 from nicps.job.tasks import Tasks
 from nicps.job.under_way import UnderWay
 from nicps.protocol import Group, Node, NodeState
+from nicps.session.served_form import NearLimit
 from nicps.session.shared_form import FromProgram
 
 _GOODBYE_S = 2.0  # how long an agent that leaves waits for the others
@@ -145,9 +146,9 @@ class Life:
         self.node.refused(now)
         return []
 
-    def near_limit(self, now: float, index: int, value: float) -> list[Action]:
+    def near_limit(self, now: float, what: NearLimit) -> list[Action]:
         """A parameter of the own part takes no more steps: the training program is told which."""
-        orders = self.part.note_near_limit(index, value) if self.part is not None else []
+        orders = self.part.note_near_limit(what) if self.part is not None else []
         return self._dispatcher.process(now, (), orders)
 
     def list_came(

@@ -239,8 +239,9 @@ class Part:
         self.rest = commit.rest_after(self.rest)
         mine = self._entry.has_share(phase) and program is not None and program.holds_state
         noted = self.steps.commit(commit, mine=mine, several=has_steps(self.settings))
-        orders: Orders = [*noted, CountFragments(commit.round)]
-        if phase.exchange.served and commit.counted:
+        listed = len(commit.counted) if phase.exchange.served else 0
+        orders: Orders = [*noted, CountFragments(commit.round, listed)]
+        if listed:
             orders.append(Settled(commit.round))
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
@@ -402,10 +403,10 @@ class Part:
         values = action.round, action.number, action.version, action.staleness
         return [Post(program.number, Stepped(*values))]
 
-    def note_near_limit(self, index: int, value: float) -> Orders:
+    def note_near_limit(self, what: NearLimit) -> Orders:
         """A parameter of the own part takes no more steps."""
         program = self.program
-        return [Post(program.number, NearLimit(index, value))] if program is not None else []
+        return [Post(program.number, what)] if program is not None else []
 
     def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
         program.note_read(round_, digest)

@@ -12,7 +12,7 @@ from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.script import is_script
-from nicps.job.serving import Servers, is_served
+from nicps.job.serving import SYNC_EVERY, Asked, is_served
 from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.serving import Serving
@@ -45,7 +45,8 @@ class Plan:
     job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
     feedback, and nothing that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
     and that is all. `steps`: a step of training takes several rounds of any size, by stripes, with all members and
-    without feedback: its program knows what they hold. `servers`: parameters are at servers; None: at all members.
+    without feedback: its program knows what they hold. `servers`: parameters are at servers, with
+    a synchronisation after `every` pushes, whose `staleness` counts; None: at all members.
     """
 
     job: str
@@ -65,7 +66,9 @@ class Plan:
     waits_for: tuple[str, int] = ("", 0)
     script: bool = False
     steps: bool = False
-    servers: Servers | None = None
+    servers: Asked | None = None
+    every: int = 0
+    staleness: bool = True
 
     @classmethod
     def of(
@@ -80,7 +83,7 @@ class Plan:
         Linux switch.
         """
         asked, group, steps = _asked(settings), is_group(settings), has_steps(settings)
-        servers = Servers.of(settings) if is_served(settings) else None
+        servers = Asked.of(settings) if is_served(settings) else None
         # Its sums are made by the members alone.
         alone = group or steps or servers is not None
         waits_for = (settings["group"]["name"], settings["group"]["size"]) if group else ("", 0)
@@ -102,6 +105,8 @@ class Plan:
             script=is_script(settings),
             steps=steps,
             servers=servers,
+            every=int(settings.get("sync_every", SYNC_EVERY)),
+            staleness=bool(settings.get("staleness", True)),
         )
 
     @property

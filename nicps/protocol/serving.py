@@ -65,6 +65,12 @@ class Serving:
         n = len(self.servers)
         return range(fragments * rank // n, fragments * (rank + 1) // n)
 
+    def part_of(self, number: int, fragments: int) -> range:
+        """That member's part; empty if it does not serve."""
+        if number not in self.servers:
+            return range(0)
+        return self.part(self.servers.index(number), fragments)
+
 
 def per_push(width: int) -> int:
     """Parameter fragments in a push fragment with lanes of `width` bits: 1, 2, 4 for 32, 16, 8."""

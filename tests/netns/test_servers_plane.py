@@ -42,7 +42,10 @@ class Member:
         config["round_low"], config["round_high"] = ROUND, ROUND + 1
         if number == 1:
             units = start().reshape(-1)
-            self.servers.use_part(self.servers.reserve_part(PUSHES, WIDTH, units, averages=True))
+            part = self.servers.reserve_part(
+                PUSHES, WIDTH, lambda out: np.copyto(out, units), averages=True
+            )
+            self.servers.use_part(part)
             config["room"] = ROOM
         else:
             self.servers.use_store(self.servers.reserve_store(ROOM, PUSHES))

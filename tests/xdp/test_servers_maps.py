@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nicps import wire
+from nicps.agent.served import ServedPart, WeightsFile
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import Maps
 from nicps.dataplane.servers import Servers
-from nicps.errors import EnvironmentProblem
+from nicps.errors import EnvironmentProblem, TooLarge
+from nicps.job.serving import Room
+from nicps.session.served_form import NearLimit
 from nicps.wire import Refusal
+from tests import served_reference as reference
 from tests.servers import signed
 from tests.stripes import LANES, MACS, NATIVE, NETWORK
 
@@ -57,7 +62,9 @@ class Host:
         self.servers.open_round(ROUND, settled=False)
 
     def use_part(self, units: np.ndarray[Any, Any], averages: bool = True) -> None:
-        self.servers.use_part(self.servers.reserve_part(PART, WIDTH, units, averages=averages))
+        self.servers.use_part(
+            self.servers.reserve_part(PART, WIDTH, filled(units), averages=averages)
+        )
 
     def give(self, body: Any, sender: int = 3, lane: int = 1, round_: int = ROUND) -> bpf.Run:
         """A frame with all lanes the same."""
@@ -84,6 +91,15 @@ class Host:
 
     def hold(self, index: int, number: int, version: int = 0) -> None:
         self.give(wire.Held(version, number, index, ROOM, 0, 32, -20), 2)
+
+
+def filled(units: np.ndarray[Any, Any]) -> Callable[[np.ndarray[Any, Any]], None]:
+    """A part that begins with these parameters."""
+
+    def fill(out: np.ndarray[Any, Any]) -> None:
+        out[: len(units)] = units
+
+    return fill
 
 
 def start() -> np.ndarray[Any, Any]:
@@ -153,11 +169,11 @@ def test_new_maps_take_the_place_of_old_ones(host: Host) -> None:
 def test_too_much_memory(host: Host) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of parameters"):
-        host.servers.reserve_part(500_000_000, 8, start(), averages=True)
+        host.servers.reserve_part(500_000_000, 8, filled(start()), averages=True)
     with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of own lanes and pulled"):
         host.servers.reserve_store(1_000_000_000, 1)
     host.servers.reserve_store(3, 3).close()
-    host.servers.reserve_part(3, 8, start()[:9], averages=False).close()
+    host.servers.reserve_part(3, 8, filled(start()[:9]), averages=False).close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert host.push(0).verdict == bpf.XDP_TX
 
@@ -275,3 +291,112 @@ def test_before_there_is_anything(loaded: Host) -> None:
     )
     servers.begin_phase()
     servers.close()
+
+
+# ---- the own part, filled and read without a frame
+
+
+#: Parameters in the vector, which ends within the last push fragment of the own part; the part begins at its start.
+VECTOR = PART * LANES[WIDTH] - 7
+OWN = Room(0, 0, PART, ROOM, PUSHES, True)
+
+
+def own(host: Host) -> ServedPart:
+    return ServedPart(host.servers, OWN, WIDTH, VECTOR)
+
+
+def told(host: Host, round_: int = ROUND) -> np.ndarray[Any, Any]:
+    """What whoever pulls the own part reads, frame by frame."""
+    parts = []
+    for index in range(PART * 2):
+        run = host.give(wire.Pull(0, 1, index, ROOM, 0, 32, 0), round_=round_)
+        frame = wire.unpack(run.frame[wire.ETHERNET_BYTES :])
+        assert isinstance(frame.body, wire.Held)
+        lanes = np.frombuffer(frame.tail, ">i4").tolist()
+        parts.append(reference.read(frame.body.exponent, lanes))
+    return np.concatenate(parts)[:VECTOR]
+
+
+def weights(seed: int) -> np.ndarray[Any, Any]:
+    random = np.random.default_rng(seed)
+    found = random.standard_normal(VECTOR) * np.exp2(random.integers(-40, 18, VECTOR))
+    return found.astype(np.float32)
+
+
+def same(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
+    return bool((found.view(np.uint32) == expected.view(np.uint32)).all())
+
+
+def test_a_part_is_filled_with_weights_from_a_file(host: Host) -> None:
+    file, values = WeightsFile(VECTOR), weights(1)
+    again = np.frombuffer(mmap.mmap(file.fd, 4 * VECTOR), np.float32)
+    again[:] = values  # as the training program does
+    host.servers.use_part(own(host).fill(file))
+    file.close()
+    units = np.rint(values.astype(np.float64) * 2.0**40).astype(np.int64)
+    found = host.servers.parameters().reshape(-1)
+    assert (found[:VECTOR] == units).all() and not found[VECTOR:].any()
+    parts = np.append(units, [0] * 7).reshape(-1, 360).tolist()
+    expected = np.concatenate([reference.read(*reference.held(part)) for part in parts])
+    assert same(told(host), expected[:VECTOR])
+
+
+def test_weights_that_are_no_parameters_leave_nothing(host: Host) -> None:
+    file = WeightsFile(VECTOR)
+    file.values[720] = np.nan
+    before = host.servers.parameters()
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TooLarge, match="a weight is nan at index 720"):
+        own(host).fill(file)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert (host.servers.parameters() == before).all()
+    file.close()
+
+
+def test_a_part_is_read_as_it_is_told(host: Host) -> None:
+    """With pushes, with what is due, and after it has been added."""
+    servers = host.servers
+    file = WeightsFile(VECTOR)
+    file.values[:] = weights(2) * 2.0**-34  # so small that a step is seen
+    servers.use_part(own(host).fill(file))
+    file.close()
+    for index in range(PART):
+        host.push(index, 77)
+    found = own(host).read()
+    assert same(found.values, told(host)) and len(found.values) == VECTOR
+    found.close()
+    for sender in (2, 3):
+        host.contribute(1000 * sender, sender)
+    servers.open_round(ROUND + 1, settled=True)
+    assert servers.homes["due"].all()
+    due = own(host).read()
+    assert not same(due.values, found.values)
+    assert same(due.values, told(host, ROUND + 1)) and not servers.homes["due"].any()
+    after = own(host).read()
+    assert same(after.values, due.values)
+    due.close()
+    after.close()
+
+
+def test_a_new_server_is_filled_with_what_it_has_pulled(host: Host) -> None:
+    """Its part is then what the store had, fragment by fragment."""
+    other = Room(1, PART, PART, ROOM, PUSHES, True)
+    for index in range(PART * 2, ROOM):
+        body = wire.Held(5, 9, index, ROOM, 0, 32, -30)
+        host.give(body, 2, lane=-3 - index)
+    host.servers.use_part(ServedPart(host.servers, other, WIDTH, 10**6).fill_from_store())
+    found = host.servers.parameters().reshape(-1, 360)
+    for index in range(PART * 2, ROOM):
+        assert (found[index - PART * 2] == (-3 - index) << 10).all()
+    assert not found[ROOM - PART * 2 :].any(), "behind the end"
+
+
+def test_the_parameter_that_is_near_the_limit(host: Host) -> None:
+    assert own(host).find_full() is None
+    units = np.zeros(PART * LANES[WIDTH], np.int64)
+    units[1000:1002] = 1 - (1 << 62), (1 << 61) + 5
+    host.use_part(units)
+    host.push(1, -5)
+    assert own(host).find_full() == NearLimit(1000, -(2.0**22))

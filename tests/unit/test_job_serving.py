@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which members serve, who takes a server's place, and what a host needs for its part (docs/servers.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nicps import wire
+from nicps.errors import JobFailed
+from nicps.exchange import Exchange
+from nicps.job.serving import Asked, Roles, Room, announce, choose_source, follow, keeps_part
+from nicps.protocol import Member, Phase, View
+from nicps.protocol.serving import Serving
+from nicps.session.served_form import Serves
+
+
+def view(*live: int, members: int = 5) -> View:
+    hosts = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in range(1, members + 1))
+    return View(1, hosts, frozenset(live), min(live))
+
+
+ALL = (1, 2, 3, 4, 5)
+
+
+# ---- who serves first
+
+
+def test_how_many() -> None:
+    assert Asked.of({}).choose(view(*ALL)) == (1,)
+    assert Asked.of({"servers": "2"}).choose(view(*ALL)) == (1, 2)
+    assert Asked.of({"servers": 4}).choose(view(*ALL)) == (1, 2, 3, 4)
+    assert Asked.of({"servers": "2"}).choose(view(2, 4, 5)) == (2, 4), "1 has gone"
+    assert Asked.of({"servers": 5, "servers_train": True}).choose(view(*ALL)) == ALL
+
+
+def test_which_hosts() -> None:
+    assert Asked.of({"servers": "h4, h2"}).choose(view(*ALL)) == (4, 2), (
+        "by rank, as they are named"
+    )
+    assert Asked.of({"servers": "h3"}).choose(view(*ALL)) == (3,)
+
+
+WRONG = [
+    ("0", ALL, "servers=0: a job has 1 to 64 servers"),
+    ("-1", ALL, "servers=-1: a job has 1 to 64 servers"),
+    ("65", ALL, "servers=65: a job has 1 to 64 servers"),
+    ("", ALL, "servers=: name how many servers there are, or hosts separated by commas"),
+    ("h1,,h2", ALL, "servers=h1,,h2: name how many servers there are, or hosts separated by"),
+    ("h1,h2,h1", ALL, "servers=h1,h2,h1: h1 is named twice"),
+    ("h1,h9", ALL, "servers: h9 is no member of this job: h1, h2, h3, h4, h5"),
+    ("h1,h2", (2, 3), "servers: h1 is no member of this job: h2, h3"),
+    ("5", ALL, "servers=5: that and one worker are 6 hosts, and there are 5: name fewer"),
+    ("1", (3,), "servers=1: that and one worker are 2 hosts, and there are 1: name fewer"),
+    ("h3", (3,), "servers=h3: that and one worker are 2 hosts, and there are 1: name fewer"),
+]
+
+
+@pytest.mark.parametrize(("setting", "live", "said"), WRONG)
+def test_what_is_refused(setting: str, live: tuple[int, ...], said: str) -> None:
+    with pytest.raises(JobFailed) as error:
+        Asked.of({"servers": setting}).choose(view(*live))
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_too_few_hosts_where_servers_train() -> None:
+    with pytest.raises(JobFailed, match=r"^servers=3: that needs 3, and there are 2: name fewer"):
+        Asked.of({"servers": 3, "servers_train": True}).choose(view(1, 2))
+
+
+# ---- who takes a server's place
+
+
+def test_a_source_has_read_most_and_the_lowest_number() -> None:
+    read = {1: 0, 2: 7, 3: 8, 4: 8, 5: 9}
+    assert choose_source((2, 3, 4), read, 7) == 3, "5 is no worker"
+    assert choose_source((2, 3, 4, 5), read, 7) == 5
+    assert choose_source((2,), read, 7) == 2
+    assert choose_source((2,), read, 8) == 0, "nothing is trained yet"
+    assert choose_source((), read, 7) == 0 and choose_source((6,), read, 7) == 0
+
+
+def test_all_is_as_it_was() -> None:
+    assert follow((2, 1), ALL, (3, 4, 5), 3) == Roles((2, 1))
+    assert follow((2, 1), (1, 2, 4), (4,), 4) == Roles((2, 1)), "a worker has gone"
+    assert follow((2, 1), (1, 2, 4), (), 4) == Roles((2, 1)), "others come to train"
+
+
+def test_who_takes_a_rank() -> None:
+    assert follow((2, 1), (1, 3, 4, 5), (3, 4), 3) == Roles((5, 1), 3), "5 is no worker"
+    assert follow((2, 1), (1, 3, 4, 5), (3, 4, 5), 3) == Roles((4, 1), 3), "3 is the source"
+    assert follow((2, 1), (1, 3, 4, 5), (3, 4, 5), 4) == Roles((3, 1), 4)
+    assert follow((2, 1), (3, 4, 5), (3, 4, 5), 4) == Roles((3, 5), 4), "both have gone"
+    assert follow((2, 1), (1, 3, 4), (3, 4), 0) == Roles((3, 1)), "nothing is trained yet"
+    assert follow((2, 1), (1, 4), (4,), 0) == Roles((1,)), "4 stays a worker"
+
+
+def test_the_rest_deal_out_anew() -> None:
+    assert follow((2, 1, 5), (1, 4, 5), (4,), 4) == Roles((1, 5), 4)
+    assert follow((2, 1), (1, 4), (4,), 4) == Roles((1,), 4)
+    assert follow((2, 1, 5), (1, 3, 4), (3, 4), 3) == Roles((1,), 3), "one is not enough for two"
+
+
+def test_the_job_ends() -> None:
+    assert follow((1,), (4,), (4,), 4) is None, "4 cannot serve and train"
+    assert follow((1, 2), (1,), (), 0) is None, "no worker is left"
+    assert follow((1, 2), (1, 3), (), 0) is None, "3 has never trained, and nobody else has"
+
+
+# ---- what a host needs
+
+PHASE = Phase(
+    1,
+    1,
+    wire.PhaseKind.TRAIN,
+    first_round=7,
+    fragments=101,
+    last_fragments=101,
+    width=16,
+    shares=(0, 4, 4, 0, 0),
+    quorum=8,
+    exchange=Exchange.SERVERS,
+    serving=Serving((1, 4), 64, sets=9),
+)
+LANES = 101 * 720 - 5
+
+
+def serves(**how: object) -> Phase:
+    assert PHASE.serving is not None
+    return replace(PHASE, serving=replace(PHASE.serving, **how))  # type: ignore[arg-type]
+
+
+def test_room() -> None:
+    assert Room.of(PHASE, 1) == Room(0, 0, 50, 202, 101, True)
+    assert Room.of(PHASE, 4) == Room(1, 50, 51, 202, 101, True)
+    assert Room.of(PHASE, 2) == Room(-1, 0, 0, 202, 101, True), "a worker"
+    assert Room.of(serves(every=0), 4).averages is False
+    alone = serves(servers=(4,))
+    assert Room.of(alone, 4) == Room(0, 0, 101, 0, 0, True), "it pulls nothing"
+    assert Room.of(serves(servers=(4,), source=2), 4).room == 202, "it is filled from 2"
+    assert Room.of(serves(servers=(2,)), 2) == Room(0, 0, 101, 202, 101, True), "it trains, too"
+
+
+def test_the_lanes_of_a_part() -> None:
+    assert Room.of(PHASE, 1).lanes(16, LANES) == range(50 * 720)
+    assert Room.of(PHASE, 4).lanes(16, LANES) == range(50 * 720, LANES)
+    assert not Room.of(PHASE, 2).lanes(16, LANES)
+
+
+def test_what_stays_in_the_maps() -> None:
+    assert keeps_part(PHASE, PHASE, 1, ()) and keeps_part(PHASE, PHASE, 4, {1})
+    assert not keeps_part(PHASE, PHASE, 1, {1}), "it has missed rounds"
+    assert not keeps_part(None, PHASE, 1, ())
+    assert not keeps_part(PHASE, PHASE, 2, ()), "it has none"
+    assert not keeps_part(PHASE, serves(servers=(5, 1)), 1, ()), "it is another part"
+    assert not keeps_part(PHASE, serves(servers=(1,)), 1, ()), "its part is larger"
+    assert keeps_part(PHASE, serves(servers=(1, 5), source=2), 1, ())
+    assert not keeps_part(PHASE, serves(servers=(1, 5), source=2), 5, ())
+    assert not keeps_part(PHASE, replace(PHASE, fragments=102), 1, ())
+    assert not keeps_part(PHASE, replace(PHASE, width=8), 1, ())
+    assert not keeps_part(serves(every=0), PHASE, 1, ()), "there is no place for averages"
+    assert keeps_part(PHASE, serves(every=0), 1, ())
+
+
+def test_what_a_program_is_told() -> None:
+    told = announce(PHASE, 4, LANES, new=True, fills=True)
+    assert told == Serves((1, 4), 64, 9, 202, 101, 36_000, LANES - 36_000)
+    assert announce(PHASE, 4, LANES, new=False, fills=False) == Serves((1, 4), 64, 9)
+    assert announce(PHASE, 2, LANES, new=True, fills=True) == Serves((1, 4), 64, 9, 202, 101)
