@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs with parameter servers (docs/servers.md): real agents and kernels, and the faults of faults.md."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nicps.session.channel import Channel
+from tests.netns.labs import until
+from tests.netns.members import LIGHT, Network, Run, tiny_job
+
+#: 5,100 numbers: 15 fragments of 32 bits, 8 of 16, 4 of 8.
+WIDER = "\ndef model():\n    return nn.Sequential(nn.Linear(16, 300))\n"
+SYSTEM = {"system": "S", "exchange": "auto", "batch": 48, "quorum": 1.0}
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Network]:
+    with Network(4, program=LIGHT) as made:
+        made.up()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def job(four: Network) -> Path:
+    return tiny_job(four.folder, WIDER)
+
+
+def checked(run: Run, every: int, servers: int = 1) -> dict[int, str]:
+    """Hashes of the weights by trained rounds: the same at all hosts that have told them."""
+    assert run.result["weights_identical"]
+    assert run.result["system"] == "S"
+    found: dict[int, str] = {}
+    for host in run.members:
+        for row in run.training(host):
+            first = found.setdefault(row["round"], row["weights_sha256"])
+            assert row["weights_sha256"] == first, (host, row["round"])
+    assert found
+    facts = [run.facts(host) for host in run.members]
+    assert sum(f["fragments_added"] for f in facts) == sum(f["fragments_expected"] for f in facts)
+    serving = [f for f in facts if f["counters"]["pulled"]]
+    assert len(serving) == servers
+    assert bool(sum(f["counters"]["pushed"] for f in facts)) == (every != 1)
+    return found
+
+
+@pytest.mark.parametrize("lane", ["i32", "i16", "i8"])
+def test_each_step_is_a_synchronisation(four: Network, job: Path, lane: str) -> None:
+    """T = 1 is plain synchronous training: no step is pushed by itself."""
+    run = four.train(job, rounds=6, lane=lane, sync_every=1, **SYSTEM)
+    assert len(checked(run, 1)) == 6
+    assert run.result["forced_synchronisations"] == 6 and run.result["staleness_max"] in (0, None)
+
+
+def test_steps_are_pushed_between_synchronisations(four: Network, job: Path) -> None:
+    """T = 6 with three workers of which one is slow: its steps are staler than the others'."""
+    slow = {"microbatch_seconds": 0.002, "slow.h4": 4.0}
+    run = four.train(job, rounds=20, sync_every=6, test_every=20, **slow, **SYSTEM)
+    checked(run, 6)
+    pushes = [row for host in run.members for row in run.metrics(host) if row["phase"] == "push"]
+    assert {max(row["staleness"]) for row in pushes} > {1, 2}
+    assert min(min(row["staleness"]) for row in pushes) >= 1
+    assert run.result["staleness_max"] >= 3 and run.result["staleness_mean"] > 1
+
+
+def test_no_synchronisation_but_tests(four: Network, job: Path) -> None:
+    """T = 0: rounds end where tests are due, and change nothing."""
+    run = four.train(job, rounds=12, sync_every=0, test_every=4, **SYSTEM)
+    checked(run, 0)
+    assert run.result["forced_synchronisations"] == 0
+
+
+def test_two_servers_share_the_parameters(four: Network, job: Path) -> None:
+    run = four.train(job, rounds=12, servers="h2,h4", sync_every=4, test_every=6, lane="i32", **SYSTEM)
+    checked(run, 4, servers=2)
+    counters = [run.facts(host)["counters"] for host in ("h2", "h4")]
+    added = [c["pushed"] + c["gathered"] + c["summed"] for c in counters]
+    assert abs(added[0] - added[1]) <= 0.2 * max(added)  # 7 and 8 fragments
+
+
+@pytest.fixture
+def lossy() -> Iterator[Network]:
+    with Network(3, loss=0.02, program=LIGHT) as made:
+        made.up()
+        yield made
+
+
+def test_two_percent_of_all_frames_are_lost(lossy: Network) -> None:
+    run = lossy.train(tiny_job(lossy.folder, WIDER), rounds=20, sync_every=4, test_every=10, **SYSTEM)
+    checked(run, 4)
+    assert run.result["fragments_sent_again"] > 0
+
+
+class Slow:
+    """A job that goes on for long enough to be disturbed."""
+
+    def __init__(self, network: Network, job: Path, **settings: Any) -> None:
+        more = {"rounds": 60, "sync_every": 6, "test_every": 60, "microbatch_seconds": 0.002}
+        self.channel: Channel = network.submit("h1", job, **{**SYSTEM, **more, **settings})
+        network.in_training()
+
+
+@pytest.mark.parametrize("every", [1, 6])
+def test_a_worker_is_killed_and_comes_back(four: Network, job: Path, every: int) -> None:
+    """The others go on without it; it takes the state of a commit, and pulls."""
+    slow = Slow(four, job, sync_every=every, rounds=120, test_every=120)
+    four.end("h3", signal.SIGKILL)
+    until(lambda: len((four.status("h1") or {})["members"]) == 4, "a list")
+    four.join("h3")
+    until(lambda: (four.status("h3") or {}).get("phase") == "train", "h3 trains again")
+    run = four.finished(slow.channel)
+    checked(run, every)
+    slow.channel.close()
+    four.ready()
+
+
+def test_a_server_is_killed(four: Network, job: Path) -> None:
+    """The job is saved with what the last commit has come to, and says how it goes on."""
+    slow = Slow(four, job, servers="h2")
+    four.end("h2", signal.SIGKILL)
+    told = slow.channel.receive(timeout=60) if hasattr(slow.channel, "receive") else None
+    del told
+    until(lambda: four.stands_by("h1"), "the job is stopped")
+    assert "h2 served parameters, and left" in four.log("h1")
+    slow.channel.close()
+    four.ready()
