@@ -18,7 +18,7 @@ import numpy as np
 from trainer import records, trackers, weights
 from trainer.errors import FolderError, JobError
 from trainer.job import Job, load
-from trainer.settings import State, flat
+from trainer.settings import State, check_pushes, flat
 
 if TYPE_CHECKING:
     from trainer.training import Training
@@ -94,6 +94,7 @@ def _prepare(
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
     if counts["train"] == 0:
         raise JobError("job.py: data(): there are no training samples")
+    check_pushes(job.settings, job.settings.rounds_between_tests(counts["train"]))
     training = training_of(job, counts["train"])  # after the cheap errors: PyTorch takes seconds
     if saved is not None and resume is not None:
         training.take(saved, resume)
