@@ -40,19 +40,19 @@ class Decisions:
         """The first phase begins."""
         self._saved_at = self._clock()
 
-    def after_training(self, commit: Commit, before: int, seconds: float) -> bool:
-        """R14: test at every epoch's end and at the end; True to train on.
+    def after_training(self, commit: Commit, test: bool, seconds: float) -> bool:
+        """R14: test, or train on; whether to train on.
 
         Args:
-            before: training rounds before this one.
+            test: as `is_test_due` has it.
             seconds: that the round took.
         """
-        test, due = self.tests_after(before), self._is_due(seconds)
+        due = self._is_due(seconds)
         self._session.decide(commit.round, "test" if test else "continue", checkpoint=due)
         return not (test and self._session.lead)
 
-    def tests_after(self, before: int) -> bool:
-        """Whether a test is due, where so many rounds were trained when that was asked last."""
+    def is_test_due(self, before: int) -> bool:
+        """Whether a test is due, at every epoch's end and at the end, where `before` rounds had been trained before."""
         training = self._training
         training.finishing = training.job.done(training.state, training.records)
         every = self._settings.rounds_between_tests(training.records)

@@ -37,7 +37,8 @@ class FlatModel:
     """Owns the flat storage of a model's tensors.
 
     Attributes: `model`; `layout` as in prepared.json; `lanes`, the vector's length; `vector`, this
-    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`.
+    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`; `weights`,
+    float32 (lanes,), the memory of parameters and averaged buffers.
     """
 
     def __init__(self, model: nn.Module, averaged: Collection[str] | None = None) -> None:
@@ -67,6 +68,7 @@ class FlatModel:
         self._weights = torch.empty(self.lanes)
         self._vector = torch.zeros(self.lanes)
         self.vector: F32 = self._vector.numpy()
+        self.weights: F32 = self._weights.numpy()
         self._ends = np.cumsum([tensor.numel() for _, tensor in (*trained, *buffers)])
         self._gradients: list[Tensor] = []
         self._tensors: dict[str, Tensor] = {}
@@ -227,6 +229,12 @@ class FlatModel:
         change = mean[self._parameters :]
         moved = _finite(self._common).add_(change)
         torch.where(change == 0, self._common, moved, out=self._common)  # NaN stays what it is
+        self.restore()
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """What is in `weights` now is what all members have in common."""
+        self._common.copy_(self._weights[self._parameters :])
         self.restore()
 
     @torch.no_grad()

@@ -27,6 +27,7 @@ from trainer.errors import JobError
 from trainer.journal import Journal
 from trainer.records import Place, Records
 from trainer.ring import Ring
+from trainer.served import Served
 from trainer.settings import State
 from trainer.share import Share
 
@@ -86,7 +87,8 @@ class Loop:
         checkpoint = workdir / CHECKPOINT
         self._decisions = Decisions(session, training, self._journal, checkpoint, clock)
         parts = session, training, self._share, self._journal, self._decisions
-        self._system: System = Ring(*parts, out, clock)
+        served = self._settings.served
+        self._system: System = Served(*parts, clock) if served else Ring(*parts, out, clock)
         session.on_keep = lambda: self._system.keep(self._decisions.checkpoint)
 
     def run(self) -> State:

@@ -113,7 +113,8 @@ class Ring:
             loss=loss if loss is not None else training.state.loss,
             seconds=self._journal.seconds(summed),
         )
-        goes_on = self._decisions.after_training(commit, before, self._clock() - start)
+        test = self._decisions.is_test_due(before)
+        goes_on = self._decisions.after_training(commit, test, self._clock() - start)
         end = self._clock()
         # What is neither converting, sending nor reading is waiting for the others.
         waiting = committed - offered - contribute

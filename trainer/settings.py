@@ -129,7 +129,8 @@ class State:
 
     round: training rounds committed. epoch: passes over the training data, in parts too. loss: this
     member's own in the last round. accuracy: of the last test (0 to 1; R15), None before the first;
-    best: of all tests. seconds: since the first round.
+    best: of all tests. seconds: since the first round. steps: of workers, where servers hold the parameters, beyond
+    those of whole rounds.
     """
 
     round: int = 0
@@ -138,6 +139,7 @@ class State:
     accuracy: float | None = None
     best: float | None = None
     seconds: float = 0.0
+    steps: int = 0
 
 
 def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions of a job with parameter servers, without a network: workers in threads, whose turns a seed decides.
+
+Every look of a worker at a server is a turn: a pull of its part, or a push to it. The next one is chosen when all
+threads wait, so a seed fixes what comes after what. `ServedNetwork.log` has that order, without any numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nicps.client import Commit
+from nicps.errors import NonFinite
+from nicps.protocol.phase import equal_shares
+from nicps.session.absolute import AbsoluteQuantiser
+from nicps.session.lanes import LaneFormat, Residual
+from tests.fake_session import FakeNetwork, FakeSession
+from tests.servers import UNIT, addend, shown, weight_of
+from trainer import weights
+from trainer.run import train
+
+PULLED = 360  # parameters in a fragment
+
+
+class Lost(Exception):
+    """This worker's host has gone."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """As the agent tells it."""
+
+    version: int
+    staleness: tuple[int, ...]
+
+
+class Worker:
+    """What a worker's agent and kernel have.
+
+    `versions`, by rank, of what was pulled, and `version`, as the last push was told, are with their rounds.
+    """
+
+    def __init__(self, format: LaneFormat) -> None:
+        self.store = np.zeros(format.fragments * format.per_fragment, np.float32)
+        self.quantiser = AbsoluteQuantiser(format, Residual(format))
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.version = 0, 0
+
+
+class ServedNetwork(FakeNetwork):
+    """Servers that hold the parameters, as whole numbers of units.
+
+    Attributes: `log`, what has happened, in its order: ("step", member) that has computed one, ("push" or "pull",
+    member, rank), ("phase",), ("lost", member), and ("commit", members) or ("barrier",); `at`, what happens before the
+    turn of that number; `speeds`, how often a member's turn comes; `first_shares`, of the first phase of training.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        batch: int,
+        servers: Sequence[int] = (1,),
+        seed: int = 1,
+        speeds: Sequence[float] = (),
+    ) -> None:
+        super().__init__(members, batch)
+        self.servers = tuple(servers)
+        self.speeds = dict(enumerate(speeds or [1.0] * members, 1))
+        self.log: list[tuple[Any, ...]] = []
+        self.at: dict[int, Callable[[], None]] = {}
+        self.workers: dict[int, Worker] = {}
+        self.parameters = np.zeros(0, np.int64)
+        self.versions = [0] * len(self.servers)
+        self.reads: dict[int, int] = {}  # the round that a member has read last
+        self.go = 0
+        self.contributions: dict[int, tuple[list[bytes], list[int], int] | None] = {}
+        self._random = random.Random(seed)
+        self._member_of: dict[int, int] = {}  # by thread
+        self._waiting: dict[int, Callable[[], Any]] = {}
+        self._wanting: set[int] = set()
+        self._turn = self._turns = 0
+        self._running = set(self.live)
+        self._held: tuple[int, str, bool] | None = None
+        self.first_shares: tuple[int, ...] = ()
+
+    def programs(self) -> dict[int, Callable[[FakeSession, Path], None]]:
+        """For `run_job`: a host that has gone is no error."""
+
+        def program(session: FakeSession, workdir: Path) -> None:
+            self._member_of[threading.get_ident()] = session.number
+            self._fill(workdir)
+            try:
+                train(session, workdir)  # type: ignore[arg-type]
+            except Lost:
+                pass
+            finally:
+                with self.changed:
+                    self._running.discard(session.number)
+                    self._choose()
+
+        return dict.fromkeys(range(1, self.members + 1), program)
+
+    def _fill(self, workdir: Path) -> None:
+        """The servers have what was handed out."""
+        with self.changed:
+            if self.workers:
+                return
+            layout = json.loads((workdir / "prepared.json").read_text())["model"]
+            arrays = weights.load(workdir / "model.npz")
+            kept = [e["name"] for e in layout if e["kind"] in weights.IN_VECTOR]
+            vector = np.concatenate([arrays[name].ravel() for name in kept])
+            self.format = LaneFormat(len(vector), self.width)
+            self.parameters = np.zeros(self.format.fragments * self.format.per_fragment, np.int64)
+            self.parameters[: len(vector)] = np.rint(np.ldexp(vector.astype(np.float64), -UNIT))
+            self.workers = {k: Worker(self.format) for k in self.live}
+
+    def session(self, number: int, settings: Any, name: str = "") -> FakeSession:
+        self.every, self.by_staleness = settings["sync_every"], settings["staleness"]
+        self.width = int(settings["lane"].removeprefix("i"))
+        made = ServedSession(self, number, dict(settings), name or f"h{number}")
+        self.sessions[number] = made
+        return made
+
+    # ---- turns
+
+    def wait(self, condition: Callable[[], Any]) -> None:
+        number = self._member_of[threading.get_ident()]
+        self._waiting[number] = condition
+        self._choose()
+        try:
+            super().wait(lambda: number not in self.live or condition())
+        finally:
+            del self._waiting[number]
+        if number not in self.live:
+            raise Lost
+
+    def turn(self, number: int, stop: Callable[[], bool]) -> bool:
+        """Until it is this member's; False if `stop` comes first."""
+        self._wanting.add(number)
+        try:
+            self.wait(lambda: self._turn == number or stop())
+        finally:
+            self._wanting.discard(number)
+            mine, self._turn = self._turn == number, self._turn * (self._turn != number)
+        return mine and not stop()
+
+    def _choose(self) -> None:
+        """If nobody can go on, one of those that wait for their turn has it."""
+        if self._turn or self.reason or not self._waiting.keys() >= self._running:
+            return
+        if any(condition() for condition in self._waiting.values()):
+            return
+        self._turns += 1
+        self.at.pop(self._turns, lambda: None)()
+        turns = sorted(k for k in self._wanting & self.live if not self._waiting[k]())
+        if turns:
+            self._turn = self._random.choices(turns, [self.speeds[k] for k in turns])[0]
+        self.changed.notify_all()
+
+    # ---- phases and decisions
+
+    def shares(self, kind: str) -> tuple[int, ...]:
+        if kind != "train":
+            return super().shares(kind)
+        shares = equal_shares(self.batch, self.members, sorted(self.working()))
+        self.first_shares = self.first_shares or shares
+        return shares
+
+    def working(self) -> set[int]:
+        """The workers that are left."""
+        return self.live - {*self.servers}
+
+    def enter(self, kind: str, first_round: int, to: Any = ()) -> None:
+        if kind == "train" and not to:
+            self.log.append(("phase",))
+            self.contributions.clear()
+            self.versions = [0] * len(self.servers)
+            self.go = first_round
+        super().enter(kind, first_round, to)
+
+    def decided(self, round_: int, what: str, checkpoint: bool) -> None:
+        self._held = round_, what, checkpoint
+        self.settle_reads()
+
+    def settle_reads(self) -> None:
+        """The lead's word counts once all workers have read the round; `continue` is GO."""
+        if self._held is None:
+            return
+        round_, what, checkpoint = self._held
+        if self.kind == "train" and any(self.reads.get(k, 0) < round_ for k in self.working()):
+            return
+        self._held, goes_on = None, what == "continue" and self.kind == "train"
+        super().decided(round_, what, checkpoint)
+        if goes_on and self.open_round == round_ + 1:
+            self.go = round_ + 1
+        self.changed.notify_all()
+
+    def settle(self, round_: int) -> None:
+        """S4: all workers' steps are here, and their average is added; or all have come to a barrier."""
+        if round_ != self.open_round or round_ in self.commits or self.kind != "train":
+            return
+        if not self.contributions or not self.contributions.keys() >= self.working():
+            return
+        given = {k: v for k, v in sorted(self.contributions.items()) if k in self.live and v}
+        for payloads, exponents, _ in given.values():
+            for index, (payload, exponent) in enumerate(zip(payloads, exponents, strict=True)):
+                self._add(index, payload, exponent, weight_of(len(given)))
+        counted = {k: steps for k, (_, _, steps) in given.items()}
+        self.log.append(("commit", tuple(given)) if given else ("barrier",))
+        commit = Commit(round_, sum(counted.values()), counted, UNIT, checkpoint=self.saves)
+        self.commits[round_], self.saves = commit, False
+        self.contributions.clear()
+        self.versions = [0] * len(self.servers)
+        self.told[round_] = set(self.live)
+        self.on_commit.pop(round_, lambda: None)()
+        self.changed.notify_all()
+
+    def evict(self, number: int) -> None:
+        self.log.append(("lost", number))
+        super().evict(number)
+        self._running.discard(number)
+        if self._turn == number:
+            self._turn = 0
+        self.contributions.pop(number, None)
+        self.settle(self.open_round)
+        self.settle_reads()
+        self._choose()
+
+    # ---- parameters
+
+    def part_of(self, rank: int) -> range:
+        """The push fragments of a server."""
+        fragments, n = self.format.fragments, len(self.servers)
+        return range(fragments * rank // n, fragments * (rank + 1) // n)
+
+    def held(self, rank: int) -> tuple[slice, np.ndarray]:
+        """What pulls of a server's part give, and where that is."""
+        per, part = self.format.per_fragment, self.part_of(rank)
+        where = slice(part.start * per, part.stop * per)
+        found = [shown(each) for each in self.parameters[where].reshape(-1, PULLED)]
+        values = [np.frombuffer(lanes, ">i4").astype(np.float32) for lanes, _ in found]
+        scales = [np.float32(2.0**exponent) for _, exponent in found]
+        return where, np.concatenate([v * s for v, s in zip(values, scales, strict=True)])
+
+    def push(self, number: int, rank: int, payloads: list[bytes], exponents: list[int]) -> int:
+        """S2, S3: what it counts for."""
+        in_round, version = self.workers[number].versions.get(rank, (0, 0))
+        pulled = version if in_round == self.open_round else 0
+        staleness = max(1, self.versions[rank] + 1 - pulled)
+        for index in self.part_of(rank):
+            weight = weight_of(staleness) if self.by_staleness else weight_of(1)
+            self._add(index, payloads[index], exponents[index], weight)
+        self.versions[rank] += 1
+        return staleness
+
+    def _add(self, index: int, payload: bytes, exponent: int, weight: int) -> None:
+        per = self.format.per_fragment
+        self.parameters[index * per : (index + 1) * per] += addend(
+            payload, self.width, exponent, weight
+        )
+
+
+class ServedSession(FakeSession):
+    """`Session` of one member, and what it says to servers."""
+
+    network: ServedNetwork
+
+    @property
+    def served(self) -> ServedSession:
+        return self
+
+    def pull(self, round_: int, out: np.ndarray) -> bool:
+        network = self.network
+        with network.changed:
+            worker = network.workers[self.number]
+            for rank in range(len(network.servers)):
+                if not network.turn(self.number, self._retrains):
+                    return False
+                where, values = network.held(rank)
+                worker.store[where] = values
+                worker.versions[rank] = round_, network.versions[rank]
+                network.log.append(("pull", self.number, rank))
+            out[:] = worker.store[: len(out)]
+            return True
+
+    def _retrains(self) -> bool:
+        return self._new_phase and self.network.phases[self.number][-1].kind == "train"
+
+    def step(self, round_: int, vector: np.ndarray, steps: int) -> Stepped | Commit | None:
+        network = self.network
+        with network.changed:
+            network.log.append(("step", self.number))
+            network.wait(lambda: network.go >= round_ or self._new_phase)
+            if self._new_phase:
+                return None
+            worker = network.workers[self.number]
+            difference = vector - worker.store[: len(vector)]
+            finite = np.isfinite(difference)
+            if not finite.all():
+                index = int(np.argmin(finite))
+                raise NonFinite(index, float(difference[index]))
+            payloads, exponents, keep = self._convert(worker, difference)
+            told_in, told = worker.version
+            told = told if told_in == round_ else 0
+            every = network.every
+            if every == 1 or (every > 1 and (network.contributions or told >= every - 1)):
+                commit = self._offer(round_, (payloads, exponents, steps))
+                if commit is not None:
+                    keep()
+                return commit
+            staleness, largest = [], 0
+            for rank in range(len(network.servers)):
+                if not network.turn(self.number, lambda: self._new_phase):
+                    return None
+                staleness.append(network.push(self.number, rank, payloads, exponents))
+                largest = max(largest, network.versions[rank])
+                network.log.append(("push", self.number, rank))
+            keep()
+            worker.version = round_, largest
+            return Stepped(largest, tuple(staleness))
+
+    def _convert(self, worker: Worker, difference: np.ndarray) -> Any:
+        format, quantiser = self.network.format, worker.quantiser
+        lanes = np.zeros((format.fragments, format.per_fragment), format.wire)
+        exponents = np.zeros(format.fragments, np.int8)
+        quantiser.begin()
+        for first in range(0, format.fragments, format.batch):
+            count = min(format.batch, format.fragments - first)
+            quantiser.batch(difference, first, count, lanes, exponents)
+        nowhere = np.zeros(format.fragments, bool)
+
+        def keep() -> None:
+            quantiser.keep(difference, lanes, exponents, nowhere)
+
+        return [row.tobytes() for row in lanes], [int(each) for each in exponents], keep
+
+    def skip(self, round_: int) -> Commit | None:
+        with self.network.changed:
+            return self._offer(round_, None)
+
+    def _offer(self, round_: int, offer: Any) -> Commit | None:
+        network = self.network
+        network.wait(lambda: network.go >= round_ or self._new_phase)
+        if self._new_phase:
+            return None
+        network.contributions[self.number] = offer
+        network.settle(round_)
+        network.changed.notify_all()
+        return self.wait_commit(round_)
+
+    def commit(self, round_: int) -> Commit | None:
+        return self.wait_commit(round_)
+
+    def read(self, round_: int, digest: str) -> None:
+        network = self.network
+        with network.changed:
+            network.reads[self.number] = round_
+            if digest:
+                network.digests.setdefault(round_, {})[self.number] = digest
+            network.settle_reads()
