@@ -59,8 +59,8 @@ class ServedNetwork(FakeNetwork):
     """Servers that hold the parameters, as whole numbers of units.
 
     Attributes: `log`, what has happened, in its order: ("step", member) that has computed one, ("push" or "pull",
-    member, rank), ("phase",), ("lost", member), and ("commit", members) or ("barrier",); `at`, what happens before the
-    turn of that number; `speeds`, how often a member's turn comes; `first_shares`, of the first phase of training.
+    member, rank), ("phase",), ("lost", member), and ("commit", members) or ("barrier",); `before`, called before
+    each turn with its number; `speeds`, how often a member's turn comes; `first_shares`, of the first training phase.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ServedNetwork(FakeNetwork):
         self.servers = tuple(servers)
         self.speeds = dict(enumerate(speeds or [1.0] * members, 1))
         self.log: list[tuple[Any, ...]] = []
-        self.at: dict[int, Callable[[], None]] = {}
+        self.before: Callable[[int], None] = lambda turn: None
         self.workers: dict[int, Worker] = {}
         self.parameters = np.zeros(0, np.int64)
         self.versions = [0] * len(self.servers)
@@ -159,7 +159,7 @@ class ServedNetwork(FakeNetwork):
         if any(condition() for condition in self._waiting.values()):
             return
         self._turns += 1
-        self.at.pop(self._turns, lambda: None)()
+        self.before(self._turns)
         turns = sorted(k for k in self._wanting & self.live if not self._waiting[k]())
         if turns:
             self._turn = self._random.choices(turns, [self.speeds[k] for k in turns])[0]
@@ -185,6 +185,10 @@ class ServedNetwork(FakeNetwork):
             self.versions = [0] * len(self.servers)
             self.go = first_round
         super().enter(kind, first_round, to)
+
+    def drop(self, kind: str = "train") -> None:
+        """The open round is left in the middle: another phase begins."""
+        self.enter(kind, self.open_round + (self.open_round in self.commits))
 
     def decided(self, round_: int, what: str, checkpoint: bool) -> None:
         self._held = round_, what, checkpoint

@@ -333,7 +333,8 @@ class Served:
         return commit.round + 1 if goes_on else 0
 
     def _not_finite(self, round_: int, error: NonFinite) -> JobError:
+        model, index = self._model, error.index
         return JobError(
-            f"round {round_}: the step of {self._model.name_at(error.index)} is not finite "
-            f"({error.value}); a smaller learning rate may help"
+            f"round {round_}: the step of {model.name_at(index)} is not finite "
+            f"({model.weights[index]}); a smaller learning rate may help"
         )

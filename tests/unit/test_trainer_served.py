@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.served_reference import Reference, vector_of
 from tests.served_session import ServedNetwork
 from tests.trainer_lab import Outcome, run_job
+from trainer import JobError
 from trainer.job import load
 from trainer.records import Part, Place, Records
+from trainer.state import Saved
 
 JOB = """\
 import torch
@@ -152,3 +156,177 @@ def enumerate_rounds(outcome: Outcome, reference: Reference) -> list[tuple[int, 
     """Rounds, and the weights after them."""
     numbers = [row["round"] for row in rows(outcome, outcome.network.members, "train")]
     return list(zip(numbers, reference.commits, strict=True))
+
+
+def bits(
+    network: ServedNetwork, outcome: Outcome, folder: Path, *, interrupted: bool = False
+) -> Reference:
+    """After the assertion that all workers that are left have the weights of the reference.
+
+    Args:
+        interrupted: a worker may have been called away before it had pulled what a commit came to.
+    """
+    reference = replayed(network, outcome, folder)
+    due = list(zip(reference.commits, reference.rounds, strict=True))
+    for number in network.working():
+        lines = rows(outcome, number, "train")
+        found = [(row["weights_sha256"], row["trained_rounds"]) for row in lines]
+        assert found == [each for each in due if each in found or not interrupted]
+        assert found[-1] == due[-1]
+    return reference
+
+
+def test_a_worker_is_lost_in_its_push(tmp_path: Path) -> None:
+    """What one server has of its step stays, and the other server never gets it."""
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if network.log[-1] == ("push", 4, 0) and 4 in network.live:
+                network.evict(4)
+
+        network.before = before
+
+    case = Case([MOMENTUM], 2, (1, 1, 1), {"sync_every": 6, "rounds": 8, "test_every": 8})
+    network, outcome = run(tmp_path, case, script)
+    assert ("lost", 4) in network.log and network.live == {1, 2, 3, 5}
+    assert [event for event in network.log if event == ("push", 4, 1)] == []
+    reference = bits(network, outcome, tmp_path)
+    assert len(reference.commits) > 2
+
+
+def test_a_worker_is_lost_in_a_synchronisation(tmp_path: Path) -> None:
+    """Those that have offered are averaged without it."""
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.contributions) == 2 and 4 in network.live:
+                assert network.contributions.keys() == {2, 3}
+                network.evict(4)
+
+        network.before = before
+
+    case = Case(speeds=(1, 1, 0.05), settings={"sync_every": 4, "rounds": 8, "test_every": 8})
+    network, outcome = run(tmp_path, case, script)
+    lost = network.log.index(("lost", 4))
+    assert network.log[lost + 1] == ("commit", (2, 3))
+    bits(network, outcome, tmp_path)
+
+
+@pytest.mark.parametrize("every", [0, 1, 5])
+def test_a_round_is_dropped_in_the_middle(tmp_path: Path, every: int) -> None:
+    """The next phase goes on from what the servers have; a step that was on its way is nobody's."""
+    dropped = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if turn in (7, 19, 31) and network.kind == "train":
+                dropped.append(network.open_round)
+                network.drop()
+
+        network.before = before
+
+    settings = {"sync_every": every, "lane": "i8", "rounds": 9, "test_every": 5}
+    network, outcome = run(tmp_path, Case([ADAM], 1, (1, 0.6, 1), settings), script)
+    assert len(dropped) == 3
+    bits(network, outcome, tmp_path, interrupted=True)
+
+
+def test_what_is_tested_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path) -> None:
+    """A new lead may judge so when workers have pushed already."""
+    tested = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            pushed = network.log[-1][0] == "push" and network.versions[0] > 1
+            if len(network.commits) == 2 and pushed and network.kind == "train" and not tested:
+                tested.append(network.open_round)
+                network.drop("test")
+
+        network.before = before
+
+    settings = {"sync_every": 5, "rounds": 12, "test_every": 12}
+    network, outcome = run(tmp_path, Case([MOMENTUM, NORM], 1, settings=settings), script)
+    bits(network, outcome, tmp_path)
+    for number in range(1, network.members + 1):
+        lines = [row for row in outcome.metrics(number) if row["phase"] != "push"]
+        at = next(k for k, row in enumerate(lines) if row["round"] == tested[0])
+        assert lines[at]["phase"] == "test" and lines[at - 1]["phase"] == "train"
+        for key in ("weights_sha256", "trained_rounds"):
+            assert lines[at][key] == lines[at - 1][key]
+
+
+def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path) -> None:
+    """R18: and the worker goes on as if nothing had been."""
+    kept = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.commits) == 1 and ("step", 3) in network.log[-3:] and not kept:
+                kept.append(len(network.log))
+                network.sessions[3].on_keep()
+
+        network.before = before
+
+    network, outcome = run(tmp_path, Case([ADAM], settings={"sync_every": 5}), script)
+    reference = bits(network, outcome, tmp_path)
+    saved = Saved(outcome.folders[2] / "checkpoint.npz")
+    vector = np.concatenate([array.ravel() for array in saved.model.values()])
+    assert hashlib.sha256(vector.tobytes()).hexdigest() == reference.commits[0]
+    assert saved.head["progress"]["round"] == reference.rounds[0]
+
+
+@pytest.mark.parametrize(("every", "servers"), [(5, 1), (1, 2), (0, 1)])
+def test_tests_come_at_the_first_synchronisation_at_which_they_are_due(
+    tmp_path: Path, every: int, servers: int
+) -> None:
+    """R15, and all members have the same weights in them, servers too."""
+    settings = {"sync_every": every, "rounds": 14, "test_every": 5}
+    network, outcome = run(tmp_path, Case([], servers, settings=settings))
+    reference = bits(network, outcome, tmp_path)
+    crossing = [
+        after
+        for before, after in zip([0, *reference.rounds], reference.rounds, strict=False)
+        if after // 5 > before // 5 or after >= 14
+    ]
+    assert len(crossing) >= 3
+    if every < 2:
+        assert crossing == [5, 10, 14]
+    tests = [rows(outcome, number, "test") for number in range(1, network.members + 1)]
+    for of_all in zip(*tests, strict=True):
+        assert len({row["weights_sha256"] for row in of_all}) == 1
+    assert [row["trained_rounds"] for row in tests[0]] == crossing
+    assert sum(row["samples"] for row in tests[0]) == 42 * len(crossing)
+
+
+def test_a_server_that_does_not_lead_pulls_for_tests_only(tmp_path: Path) -> None:
+    settings = {"sync_every": 2, "rounds": 8, "test_every": 4}
+    network, outcome = run(tmp_path, Case([], 2, settings=settings))
+    worker, second = (rows(outcome, number, "train") for number in (3, 2))
+    due = {row["round"] - 1 for row in rows(outcome, 2, "test")}
+    assert {row["round"] for row in second} == due < {row["round"] for row in worker}
+    pulls = [event for event in network.log if event[0] == "pull" and event[1] == 2]
+    assert len(pulls) == 2 * len(due)
+    digests = [set(of.values()) for of in network.digests.values()]
+    assert all(len(of) == 1 for of in digests[:-1])
+
+
+def test_rows_say_what_a_push_counted_for(tmp_path: Path) -> None:
+    """S2, S3; and the times of a row make up its time."""
+    settings = {"sync_every": 6, "rounds": 12, "test_every": 12}
+    _, outcome = run(tmp_path, Case([], 2, (1, 1, 0.1), settings=settings))
+    slow, fast = rows(outcome, 5, "push"), rows(outcome, 3, "push")
+    assert max(s for row in slow for s in row["staleness"]) > 2
+    assert min(s for row in fast for s in row["staleness"]) == 1
+    for row in slow + fast:
+        assert len(row["staleness"]) == 2 and row["version"] >= 1
+        assert row["t_start"] <= row["t_offer"] <= row["t_commit"] <= row["t_end"]
+        parts = (row[f"seconds_{what}"] for what in ("compute", "wait", "network"))
+        assert sum(parts) == pytest.approx(row["seconds"])
+    for row in rows(outcome, 3, "train"):
+        assert row["samples"] == sum(row["counted"].values()) > 40
+
+
+def test_a_step_that_is_not_finite_names_the_parameter(tmp_path: Path) -> None:
+    changes = [("return (model(batch", "return 1e30 * (model(batch"), ("lr=0.01", "lr=1e30")]
+    with pytest.raises(JobError, match=r"round 1: the step of parameter '0.weight' is not finite"):
+        run(tmp_path, Case(changes, settings={"sync_every": 2}))
