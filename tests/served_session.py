@@ -59,8 +59,8 @@ class ServedNetwork(FakeNetwork):
     """Servers that hold the parameters, as whole numbers of units.
 
     Attributes: `log`, what has happened, in its order: ("step", member) that has computed one, ("push" or "pull",
-    member, rank), ("phase",), ("lost", member), and ("commit", members) or ("barrier",); `before`, called before
-    each turn with its number; `speeds`, how often a member's turn comes; `first_shares`, of the first training phase.
+    member, rank), ("phase", shares), ("lost", member), and ("commit", members) or ("barrier",); `before`, called before
+    each turn with its number; `speeds`, how often a member's turn comes; `all_working`, the workers of the beginning.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ServedNetwork(FakeNetwork):
         self._turn = self._turns = 0
         self._running = set(self.live)
         self._held: tuple[int, str, bool] | None = None
-        self.first_shares: tuple[int, ...] = ()
+        self.all_working = self.working()
 
     def programs(self) -> dict[int, Callable[[FakeSession, Path], None]]:
         """For `run_job`: a host that has gone is no error."""
@@ -170,9 +170,7 @@ class ServedNetwork(FakeNetwork):
     def shares(self, kind: str) -> tuple[int, ...]:
         if kind != "train":
             return super().shares(kind)
-        shares = equal_shares(self.batch, self.members, sorted(self.working()))
-        self.first_shares = self.first_shares or shares
-        return shares
+        return equal_shares(self.batch, self.members, sorted(self.working()))
 
     def working(self) -> set[int]:
         """The workers that are left."""
@@ -180,7 +178,7 @@ class ServedNetwork(FakeNetwork):
 
     def enter(self, kind: str, first_round: int, to: Any = ()) -> None:
         if kind == "train" and not to:
-            self.log.append(("phase",))
+            self.log.append(("phase", self.shares(kind)))
             self.contributions.clear()
             self.versions = [0] * len(self.servers)
             self.go = first_round

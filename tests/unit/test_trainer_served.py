@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.served_reference import Reference, vector_of
 from tests.served_session import ServedNetwork
+from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError
 from trainer.job import load
-from trainer.records import Part, Place, Records
+from trainer.records import Records
 from trainer.state import Saved
 
 JOB = """\
@@ -100,17 +100,9 @@ def replayed(network: ServedNetwork, outcome: Outcome, folder: Path) -> Referenc
     prepared = json.loads((folder / "run" / "prepared" / "prepared.json").read_text())
     job = load(folder / "job", prepared["settings"])
     records = Records(outcome.folders[0] / "train.bin", prepared["train"]["fields"])
-    shares = outcome.network.first_shares  # type: ignore[attr-defined]
-    places = {k: Place.of(k, shares) for k, share in enumerate(shares, 1) if share}
-    parts = {k: Part(records, place, None, job.settings.seed) for k, place in places.items()}
-    reference = Reference(
-        job,
-        vector_of(job.model()),
-        parts,
-        {k: place.share for k, place in places.items()},
-        len(network.servers),
-        len(records),
-    )
+    initial = vector_of(job.model())
+    workers = network.all_working
+    reference = Reference(job, initial, records, workers, len(network.servers))
     reference.replay(network.log)
     return reference
 
@@ -176,7 +168,8 @@ def bits(
     return reference
 
 
-def test_a_worker_is_lost_in_its_push(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [0, 6])
+def test_a_worker_is_lost_in_its_push(tmp_path: Path, every: int) -> None:
     """What one server has of its step stays, and the other server never gets it."""
 
     def script(network: ServedNetwork) -> None:
@@ -186,12 +179,13 @@ def test_a_worker_is_lost_in_its_push(tmp_path: Path) -> None:
 
         network.before = before
 
-    case = Case([MOMENTUM], 2, (1, 1, 1), {"sync_every": 6, "rounds": 8, "test_every": 8})
+    settings = {"sync_every": every, "rounds": 12, "test_every": 6}
+    case = Case([MOMENTUM], 2, (1, 1, 1), settings)
     network, outcome = run(tmp_path, case, script)
     assert ("lost", 4) in network.log and network.live == {1, 2, 3, 5}
     assert [event for event in network.log if event == ("push", 4, 1)] == []
     reference = bits(network, outcome, tmp_path)
-    assert len(reference.commits) > 2
+    assert len(reference.commits) > 1
 
 
 def test_a_worker_is_lost_in_a_synchronisation(tmp_path: Path) -> None:
@@ -231,28 +225,30 @@ def test_a_round_is_dropped_in_the_middle(tmp_path: Path, every: int) -> None:
     bits(network, outcome, tmp_path, interrupted=True)
 
 
-def test_what_is_tested_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "servers"), [(5, 1), (1, 2)])
+def test_what_is_tested_in_the_middle_of_a_round_is_the_last_commit(
+    tmp_path: Path, every: int, servers: int
+) -> None:
     """A new lead may judge so when workers have pushed already."""
     tested = []
 
     def script(network: ServedNetwork) -> None:
         def before(turn: int) -> None:
-            pushed = network.log[-1][0] == "push" and network.versions[0] > 1
+            pushed = network.versions[0] > 1 or every == 1
             if len(network.commits) == 2 and pushed and network.kind == "train" and not tested:
-                tested.append(network.open_round)
                 network.drop("test")
+                tested.append(network.open_round)
 
         network.before = before
 
-    settings = {"sync_every": 5, "rounds": 12, "test_every": 12}
-    network, outcome = run(tmp_path, Case([MOMENTUM, NORM], 1, settings=settings), script)
+    settings = {"sync_every": every, "rounds": 12, "test_every": 12}
+    network, outcome = run(tmp_path, Case([MOMENTUM, NORM], servers, settings=settings), script)
     bits(network, outcome, tmp_path)
+    last = rows(outcome, network.members, "train")[1]
     for number in range(1, network.members + 1):
-        lines = [row for row in outcome.metrics(number) if row["phase"] != "push"]
-        at = next(k for k, row in enumerate(lines) if row["round"] == tested[0])
-        assert lines[at]["phase"] == "test" and lines[at - 1]["phase"] == "train"
+        (row,) = (row for row in rows(outcome, number, "test") if row["round"] == tested[0])
         for key in ("weights_sha256", "trained_rounds"):
-            assert lines[at][key] == lines[at - 1][key]
+            assert row[key] == last[key]
 
 
 def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from trainer.job import Job
-from trainer.records import Part
+from trainer.records import Part, Place, Records
 
 PARAMETERS = 360  # in a fragment that is pulled
 LARGEST = {8: 127, 16: 32767, 32: 2147483520}
@@ -55,8 +55,11 @@ def to_floats(units: Sequence[int]) -> np.ndarray:
 class _Worker:
     """One worker: its model, its optimizer, what rounding has left over."""
 
-    def __init__(self, job: Job, part: Part, share: int, rounds: int | None) -> None:
-        self.job, self.part, self.share = job, part, share
+    part: Part
+    share: int
+
+    def __init__(self, job: Job, rounds: int | None) -> None:
+        self.job = job
         self.model = job.model()
         self.model.train()
         self.parameters = list(self.model.parameters())
@@ -114,8 +117,9 @@ class Reference:
     """A run, replayed.
 
     Args:
-        parts: the records of each worker, by number.
-        shares: samples of a step, by number.
+        initial: the vector that was handed out.
+        workers: their numbers.
+        servers: how many there are.
 
     Attributes: `commits`: the SHA-256 of the weights after each, in order; `staleness`: of each push at each server;
     `rounds`: trained, after each commit.
@@ -125,10 +129,9 @@ class Reference:
         self,
         job: Job,
         initial: np.ndarray,
-        parts: dict[int, Part],
-        shares: dict[int, int],
+        records: Records,
+        workers: Iterable[int],
         servers: int,
-        records: int,
     ) -> None:
         self.job, self.settings, self.records = job, job.settings, records
         self.width = int(job.settings.lane.removeprefix("i"))
@@ -137,9 +140,9 @@ class Reference:
         self.lanes, self.servers = len(initial), servers
         padded = [*map(float, initial), *[0.0] * (self.fragments * per - len(initial))]
         self.units = [round(Fraction(value) * 2**40) for value in padded]
-        rounds = job.settings.planned_rounds(records)
+        rounds = job.settings.planned_rounds(len(records))
         self.planned = rounds
-        self.workers = {k: _Worker(job, parts[k], shares[k], rounds) for k in parts}
+        self.workers = {number: _Worker(job, rounds) for number in workers}
         for worker in self.workers.values():
             worker.store = np.zeros(len(padded), np.float32)
             worker.residual = np.zeros(len(padded), np.float32)
@@ -152,7 +155,7 @@ class Reference:
     def replay(self, log: Iterable[tuple[Any, ...]]) -> None:
         """All events in their order."""
         for what, *about in log:
-            if not about or about[0] in self.workers or what == "commit":
+            if what in ("phase", "commit", "barrier") or about[0] in self.workers:
                 getattr(self, f"_{what}")(*about)
 
     def _part(self, rank: int) -> range:
@@ -163,9 +166,12 @@ class Reference:
     def _lost(self, number: int) -> None:
         del self.workers[number]
 
-    def _phase(self) -> None:
+    def _phase(self, shares: Sequence[int]) -> None:
         self.versions = [0] * self.servers
-        for worker in self.workers.values():
+        for number, worker in self.workers.items():
+            place = Place.of(number, shares)
+            worker.part = Part(self.records, place, None, self.settings.seed)
+            worker.share = place.share
             worker.versions, worker.version, worker.steps = {}, 0, 0
 
     def _pull(self, number: int, rank: int) -> None:
@@ -209,7 +215,7 @@ class Reference:
         self._count(len(self.workers) * self._rounds_to_test() - self.beyond, len(self.workers))
 
     def _rounds_to_test(self) -> int:
-        every = self.settings.rounds_between_tests(self.records)
+        every = self.settings.rounds_between_tests(len(self.records))
         left = every - self.trained % every
         return left if self.planned is None else max(1, min(left, self.planned - self.trained))
 
