@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from nicps.errors import JobFailed, NetworkProblem
+from nicps.errors import JobAborted, JobFailed, LeftOut, NetworkProblem, TooLarge
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
@@ -32,24 +32,15 @@ from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
 from nicps.session.reducers import Reducer, Standing
 from nicps.session.residual_file import ResidualFile
+from nicps.session.served import OfRound, Served
+from nicps.session.served_form import NearLimit, Pulled, Serves, Stepped
 from nicps.session.sized import Round, Vector
 
-__all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Session"]
+__all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Served", "Session", "Stepped"]
 
 M = TypeVar("M", bound=Message)
+R = TypeVar("R", bound=OfRound)
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
-
-
-class LeftOut(JobFailed):
-    """A vector is in no sum: offer it again in round `next_round`."""
-
-    def __init__(self, message: str, next_round: int) -> None:
-        super().__init__(f"{message}: offer it again in round {next_round}")
-        self.next_round = next_round
-
-
-class JobAborted(JobFailed):
-    """The job was stopped: by the user, or because a member failed."""
 
 
 class Session:
@@ -73,13 +64,15 @@ class Session:
         self._pending: deque[tuple[shared_form.FromAgent, list[int]]] = deque()
         #: About the last round that this member has committed.
         self._decision: shared_form.Decide | None = None
-        self._lanes = 0
+        self._format = LaneFormat(0, 32)  # of the job's vector
         self._residual: ResidualFile | None = None
         self._memory: Memory | None = None
         self._phase = Phase("none", 0, 0, ())
         self._next: shared_form.Phase | None = None
         self._offered = 0  # round of the last contribution
         self._vector: F32 | None = None  # the same
+        #: Parameters, from the first training phase on in which members serve them.
+        self.served: Served | None = None
         #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
         self.on_keep: Callable[[], None] | None = None
 
@@ -125,8 +118,9 @@ class Session:
                 f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
             )
         self._send(shared_form.Ready(lanes, digest))
-        self._lanes = lanes
-        format = LaneFormat(lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i")))
+        self._format = format = LaneFormat(
+            lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
+        )
         message, (arena, doorbell, *files) = self._receive(shared_form.Arena)
         left = Residual(format)
         if residual is not None:
@@ -159,7 +153,8 @@ class Session:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
             if self._decision.what != "continue":
                 self._send(self._decision)
-        self._send(shared_form.Prepared(phase.number))
+        if self.served is None or not self.served.waits_to_fill(phase.number):
+            self._send(shared_form.Prepared(phase.number))
         return self._phase
 
     def saved(self, number: int, round_: int, digest: str, error: str = "") -> None:
@@ -249,23 +244,12 @@ class Session:
             return None
         if out is not None and self._offered == round_:
             self._sum_early(round_, out)
-        message = self._await_commit(round_)
+        message = self._await(round_, shared_form.Committed)
         if message is None:
             return None
-        left_out = self._reduces().settle(message)
-        return Commit(
-            round_,
-            sum(message.counted.values()),
-            message.counted,
-            message.unit,
-            message.seconds_waited if self._offered == round_ else 0.0,
-            self._reduces().members,
-            message.exchange,
-            left_out,
-            message.view,
-            message.aggregators,
-            message.checkpoint,
-        )
+        left_out, offered = self._reduces().settle(message), self._offered == round_
+        members = self._reduces().members
+        return Commit.of(message, offered=offered, members=members, left_out=left_out)
 
     def exchange(self, round_: int, vector: Vector, call: int) -> shared_form.Committed | None:
         """Offer a vector of any size to a round, and give it the sums, if all members have called the same.
@@ -280,18 +264,18 @@ class Session:
             self._offered, self._vector = round_, None
             self._send(rounds.begin(round_, vector, call))
             rounds.convert(round_, vector, self.live)
-        message = self._await_commit(round_)
+        message = self._await(round_, shared_form.Committed)
         if message is not None and Round(round_, dict(message.counted)).agrees:
             if vector.feedback and self._residual is not None:
                 self._residual.state = ""  # it belongs to no state before the step is applied
             rounds.settle(message, vector)
         return message
 
-    def _await_commit(self, round_: int) -> shared_form.Committed | None:
-        """The round's commit, or None if the phase ends before."""
-        while self._next is None:
-            message: shared_form.Committed | shared_form.Phase
-            message, _ = self._receive(shared_form.Committed, shared_form.Phase)
+    def _await(self, round_: int, *kinds: type[R], through: tuple[str, ...] = ()) -> R | None:
+        """The round's next message of these kinds; None if another phase comes before, but for those in `through`."""
+        while self._next is None or self._next.kind in through:
+            message: R | shared_form.Phase
+            message, _ = self._receive(*kinds, shared_form.Phase)
             if isinstance(message, shared_form.Phase):
                 self._next = message
             elif message.round == round_:
@@ -314,7 +298,7 @@ class Session:
             JobFailed: `out` is memory of the vector that was offered.
         """
         if out is None:
-            out = np.empty(self._lanes, np.float32)
+            out = np.empty(self._format.lanes, np.float32)
         self._check_out(commit.round, self._vector_of(commit.round), out)
         self._reduces().sum(commit, out)
         return out
@@ -476,6 +460,14 @@ class Session:
         if isinstance(message, shared_form.Phase | shared_form.View):
             if self._memory is not None:
                 self._memory.map(message, iter(fds))
+        if isinstance(message, Serves) and self.served is None:
+            assert self._residual is not None, "call ready() first"
+            whose = self._format, self._residual, self.number
+            self.served = Served(*whose, self._send, self._await)
+        if isinstance(message, Serves | Pulled) and self.served is not None:
+            self.served.map(message, iter(fds))
+        if isinstance(message, NearLimit):
+            raise TooLarge(message.index, message.value, "a parameter is")
         if isinstance(message, shared_form.View):
             if self._enter_view(message) and self._decision is not None:
                 self._send(self._decision)

@@ -16,13 +16,16 @@
     │   └── WireError                   bytes that are not a frame of ours
     └── JobFailed                   5   the job, its data or its model
         ├── NonFinite                   a gradient holds NaN or infinity
+        ├── TooLarge                    a number is too large for parameter servers
+        ├── LeftOut                     a vector is in no sum
+        ├── JobAborted                  the job was stopped: by the user, or because a member failed
         ├── Alarm                   6   too few members are left, or they differ; the model is saved
         ├── Cancelled               7   a user has cancelled the job
         ├── NotKept                 8   what the scripts of a run have left could not be kept
         └── GradientFormatError         a gradient in JSON has not its form, or does not fit the model
 
-More leaves are defined beside what raises them: in nicps.client, nicps.collective.errors, nicps.session.channel,
-nicps.gateway, nicps.switchauth, nicps.switch.adding, nicps.switch.grants, nicps.lab.errors and trainer.errors.
+More leaves are defined beside what raises them: in nicps.collective.errors, nicps.session.channel, nicps.gateway,
+nicps.switchauth, nicps.switch.adding, nicps.switch.grants, nicps.lab.errors and trainer.errors.
 
 A message is one line: what is wrong, with the value, and what to do.
 """
@@ -74,6 +77,28 @@ class NonFinite(JobFailed):
     def __init__(self, index: int, value: float) -> None:
         super().__init__(f"the gradient is {value} at index {index}")
         self.index = index
+
+
+class TooLarge(JobFailed):
+    """A number of a step, or a parameter, is too large for parameter servers; `index` is where in the vector."""
+
+    def __init__(self, index: int, value: float, what: str) -> None:
+        super().__init__(
+            f"{what} {value:.6g} at index {index}: servers take steps below 2**21, and parameters below 2**22"
+        )
+        self.index, self.value = index, value
+
+
+class LeftOut(JobFailed):
+    """A vector is in no sum: offer it again in round `next_round`."""
+
+    def __init__(self, message: str, next_round: int) -> None:
+        super().__init__(f"{message}: offer it again in round {next_round}")
+        self.next_round = next_round
+
+
+class JobAborted(JobFailed):
+    """The job was stopped: by the user, or because a member failed."""
 
 
 class Alarm(JobFailed):

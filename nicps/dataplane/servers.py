@@ -26,7 +26,7 @@ I64 = npt.NDArray[np.int64]
 
 _DISTINCT = 0xFFFFFFFF  # of a count, how many
 _LOW = np.uint64(0xFFFFFFFF)
-_STORED, _ACKNOWLEDGED = (1, 0), (1, 1)  # counts, by bank and place
+_MADE, _STORED, _ACKNOWLEDGED = (0, 0), (1, 0), (1, 1)  # counts, by bank and place
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +268,10 @@ class Servers:
             first = part.blocks * wire.fragments_per_block(part.width)
             found[due] += flat[first + due]
         return found
+
+    def made(self, round_: int, view: int) -> int:
+        """Push fragments of the own part to which all listed members of that round have contributed."""
+        return self._count(_MADE, view << 32 | round_)
 
     # ---- what a worker has
 

@@ -209,7 +209,7 @@ class Dispatcher:
         if part is None:
             return [trouble, RunHook(text)]
         if part.group:  # nobody could save anything
-            return [trouble, *part.programs.end(text), ask.Depart(text)]
+            return [trouble, *part.programs.end(text), ask.Depart(text, agreed=False)]
         noted = part.note_event("alarm", why=text)
         return [trouble, noted, *part.checkpoints.save_without_majority(now, text, part.program)]
 
@@ -301,9 +301,9 @@ class Dispatcher:
             case ask.ShowTrouble(text, hook):
                 roles.publisher.trouble = text
                 return [Log(text), *self._warn(text), *([RunHook(text)] if hook else [])]
-            case ask.Depart(reason):
+            case ask.Depart(reason, agreed):
                 departs = roles.depart(reason)
-                self._queue.extend(self.node.leave(now, reason))
+                self._queue.extend(self.node.leave(now, reason, agreed=agreed))
                 return departs
             case ask.OpenHandOut(purpose):
                 return lead.open_hand_out(now, purpose, part, roles.submission) if lead else []

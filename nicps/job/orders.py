@@ -153,9 +153,13 @@ class ShowTrouble:
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """R17: this host cannot go on now, and comes back."""
+    """R17: this host cannot go on now, and comes back.
+
+    Attributes: `agreed`, the others agree on it; without a majority nobody can, and this host does not wait for that.
+    """
 
     reason: str
+    agreed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

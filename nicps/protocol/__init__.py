@@ -15,6 +15,10 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     exchange/        how the contributions of a round become one sum (R10, R11)
     digests.py       whether all hold the same weights (R19)
     control.py       the open round at one member: list, close, mark, commit (R11 to R13)
+    carried.py       what a member offers, and takes along from view to view
+    goes_on.py       with servers: GO, before which nobody pushes or offers
+    served.py        with servers: what a worker does between two rounds
+    served_ring.py   the ring, with that
     timers.py        retransmission, want, failure detector (R16, R17)
     ring.py          the token at one member: take it, forward it, wait for it (R9, R10, R16)
     local_host.py    this host in the network: its state, its view, its number
@@ -56,13 +60,17 @@ from nicps.protocol.actions import (
     NotAdmitted,
     PhaseAgreed,
     Prepare,
+    Pulled,
+    ReadByAll,
     Ready,
     Send,
     SendFragments,
+    SendServed,
+    Stepped,
     Striped,
     SwitchChanged,
 )
-from nicps.protocol.control import Offer
+from nicps.protocol.carried import Offer
 from nicps.protocol.formation import Group
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.node import Node, NodeState
@@ -98,11 +106,15 @@ __all__ = [
     "Phase",
     "PhaseAgreed",
     "Prepare",
+    "Pulled",
+    "ReadByAll",
     "Ready",
     "Receiver",
     "Rest",
     "Send",
     "SendFragments",
+    "SendServed",
+    "Stepped",
     "Striped",
     "SwitchChanged",
     "SwitchLink",

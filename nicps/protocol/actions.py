@@ -64,6 +64,34 @@ class SendServed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stepped:
+    """All servers have added this worker's step of that number, for itself.
+
+    `version` is the largest that one of them has told, with this step; `staleness`, what it counted for at each.
+    """
+
+    round: int
+    number: int
+    version: int
+    staleness: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """All parameters of the pull of that number are here."""
+
+    round: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadByAll:
+    """The lead only: all workers have read that round. What its training program says of it may be carried out."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class SendFragments:
     """Send fragments of this member's contribution, before anything asked for later.
 
@@ -317,6 +345,10 @@ class Failed:
 Action: TypeAlias = (
     Send
     | SendFragments
+    | SendServed
+    | Stepped
+    | Pulled
+    | ReadByAll
     | Installed
     | Ready
     | Evicted

@@ -6,60 +6,21 @@ It knows no fragment: how contributions become a sum is the exchange's (`nicps.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol.actions import Action, Closed, Committed, Need
+from nicps.protocol.carried import Carried, Offer
 from nicps.protocol.digests import Digests
 from nicps.protocol.exchange import Exchanger
 from nicps.protocol.kernel import KernelState
 from nicps.protocol.offers import Offers
-from nicps.protocol.phase import NO_REST, Phase, Rest
+from nicps.protocol.phase import Phase
 from nicps.protocol.token import Line, TokenState
 from nicps.protocol.view import View
 
 _NO_LINE = Line()
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A member's contribution to `round`, which is ready and waits for the token (`Node.offer`).
-
-    `unit` is what it asks for in the next round, if it does; with absolute exponents, the largest of them.
-    `skip`: it does not fit the open round's, and is left out. `conversion`: of its lanes, in stripes.
-    """
-
-    round: int
-    samples: int
-    unit: int | None = None
-    skip: bool = False
-    conversion: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """What a member takes along from its ring in one view to that in the next.
-
-    `offer` is its gradient of the open round, counted or not, that it still holds; `passes`: it has dropped it, as the
-    round closed without it. `read` and `digest` are of the last round that its training program has applied. `rest`:
-    whose remainders a Linux switch adds to the open round.
-    """
-
-    round: int
-    unit: int
-    read: int
-    digest: int = 0
-    offer: Offer | None = None
-    ready: int = 0
-    passes: bool = False
-    undecided: bool = False
-    rest: Rest = NO_REST
-
-    @classmethod
-    def at_the_start(cls, phase: Phase) -> Carried:
-        """Of a phase: a training program is prepared only once it has read all rounds before."""
-        return cls(phase.first_round, phase.unit, phase.first_round - 1, rest=phase.rest)
 
 
 class Control:
@@ -123,9 +84,14 @@ class Control:
     def waits_to_enter(self) -> bool:
         """What this member has offered cannot enter the list yet: the rest of it must be converted first."""
         offer = self._offer
-        if offer is None or offer.skip or self.line().settled:
+        if offer is None or offer.skip or self.line().settled or self.exchange.kind.served:
             return False
         return not self.exchange.may_enter()
+
+    @property
+    def last_read(self) -> int:
+        """The last round that this member's training program has read."""
+        return self._read
 
     # ---- from view to view
 
@@ -315,7 +281,7 @@ class Control:
         token = self.token
         if token is None or token.state != wire.TokenState.CLOSING or self.complete:
             return False
-        if self._held_back() or not self.exchange.is_complete(token):
+        if self.held_back or not self.exchange.is_complete(token):
             return False
         self.complete = True
         self.hear_mark(self.number, wire.Mark.COMPLETE | wire.Mark.SAVES * self._saves)
@@ -394,7 +360,7 @@ class Control:
         if not self.frozen:  # the open round of a frozen ring is dropped
             complete = self.exchange.is_complete(token)
             changed |= not complete and self.exchange.ask(now, token)
-        if token.state == wire.TokenState.CLOSING and complete and not self._held_back():
+        if token.state == wire.TokenState.CLOSING and complete and not self.held_back:
             if not line.complete:
                 line.marks |= wire.Mark.COMPLETE | wire.Mark.SAVES * self._saves
                 self.complete = changed = True
@@ -418,7 +384,7 @@ class Control:
             offers = self._offer is not None and self.exchange.may_enter()
             offers = offers and (self.offers.unheard or not self.has_offered)
             return self._passes or (offers and self._bank_free(token))
-        return not line.complete and not self._held_back() and self.exchange.wants_token(token)
+        return not line.complete and not self.held_back and self.exchange.wants_token(token)
 
     @property
     def _read_waits(self) -> bool:
@@ -495,7 +461,9 @@ class Control:
     def _bank_free(self, token: TokenState) -> bool:
         return all(token.lines[k - 1].read >= self.round - 2 for k in self._view.order)
 
-    def _held_back(self) -> bool:
+    @property
+    def held_back(self) -> bool:
+        """This member marks nothing: it leads and has not decided on the round before, or something else is coming."""
         return self._undecided or self.frozen
 
     def _close_without_us(self) -> list[Action]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Receiver(Protocol):
@@ -46,8 +46,9 @@ class Receiver(Protocol):
         """In this host's own stripe: how many contributions of the listed others are lacking, by number."""
 
 
+@runtime_checkable
 class ServedReceiver(Protocol):
-    """What a worker's kernel has of servers: of its newest step, and of its newest pull, by their numbers."""
+    """What a kernel has of servers: at a worker of its newest step, and of its newest pull, by their numbers."""
 
     def acknowledged_to(self, number: int, first: int, end: int) -> tuple[int, int]:
         """Of push fragments `first` to `end`: the first that is not added, and one past the last that is."""
@@ -67,6 +68,12 @@ class ServedReceiver(Protocol):
 
     def least_version(self, first: int, end: int) -> tuple[int, int]:
         """Round and version of the oldest of these fragments of parameters."""
+
+    def answered(self, server: int) -> tuple[int, int, int, int]:
+        """What that server has said of this host's steps: a number, its staleness, a round, its highest version."""
+
+    def made(self, round_: int, view: int) -> int:
+        """At a server: its push fragments to which all listed members of that round have contributed."""
 
 
 @dataclass(slots=True)  # a frozen one takes seven times as long to make; one follows every event

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nicps import wire
 from nicps.protocol.actions import Evicted, Installed, Joiner, Send
-from nicps.protocol.control import Carried
+from nicps.protocol.carried import Carried, Pending
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
@@ -221,7 +221,7 @@ class Membership:
             self.announcing = True
             return steps
         steps = installation.tick(now)  # the others can do without us: they have the list now
-        steps += self._leave_view("the others have gone on without it")
+        steps += self.leave_view("the others have gone on without it")
         self.installation = installation  # perhaps nobody else who is left knows of it
         return steps
 
@@ -257,7 +257,7 @@ class Membership:
         # Where hosts go on alone another view may have the number of this one: its lead is not in this one.
         follows = body.base == host.view.number and view.lead in host.view.live
         if host.is_member and not follows:
-            steps += self._leave_view("the others have gone on without it")
+            steps += self.leave_view("the others have gone on without it")
         if not host.is_member and self.busy and not self._formation.yields:
             return steps
         steps += self._formation.lose(source)
@@ -276,7 +276,7 @@ class Membership:
         if not self._host.is_member:
             return []
         unheard = "it was not heard, and the others have gone on without it"
-        steps = self._leave_view(self._departure.reason or unheard)
+        steps = self.leave_view(self._departure.reason or unheard)
         # The sender may die before it has sent it to all.
         self.installation = Installation(view, base, successor, set(), {}, self._timings)
         return steps
@@ -295,7 +295,7 @@ class Membership:
         carried, again = Carried(0, 0, 0), False
         if member and successor.follows:
             if ring is None or ring.round != successor.round:
-                return steps + self._leave_view("it has missed what the others have decided")
+                return steps + self.leave_view("it has missed what the others have decided")
             carried, again = self._carry(ring, number, successor)
         joined = view.live - before.live if member else frozenset[int]()
         lost = before.live - view.live if member else frozenset[int]()
@@ -340,7 +340,7 @@ class Membership:
         carried = ring.carry()
         again = self._decisions.prepared_for > ring.phase.number
         if again:  # its training program has left the round, and will offer again
-            carried = replace(carried, offer=None, passes=False, ready=0)
+            carried = replace(carried, offer=None, passes=False, ready=0, pending=Pending())
         # R14: the lead says again that training goes on, but in a phase's first round, which needs no word.
         leads = successor.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
         undecided = leads and successor.round > ring.phase.first_round
@@ -412,7 +412,7 @@ class Membership:
         lead = view.members[view.lead - 1].name
         return [Evicted("the job has ended", ending, lead)]
 
-    def _leave_view(self, reason: str) -> Steps:
+    def leave_view(self, reason: str) -> Steps:
         """R19: stand by; number, model and data stay."""
         declines = self._departure.close()
         self.stand_by()

@@ -29,9 +29,10 @@ from nicps.protocol.actions import (
 )
 from nicps.protocol.admission import Admission
 from nicps.protocol.bystander import Bystander
-from nicps.protocol.control import Offer
+from nicps.protocol.carried import Offer
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
+from nicps.protocol.exchange.steps import Source
 from nicps.protocol.formation import Formation, Group
 from nicps.protocol.inbox import Inbox
 from nicps.protocol.kernel import KernelState, Receiver
@@ -43,6 +44,7 @@ from nicps.protocol.progress import Standstill
 from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
+from nicps.protocol.served_ring import ServedRing
 from nicps.protocol.signals import (
     AskForLaterView,
     Chosen,
@@ -309,11 +311,18 @@ class Node:
             self._departure.cancel(now)
         return self._take(now, [Cancelled(self.name)] if self.leads else [])
 
-    def leave(self, now: float, reason: str) -> list[Action]:
-        """R17: this host departs; the others go on without it. Where there are none, nothing does."""
-        if self._host.is_member:
+    def leave(self, now: float, reason: str, *, agreed: bool = True) -> list[Action]:
+        """R17: this host departs; the others go on without it. Where there are none, nothing does.
+
+        Args:
+            agreed: once the others agree. Without a majority they never do; then it leaves as if it had been killed.
+        """
+        steps: Steps = []
+        if self._host.is_member and agreed:
             self._departure.leave(now, reason)
-        return self._take(now, [])
+        elif self._host.is_member:
+            steps += self.membership.leave_view(reason)
+        return self._take(now, steps)
 
     def evict(self, now: float, numbers: frozenset[int]) -> list[Action]:
         """These must go: they differ from the others."""
@@ -352,6 +361,21 @@ class Node:
         """A contribution is ready (`Ring.offer`)."""
         ring = self.rings.of_round(offer.round)
         return self._take(now, ring.offer(now, offer) if ring is not None else [])
+
+    def step(self, now: float, offer: Offer) -> list[Action]:
+        """With servers: a step is ready. `Stepped` or a commit follows (`ServedRing.step`)."""
+        ring = self.rings.of_round(offer.round)
+        return self._take(now, ring.step(now, offer) if isinstance(ring, ServedRing) else [])
+
+    def pull(self, now: float, round_: int, sources: tuple[Source, ...] = ()) -> list[Action]:
+        """With servers: the training program needs all parameters, in that round (`ServedRing.pull`)."""
+        ring = self.rings.of_round(round_)
+        return self._take(now, ring.pull(now, sources) if isinstance(ring, ServedRing) else [])
+
+    def refused(self, now: float) -> None:
+        """With servers: a host has answered that it cannot do something yet; `deadline` is soon."""
+        if isinstance(self.ring, ServedRing):
+            self.ring.refused(now)
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""
@@ -537,7 +561,8 @@ class Node:
         if 0 in lacking.lacks:
             self._standstill.excuse(lacking.round)
             return self._give_up(lacking.round)
-        return self._find_fault(now, self._standstill.hear(now, lacking, self.learners))
+        phase = self.phase_in_force
+        return self._find_fault(now, self._standstill.hear(now, lacking, self.learners, phase))
 
     def _give_up(self, round_: int) -> Steps:
         """The lead is told that the exchange makes no sums, unless it has marked the round: others may commit it."""

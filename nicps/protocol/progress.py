@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol.actions import Committed, NoProgress
 from nicps.protocol.local_host import LocalHost
@@ -61,6 +62,16 @@ class Progress:
         if is_due:
             self._report_at = now + self._limit_s / IN_VAIN
         return is_due
+
+
+def lacks_in(frame: wire.Frame, others: Collection[int]) -> Lacks:
+    """What a WANT reports of these: what its sender does not get, however often it is sent again."""
+    return {
+        lack.member: lack.count
+        for items in frame.items
+        for lack in items
+        if isinstance(lack, wire.Lack) and lack.member in others
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +136,18 @@ class Standstill:
         """A member lacks sums of that round because a switch does not answer: that is not for a member to go for."""
         self._excused = self._host.view.number, round_
 
-    def hear(self, now: float, lacking: Lacking, learners: Collection[int]) -> list[NoProgress]:
-        """A member reports, perhaps this one. The first report is for the user; who has missed it hears a later one."""
+    def hear(
+        self,
+        now: float,
+        lacking: Lacking,
+        learners: Collection[int],
+        phase: Phase | None = None,
+    ) -> list[NoProgress]:
+        """A member reports, perhaps this one. The first report is for the user; who has missed it hears a later one.
+
+        Args:
+            phase: in force. Of one with servers only workers can lack something: the most of them count.
+        """
         view, member, round_ = self._host.view, lacking.member, lacking.round
         if (view.number, round_) != self._round:
             self._round, self._reports, self._judged_at = (view.number, round_), {}, -math.inf
@@ -147,7 +168,9 @@ class Standstill:
             self._judged_at = now
             self._judged += 1
             all_lack = {k: self._reports[k].lacks for k in sorted(self._reports)}
-            at_fault = find_fault(all_lack, view.live, learners)
+            served = phase is not None and phase.serving is not None
+            voters = phase.sharing(view.live) if phase is not None and served else view.live
+            at_fault = find_fault(all_lack, voters, learners)
             found.append(NoProgress(round_, all_lack, at_fault))
         return found
 
@@ -163,6 +186,7 @@ def find_fault(
 
     Args:
         lacks: by the member that reports; none is empty.
+        live: who can report.
     """
     full = set(live) - set(learners)
     lacked_by: dict[int, set[int]] = {}

@@ -13,10 +13,12 @@ import math
 
 from nicps import wire
 from nicps.protocol.actions import Action, Send
-from nicps.protocol.control import Carried, Control, Offer
+from nicps.protocol.carried import Carried, Offer
+from nicps.protocol.control import Control
 from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
+from nicps.protocol.progress import lacks_in
 from nicps.protocol.signals import Lacking, Silent, Steps
 from nicps.protocol.timers import FailureDetector, MarkTimer, Retransmission, Want
 from nicps.protocol.token import TokenState
@@ -269,9 +271,11 @@ class Ring:
         if frame.header.flags & (wire.Flag.COMPLETE | wire.Flag.OFFERED):
             return self._on_announcement(now, frame)
         steps: Steps = []
-        if frame.header.round == self.round:
+        if round_ == self.round:
             steps += self._control.hear_ready(sender, want)
-            steps += self._hear_lacks(sender, frame)
+            others = self._view.live - {sender} | ({0} if self.asks_switch else set())
+            lacks = lacks_in(frame, others)
+            steps += [Lacking(round_, sender, lacks)] if lacks else []
         if not (self.holding and self.parked):
             return steps
         steps += self._control.hear_read(sender, want)
@@ -329,17 +333,6 @@ class Ring:
             flags |= wire.Flag.SAVES * self._control.saves(round_)
         frame = wire.Frame(self._view.header(self.number, round_, flags), want, ((),))
         return [Send(frame), *self._control.hear_read(self.number, want)]
-
-    def _hear_lacks(self, sender: int, frame: wire.Frame) -> Steps:
-        """A member reports what it does not get, however often it is sent again."""
-        others = self._view.live - {sender} | ({0} if self.asks_switch else set())
-        lacks = {
-            lack.member: lack.count
-            for items in frame.items
-            for lack in items
-            if isinstance(lack, wire.Lack) and lack.member in others
-        }
-        return [Lacking(self.round, sender, lacks)] if lacks else []
 
     # ---- time
 

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
-from nicps.protocol.control import Carried
+from nicps.protocol.carried import Carried
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
 from nicps.protocol.ring import Ring
+from nicps.protocol.served_ring import ServedRing
 
 
 class Rings:
@@ -25,6 +27,9 @@ class Rings:
         self._timings = timings
         self._timeout = timeout
         self._round = 0  # the open one, while no ring is in force
+        self._numbers = itertools.count(
+            1
+        )  # of a worker's steps and pulls, as long as this process runs
 
     @property
     def open_round(self) -> int:
@@ -99,13 +104,8 @@ class Rings:
         return {ring.phase.number: ring for ring in rings if ring is not None}
 
     def _make(self, now: float, phase: Phase, carried: Carried | None) -> Ring:
-        return Ring(
-            phase,
-            self._host.view,
-            self._host.number,
-            self._receiver,
-            self._timings,
-            self._timeout,
-            carried,
-            now,
-        )
+        host, timings = self._host, self._timings
+        whose = phase, host.view, host.number, self._receiver, timings, self._timeout
+        if phase.exchange.served:
+            return ServedRing(*whose, carried, now, self._numbers)
+        return Ring(*whose, carried, now)

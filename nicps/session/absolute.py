@@ -13,6 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from nicps.errors import NonFinite, TooLarge
 from nicps.session.lanes import F32, I64, LaneFormat, Residual, check_finite
 from nicps.wire import NOT_FINITE
 
@@ -22,6 +23,8 @@ BOOL = npt.NDArray[np.bool_]
 Lanes = npt.NDArray[np.signedinteger]
 
 LEAST_EXPONENT = -120
+#: log2: no number of a step for parameter servers may reach that (docs/servers.md, "Numbers").
+STEP_LIMIT_BITS = 21
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
 _LEAST_SQUARE = 2.0**-100  # a sum of squares below that may have lost some
 _ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32
@@ -103,23 +106,35 @@ class AbsoluteQuantiser:
         """
         format, residual = self.format, self._residual
         at, end = first * format.per_fragment, (first + count) * format.per_fragment
-        value, scaled, native = self._value[:count], self._scaled[:count], self._native[:count]
+        value = self._value[:count]
         flat, inside = value.reshape(-1), min(end, format.lanes) - at
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(vector[at : at + inside], residual.kept[at : at + inside], out=flat[:inside])
         flat[inside:] = 0.0
-        np.abs(value, out=scaled)
-        exponent = exponents_of(scaled.max(axis=1), format)
+        exponent = self._exponents(count)
         lost = exponent == NOT_FINITE
         value[lost] = 0.0
-        np.multiply(value, scale_of(-exponent), out=scaled)
+        self._write(first, exponent, lanes, exponents)
+        half = math.ldexp(0.5, int(exponent.max(where=~lost, initial=LEAST_EXPONENT)))
+        former = residual.largest() if lost.any() else 0.0
+        residual.next_limit = max(residual.next_limit, half, former)
+
+    def _exponents(self, count: int) -> npt.NDArray[np.int32]:
+        """Of the first `count` fragments of `_value`, int32 (count,)."""
+        np.abs(self._value[:count], out=self._scaled[:count])
+        return exponents_of(self._scaled[:count].max(axis=1), self.format)
+
+    def _write(
+        self, first: int, exponent: npt.NDArray[np.int32], lanes: Lanes, exponents: I8
+    ) -> None:
+        """Round what is in `_value` to lanes, and write these as fragments from `first` on. `_scaled` has them, too."""
+        count = len(exponent)
+        scaled, native = self._scaled[:count], self._native[:count]
+        np.multiply(self._value[:count], scale_of(-exponent), out=scaled)
         np.rint(scaled, out=scaled)
         np.copyto(native, scaled, casting="unsafe")
         np.copyto(lanes[first : first + count], native)
         exponents[first : first + count] = exponent
-        half = math.ldexp(0.5, int(exponent.max(where=~lost, initial=LEAST_EXPONENT)))
-        former = residual.largest() if lost.any() else 0.0
-        residual.next_limit = max(residual.next_limit, half, former)
 
     def keep(self, vector: F32, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
         """The vector converted last was counted: what rounding has left over of it is the residual.
@@ -172,6 +187,64 @@ class AbsoluteQuantiser:
         # A remainder is less than a lane's step: half of one, but for a sum at the end of its range.
         most = math.ldexp(1.0, int(exponents.max(where=used, initial=LEAST_EXPONENT)))
         residual.limit = (residual.limit + most) * _ROUNDED_UP
+
+
+class StepQuantiser(AbsoluteQuantiser):
+    """Converts steps for parameter servers, batch by batch: what weights differ in from the parameters pulled before.
+
+    What rounding leaves over lies in `Residual.next` then: the store may hold other parameters once the step counts.
+    """
+
+    def step(
+        self,
+        weights: F32,
+        pulled: F32,
+        first: int,
+        count: int,
+        lanes: Lanes,
+        exponents: I8,
+    ) -> None:
+        """Convert `count` fragments from `first` on, at most `format.batch`.
+
+        Args:
+            weights: float32 (format.lanes,).
+            pulled: float32 (count * per_fragment,), or as much of it as the vector has.
+            lanes: (fragments, per_fragment), written.
+            exponents: int8 (fragments,), written.
+
+        Raises:
+            NonFinite, TooLarge: a number of the step is not finite, or reaches 2**`STEP_LIMIT_BITS`. With narrow lanes
+                it may not be above the largest lane either: 127 * 2**14 with 8 bits.
+        """
+        format, residual = self.format, self._residual
+        at, end = first * format.per_fragment, (first + count) * format.per_fragment
+        value, scaled = self._value[:count], self._scaled[:count]
+        flat, inside = value.reshape(-1), min(end, format.lanes) - at
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(weights[at : at + inside], pulled[:inside], out=flat[:inside])
+            flat[:inside] += residual.kept[at : at + inside]
+        flat[inside:] = 0.0
+        exponent = self._exponents(count)
+        if (over := exponent > STEP_LIMIT_BITS + 1 - format.width).any():
+            self._refuse(int(over.argmax()), first)
+        self._write(first, exponent, lanes, exponents)
+        np.multiply(scaled, scale_of(exponent), out=scaled)
+        left = residual.next[at:end].reshape(count, -1)
+        np.subtract(value, scaled, out=left)
+        residual.next_limit = max(residual.next_limit, math.ldexp(0.5, int(exponent.max())))
+
+    def _refuse(self, row: int, first: int) -> None:
+        """There is a number in that fragment of `_value` that cannot be sent.
+
+        Raises:
+            NonFinite, TooLarge: always.
+        """
+        here = self._value[row]
+        place = int(np.abs(here).argmax())  # of NaN, where there is one
+        index, number = (first + row) * self.format.per_fragment + place, float(here[place])
+        if not math.isfinite(number):
+            raise NonFinite(index, number)
+        raise TooLarge(index, number, "a number of the step is")
 
 
 class AbsoluteSummer:

@@ -47,7 +47,7 @@ class Memory:
     def reducer(self) -> Reducer:
         """Of the phase."""
         assert self._reducer is not None, (
-            "this phase has rounds of any size, or call next_phase() first"
+            "this phase has rounds of any size, or servers, or call next_phase() first"
         )
         return self._reducer
 
@@ -67,6 +67,8 @@ class Memory:
     def enter(self, phase: shared_form.Phase) -> None:
         """A phase begins."""
         self._reducer = self.striped if phase.exchange.absolute else self.adding
+        if phase.exchange.served:
+            self._reducer = None  # nobody reads a sum (`nicps.session.served`)
         if self._reducer is not None:
             self._reducer.enter(phase.unit, len(phase.shares), phase.exchange)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nicps.exchange import Exchange
+from nicps.session import shared_form
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,27 @@ class Commit:
     view: int = 0
     aggregators: tuple[int, ...] = ()
     checkpoint: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        message: shared_form.Committed,
+        *,
+        offered: bool,
+        members: int = 0,
+        left_out: bool = False,
+    ) -> Commit:
+        """What an agent has told; `offered`: this member has offered to the round."""
+        return cls(
+            message.round,
+            sum(message.counted.values()),
+            message.counted,
+            message.unit,
+            message.seconds_waited if offered else 0.0,
+            members,
+            message.exchange,
+            left_out,
+            message.view,
+            message.aggregators,
+            message.checkpoint,
+        )

@@ -35,6 +35,7 @@ from nicps.session.fields import (
     whole,
 )
 from nicps.session.messages import MEMBER, NO_MEMBER, Error
+from nicps.session.served_form import NearLimit, Pull, Pulled, Serves, Step, Stepped
 
 MOST_LANES = 1 << 33
 LEAST_UNIT, MOST_UNIT = -120, 126
@@ -43,7 +44,7 @@ PHASE = whole(0, (1 << 32) - 1)
 UNIT = whole(LEAST_UNIT, MOST_UNIT)
 CONVERSION = whole(0, (1 << 32) - 1)
 UNIT_IN_FORCE = whole(-128, 127)  # as the token carries it
-_NAME = choice("broadcast", "stripes", "switch", "linux-switch")
+_NAME = choice("broadcast", "stripes", "switch", "linux-switch", "servers")
 EXCHANGE = Kind(
     _NAME.text, lambda value: Exchange.named(_NAME.read(value)), lambda exchange: exchange.name
 )
@@ -209,11 +210,14 @@ FromProgram: TypeAlias = (
     | Report
     | Alive
     | Fail
+    | Step
+    | Pull
 )
 FROM_PROGRAM: Conversation[FromProgram] = Conversation(
     "the agent",
     *(Ready, Prepared, Progress, Offer, Read, Saved, Loaded),
     *(Checkpoint, Residual, Decide, Report, Alive, Fail),
+    *(Step, Pull),
 )
 
 
@@ -363,9 +367,23 @@ class Late(Message):
 
 
 FromAgent: TypeAlias = (
-    Error | Welcome | Store | Arena | Phase | View | Committed | Keep | Abort | Late
+    Error
+    | Welcome
+    | Store
+    | Arena
+    | Phase
+    | View
+    | Committed
+    | Keep
+    | Abort
+    | Late
+    | Serves
+    | Stepped
+    | Pulled
+    | NearLimit
 )
 FROM_AGENT: Conversation[FromAgent] = Conversation(
     "a training program",
     *(Error, Welcome, Store, Arena, Phase, View, Committed, Keep, Abort, Late),
+    *(Serves, Stepped, Pulled, NearLimit),
 )

@@ -49,21 +49,23 @@ def in_turn(fragments: int, batch: int, rank: int, aggregators: int) -> Iterator
 
 
 class Records:
-    """Two banks of records with lanes: those of a vector in one format.
+    """Banks of records with lanes, two of them but for servers: those of a vector in one format.
 
-    Attributes: `lanes`, (2, fragments, per_fragment); `exponents`, int8 (2, fragments).
+    Attributes: `lanes`, (banks, fragments, per_fragment); `exponents`, int8 (banks, fragments).
     """
 
-    def __init__(self, name: str, format: LaneFormat, fd: int, room: int, prot: int) -> None:
+    def __init__(
+        self, name: str, format: LaneFormat, fd: int, room: int, prot: int, banks: int = _BANKS
+    ) -> None:
         record = layout().records[name]
-        size = _BANKS * room * record.itemsize
+        size = banks * room * record.itemsize
         whole = np.frombuffer(mapped(fd, size, prot), np.uint8)[:size].view(record)
-        self._fields: Any = whole.reshape(_BANKS, room)[:, : format.fragments]
+        self._fields: Any = whole.reshape(banks, room)[:, : format.fragments]
         self.lanes: Lanes = self._fields["lane"].view(format.wire)
         self.exponents: I8 = self._fields["exponent"].view(np.int8)
 
     def __getitem__(self, field: str) -> npt.NDArray[Any]:
-        """Another field, (2, fragments)."""
+        """Another field, (banks, fragments)."""
         found: npt.NDArray[Any] = self._fields[field]
         return found
 

@@ -154,6 +154,22 @@ def test_a_host_whose_agent_is_killed(three: Network) -> None:
     three.ready()
 
 
+def test_the_agent_that_leads_a_group_of_two_is_killed(three: Network) -> None:
+    """Without it there is no majority: the other program is told, and its host is free for the next group."""
+    members = start(three, ["h2", "h3"], size=2, waits=True, name="one")
+    ranks = [member.first()["formed"] for member in members]
+    assert [member.first() for member in members] == [{"waited": True}] * 2
+    lead, other = members[ranks.index(0)], members[ranks.index(1)]
+    three.end(lead.host, signal.SIGKILL)
+    three.join(lead.host)
+    until(lambda: three.stands_by(other.host), "the other host out of the group")
+    for member in members:
+        member.process.kill()
+        member.process.wait()
+    ended = finish(start(three, ["h2", "h3"], size=2, calls=3, name="two"))
+    assert len(same_results(ended)) == 3
+
+
 def test_a_group_that_does_not_form(three: Network) -> None:
     """It says who was found; nothing is left of it, and the next one forms."""
     ended = finish(start(three, ["h1", "h2"], size=3, forming_s=2.0))

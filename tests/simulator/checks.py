@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.simulator.host import Host
     from tests.simulator.lan import Lan
     from tests.simulator.program import Program
+    from tests.simulator.served_checks import ServedChecks
 
 
 Branch = bytes
@@ -56,6 +57,7 @@ class Checks:
         self.newest: View | None = None  # of all that are known to have been agreed on anywhere
         self.states: dict[str, State] = {}  # by the digest that programs tell
         self.sums = SumChecks(self)
+        self.served: ServedChecks  # where the job has parameter servers
         self.trained = 0  # rounds of training that somebody has applied
         self.tampered: set[int] = set()  # the hosts whose weights a test has changed, by index
         self.moved: list[Host] = []  # their nodes have done something since `step`

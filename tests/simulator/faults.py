@@ -310,7 +310,11 @@ class Faults:
 
     def at_moment(self, name: str, nth: int, kind: str) -> None:
         """A fault at the n-th time that anybody comes to that moment, to whoever it is."""
-        moment, seen = MOMENTS[name], 0
+        self.when(MOMENTS[name], name, nth, kind)
+
+    def when(self, moment: Moment, name: str, nth: int, kind: str) -> None:
+        """The same, at a moment of another kind."""
+        seen = 0
 
         def come(host: Host, action: Action) -> bool:
             nonlocal seen

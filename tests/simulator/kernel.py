@@ -165,7 +165,7 @@ class Receiver:
         self, round_: int, view: int, sender: int, fragments: int, limit: int
     ) -> list[tuple[int, int]]:
         have = self._kernel.taken.get((view, round_, sender), set())
-        return _in_ranges((i for i in range(fragments) if i not in have), limit)
+        return in_ranges((i for i in range(fragments) if i not in have), limit)
 
     def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
         here = self._sums_here(round_, view, first, end)
@@ -176,7 +176,7 @@ class Receiver:
         self, round_: int, view: int, first: int, end: int, limit: int
     ) -> list[tuple[int, int]]:
         here = self._sums_here(round_, view, first, end)
-        return _in_ranges((at for at, one in enumerate(here, first) if not one), limit)
+        return in_ranges((at for at, one in enumerate(here, first) if not one), limit)
 
     def _sums_here(self, round_: int, view: int, first: int, end: int) -> list[bool]:
         if self._kernel.host.lan.plan.exchange == Exchange.SWITCH:
@@ -196,7 +196,7 @@ class Receiver:
         return self._kernel.stripes.absent(round_, view, count, members)
 
 
-def _in_ranges(missing: Iterable[int], limit: int) -> list[tuple[int, int]]:
+def in_ranges(missing: Iterable[int], limit: int) -> list[tuple[int, int]]:
     """As (first, count), at most so many."""
     ranges: list[tuple[int, int]] = []
     for i in missing:

@@ -136,7 +136,6 @@ class Lan:
         too_large: float = 0.0,
     ) -> None:
         from tests.simulator.checks import Checks
-        from tests.simulator.host import Host
 
         self._jobs = 0
         self.now = 0.0
@@ -180,13 +179,18 @@ class Lan:
         self._order = itertools.count()
         self._arrival: dict[tuple[int, int, int], float] = {}
         self.hosts = [
-            Host(self, i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts + late)
+            self._host(i, 1 + drift * self.random.uniform(-1, 1)) for i in range(hosts + late)
         ]
         for host in self.hosts[hosts:]:
             host.dead = True  # until it is switched on
         self.starter = self.hosts[0], 0  # and which of its lives it is
         if plan.exchange.central:
             self.linux = LinuxSwitch(self)
+
+    def _host(self, index: int, rate: float) -> Host:
+        from tests.simulator.host import Host
+
+        return Host(self, index, rate)
 
     def next_job_id(self) -> str:
         """The name of a run."""

@@ -21,7 +21,7 @@ class Outbox:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._line: deque[act.Transmit | protocol.Send] = deque()  # waits for the program
-        self._tx_free = 0.0
+        self.free_at = 0.0
 
     @property
     def waits(self) -> bool:
@@ -58,11 +58,11 @@ class Outbox:
 
     def _put(self, action: act.Transmit | protocol.Send) -> None:
         host, lan, now = self._host, self._host.lan, self._host.lan.now
-        self._tx_free = max(now, self._tx_free)
+        self.free_at = max(now, self.free_at)
         if isinstance(action, protocol.Send):
             lan.checks.sent(host, action.frame)
             frame, token = action.frame.pack(), action.frame.body
-            lan.broadcast(host, frame, host.key_of(frame), self._tx_free)
+            lan.broadcast(host, frame, host.key_of(frame), self.free_at)
             if isinstance(token, wire.Token):
                 host.kernel.seen = max(host.kernel.seen, (token.generation, token.hop))
             return
@@ -72,20 +72,20 @@ class Outbox:
                 host.later(0.0, functools.partial(self._dropped, fragments))
                 return
             lan.checks.can_read(host, host.disk.hand_out(action.stream, action.phase.first_round))
-        lan.digest.add_contribution(host.index, self._tx_free, fragments)
+        lan.digest.add_contribution(host.index, self.free_at, fragments)
         if fragments.striped is not None:
             total, width = action.phase.fragments_in(fragments.round), action.phase.width
-            self._tx_free = host.kernel.stripes.send(fragments, total, width, self._tx_free)
-            host.later(self._tx_free - now, lambda: self._sent(fragments, now))
+            self.free_at = host.kernel.stripes.send(fragments, total, width, self.free_at)
+            host.later(self.free_at - now, lambda: self._sent(fragments, now))
             return
         send = lan.feed if fragments.flags & wire.Flag.ADD else lan.fragment
         key = host.keys.get(fragments.view)
         for first, count in fragments.ranges:
             for index in range(first, first + count):
-                self._tx_free += FRAGMENT_S
+                self.free_at += FRAGMENT_S
                 fragment = (fragments.view, key, host.node.number, fragments.round, index)
-                send(host, fragment, self._tx_free)
-        host.later(self._tx_free - now, lambda: self._sent(fragments, now))
+                send(host, fragment, self.free_at)
+        host.later(self.free_at - now, lambda: self._sent(fragments, now))
 
     def _sent(self, fragments: protocol.SendFragments, started: float) -> None:
         host = self._host

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Timings
+from tests.simulator import served_schedules
 from tests.simulator.checks import Violation
 from tests.simulator.faults import MOMENTS, Faults, member
 from tests.simulator.lan import Conditions, Lan
@@ -57,6 +58,10 @@ def lan_of(
         series: of jobs with that exchange.
         steps: of jobs whose steps take several rounds (in stripes).
     """
+    if series == Exchange.SERVERS:
+        served = served_schedules.lan_of(seed, hosts)
+        served.at(_WATCH_S, lambda: watch(served, "", 0.0))
+        return served
     rng = random.Random(seed)
     hosts = hosts or rng.randint(3, 9)
     alone = hosts == 2

@@ -98,7 +98,7 @@ BARRIER, EXCHANGE = "nicps.barrier", "nicps.exchange"
 #: Of the session, what is said and nothing that is touched.
 MESSAGES = (
     *("nicps.session.fields", "nicps.session.messages", "nicps.session.events"),
-    *("nicps.session.shared_form", "nicps.session.store_form"),
+    *("nicps.session.shared_form", "nicps.session.served_form", "nicps.session.store_form"),
 )
 EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
 STARTUP = "nicps.startup"

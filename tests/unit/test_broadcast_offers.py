@@ -10,7 +10,7 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol.actions import Committed, Send, SendFragments
-from nicps.protocol.control import Offer
+from nicps.protocol.carried import Offer
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Steps
 from nicps.protocol.token import Line, TokenState

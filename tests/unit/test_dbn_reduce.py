@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.dbn import checkpoint, master, shards, vectors
+from nicps.errors import EnvironmentProblem, NetworkProblem
+from trainer.dbn import checkpoint, master, reduce_nicps, shards, vectors
 from trainer.dbn.checkpoint import State
 from trainer.dbn.reduce_local import LocalReducer
 from trainer.dbn.settings import Settings
 from trainer.dbn.shards import Data, Shard
-from trainer.dbn.vectors import Mean, Update, Vector
+from trainer.dbn.vectors import Mean, Means, Update, Vector
 from trainer.dbn.work import Frame, Task, work
 from trainer.errors import FolderError, JobError
 
@@ -242,3 +243,29 @@ def test_checkpoints_that_are_not_there_or_damaged(tmp_path: Path) -> None:
     (tmp_path / checkpoint.NAME).write_bytes(b"PK\3\4 and then nothing")
     with pytest.raises(JobError, match="cannot read"):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(NetworkProblem, 5), (JobError, 5), (EnvironmentProblem, 1)]
+)
+def test_an_epoch_begins_again_where_that_can_help(
+    error: type[Exception],
+    tries: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each time it says why. What is not installed does not come by itself."""
+    made: list[int] = []
+
+    def fail(*_: Any) -> None:
+        made.append(1)
+        raise error("no luck")
+
+    monkeypatch.setattr(reduce_nicps.NicpsReducer, "_try", fail)
+    monkeypatch.setattr(reduce_nicps, "PAUSE_S", 0.0)
+    context: Any = None
+    reducer = reduce_nicps.NicpsReducer(context, {})
+    with pytest.raises(error, match="no luck"):
+        reducer.epoch(0, 0, Means(np.zeros(1), np.zeros(1)))
+    assert len(made) == tries
+    assert capsys.readouterr().err == "nicps: the epoch begins again: no luck\n" * (tries - 1)

@@ -16,7 +16,8 @@ from nicps.job.plan import Plan
 from nicps.job.program import Program
 from nicps.protocol import Group, Member, Phase, Send, SendFragments, Timings
 from nicps.protocol.actions import Committed
-from nicps.protocol.control import Carried, Control, Offer
+from nicps.protocol.carried import Carried, Offer
+from nicps.protocol.control import Control
 from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.formation import Formation
 from nicps.protocol.signals import Formed, Steps

@@ -171,6 +171,8 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             message("report", values={}),
             message("alive"),
             message("fail", message="no"),
+            message("step", round=7, samples=12, skip=True),
+            message("pull", round=7),
         ],
     ),
     (
@@ -219,6 +221,19 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             message("keep"),
             message("abort", message="it was stopped"),
             message("late", members=3),
+            message(
+                "serves",
+                servers=[1, 2],
+                every=64,
+                sets=5,
+                room=12,
+                pushes=6,
+                first=720,
+                lanes=700,
+            ),
+            message("stepped", round=7, number=9, version=5, staleness=[1, 2]),
+            message("pulled", round=7, number=10, first=720, lanes=700),
+            message("near_limit", index=9, value=-4194303.5),
         ],
     ),
     (
@@ -332,6 +347,8 @@ OF_A_PROGRAM = [
         """"what" is 'stop', not "continue", "test", "end", "more" or""",
     ),
     (message("report", values=[1]), '"values" is a list, not an object'),
+    (message("step", round=1, samples=0), '"samples" is 0, not a whole number from 1 to 2^31 - 1'),
+    (message("pull", round=-1), '"round" is -1, not a whole number from 0 to 2^31 - 1'),
 ]
 
 

@@ -3,83 +3,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from nicps import wire
-from nicps.exchange import Exchange
 from nicps.protocol import Phase, Timings
 from nicps.protocol.actions import SendServed
 from nicps.protocol.exchange.steps import Source, Steps
 from nicps.protocol.exchange.windows import LEAST_WINDOW, PROBES, QUEUE
-from nicps.protocol.serving import Serving
+from tests.served_kernel import FRAGMENTS, ROUND, VIEW_NUMBER, ServedKernel, indices, phase_of
 
 TIMINGS = Timings()
-VIEW, ROUND, FRAGMENTS = 3, 7, 300
 PUSH, PULL, CONTRIBUTION = wire.FrameType.PUSH, wire.FrameType.PULL, wire.FrameType.CONTRIBUTION
-PHASE = Phase(
-    1,
-    1,
-    wire.PhaseKind.TRAIN,
-    first_round=ROUND,
-    fragments=FRAGMENTS,
-    last_fragments=FRAGMENTS,
-    width=16,
-    shares=(0, 4, 4, 0),
-    exchange=Exchange.SERVERS,
-    serving=Serving((4, 1), 64),
-)
+PHASE = phase_of(64)
 #: Of two workers; the parts are 0 to 150 of member 4, and 150 to 300 of member 1.
 WINDOW = QUEUE // 2
 
 
-class Kernel:
-    """What has come, by the newest number."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.here: set[int] = set()
-        self.versions: dict[int, tuple[int, int]] = {}
-
-    def take(self, number: int, indices: Iterable[int]) -> None:
-        if number > self.number:
-            self.number, self.here = number, set()
-        if number == self.number:
-            self.here.update(indices)
-
-    def _reached(self, number: int, first: int, end: int) -> tuple[int, int]:
-        have = self.here if number == self.number else set()
-        lacking = next((index for index in range(first, end) if index not in have), end)
-        return lacking, max((i + 1 for i in have if first <= i < end), default=first)
-
-    def _missing(self, number: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
-        have = self.here if number == self.number else set()
-        return [(index, 1) for index in range(first, end) if index not in have][:limit]
-
-    acknowledged_to = pulled_to = _reached
-    missing_acknowledgements = missing_parameters = _missing
-
-    def least_version(self, first: int, end: int) -> tuple[int, int]:
-        return min(self.versions.get(index, (ROUND, 0)) for index in range(first, end))
+def worker(kernel: ServedKernel, number: int = 2, phase: Phase = PHASE) -> Steps:
+    return Steps(phase, VIEW_NUMBER, number, kernel, TIMINGS)
 
 
-def worker(kernel: Kernel, number: int = 2, phase: Phase = PHASE) -> Steps:
-    return Steps(phase, VIEW, number, kernel, TIMINGS)
+def push(steps: Steps, now: float, number: int) -> list[SendServed]:
+    """Of what is pulled now."""
+    return steps.push(now, number, ROUND, steps.versions(ROUND))
 
 
 def sent(actions: list[SendServed]) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
     return [(action.to, action.ranges) for action in actions]
 
 
-def indices(action: SendServed) -> set[int]:
-    return {index for first, count in action.ranges for index in range(first, first + count)}
-
-
 def finish(
-    steps: Steps, kernel: Kernel, actions: list[SendServed], now: float = 0.0
+    steps: Steps, kernel: ServedKernel, actions: list[SendServed], now: float = 0.0
 ) -> list[SendServed]:
     """All that is sent comes at once; what was sent until all was there."""
     everything = list(actions)
@@ -96,12 +53,12 @@ def finish(
 
 
 def test_a_step_goes_to_all_servers_by_their_parts() -> None:
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
-    actions = steps.push(0.0, 5, ROUND)
+    actions = push(steps, 0.0, 5)
     assert sent(actions) == [(4, ((0, WINDOW),)), (1, ((150, WINDOW),))]
     assert {(a.view, a.round, a.type, a.number, a.repair) for a in actions} == {
-        (VIEW, ROUND, PUSH, 5, False)
+        (VIEW_NUMBER, ROUND, PUSH, 5, False)
     }
     assert not steps.whole and steps.clock == WINDOW // 2
     everything = finish(steps, kernel, actions)
@@ -112,20 +69,20 @@ def test_a_step_goes_to_all_servers_by_their_parts() -> None:
 
 def test_a_push_names_to_each_server_the_least_version_of_its_part() -> None:
     """A fragment of parameters each is half of a push fragment; what was pulled in another round is version 0."""
-    kernel = Kernel()
+    kernel = ServedKernel()
     kernel.versions = dict.fromkeys(range(2 * FRAGMENTS), (ROUND, 6)) | {
         299: (ROUND, 5),
         301: (ROUND, 4),
     }
     steps = worker(kernel)
-    assert [(a.to, a.version) for a in steps.push(0.0, 1, ROUND)] == [(4, 5), (1, 4)]
+    assert [(a.to, a.version) for a in push(steps, 0.0, 1)] == [(4, 5), (1, 4)]
     kernel.versions[300] = (ROUND - 1, 9)
-    finish(steps, kernel, steps.advance(0.0) or steps.push(0.0, 2, ROUND))
-    assert [(a.to, a.version) for a in steps.push(0.0, 3, ROUND)] == [(4, 5), (1, 0)]
+    finish(steps, kernel, steps.advance(0.0) or push(steps, 0.0, 2))
+    assert [(a.to, a.version) for a in push(steps, 0.0, 3)] == [(4, 5), (1, 0)]
 
 
 def test_a_contribution_names_the_list() -> None:
-    steps = worker(Kernel())
+    steps = worker(ServedKernel())
     actions = steps.contribute(0.0, 1, ROUND, 0b110)
     assert {(a.type, a.members, a.version) for a in actions} == {(CONTRIBUTION, 0b110, 0)}
     assert {a.members for a in steps.pull(0.0, 2, ROUND)} == {0}
@@ -134,26 +91,26 @@ def test_a_contribution_names_the_list() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 5, 64])
 def test_all_workers_windows_fit_a_servers_port(workers: int) -> None:
     shares = tuple([0] * 4 + [4] * workers)
-    steps = worker(Kernel(), 5, replace(PHASE, shares=shares, fragments=2000))
-    (_, ((_, count),)), _ = sent(steps.push(0.0, 1, ROUND))
+    steps = worker(ServedKernel(), 5, replace(PHASE, shares=shares, fragments=2000))
+    (_, ((_, count),)), _ = sent(push(steps, 0.0, 1))
     assert count * workers <= QUEUE or count == LEAST_WINDOW
 
 
 def test_a_small_vector_has_nothing_for_some_server() -> None:
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel, phase=replace(PHASE, fragments=1, last_fragments=1))
-    actions = steps.push(0.0, 1, ROUND)
+    actions = push(steps, 0.0, 1)
     assert sent(actions) == [(1, ((0, 1),))]
     finish(steps, kernel, actions)
 
 
 def test_a_host_that_serves_sends_itself_nothing() -> None:
-    assert sent(worker(Kernel(), 4).push(0.0, 1, ROUND)) == [(1, ((150, WINDOW),))]
+    assert sent(push(worker(ServedKernel(), 4), 0.0, 1)) == [(1, ((150, WINDOW),))]
 
 
 def test_numbers_rise() -> None:
-    steps = worker(Kernel())
-    steps.push(0.0, 5, ROUND)
+    steps = worker(ServedKernel())
+    push(steps, 0.0, 5)
     for number in (5, 4):
         with pytest.raises(AssertionError, match="numbers rise"):
             steps.pull(0.0, number, ROUND)
@@ -163,9 +120,9 @@ def test_numbers_rise() -> None:
 
 
 def test_the_window_opens_as_fragments_are_acknowledged() -> None:
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     kernel.take(1, range(10))
     assert sent(steps.advance(0.0)) == [(4, ((WINDOW, 10),))]
     kernel.take(1, range(11, 20))
@@ -174,9 +131,9 @@ def test_the_window_opens_as_fragments_are_acknowledged() -> None:
 
 def test_what_others_have_overtaken_is_sent_again() -> None:
     """At once, and once; until nothing has come for too long."""
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     kernel.take(1, {*range(40)} - {3, 7})
     again, fresh = steps.advance(0.0)
     assert (again.to, again.ranges, again.repair) == (4, ((3, 1), (7, 1)), True)
@@ -191,8 +148,8 @@ def test_what_others_have_overtaken_is_sent_again() -> None:
 
 def test_where_nothing_comes_a_few_are_sent_again() -> None:
     """And later and later."""
-    steps = worker(Kernel())
-    steps.push(0.0, 1, ROUND)
+    steps = worker(ServedKernel())
+    push(steps, 0.0, 1)
     waits, now = [], 0.0
     for _ in range(4):
         waits.append(steps.deadline() - now)
@@ -204,8 +161,8 @@ def test_where_nothing_comes_a_few_are_sent_again() -> None:
 
 
 def test_after_a_refusal_it_is_sent_again_soon() -> None:
-    steps = worker(Kernel())
-    steps.push(0.0, 1, ROUND)
+    steps = worker(ServedKernel())
+    push(steps, 0.0, 1)
     steps.hear_refusal(0.0)
     assert steps.deadline() == pytest.approx(0.001)
     assert len(steps.advance(0.001)) == 2
@@ -213,9 +170,9 @@ def test_after_a_refusal_it_is_sent_again_soon() -> None:
 
 def test_a_server_that_does_not_answer_is_reported() -> None:
     """Not before it has had its time; the other one is done."""
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
-    steps.push(0.0, 1, ROUND)
+    push(steps, 0.0, 1)
     kernel.take(1, range(150, 300))
     steps.advance(0.0)
     kernel.take(1, range(150, 300))
@@ -233,7 +190,7 @@ def test_a_server_that_does_not_answer_is_reported() -> None:
 
 def test_a_pull_asks_every_server_for_its_part() -> None:
     """In fragments of 32-bit lanes, two of which are one of 16."""
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
     actions = steps.pull(0.0, 1, ROUND)
     assert sent(actions) == [(4, ((0, WINDOW),)), (1, ((300, WINDOW),))]
@@ -246,7 +203,7 @@ PARTNERED = (Source(4, 0, 200), Source(3, 200, 600))
 
 
 def test_a_partner_gives_its_set() -> None:
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
     actions = steps.pull(0.0, 1, ROUND, PARTNERED)
     assert sent(actions) == [(4, ((0, WINDOW),)), (3, ((200, WINDOW),))]
@@ -256,7 +213,7 @@ def test_a_partner_gives_its_set() -> None:
 
 def test_the_servers_are_asked_where_a_partner_does_not_answer() -> None:
     """For the rest, each for its part of it: a slow partner costs the servers' line, never the round."""
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
     steps.pull(0.0, 1, ROUND, PARTNERED)
     now, asked = 0.0, list[SendServed]()
@@ -274,7 +231,7 @@ def test_the_servers_are_asked_where_a_partner_does_not_answer() -> None:
 
 
 def test_a_server_is_not_given_up_for_another() -> None:
-    steps = worker(Kernel())
+    steps = worker(ServedKernel())
     steps.pull(0.0, 1, ROUND)
     for _ in range(20):
         again = ((4, ((0, PROBES),)), (1, ((300, PROBES),)))
@@ -288,7 +245,7 @@ def test_a_server_is_not_given_up_for_another() -> None:
 def test_all_of_it_comes_in_the_end(seed: int) -> None:
     """A third of all frames and of all answers is lost, others come late; partners answer, or never."""
     random = Random(seed)
-    kernel = Kernel()
+    kernel = ServedKernel()
     steps = worker(kernel)
     now, number, silent = 0.0, 0, random.random() < 0.3
     for _ in range(4):
@@ -296,7 +253,7 @@ def test_all_of_it_comes_in_the_end(seed: int) -> None:
         partners = PARTNERED if random.random() < 0.5 else ()
         begin = random.choice(["push", "pull", "contribute"])
         if begin == "push":
-            actions = steps.push(now, number, ROUND)
+            actions = push(steps, now, number)
         elif begin == "pull":
             actions = steps.pull(now, number, ROUND, partners)
         else:

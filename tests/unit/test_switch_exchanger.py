@@ -14,7 +14,8 @@ from nicps import wire
 from nicps.errors import WireError
 from nicps.exchange import Exchange
 from nicps.protocol import NO_REST, Committed, Node, NotAdded, Phase, Rest, View
-from nicps.protocol.control import Carried, Control
+from nicps.protocol.carried import Carried
+from nicps.protocol.control import Control
 from nicps.protocol.exchange import StripesExchanger, exchanger_of
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.progress import Standstill

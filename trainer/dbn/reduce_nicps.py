@@ -13,6 +13,7 @@ If an executor, an agent or a task is lost, the epoch begins again, with the exe
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -60,9 +61,10 @@ class NicpsReducer:
             try:
                 found = self._try(phase, epoch, means)
                 break
-            except Exception:
+            except (JobError, NetworkProblem) as error:
                 if not left:
                     raise
+                print(f"nicps: the epoch begins again: {error}", file=sys.stderr, flush=True)
                 time.sleep(PAUSE_S)
         wrong = [each for each in found if isinstance(each, JobError)]
         if wrong:

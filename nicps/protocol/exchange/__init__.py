@@ -7,6 +7,7 @@
     switch.py     everybody sends at once to a P4 switch, which adds
     windows.py    how many fragments are under way to one host, and which are lost
     steps.py      with servers: a worker's steps and pulls
+    servers.py    steps go to parameter servers, which keep what they come to
 
 `nicps/exchange.py` has the kinds themselves.
 """
@@ -14,6 +15,7 @@
 from nicps.exchange import Exchange
 from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.exchange.broadcast import BroadcastExchanger
+from nicps.protocol.exchange.servers import ServersExchanger
 from nicps.protocol.exchange.stripes import StripesExchanger
 from nicps.protocol.exchange.switch import SwitchExchanger
 from nicps.protocol.kernel import Receiver
@@ -25,6 +27,7 @@ _EXCHANGERS: dict[Exchange, type[Exchanger]] = {
     Exchange.STRIPES: StripesExchanger,
     Exchange.SWITCH: SwitchExchanger,
     Exchange.LINUX_SWITCH: StripesExchanger,
+    Exchange.SERVERS: ServersExchanger,
 }
 
 
@@ -36,4 +39,11 @@ def exchanger_of(
     return _EXCHANGERS[kind](kind, phase, view, number, receiver, timings, now)
 
 
-__all__ = ["BroadcastExchanger", "Exchanger", "StripesExchanger", "SwitchExchanger", "exchanger_of"]
+__all__ = [
+    "BroadcastExchanger",
+    "Exchanger",
+    "ServersExchanger",
+    "StripesExchanger",
+    "SwitchExchanger",
+    "exchanger_of",
+]

@@ -8,8 +8,8 @@ of its part. A pull asks each server for its part, or a partner for some of it. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from nicps import wire
 from nicps.protocol.actions import SendServed
@@ -24,6 +24,10 @@ from nicps.protocol.signals import Lacks
 _PARTNERS_ASKS = 5
 #: After a refusal the same is asked again so soon.
 _AGAIN_S = 0.001
+
+
+#: By server, a version.
+Versions: TypeAlias = Mapping[int, int]
 
 
 class Source(NamedTuple):
@@ -54,19 +58,25 @@ class Steps:
         self.number = self._round = self._members = 0
         self._type = wire.FrameType.PUSH
         self._windows: list[Window] = []
-        self._versions: dict[int, int] = {}
+        self._versions: Versions = {}
 
     # ---- what is begun
 
-    def push(self, now: float, number: int, round_: int) -> list[SendServed]:
-        """A step of that number is converted: it goes to all servers.
-
-        What it was computed from was pulled before. So each server is told the least version of its own part.
-        """
-        each = per_push(self._width)
+    def versions(self, round_: int) -> Versions:
+        """What the next step is computed from, which is pulled: by server, the least version of its part."""
+        each, found = per_push(self._width), dict[int, int]()
         for server, part in self._parts():
             pulled_in, version = self._receiver.least_version(part.start * each, part.stop * each)
-            self._versions[server] = version if pulled_in == round_ else 0
+            found[server] = version if pulled_in == round_ else 0
+        return found
+
+    def push(self, now: float, number: int, round_: int, versions: Versions) -> list[SendServed]:
+        """A step of that number is converted: it goes to all servers.
+
+        Args:
+            versions: as they were when it began. Answers to its own fragments may have brought newer parameters.
+        """
+        self._versions = versions
         windows = [Window.begin(server, part.start, part.stop) for server, part in self._parts()]
         return self._begin(now, wire.FrameType.PUSH, number, round_, windows)
 
@@ -93,6 +103,9 @@ class Steps:
     ) -> list[SendServed]:
         assert number > self.number, "numbers rise"
         self._type, self.number, self._round = kind, number, round_
+        for window in windows:  # what has come in the view before stays
+            here, _ = self._reached(window, window.end)
+            window.here = window.sent = window.beyond = window.asked = here
         self._windows = [window for window in windows if window.here < window.end]
         for window in self._windows:
             window.due = now + self._round_trip.timeout_s(1)
@@ -118,7 +131,7 @@ class Steps:
         for window in tuple(self._windows):
             if window.here == window.end:
                 continue
-            window.note_come(now, *self._reached(window), self._round_trip)
+            window.note_come(now, *self._reached(window, window.sent), self._round_trip)
             if window.sent > window.here:  # else nothing can be lost
                 lost = self._find_lost(now, window)
                 asked += sum(count for _, count in lost)
@@ -175,10 +188,10 @@ class Steps:
         )
         return [source for source in cut if source.first < source.end]
 
-    def _reached(self, window: Window) -> tuple[int, int]:
+    def _reached(self, window: Window, end: int) -> tuple[int, int]:
         if self._type is wire.FrameType.PULL:
-            return self._receiver.pulled_to(self.number, window.here, window.sent)
-        return self._receiver.acknowledged_to(self.number, window.here, window.sent)
+            return self._receiver.pulled_to(self.number, window.here, end)
+        return self._receiver.acknowledged_to(self.number, window.here, end)
 
     def _missing(self, first: int, end: int, limit: int) -> Ranges:
         if self._type is wire.FrameType.PULL:

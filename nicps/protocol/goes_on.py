@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GO (docs/servers.md): before all workers have read a round, nobody pushes or offers in the next one.
+
+The lead gives it, once its training program has decided that training goes on (R14). A phase's first round needs none.
+"""
+
+from __future__ import annotations
+
+from nicps import wire
+from nicps.protocol.phase import Phase
+from nicps.protocol.token import TokenState
+from nicps.protocol.view import View
+
+
+class GoesOn:
+    """What a member knows of it, in one phase and view.
+
+    Attributes: `known`, the newest round whose GO was given or heard. It goes along into the next view.
+    """
+
+    def __init__(self, phase: Phase, view: View, known: int) -> None:
+        self.known = known
+        self._first_round, self._lead = phase.first_round, view.lead
+        self._read = dict.fromkeys(phase.sharing(view.live), 0)  # by worker, what it has told
+
+    def may_begin(self, round_: int) -> bool:
+        """Whether that round's steps may be pushed and offered."""
+        return round_ <= max(self._first_round, self.known)
+
+    def hear(self, round_: int) -> None:
+        """The lead has given it, or a worker offers to that round, so it has heard it."""
+        self.known = max(self.known, round_)
+
+    def hear_read(self, member: int, round_: int) -> None:
+        """A member has read that round."""
+        if member in self._read:
+            self._read[member] = max(self._read[member], round_)
+
+    def hear_token(self, token: TokenState) -> None:
+        """What its entries tell."""
+        for member in self._read:
+            line = token.lines[member - 1]
+            self.hear_read(member, line.read)
+            if line.settled:
+                self.hear(token.round)
+        if token.lines[self._lead - 1].marks & wire.Mark.GOES_ON:
+            self.hear(token.round)
+
+    def enter(self, token: TokenState) -> None:
+        """The lead's entry tells it to whoever has not heard it."""
+        if self._first_round < token.round <= self.known:
+            token.lines[self._lead - 1].marks |= wire.Mark.GOES_ON
+
+    def is_read(self, round_: int) -> bool:
+        """All workers have read that round."""
+        return all(read >= round_ for read in self._read.values())

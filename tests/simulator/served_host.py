@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One simulated host of a job with parameter servers: the node as it is, and a model of the job around it.
+
+The model hands nothing out: files are there, and a host that comes back is told how far the job is. It chooses servers
+and where they are filled from, takes hosts back, tests, and ends, as docs/servers.md says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nicps import protocol, wire
+from nicps.exchange import Exchange
+from nicps.job import actions as act
+from nicps.job.plan import stop, test_round
+from nicps.protocol import Node, Offer, Phase
+from nicps.protocol.serving import Serving
+from tests.simulator.host import Host
+from tests.simulator.kernel import Kernel
+from tests.simulator.outbox import Outbox
+from tests.simulator.served_program import ServedProgram, State
+from tests.simulator.servers import NOTHING, Part, ServedReceiver, ServersKernel, Token
+
+if TYPE_CHECKING:
+    from tests.simulator.served_schedules import ServedLan
+
+_FILL_S = 0.02  # a new server takes up to this to be filled
+TRAIN = wire.PhaseKind.TRAIN
+
+
+class ServedHost(Host):
+    """A host with its agent, its kernel, and its training program."""
+
+    def __init__(self, lan: ServedLan, index: int, rate: float) -> None:
+        self.name = f"h{index + 1}"
+        self.lan: ServedLan
+        super().__init__(lan, index, rate)
+
+    def _boot(self) -> None:
+        self.kernel = Kernel(self)
+        self.servers = ServersKernel(self)
+        self.kernel.stripes = self.servers  # type: ignore[assignment]
+        self.outbox = Outbox(self)
+        self.node = Node(
+            self.mac,
+            self.name,
+            "sim",
+            ServedReceiver(self.kernel, self.servers),
+            lambda: self.lan.random.getrandbits(63) + 1,
+            self.lan.timings,
+            lambda job: wire.Stage.WAITING,
+        )
+        self.machine = _Machine(self)  # type: ignore[assignment]
+        self.process: ServedProgram | None = None  # type: ignore[assignment]
+        self.memory = None
+        self.phase: Phase | None = None  # that it is in, or getting ready for
+        self.trained = 0  # rounds of training that are committed
+        self.committed = self.last_read = 0
+        self.training: Phase | None = None  # the last such phase that was in force here
+        self.whole: frozenset[int] = frozenset()  # workers that have all parameters of some time
+        self.serves: tuple[tuple[int, ...], int] = (), 0  # of the part that is here, and the rank
+        self.finishing = False
+        self._steps = 0
+        self._word = 0, ""  # what its training program says, after a round
+        self._read_by_all = 0
+        self._waiting: dict[bytes, protocol.Answered] = {}
+        self.keys = {}
+        self._blocks = 0
+        self._timer = None
+
+    # ---- the outside world
+
+    @property
+    def has_state(self) -> bool:
+        """It knows how far the job is, and holds parameters, or can pull them."""
+        return self.trained > 0 or self.phase is not None
+
+    @property
+    def _works(self) -> bool:
+        """It is a worker of the last training phase."""
+        number, last = self.node.number, self.training
+        return last is not None and number <= len(last.shares) and bool(last.shares[number - 1])
+
+    def submit(self) -> None:
+        """The user starts a job here."""
+        self.lan.starter = self, self.life
+        self.do(self.node.start(self.clock(), self.lan.random.getrandbits(63) + 1))
+
+    def refused_up(self) -> None:
+        """The doorbell: a host refuses what was asked."""
+        self.node.refused(self._sync())
+        self._arm()
+
+    def sums_up(self) -> None:
+        """The doorbell: some answers have come, or the last."""
+        self.do(self.node.advance(self._sync()))
+
+    # ---- what the agent does
+
+    def do(self, actions: Sequence[Any]) -> None:
+        if self.dead:
+            return
+        self.stepped = True
+        self.lan.checks.moved.append(self)
+        for at, action in enumerate(actions, 1):
+            self._do(action)
+            if self.lan.moments:
+                self.lan.moment(self, action)
+            if self.dead:
+                return
+            if self.paused:
+                self.wake(self.do, actions[at:])
+                return
+        ring = self.node.rings.current
+        if ring is not None and ring.token is not None and ring.phase.serving is not None:
+            self._begin(ring.phase)
+        self.lan.checks.served.closed(self)
+        self.kernel.alive = self.clock()
+        self._arm()
+
+    def _begin(self, phase: Phase) -> None:
+        """It is in force here."""
+        if self.training is None or self.training.first_round != phase.first_round:
+            self.whole = frozenset(phase.settings["whole"])
+            self.servers.enter_phase(phase)
+            self.lan.checks.served.begins(phase)
+        self.training = phase
+
+    def _do(self, action: Any) -> None:
+        checks = self.lan.checks
+        match action:
+            case protocol.Send():
+                self.outbox.send(action)
+            case protocol.SendFragments():
+                ring = self.node.ring
+                if ring is not None:
+                    self.outbox.transmit(act.Transmit(action, ring.phase, act.Source.PROGRAM))
+            case protocol.SendServed():
+                start = max(self.lan.now, self.outbox.free_at)
+                self.outbox.free_at = self.servers.send(action, start)
+            case protocol.Installed(view, _, phase, again):
+                self._enter_view(action, view, phase, again=again)
+            case protocol.Ready():
+                self.later(0.0, self._go_on)
+            case protocol.Answered(joiner):
+                self._waiting[joiner.mac] = action
+            case protocol.Prepare(phase):
+                self.note(f"PREPARES {phase.kind.name} {phase.number} from {phase.first_round}")
+                self.later(0.0, lambda: self._prepare(phase))
+            case protocol.PhaseAgreed(phase):
+                self.note(f"AGREED {phase.kind.name} {phase.number}")
+                if phase.kind is wire.PhaseKind.FINISH:
+                    self.later(0.0, lambda: self._decide(stop(None)))
+                if phase.kind is wire.PhaseKind.STOP:
+                    self._end(phase)
+            case protocol.Committed():
+                self._commit(action)
+            case protocol.Stepped() | protocol.Pulled():
+                if self.process is not None:
+                    self.process.deliver(action)
+            case protocol.ReadByAll(round_):
+                self._read_by_all = round_
+                self.later(0.0, self._act)
+            case protocol.Evicted(reason, ending):
+                self.note(f"STRUCK {reason}")
+                self.phase, self.process = None, None
+                self.servers.part = self.servers.coming = None
+                self.serves = (), 0
+                if ending:
+                    self.job_over = reason
+                    self.lan.over(self, reason, ending is wire.Ending.DONE)
+            case protocol.Differs():
+                checks.fail(f"{self.name} finds other weights: {action}")
+            case protocol.Failed(reason):
+                self.note(f"FAILED {reason}")
+            case protocol.NoProgress():
+                self.note(f"NO PROGRESS {action}")
+            case _:
+                pass
+
+    def _enter_view(
+        self, action: protocol.Installed, view: protocol.View, phase: Phase | None, *, again: bool
+    ) -> None:
+        on = phase.kind.name if phase is not None else "no phase"
+        self.note(
+            f"VIEW {view.number} live {sorted(view.live)} lead {view.lead}, "
+            f"round {self.node.open_round}, {on}{' again' * again}"
+        )
+        self.keep_key(view)
+        self.kernel.clear()
+        self.kernel.alive = self.clock()
+        self.lan.checks.installed(self, action)
+        self._waiting = {}
+        self._read_by_all = 0
+        if phase is None:
+            self.phase = None
+            return
+        self.phase = phase
+        if again and self.process is not None and phase.kind is TRAIN:
+            self.servers.coming = None
+            self.process.deliver(phase)
+        if phase.kind is wire.PhaseKind.TEST:
+            self.later(0.0, lambda: self._offer_test(phase))
+
+    def _commit(self, commit: protocol.Committed) -> None:
+        self.note(f"COMMITS {commit.round} {dict(commit.counted)}")
+        phase = commit.phase
+        if phase.kind is TRAIN:
+            self.lan.checks.served.committed(self, commit, phase)
+            self.servers.commit(commit.round, listed=bool(commit.counted))
+            self.trained += 1
+            self.committed = commit.round
+            self.whole = frozenset(
+                phase.sharing(self.node.view.live)
+            )  # they have pulled, and then offered
+            self.lan.checks.trained = max(self.lan.checks.trained, self.trained)
+            if phase.shares[self.node.number - 1] and self.process is not None:
+                self.process.deliver(commit)
+                return
+            self._judge(commit.round)
+        elif self.node.leads:
+            self.later(0.0, self._go_on)
+        self.later(0.0, lambda: self.do(self.node.read(self.clock(), commit.round, 0)))
+
+    def _judge(self, round_: int) -> None:
+        """Every program does; the lead's word counts."""
+        last = self.trained >= self.lan.rounds
+        tests = last or self.trained % self.lan.test_every == 0
+        self._word = round_, "test" if tests else "continue"
+        self.later(0.0, self._act)
+
+    # ---- the lead
+
+    def _decide(self, phase: Phase) -> None:
+        if self.node.leads:
+            self.do(self.node.decide(self.clock(), phase))
+
+    def _act(self) -> None:
+        """Carry out the training program's word, once all have read what it is about."""
+        node, (round_, what) = self.node, self._word
+        phase = node.phase_in_force
+        current = round_ == node.open_round - 1 and self._read_by_all >= round_
+        if not (node.leads and current and phase is not None and phase.kind is TRAIN):
+            return
+        if round_ < phase.first_round or node.changing or node.ring is None or node.ring.frozen:
+            return
+        if what == "test":
+            counted = node.view.live - node.learners
+            self._decide(test_round(node.view, node.open_round + 1, counted))
+        elif joiners := self._joiners():
+            self.note(f"TAKES BACK {[one.name for one in joiners]}")
+            self.do(node.rebuild(self.clock(), joiners))
+        else:
+            self.do(node.go_on(self.clock()))
+
+    def _joiners(self) -> tuple[protocol.Joiner, ...]:
+        view = self.node.view
+        return tuple(
+            answer.joiner
+            for mac, answer in self._waiting.items()
+            if view.number_of(mac) not in view.live
+        )
+
+    def _go_on(self) -> None:
+        """Everybody has the view, or a test is over: what comes next is decided, or goes on."""
+        node = self.node
+        if not node.leads or node.changing or not node.membership.ready:
+            return
+        view, phase = node.view, node.phase_in_force
+        calls = len(view.live) < len(view.members) or bool(node.learners)
+        node.call_hosts("job", calls=calls, closed=True)
+        self._arm()
+        if self.finishing:
+            self._decide(Phase(0, 0, wire.PhaseKind.FINISH))
+            return
+        if phase is not None and phase.kind is wire.PhaseKind.TEST and node.ring is not None:
+            if node.ring.round == phase.first_round:
+                return  # it goes on
+            if self.trained >= self.lan.rounds:
+                self._decide(Phase(0, 0, wire.PhaseKind.FINISH))
+                return
+        elif phase is not None and phase.serving is not None:
+            if view.live.issuperset(phase.serving.servers) and phase.sharing(view.live):
+                self._act()
+                return
+        self._train()
+
+    def _train(self) -> None:
+        """Decide on a training phase: who serves, who trains, and from whom a new server is filled."""
+        node, lan, view = self.node, self.lan, self.node.view
+        servers = self._servers()
+        workers = [k for k in view.order if k not in servers]
+        if not servers or not workers:
+            self._decide(stop("too few hosts are left for servers and workers"))
+            return
+        whole = sorted(self.whole & view.live - node.learners)
+        source = min((k for k in whole if k in workers), default=0)
+        before = self.training.serving.servers if self.training and self.training.serving else ()
+        new = servers != before or not node.learners.isdisjoint(servers)
+        if self.trained and new and not source:
+            self._decide(stop("nobody who is left has the parameters"))
+            return
+        shares = tuple(int(m.number in workers) for m in view.members)
+        phase = Phase(
+            0,
+            0,
+            TRAIN,
+            first_round=node.open_round + 1,
+            fragments=lan.fragments,
+            last_fragments=lan.fragments,
+            width=lan.plan.width,
+            shares=shares,
+            quorum=sum(shares),
+            settings={"trained": self.trained, "whole": whole},
+            exchange=Exchange.SERVERS,
+            serving=Serving(servers, lan.every, source=source),
+        )
+        self._decide(phase)
+
+    def _servers(self) -> tuple[int, ...]:
+        """Those of the phase before, if they are there; others take the places of who is not, or all have more."""
+        view, learners = self.node.view, self.node.learners
+        if self.training is None or self.training.serving is None:
+            return view.order[: min(self.lan.servers, len(view.order) - 1)]
+        kept = self.training.serving.servers
+        spare = [k for k in view.order if k not in kept]
+        spare.sort(key=lambda k: (k in self.whole, k in learners, k))
+        found = []
+        for server in kept:
+            if server in view.live:
+                found.append(server)
+            elif len(spare) > 1:
+                found.append(spare.pop(0))
+        return tuple(found)
+
+    # ---- every member
+
+    def _prepare(self, phase: Phase) -> None:
+        if self.phase is not None and self.phase.number > phase.number:
+            return
+        self.phase = phase
+        if phase.kind is TRAIN:
+            self._enter_training(phase)
+        elif phase.kind is wire.PhaseKind.TEST:
+            self._prepared(phase)
+            if self.process is not None and self._works:
+                self.process.deliver(phase)
+            self._offer_test(phase)
+        elif phase.kind is wire.PhaseKind.FINISH:
+            self.finishing = True
+            self._prepared(phase)
+        else:
+            self._prepared(phase)
+            if not self.node.leads:
+                self._end(phase)
+
+    def _prepared(self, phase: Phase) -> None:
+        self.do(self.node.prepared(self.clock(), phase.number))
+
+    def _end(self, phase: Phase) -> None:
+        ok = phase.settings["ok"]
+        self.note(f"JOB OVER {phase.settings['message']}")
+        if ok and self.process is not None and self._works:
+            self.result = self.trained, repr([sorted(c) for c in self.process.state])
+        self.job_over = phase.settings["message"] or "well"
+        self.lan.over(self, phase.settings["message"], ok)
+
+    def _enter_training(self, phase: Phase) -> None:
+        serving, number = phase.serving, self.node.number
+        assert serving is not None
+        self.servers.make_store(phase)
+        if number in self.node.learners:
+            self.trained = phase.settings["trained"]
+        if self.trained != phase.settings["trained"]:
+            self.lan.checks.fail(f"{self.name} has {self.trained} rounds, {phase.settings}")
+        if self.process is None:
+            self.process = ServedProgram(self)
+        if number not in serving.servers:
+            self.process.deliver(phase)
+            return
+        rank = serving.servers.index(number)
+        part = serving.part(rank, phase.fragments)
+        learns = number in self.node.learners
+        if self.servers.part is not None and self.serves == (serving.servers, rank) and not learns:
+            self._prepared(phase)
+        else:
+            self.later(_FILL_S * self.lan.odds.random.random(), lambda: self._fill(phase, part))
+
+    def _fill(self, phase: Phase, part: range) -> None:
+        """Its part comes from the worker's store, or from its own program at the job's start."""
+        serving, lan = phase.serving, self.lan
+        if self.phase is not phase or serving is None:
+            return
+        contents = dict.fromkeys(part, NOTHING)
+        if serving.source:
+            mac = self.node.view.members[serving.source - 1].mac
+            source = next(host for host in lan.hosts if host.mac == mac)
+            if source.dead:
+                self.later(_FILL_S, lambda: self._fill(phase, part))
+                return
+            lan.checks.served.fills(self, source)
+            each = len(source.servers.store) // phase.fragments
+            contents = {i: source.servers.store[i * each].content for i in part}
+        lan.parts += 1
+        self.servers.coming = Part(lan.parts, phase.first_round, part, contents)
+        rank = serving.servers.index(self.node.number)
+        self.serves = serving.servers, rank
+        self._prepared(phase)
+
+    def _offer_test(self, phase: Phase) -> None:
+        self.do(self.node.offer(self.clock(), Offer(phase.first_round, 1)))
+
+    # ---- what the training program says
+
+    def program_prepared(self, phase: Phase) -> None:
+        """It is in the phase."""
+        self._prepared(phase)
+
+    def program_pulls(self, round_: int) -> None:
+        """It needs all parameters."""
+        self.do(self.node.pull(self.clock(), round_))
+
+    def next_token(self) -> Token:
+        """Another step of this agent's programs."""
+        self._steps += 1
+        return f"{self.name}.{self.life}", self._steps
+
+    def program_steps(self, offer: Offer, token: Token) -> None:
+        """Its next step is converted."""
+        self.servers.own = token
+        self.lan.checks.served.offers(self, offer.round, token)
+        self.do(self.node.step(self.clock(), offer))
+
+    def program_reads(self, round_: int, state: State, digest: bytes) -> None:
+        """It has read all parameters after a round."""
+        self.lan.checks.served.read(self, round_, state)
+        self.last_read = round_
+        word = int.from_bytes(digest[:4], "big") | 1
+        self.do(self.node.read(self.clock(), round_, word))
+        self._judge(round_)
+
+    def program_tests(self, phase: Phase, state: State) -> None:
+        """It tests what it has read last."""
+        self.lan.checks.served.has_last(self, state)
+
+
+class _Machine:
+    """What the host asks of an agent's machine."""
+
+    def __init__(self, host: ServedHost) -> None:
+        self._host, self._node = host, host.node
+        self.on_frame, self.deadline = host.node.on_frame, host.node.deadline
+        self.list_came, self.sums_came = host.node.on_list, host.node.advance
+        self.kernel_saw = host.node.kernel_saw
+
+    def tick(self, now: float, waits: bool) -> list[Any]:
+        return self._node.tick(now)
+
+    def join(self, now: float) -> list[Any]:
+        self._node.join(now)
+        return []
+
+    def renew_view(self, now: float, *, key_is_spent: bool) -> list[Any]:
+        return self._node.renew(now, key_is_spent=key_is_spent)
+
+    def fragments_sent(self, now: float, action: Any, start: float = 0.0) -> list[Any]:
+        return self._node.sent(now, action)

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GO: with servers nobody pushes or offers before all workers have read the round before (docs/servers.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from nicps import wire
+from nicps.protocol import Committed, ReadByAll, Send, SendServed, Timings
+from nicps.protocol.carried import Carried, Offer, Pending
+from nicps.protocol.exchange.servers import Begun
+from nicps.protocol.phase import AdaptiveTimeout
+from nicps.protocol.served_ring import ServedRing
+from nicps.protocol.signals import Steps
+from nicps.protocol.token import Line, TokenState
+from tests.served_kernel import ROUND, VIEW, ServedKernel, phase_of
+
+pytestmark = pytest.mark.unit
+
+TIMINGS = Timings()
+START = 100.0
+OFFERED, COMPLETE, GOES_ON = wire.Flag.OFFERED, wire.Flag.COMPLETE, wire.Flag.GOES_ON
+PUSH, PULL, CONTRIBUTION = wire.FrameType.PUSH, wire.FrameType.PULL, wire.FrameType.CONTRIBUTION
+NEXT = ROUND + 1  # the open round; the one before is committed
+
+
+def token(hop: int, round_: int = NEXT, marks: int = 0, read: int = ROUND - 1) -> wire.Frame:
+    """The lead has parked it; `marks` are in its entry, and nobody has told more than `read`."""
+    lines = [Line(read=read) for _ in VIEW.members]
+    lines[0].marks = marks
+    header = VIEW.header(1, round_, wire.Flag.PARKED)
+    return TokenState(1, hop, 1, round_, -40, -40, lines).frame(header)
+
+
+def said(sender: int, flags: int = 0, round_: int = NEXT, read: int = ROUND) -> wire.Frame:
+    """What that member broadcasts."""
+    return wire.Frame(VIEW.header(sender, round_, flags), wire.Want(4, read), ((),))
+
+
+def worker(
+    number: int = 2, every: int = 4, carried: Carried | None = None, read: int = ROUND
+) -> tuple[ServedRing, ServedKernel]:
+    """In the open round; it has read the one before."""
+    kernel, phase = ServedKernel(), phase_of(every)
+    carried = carried or Carried(NEXT, -40, read)
+    timeout = AdaptiveTimeout(TIMINGS)
+    ring = ServedRing(phase, VIEW, number, kernel, TIMINGS, timeout, carried, START)
+    ring.on_token(START, token(5))
+    return ring, kernel
+
+
+def lead(*, decided: bool = True) -> ServedRing:
+    """Member 1, which only serves."""
+    kernel, phase = ServedKernel(), phase_of()
+    carried = Carried(NEXT, -40, ROUND, undecided=not decided)
+    timeout = AdaptiveTimeout(TIMINGS)
+    ring = ServedRing(phase, VIEW, 1, kernel, TIMINGS, timeout, carried, START)
+    ring.create(START)
+    return ring
+
+
+def step(round_: int = NEXT, *, skip: bool = False) -> Offer:
+    return Offer(round_, 4, None, skip)
+
+
+def wants(steps: Steps) -> list[tuple[int, int, int]]:
+    """Rounds, flags and last rounds read of what this member broadcasts."""
+    found = []
+    for one in steps:
+        if isinstance(one, Send) and isinstance(one.frame.body, wire.Want):
+            header = one.frame.header
+            found.append((header.round, int(header.flags), one.frame.body.read))
+    return found
+
+
+def types(steps: Iterable[object]) -> set[wire.FrameType]:
+    return {one.type for one in steps if isinstance(one, SendServed)}
+
+
+# ---- a worker
+
+
+def test_a_step_waits_for_go() -> None:
+    ring, _ = worker()
+    assert not types(ring.step(START, step()))
+    steps = ring.on_want(START, said(1, GOES_ON))
+    assert types(steps) == {PUSH}
+
+
+def test_in_a_phases_first_round_nothing_is_waited_for() -> None:
+    kernel = ServedKernel()
+    phase = phase_of(first_round=NEXT)
+    timeout = AdaptiveTimeout(TIMINGS)
+    ring = ServedRing(phase, VIEW, 2, kernel, TIMINGS, timeout, None, START)
+    assert not types(ring.step(START, step())), "the phase is not in force"
+    assert types(ring.on_token(START, token(5))) == {PUSH}
+    assert ring.deadline() < math.inf
+
+
+@pytest.mark.parametrize("heard", ["the lead", "its mark", "an offer", "before the view"])
+def test_whoever_hears_of_go_begins(heard: str) -> None:
+    carried = Carried(NEXT, -40, ROUND, goes_on=NEXT if heard == "before the view" else 0)
+    ring, _ = worker(every=64, carried=carried)
+    if heard == "the lead":
+        ring.on_want(START, said(1, GOES_ON))
+    elif heard == "its mark":
+        ring.on_token(START, token(6, marks=wire.Mark.GOES_ON))
+    elif heard == "an offer":
+        ring.on_want(START, said(3, OFFERED))
+    steps = ring.step(START, step())
+    if heard == "an offer":  # and so the synchronisation is due
+        assert wants(steps) == [(NEXT, OFFERED, ROUND)]
+    else:
+        assert types(steps) == {PUSH}
+
+
+def test_go_of_another_member_or_round_does_not_count() -> None:
+    ring, _ = worker()
+    ring.on_want(START, said(3, GOES_ON))
+    ring.on_want(START, said(1, GOES_ON, ROUND))
+    ring.on_want(START, said(1, 0))
+    assert not types(ring.step(START, step()))
+
+
+def test_go_may_come_before_the_commit() -> None:
+    ring, _ = worker(carried=Carried(ROUND, -40, ROUND - 1))
+    ring.on_want(START, said(1, GOES_ON))
+    ring.on_token(START, token(7))
+    assert types(ring.step(START, step())) == {PUSH}
+
+
+def test_what_was_read_is_told_until_go_is_heard() -> None:
+    ring, _ = worker(read=ROUND - 1)
+    assert wants(ring.read(START, ROUND, 77)) == [(NEXT, 0, ROUND)]
+    now, waits = START, []
+    for _ in range(3):
+        waits.append(ring._served.deadline() - now)
+        now = ring._served.deadline()
+        assert (NEXT, 0, ROUND) in wants(ring.tick(now))
+    assert waits == sorted(waits) and waits[0] < waits[-1]
+    ring.on_want(now, said(1, GOES_ON))
+    assert ring._served.deadline() == math.inf
+
+
+def test_a_new_view_is_told_at_once_what_was_read() -> None:
+    """Its lead has not heard it."""
+    kernel, carried = ServedKernel(), Carried(NEXT, -40, ROUND)
+    timeout = AdaptiveTimeout(TIMINGS)
+    ring = ServedRing(phase_of(), VIEW, 2, kernel, TIMINGS, timeout, carried, START)
+    assert wants(ring.on_token(START, token(5))) == [(NEXT, 0, ROUND)]
+
+
+def test_no_offer_is_broadcast_before_go() -> None:
+    """Also of a step that goes along into the next view, and with the token."""
+    ring, _ = worker(carried=Carried(NEXT, -40, ROUND, offer=replace(step(), unit=0)))
+    assert not ring.offered
+    ring.on_want(START, said(1, GOES_ON))
+    assert ring.offered == {2}
+
+
+# ---- when a synchronisation is due
+
+
+def test_a_step_is_pushed_until_the_version_says_otherwise() -> None:
+    ring, kernel = worker(every=4, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    for version in (0, 1, 2):
+        steps = ring.step(START, step())
+        assert types(steps) == {PUSH}
+        while types(steps):
+            kernel.take_all(steps)
+            kernel.answers = {4: (0, 1, NEXT, version), 1: (0, 1, NEXT, 0)}
+            steps = ring.advance(START)
+    assert wants(ring.step(START, step())) == [(NEXT, OFFERED, ROUND)]
+
+
+def test_a_step_under_way_ends_before_the_next_is_offered() -> None:
+    ring, kernel = worker(every=64, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    steps = ring.step(START, step())
+    ring.on_want(START, said(3, OFFERED))
+    assert not ring.offered >= {2}
+    assert not wants(ring.step(START, step()))
+    while types(steps):
+        kernel.take_all(steps)
+        steps = ring.advance(START)
+    assert ring.offered == {2, 3}
+    assert ring.token is not None and ring.token.state == wire.TokenState.CLOSING
+
+
+@pytest.mark.parametrize("every", [0, 4])
+def test_who_skips_lets_the_round_end(every: int) -> None:
+    """Without synchronisations the others push on until their programs skip too."""
+    ring, _ = worker(every=every, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    frame = token(8)
+    entry = replace(frame.items[0][2], marks=wire.Mark.SKIPPED)  # type: ignore[type-var]
+    entries = (*frame.items[0][:2], entry, frame.items[0][3])
+    ring.on_token(START, wire.Frame(frame.header, frame.body, (entries, ())))
+    assert types(ring.step(START, step())) == ({PUSH} if every == 0 else set())
+
+
+def test_the_offers_of_all_workers_close_the_list_and_contributions_begin() -> None:
+    ring, kernel = worker(every=1, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    ring.step(START, step())
+    steps = ring.on_want(START, said(3, OFFERED))
+    assert types(steps) == {CONTRIBUTION}
+    while types(steps):
+        kernel.take_all(steps)
+        steps = ring.advance(START)
+    assert ring.complete
+    for number in (1, 3, 4):
+        steps = ring.on_want(START, said(number, COMPLETE | OFFERED * (number == 3)))
+    (commit,) = (one for one in steps if isinstance(one, Committed))
+    assert dict(commit.counted) == {2: 4, 3: 4} and commit.aggregators == (4, 1)
+
+
+def test_a_question_for_the_token_draws_no_other() -> None:
+    """Who wants it too has asked."""
+    ring, _ = worker(every=0, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    asked = wants(ring.step(START, step(skip=True)))
+    assert asked == [(NEXT, wire.Flag.TOKEN_WANTED, ROUND)]
+    for number in (1, 3, 4):
+        assert not wants(ring.on_want(START, said(number, wire.Flag.TOKEN_WANTED)))
+
+
+# ---- the lead
+
+
+def test_the_lead_gives_go_once_all_have_read_and_it_has_decided() -> None:
+    ring = lead(decided=False)
+    ring.on_want(START, said(2))
+    steps = ring.on_want(START, said(3))
+    assert ReadByAll(ROUND) in steps and not wants(steps)
+    assert wants(ring.go_on(START, saves=False)) == [(NEXT, GOES_ON, ROUND)]
+    again = ring.on_want(START + 1, said(3))
+    assert wants(again) == [(NEXT, GOES_ON, ROUND)], "it has not heard it"
+    assert not wants(ring.on_want(START + 1, said(2))), "it is on its way"
+
+
+def test_the_lead_waits_for_the_last_that_reads() -> None:
+    ring = lead()
+    assert not wants(ring.on_want(START, said(2)))
+    assert not wants(ring.on_want(START, said(3, read=ROUND - 1)))
+    assert not wants(ring.on_want(START, said(4))), "a server"
+    assert (NEXT, GOES_ON, ROUND) in wants(ring.on_want(START, said(3)))
+
+
+def test_a_lead_that_promises_another_view_gives_no_go() -> None:
+    ring = lead()
+    ring.freeze()
+    ring.on_want(START, said(2))
+    assert not wants(ring.on_want(START, said(3)))
+
+
+def test_the_token_tells_it_too() -> None:
+    ring = lead()
+    for number in (2, 3):
+        ring.on_want(START, said(number))
+    steps = ring.tick(START + TIMINGS.beacon_s)  # a parked token goes round
+    steps += ring.on_token(START + 0.2, _handed_back(ring))
+    marks = [
+        one.frame.items[0][0].marks  # type: ignore[union-attr]
+        for one in steps
+        if isinstance(one, Send) and isinstance(one.frame.body, wire.Token)
+    ]
+    assert marks[-1] & wire.Mark.GOES_ON
+
+
+def _handed_back(ring: ServedRing) -> wire.Frame:
+    assert ring.token is not None
+    made = replace(ring.token, hop=ring.token.hop + 9, owner=1)
+    return made.frame(VIEW.header(4, NEXT, 0))
+
+
+# ---- from view to view
+
+
+def test_a_push_goes_on_in_the_next_view_with_its_number() -> None:
+    ring, kernel = worker(every=64, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    (first, *_) = (one for one in ring.step(START, step()) if isinstance(one, SendServed))
+    carried = ring.carry()
+    assert carried.pending == Pending(None, Begun(PUSH, first.number, (), {4: 0, 1: 0}))
+    assert carried.goes_on == NEXT
+    later, _ = worker(every=64, carried=carried)
+    timeout = AdaptiveTimeout(TIMINGS)
+    later = ServedRing(phase_of(64), VIEW, 2, kernel, TIMINGS, timeout, carried, START)
+    steps = later.on_token(START, token(5))
+    assert {one.number for one in steps if isinstance(one, SendServed)} == {first.number}
+
+
+def test_a_step_that_waits_goes_along() -> None:
+    ring, _ = worker()
+    ring.step(START, step())
+    assert ring.carry().pending == Pending(step(), None)
+    assert types(worker(carried=replace(ring.carry(), goes_on=NEXT))[0].pull(START, ())) == {PULL}
+
+
+def test_a_contribution_has_another_number_in_each_view() -> None:
+    """What was acknowledged in the view before counts for nothing in this one."""
+    numbers = iter(range(10, 20))
+    found = []
+    carried = Carried(NEXT, -40, ROUND, goes_on=NEXT)
+    for _ in range(2):
+        timeout = AdaptiveTimeout(TIMINGS)
+        kernel = ServedKernel()
+        ring = ServedRing(phase_of(1), VIEW, 2, kernel, TIMINGS, timeout, carried, START, numbers)
+        ring.on_token(START, token(5))
+        ring.step(START, step())
+        steps = ring.on_want(START, said(3, OFFERED))
+        found += sorted({one.number for one in steps if isinstance(one, SendServed)})
+        carried = ring.carry()
+    assert len(found) == 2 and found[0] < found[1]

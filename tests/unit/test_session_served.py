@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training program's end of the agent's socket where servers hold the parameters (docs/servers.md)."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nicps.client import Served, Session, Stepped
+from nicps.errors import JobFailed, NonFinite, TooLarge
+from nicps.layout import layout
+from nicps.session.arena import Arena
+from nicps.session.channel import Channel
+from nicps.session.phases import Commit
+from nicps.session.shared_form import Member, Welcome
+from tests import served_reference as reference
+from tests.served_reference import F32, PULLED
+from tests.striped_memory import Mapped
+
+WIDTHS = (8, 16, 32)
+#: No multiple of any fragment, and more than a batch of them.
+LANES = 93_967
+NATIVE = {8: ">i1", 16: ">i2", 32: ">i4"}
+ROUND = 7
+
+
+class Agent:
+    """The agent's end for member 2 of three, and what its kernel has. Member 1 serves."""
+
+    def __init__(self, width: int, workdir: Path | str = "/nowhere", lanes: int = LANES) -> None:
+        self.width, self.lanes = width, lanes
+        self.pushes = -(-lanes // (reference.PAYLOAD_BITS // width))
+        self.room = self.pushes * (32 // width)
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        members = tuple(Member(n, f"h{n}") for n in (1, 2, 3))
+        settings = {"lane": f"i{width}"}
+        welcome = Welcome(2, members, "h2", 1, settings, str(workdir), 5)
+        self.session = Session(Channel(theirs), welcome)
+        self._arena, self._doorbell = Arena.create(1), os.eventfd(0)
+        self.channel.send({"op": "arena", "fragments": 1}, (self._arena.fd, self._doorbell))
+        records = layout().records
+        self.own = Mapped(records["own"], (self.pushes,))
+        self.sums = Mapped(records["stored"], (self.room,))
+        self.number = self._phases = 0
+        self.session.ready(lanes, "d")
+        assert self.take()["op"] == "ready"
+
+    @property
+    def served(self) -> Served:
+        served = self.session.served
+        assert served is not None
+        return served
+
+    def take(self) -> dict[str, Any]:
+        return self.channel.recv(10.0)[0]
+
+    def tell(self, op: str, fds: tuple[int, ...] = (), **values: Any) -> None:
+        self.channel.send({"op": op, **values}, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def serves(self, every: int = 64, *, new: bool = True, **more: Any) -> None:
+        fds = more.pop("fds", ())
+        if new:
+            more |= {"room": self.room, "pushes": self.pushes}
+            fds = (self.own.fd, self.sums.reading_fd, *fds)
+        self.tell("serves", fds, servers=[1], every=every, **more)
+
+    def phase(self, kind: str = "train", first: int = ROUND) -> None:
+        self._phases += 1
+        message = {"kind": kind, "first_round": first, "number": self._phases, "unit": -40}
+        message |= {"exchange": "servers" if kind == "train" else "broadcast", "shares": [0, 4, 4]}
+        self.tell("phase", **message, view=5, live=[1, 2, 3], lead=1)
+
+    def enter(self, kind: str = "train", first: int = ROUND) -> None:
+        """A phase that the session takes."""
+        self.phase(kind, first)
+        assert self.session.next_phase().kind == kind
+        assert self.take() == {"op": "prepared", "number": self._phases}
+
+    def begin(self, every: int = 64) -> None:
+        self.serves(every)
+        self.enter()
+
+    def hold(self, index: int, units: list[int], round_: int = ROUND, version: int = 0) -> F32:
+        """The server's answer has come, under the newest number; what everybody reads of it."""
+        exponent, lanes = reference.held(units)
+        record = self.sums.array[index : index + 1]
+        record["lane"] = np.frombuffer(np.array(lanes, ">i4").tobytes(), np.uint8)
+        record["exponent"] = exponent & 0xFF
+        record["rest"] = round_ << 32 | version
+        record["tag"] = self.number
+        return reference.read(exponent, lanes)
+
+    def pulled(self, units: list[int], round_: int = ROUND, version: int = 0) -> F32:
+        """All of a pull has come; what it is. What is behind the end of the vector is 0."""
+        self.number += 1
+        assert len(units) == self.lanes
+        units = units + [0] * (self.room * PULLED - self.lanes)
+        parts = [
+            self.hold(index, units[index * PULLED : (index + 1) * PULLED], round_, version)
+            for index in range(self.room)
+        ]
+        return np.concatenate(parts)[: self.lanes]
+
+    def pull(self, units: list[int], round_: int = ROUND, version: int = 0) -> F32:
+        """The session pulls, and reads it."""
+        self.served.pull(round_)
+        assert self.take() == {"op": "pull", "round": round_}
+        expected = self.pulled(units, round_, version)
+        self.tell("pulled", round=round_, number=self.number)
+        assert self.served.wait_pulled(round_)
+        out = np.full(self.lanes, 5, np.float32)
+        self.served.read(out)
+        assert same(out, expected)
+        return out
+
+    def sent(self, pieces: list[reference.Piece], round_: int = ROUND) -> None:
+        """What the session has said of a step, and what lies in its own records."""
+        assert self.take() == {"op": "step", "round": round_, "samples": 4}
+        for record, piece in zip(self.own.array, pieces, strict=True):
+            lanes = np.frombuffer(record["lane"].tobytes(), NATIVE[self.width])
+            assert lanes[: len(piece.lanes)].tolist() == piece.lanes
+            assert not lanes[len(piece.lanes) :].any()
+            assert record["exponent"].astype(np.int8) == piece.exponent
+
+    def stepped(self, round_: int = ROUND, version: int = 1) -> None:
+        self.number += 1
+        about = {"number": self.number, "version": version, "staleness": [1]}
+        self.tell("stepped", round=round_, **about)
+
+    def committed(self, round_: int = ROUND, *counted: int) -> None:
+        message = {"round": round_, "counted": dict.fromkeys(counted, 4), "unit": -40}
+        message |= {"next_unit": -40, "exchange": "servers", "seconds_waited": 0.5}
+        self.tell("committed", **message)
+
+    def close(self) -> None:
+        self.session.close()
+        self.channel.close()
+        self._arena.close()
+        os.close(self._doorbell)
+        self.own.close()
+        self.sums.close()
+
+
+@pytest.fixture(params=WIDTHS)
+def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(request.param, tmp_path)
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Agent]:
+    """Where the width does not matter."""
+    agent = Agent(16, tmp_path, lanes=1500)
+    yield agent
+    agent.close()
+
+
+def parameters(seed: int, lanes: int = LANES, size: float = 1.0) -> list[int]:
+    """In units, fragments of very different sizes."""
+    random = np.random.default_rng(seed)
+    scales = np.exp2(random.integers(-30, 10, -(-lanes // PULLED)))
+    values = random.standard_normal(lanes) * np.repeat(scales, PULLED)[:lanes] * size
+    return [int(value) for value in np.rint(values * 2.0**40)]
+
+
+def trained(weights: F32, seed: int) -> F32:
+    """What an optimizer has made of them."""
+    step = np.random.default_rng(seed).standard_normal(len(weights)) * 1e-3
+    step[:: len(weights) // 7] *= 1e5
+    changed: F32 = (weights + step).astype(np.float32)
+    return changed
+
+
+def same(found: F32, expected: F32) -> bool:
+    return bool((found.view(np.uint32) == expected.view(np.uint32)).all())
+
+
+# ---- a step
+
+
+def test_a_step_is_what_weights_differ_in(agent: Agent) -> None:
+    """Three of them: the second one is dropped, so the third has what the first has left over."""
+    agent.begin()
+    residual = np.zeros(LANES, np.float32)
+    for turn in range(3):
+        weights = agent.pull(parameters(turn), version=turn)
+        after = trained(weights, 10 + turn)
+        agent.served.step(ROUND, after, 4)
+        pieces = reference.convert(after, weights, residual, agent.width)
+        agent.sent(pieces)
+        if turn == 1:
+            agent.phase()
+            assert agent.served.wait(ROUND) is None
+            assert agent.session.next_phase().kind == "train" and agent.take()["op"] == "prepared"
+            continue
+        if agent.width == 32:  # each push is answered with the parameters
+            agent.pulled(parameters(100 + turn), version=turn + 1)
+        agent.stepped(version=turn + 1)
+        found = agent.served.wait(ROUND)
+        assert isinstance(found, Stepped) and (found.version, found.staleness) == (turn + 1, (1,))
+        residual = np.concatenate([piece.left for piece in pieces])
+        file = agent.session._residual
+        assert file is not None and same(file.residual.kept[:LANES], residual)
+        assert float(np.abs(residual).max()) <= file.residual.limit
+        assert not file.residual.kept[LANES:].any()
+    assert residual.any()
+
+
+def test_a_synchronisation_counts_who_is_in_it(small: Agent) -> None:
+    small.begin(every=1)
+    residual = np.zeros(small.lanes, np.float32)
+    for round_, counted in ((7, (2, 3)), (8, (3,)), (9, (2, 3))):
+        weights = small.pull(parameters(round_, small.lanes), round_)
+        after = trained(weights, round_)
+        small.served.step(round_, after, 4)
+        pieces = reference.convert(after, weights, residual, 16)
+        small.sent(pieces, round_)
+        small.committed(round_, *counted)
+        commit = small.served.wait(round_)
+        assert isinstance(commit, Commit) and commit.counted == dict.fromkeys(counted, 4)
+        assert (commit.round, commit.samples, commit.seconds_waited) == (
+            round_,
+            4 * len(counted),
+            0.5,
+        )
+        if 2 in counted:
+            residual = np.concatenate([piece.left for piece in pieces])
+
+
+def test_a_round_without_a_step(small: Agent) -> None:
+    small.begin(every=0)
+    small.served.skip(ROUND)
+    assert small.take() == {"op": "step", "round": ROUND, "samples": 1, "skip": True}
+    small.committed(ROUND)
+    commit = small.served.wait(ROUND)
+    assert isinstance(commit, Commit) and not commit.counted and commit.seconds_waited == 0.0
+
+
+#: The largest magnitude of a step by the lanes' bits: below 2**21, and a lane can name it under the largest exponent.
+MOST = {8: 127 * 2.0**14, 16: 32767 * 2.0**6, 32: 2.0**21 - 2.0**-3}
+
+
+def test_a_number_that_is_too_large_is_named_and_nothing_is_sent(agent: Agent) -> None:
+    agent.begin()
+    weights = agent.pull([0] * LANES)
+    most = np.float32(MOST[agent.width])
+    for place in (0, LANES - 1):
+        after = weights.copy()
+        after[place] = -most
+        agent.served.step(ROUND, after, 4)
+        agent.sent(reference.convert(after, weights, np.zeros(LANES, np.float32), agent.width))
+        after[place] = np.nextafter(-most, np.float32(-np.inf))
+        said = re.escape(f"a number of the step is {float(after[place]):.6g} at index {place}: ")
+        with pytest.raises(TooLarge, match=f"^{said}") as error:
+            agent.served.step(ROUND, after, 4)
+        assert (error.value.index, error.value.value) == (place, after[place])
+    assert not agent.channel.wait(0.0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_named(agent: Agent, value: float) -> None:
+    agent.begin()
+    weights = agent.pull(parameters(1))
+    for place in (0, 50_001, LANES - 1):
+        after = trained(weights, 2)
+        after[place] = value
+        with pytest.raises(NonFinite, match=f"at index {place}$") as error:
+            agent.served.step(ROUND, after, 4)
+        assert error.value.index == place
+    assert not agent.channel.wait(0.0)
+
+
+def test_what_rounding_leaves_over_can_be_too_much(small: Agent) -> None:
+    """A number is refused with its residual, not without."""
+    small.begin()
+    weights = small.pull([0] * small.lanes)
+    after = weights.copy()
+    after[4], after[5] = 2.0**20, 7.25
+    small.served.step(ROUND, after, 4)
+    small.take()
+    small.stepped()
+    assert isinstance(small.served.wait(ROUND), Stepped)
+    after[4], after[5] = 0.0, MOST[16]
+    with pytest.raises(TooLarge, match="at index 5"):
+        small.served.step(ROUND, after, 4)
+
+
+# ---- parameters
+
+
+def test_ranges_of_fragments(agent: Agent) -> None:
+    agent.begin()
+    served = agent.served
+    before = agent.pull(parameters(1), version=3)
+    assert served.fragments == -(-LANES // PULLED)
+    served.pull(ROUND)
+    units, agent.number = parameters(2), agent.number + 1
+    assert not served.here(0, 1)
+    out = np.full(LANES, 5, np.float32)
+    new = {i: agent.hold(i, units[i * PULLED : (i + 1) * PULLED], version=9) for i in (1, 2, 4)}
+    last = served.fragments - 1
+    short = units[last * PULLED :]
+    new[last] = agent.hold(last, short + [0] * (PULLED - len(short)), version=11)[: len(short)]
+    assert served.here(1, 3) and served.here(4, 5) and served.here(last, last + 1)
+    assert not served.here(0, 3) and not served.here(1, 5) and served.here(3, 3)
+    served.read(out, 1, 3)
+    assert same(out[PULLED : 3 * PULLED], np.concatenate((new[1], new[2])))
+    assert (out[:PULLED] == 5).all() and (out[3 * PULLED :] == 5).all()
+    served.read(out, last, served.fragments + 9)
+    assert same(out[last * PULLED :], new[last])
+    assert served.version(1, 3) == (ROUND, 9) and served.version(1, 4) == (ROUND, 3)
+    assert served.version() == (ROUND, 3) and served.version(last, last + 1) == (ROUND, 11)
+    served.read(out)
+    assert same(out[3 * PULLED : 4 * PULLED], before[3 * PULLED : 4 * PULLED])
+
+
+def test_the_oldest_round_is_the_version(small: Agent) -> None:
+    small.begin()
+    small.pull(parameters(1, small.lanes), version=3)
+    small.number += 1
+    small.hold(2, [1] * PULLED, ROUND + 1, 0)
+    assert small.served.version(2, 3) == (ROUND + 1, 0)
+    assert small.served.version(1, 3) == (ROUND, 3)
+
+
+def test_a_pull_after_a_commit_comes_before_a_test(small: Agent) -> None:
+    """All must have read what was committed: the test is of that."""
+    small.begin()
+    small.committed(ROUND)
+    assert isinstance(small.served.wait(ROUND), Commit)
+    small.served.pull(ROUND + 1)
+    small.phase("test", ROUND + 1)
+    small.tell("pulled", round=ROUND + 1, number=3)
+    assert small.served.wait_pulled(ROUND + 1)
+    assert small.session.next_phase().kind == "test"
+
+
+@pytest.mark.parametrize("kind", ["train", "save", "load", "test"])
+def test_another_phase_ends_a_pull(small: Agent, kind: str) -> None:
+    """A test does where there is nothing to be read: the last commit was read before."""
+    small.begin()
+    if kind != "test":
+        small.committed(ROUND)
+        small.served.wait(ROUND)
+    small.served.pull(ROUND + 1)
+    small.phase(kind, ROUND)
+    assert not small.served.wait_pulled(ROUND + 1)
+    assert small.session.next_phase().kind == kind
+
+
+@pytest.mark.parametrize("every", [0, 64])
+def test_the_last_commit_is_taken_back(small: Agent, every: int) -> None:
+    small.begin(every)
+    weights = small.pull(parameters(1, small.lanes))
+    committed = weights.copy()
+    small.served.keep_commit(weights)
+    weights[:] = small.pull(parameters(2, small.lanes))
+    small.served.take_back(weights)
+    assert same(weights, committed)
+    weights[3] += 1
+    small.served.keep_commit(weights)
+    kept = weights.copy()
+    weights[3] += 1
+    small.served.take_back(weights)
+    assert same(weights, kept)
+
+
+def test_where_each_step_is_a_commit_the_store_has_it(small: Agent) -> None:
+    small.begin(every=1)
+    committed = small.pull(parameters(1, small.lanes))
+    weights = committed.copy()
+    small.served.keep_commit(weights)
+    assert small.served._committed is None, "no copy"
+    weights += 1
+    small.served.take_back(weights)
+    assert same(weights, committed)
+
+
+def test_a_residual_between_commits_belongs_to_no_state(small: Agent, tmp_path: Path) -> None:
+    """A checkpoint is of a commit: only what is left over at its end goes with it."""
+    small.begin()
+    weights = small.pull(parameters(1, small.lanes))
+    commit = Commit(ROUND, 0, {}, -40)
+    small.session.applied(commit, "state")
+    small.session.checkpoint(ROUND)
+    assert (tmp_path / "residual.npz").exists()
+    (tmp_path / "residual.npz").unlink()
+    small.served.step(ROUND, trained(weights, 1), 4)
+    small.stepped()
+    small.served.wait(ROUND)
+    small.session.checkpoint(ROUND)
+    assert not (tmp_path / "residual.npz").exists()
+    small.session.applied(commit, "next")
+    small.session.checkpoint(ROUND)
+    assert (tmp_path / "residual.npz").exists()
+
+
+# ---- a server
+
+
+def test_a_server_without_steps_reads_its_own_part_from_a_file(small: Agent) -> None:
+    small.begin()
+    part = Mapped(np.float32, (500,))
+    part.array[:] = np.arange(500)
+    small.served.pull(ROUND)
+    small.take()
+    rest = small.pulled(parameters(1, small.lanes))
+    small.tell("pulled", (part.reading_fd,), round=ROUND, number=1, first=700, lanes=500)
+    assert small.served.wait_pulled(ROUND)
+    out = np.full(small.lanes, 5, np.float32)
+    small.served.read(out)
+    assert same(out[700:1200], part.array) and same(out[:700], rest[:700])
+    assert same(out[1200:], rest[1200:])
+    out[:] = 5
+    small.served.read(out, 3, 4)
+    assert same(out[1080:1200], part.array[380:]) and same(out[1200:1440], rest[1200:1440])
+    assert (out[:1080] == 5).all() and (out[1440:] == 5).all()
+    small.served.read(out, 0, 1)
+    assert same(out[:360], rest[:360])
+    part.close()
+
+
+def test_a_server_alone_has_no_store(small: Agent) -> None:
+    small.serves(new=False)
+    small.enter()
+    part = Mapped(np.float32, (small.lanes,))
+    part.array[:] = np.arange(small.lanes)
+    small.served.pull(ROUND)
+    small.tell("pulled", (part.reading_fd,), round=ROUND, number=1, lanes=small.lanes)
+    assert small.served.wait_pulled(ROUND)
+    out = np.zeros(small.lanes, np.float32)
+    small.served.read(out)
+    assert same(out, part.array)
+    part.close()
+
+
+def test_a_server_fills_its_part_before_it_is_prepared(small: Agent) -> None:
+    file = Mapped(np.float32, (600,))
+    small.serves(fds=(file.fd,), first=720, lanes=600)
+    small.phase()
+    assert small.session.next_phase().kind == "train"
+    assert not small.channel.wait(0.05), "not prepared"
+    weights = np.arange(small.lanes, dtype=np.float32)
+    small.served.fill(weights)
+    assert small.take() == {"op": "prepared", "number": 1}
+    assert same(file.array, weights[720:1320])
+    small.served.fill(weights + 1)
+    assert same(file.array, weights[720:1320]) and not small.channel.wait(0.0)
+    small.enter()  # and the next one as ever
+    file.close()
+
+
+def test_new_maps_take_the_place_of_old_ones(small: Agent) -> None:
+    small.begin()
+    small.pull(parameters(1, small.lanes))
+    small.serves(every=0, new=False)
+    small.enter()
+    assert small.served.about.every == 0 and small.served.version() == (ROUND, 0), "the old ones"
+    old = small.sums
+    small.sums, small.number = Mapped(layout().records["stored"], (small.room,)), 0
+    small.serves()
+    small.enter()
+    small.pull(parameters(2, small.lanes), version=4)
+    old.close()
+
+
+def test_a_parameter_near_the_limit_ends_the_job(small: Agent) -> None:
+    small.begin()
+    small.tell("near_limit", index=17, value=-4.19e6)
+    with pytest.raises(TooLarge, match=r"^a parameter is -4.19e\+06 at index 17: servers") as error:
+        small.served.wait(ROUND)
+    assert error.value.index == 17 and isinstance(error.value, JobFailed)
