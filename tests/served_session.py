@@ -11,13 +11,12 @@ import json
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nicps.client import Commit
+from nicps.client import Commit, Phase, Stepped
 from nicps.errors import NonFinite
 from nicps.protocol.phase import equal_shares
 from nicps.session.absolute import AbsoluteQuantiser
@@ -32,14 +31,6 @@ PULLED = 360  # parameters in a fragment
 
 class Lost(Exception):
     """This worker's host has gone."""
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """As the agent tells it."""
-
-    version: int
-    staleness: tuple[int, ...]
 
 
 class Worker:
@@ -271,66 +262,94 @@ class ServedNetwork(FakeNetwork):
 
 
 class ServedSession(FakeSession):
-    """`Session` of one member, and what it says to servers."""
+    """`Session` of one member."""
 
     network: ServedNetwork
+    served: FakeServed | None = None
 
-    @property
-    def served(self) -> ServedSession:
-        return self
+    def next_phase(self) -> Phase:
+        phase = super().next_phase()
+        if self.served is None and phase.kind == "train":
+            self.served = FakeServed(self)
+        return phase
 
-    def pull(self, round_: int, out: np.ndarray) -> bool:
-        network = self.network
-        with network.changed:
-            worker = network.workers[self.number]
-            for rank in range(len(network.servers)):
-                if not network.turn(self.number, self._retrains):
-                    return False
-                where, values = network.held(rank)
-                worker.store[where] = values
-                worker.versions[rank] = round_, network.versions[rank]
-                network.log.append(("pull", self.number, rank))
-            out[:] = worker.store[: len(out)]
-            return True
-
-    def _retrains(self) -> bool:
+    def retrains(self) -> bool:
+        """Another phase of training has begun."""
         return self._new_phase and self.network.phases[self.number][-1].kind == "train"
 
-    def step(self, round_: int, vector: np.ndarray, steps: int) -> Stepped | Commit | None:
+    def is_over(self) -> bool:
+        """Another phase has begun."""
+        return self._new_phase
+
+    def applied(self, commit: Commit, digest: str = "") -> None:
         network = self.network
         with network.changed:
-            network.log.append(("step", self.number))
-            network.wait(lambda: network.go >= round_ or self._new_phase)
-            if self._new_phase:
-                return None
-            worker = network.workers[self.number]
-            difference = vector - worker.store[: len(vector)]
-            finite = np.isfinite(difference)
-            if not finite.all():
-                index = int(np.argmin(finite))
-                raise NonFinite(index, float(difference[index]))
-            payloads, exponents, keep = self._convert(worker, difference)
-            told_in, told = worker.version
-            told = told if told_in == round_ else 0
-            every = network.every
-            if every == 1 or (every > 1 and (network.contributions or told >= every - 1)):
-                commit = self._offer(round_, (payloads, exponents, steps))
-                if commit is not None:
-                    keep()
-                return commit
-            staleness, largest = [], 0
-            for rank in range(len(network.servers)):
-                if not network.turn(self.number, lambda: self._new_phase):
-                    return None
-                staleness.append(network.push(self.number, rank, payloads, exponents))
-                largest = max(largest, network.versions[rank])
-                network.log.append(("push", self.number, rank))
-            keep()
-            worker.version = round_, largest
-            return Stepped(largest, tuple(staleness))
+            network.reads[self.number] = commit.round
+            if digest:
+                network.digests.setdefault(commit.round, {})[self.number] = digest
+            network.settle_reads()
 
-    def _convert(self, worker: Worker, difference: np.ndarray) -> Any:
-        format, quantiser = self.network.format, worker.quantiser
+
+class FakeServed:
+    """`nicps.client.Served` of one member of a ServedNetwork."""
+
+    def __init__(self, session: ServedSession) -> None:
+        self._session, self._network, self._number = session, session.network, session.number
+        self._worker = self._network.workers[self._number]
+        self._reads = False
+        self._given: tuple[list[bytes], list[int], int] | None = None  # a step, until it is judged
+        self._keep: Callable[[], None] = lambda: None
+        self._committed = np.zeros(0, np.float32)
+
+    def fill(self, weights: np.ndarray) -> None:
+        """Of the handed-out weights, which the network has itself."""
+
+    def keep_commit(self, weights: np.ndarray) -> None:
+        self._committed = weights.copy()
+
+    def take_back(self, weights: np.ndarray) -> None:
+        weights[:] = self._committed
+        if self._network.every == 1:  # as there is no other copy
+            self.read(weights)
+
+    # ---- parameters
+
+    def pull(self, round_: int) -> None:
+        self._pulls = round_
+
+    def wait_pulled(self, round_: int) -> bool:
+        network, session = self._network, self._session
+        assert self._pulls == round_
+        stop = session.retrains if self._reads else session.is_over
+        with network.changed:
+            for rank in range(len(network.servers)):
+                if not network.turn(self._number, stop):
+                    return False
+                where, values = network.held(rank)
+                self._worker.store[where] = values
+                self._worker.versions[rank] = round_, network.versions[rank]
+                network.log.append(("pull", self._number, rank))
+        self._reads = False
+        return True
+
+    def read(self, out: np.ndarray) -> None:
+        out[:] = self._worker.store[: len(out)]
+
+    # ---- steps
+
+    def step(self, round_: int, weights: np.ndarray, samples: int) -> None:
+        difference = weights - self._worker.store[: len(weights)]
+        finite = np.isfinite(difference)
+        if not finite.all():
+            index = int(np.argmin(finite))
+            raise NonFinite(index, float(difference[index]))
+        lanes, exponents = self._convert(difference)
+        self._given = lanes, exponents, samples
+        with self._network.changed:
+            self._network.log.append(("step", self._number))
+
+    def _convert(self, difference: np.ndarray) -> tuple[list[bytes], list[int]]:
+        format, quantiser = self._network.format, self._worker.quantiser
         lanes = np.zeros((format.fragments, format.per_fragment), format.wire)
         exponents = np.zeros(format.fragments, np.int8)
         quantiser.begin()
@@ -338,33 +357,50 @@ class ServedSession(FakeSession):
             count = min(format.batch, format.fragments - first)
             quantiser.batch(difference, first, count, lanes, exponents)
         nowhere = np.zeros(format.fragments, bool)
+        self._keep = lambda: quantiser.keep(difference, lanes, exponents, nowhere)
+        return [row.tobytes() for row in lanes], [int(each) for each in exponents]
 
-        def keep() -> None:
-            quantiser.keep(difference, lanes, exponents, nowhere)
+    def skip(self, round_: int) -> None:
+        with self._network.changed:
+            self._offer(round_, None)
 
-        return [row.tobytes() for row in lanes], [int(each) for each in exponents], keep
+    def wait(self, round_: int) -> Stepped | Commit | None:
+        network, session, worker = self._network, self._session, self._worker
+        given, self._given = self._given, None
+        with network.changed:
+            if given is None:
+                return self._ended(round_)
+            network.wait(lambda: network.go >= round_ or session.is_over())
+            told_in, told = worker.version
+            told = told if told_in == round_ else 0
+            every = network.every
+            if every == 1 or (every > 1 and (network.contributions or told >= every - 1)):
+                self._offer(round_, given)
+                commit = self._ended(round_)
+                if commit is not None:
+                    self._keep()
+                return commit
+            staleness, largest = [], 0
+            for rank in range(len(network.servers)):
+                if not network.turn(self._number, session.is_over):
+                    return None
+                staleness.append(network.push(self._number, rank, *given[:2]))
+                largest = max(largest, network.versions[rank])
+                network.log.append(("push", self._number, rank))
+            self._keep()
+            worker.version = round_, largest
+            return Stepped(round_, 1, largest, tuple(staleness))
 
-    def skip(self, round_: int) -> Commit | None:
-        with self.network.changed:
-            return self._offer(round_, None)
-
-    def _offer(self, round_: int, offer: Any) -> Commit | None:
-        network = self.network
-        network.wait(lambda: network.go >= round_ or self._new_phase)
-        if self._new_phase:
-            return None
-        network.contributions[self.number] = offer
+    def _offer(self, round_: int, offer: tuple[list[bytes], list[int], int] | None) -> None:
+        network = self._network
+        network.wait(lambda: network.go >= round_ or self._session.is_over())
+        if self._session.is_over():
+            return
+        network.contributions[self._number] = offer
         network.settle(round_)
         network.changed.notify_all()
-        return self.wait_commit(round_)
 
-    def commit(self, round_: int) -> Commit | None:
-        return self.wait_commit(round_)
-
-    def read(self, round_: int, digest: str) -> None:
-        network = self.network
-        with network.changed:
-            network.reads[self.number] = round_
-            if digest:
-                network.digests.setdefault(round_, {})[self.number] = digest
-            network.settle_reads()
+    def _ended(self, round_: int) -> Commit | None:
+        commit = self._session.wait_commit(round_)
+        self._reads = commit is not None
+        return commit

@@ -14,52 +14,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
+from nicps import client
 from nicps.client import Commit, Phase, Session
-from nicps.errors import NonFinite
+from nicps.errors import NonFinite, TooLarge
 from trainer.decisions import Decisions
 from trainer.errors import JobError
 from trainer.journal import Journal
 from trainer.share import Share
 
 if TYPE_CHECKING:
-    from trainer.flat import F32
     from trainer.training import Training
-
-
-class Stepped(Protocol):
-    """A step was pushed. `version`: the largest that a server has with it; `staleness`: what it counted for at each."""
-
-    version: int
-    staleness: tuple[int, ...]
-
-
-class Port(Protocol):
-    """What a member asks its agent for."""
-
-    def pull(self, round_: int, out: F32) -> bool:
-        """Pull all parameters into `out`, float32 (lanes,); False: another phase of training has begun."""
-
-    def step(self, round_: int, weights: F32, steps: int) -> Stepped | Commit | None:
-        """Give `weights` less what was pulled as this worker's step.
-
-        Returns:
-            `Stepped` where it was pushed; the commit where it was one of a synchronisation; None where the phase has
-            ended, and the step is nobody's.
-
-        Args:
-            steps: of this worker in the round, with this one.
-        """
-
-    def skip(self, round_: int) -> Commit | None:
-        """The round ends without a synchronisation."""
-
-    def commit(self, round_: int) -> Commit | None:
-        """Wait for the round's commit; None where the phase has ended."""
-
-    def read(self, round_: int, digest: str) -> None:
-        """The round is applied; `digest` is of the state after it, "" where this member has not pulled that."""
 
 
 @dataclass(slots=True)
@@ -100,15 +66,20 @@ class Served:
         self._share, self._journal, self._decisions = share, journal, decisions
         self._settings, self._clock = training.job.settings, clock
         self._phase = Phase("none", 0, 0, ())
-        self._committed = self._model.weights.copy()
-        self._worked = (
-            training.state.round
-        )  # shares that this worker has worked: where it is in the data
+        self._worked = training.state.round  # shares so far: where this worker is in the data
+        self._fresh = True  # the weights are those that were handed out, or another member's
+        self._moved = False  # they are not those of the last commit
         self._behind = 0  # the round whose commit has been heard of, and not been pulled
 
     @property
-    def _port(self) -> Port:
-        return self._session.served  # type: ignore[attr-defined,no-any-return]
+    def _servers(self) -> client.Served:
+        served = self._session.served
+        if served is None:
+            raise JobError(
+                f"system={self._settings.system}: this host's agent has no parameter servers; "
+                "install the same version of nicps on all hosts"
+            )
+        return served
 
     def ready(self, digest: str) -> None:
         """The model is built; `digest` as for `Session.ready`."""
@@ -116,13 +87,13 @@ class Served:
 
     def loaded(self) -> None:
         """Another member's state was taken over (R20)."""
-        self._committed[:] = self._model.weights
-        self._worked, self._behind = self._training.state.round, 0
+        self._worked = self._training.state.round
+        self._fresh, self._moved, self._behind = True, False, 0
 
     def catch_up(self) -> None:
         """Take the state of the last commit, as it may be the servers' only, before it is tested or saved."""
         if self._behind and self._pull(self._behind + 1):
-            self._keep_commit()
+            self._note_commit()
 
     def keep(self, save: Callable[[], None]) -> None:
         """R18: save the state of the last commit while this member waits, and go on as before."""
@@ -131,29 +102,42 @@ class Served:
                 f"the state after round {self._behind} is not saved here, as it has not been pulled"
             )
             return
-        held = self._model.weights.copy()
+        held, moved = self._model.weights.copy(), self._moved
         self._go_back()
         save()
-        self._model.weights[:] = held
+        self._model.weights[:], self._moved = held, moved
         self._model.adopt()
 
     def train(self, phase: Phase) -> None:
         """Rounds until the next decision."""
         self._phase = phase
-        round_ = phase.first_round
-        if not self._share.place.share:
-            # It steps the scheduler for the state that it saves, and never the optimizer.
-            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
-            while round_:
-                round_ = self._serve(round_)
-            return
-        if self._pull(round_):  # S1
-            if self._behind:
-                self._keep_commit()
-            while round_:
-                round_ = self._round(round_)
+        try:
+            self._begin()
+            if self._share.place.share:
+                self._work(phase.first_round)
+            else:
+                self._serve(phase.first_round)
+        except TooLarge as error:
+            name = self._model.name_at(error.index)
+            raise JobError(f"{name}: {error}; a smaller learning rate may help") from None
+
+    def _begin(self) -> None:
+        """The servers may ask for what they begin with."""
+        if self._fresh:
+            self._note_commit()
+            self._fresh = False
+        self._servers.fill(self._model.weights)
 
     # ---- a worker
+
+    def _work(self, round_: int) -> None:
+        """Pull, and train on from there (S1)."""
+        if not self._pull(round_):
+            return
+        if self._behind:  # what it has pulled is the nearest to that commit
+            self._note_commit()
+        while round_:
+            round_ = self._round(round_)
 
     def _round(self, round_: int) -> int:
         """From one synchronisation to the next; the round after it, or 0 when the phase is over.
@@ -176,18 +160,21 @@ class Served:
         training, start = self._training, self._clock()
         own.start = own.offered = start
         if self._is_barrier(own):
-            return self._port.skip(round_) or False
+            self._servers.skip(round_)
+            return self._waited(round_) or False
         samples, loss_sum = self._share.compute(round_, self._worked)
         if samples < self._share.place.share:  # called away
             return False
         state = training.state
         training.schedule(state.round + (state.steps + own.version) // self._workers)
         training.update(self._share.finish(samples), samples)
+        self._moved = True
         own.offered = offered = self._clock()
         try:
-            stepped = self._port.step(round_, self._model.weights, own.steps + 1)
+            self._servers.step(round_, self._model.weights, own.steps + 1)
         except NonFinite as error:
             raise self._not_finite(round_, error) from None
+        stepped = self._servers.wait(round_)
         if stepped is None:
             return False
         self._worked += 1
@@ -207,6 +194,7 @@ class Served:
                 "own_samples": samples,
                 "version": stepped.version,
                 "staleness": list(stepped.staleness),
+                "weights_sha256": "",
                 "seconds": end - start,
                 "seconds_compute": offered - start,
                 "seconds_wait": 0.0,
@@ -238,43 +226,62 @@ class Served:
         before = self._count(commit, committed)
         if not self._pull(commit.round + 1):
             return 0
-        self._keep_commit()
-        self._port.read(commit.round, self._training.digest())
+        self._note_commit()
+        self._session.applied(commit, self._training.digest())
         return self._end(commit, self._decisions.is_test_due(before), own, committed)
 
     # ---- a server
 
-    def _serve(self, round_: int) -> int:
+    def _serve(self, round_: int) -> None:
         """The kernel serves. The program needs the parameters only where it may have to test them, or to save them."""
-        own = _Round.begin(self._clock())
-        commit = self._port.commit(round_)
-        if commit is None:
-            return 0
-        committed = self._clock()
-        test = self._decisions.is_test_due(self._count(commit, committed))
-        if test or self._session.lead:
-            if not self._pull(commit.round + 1):
-                return 0
-            self._keep_commit()
-        self._port.read(round_, "")
-        return self._end(commit, test, own, committed)
+        # It steps the scheduler for the state that it saves, and never the optimizer.
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
+        while round_:
+            own = _Round.begin(self._clock())
+            commit = self._waited(round_)
+            if commit is None:
+                return
+            committed = self._clock()
+            test = self._decisions.is_test_due(self._count(commit, committed))
+            if test or self._session.lead:
+                if not self._pull(commit.round + 1):
+                    return
+                self._note_commit()
+            self._session.applied(commit)
+            round_ = self._end(commit, test, own, committed)
 
     # ---- both
 
+    def _waited(self, round_: int) -> Commit | None:
+        """The round's commit, of which this member has no step; None if the phase ends before."""
+        ended = self._servers.wait(round_)
+        assert not isinstance(ended, client.Stepped), "a step has come of no step"
+        return ended
+
     def _pull(self, round_: int) -> bool:
-        """S1: all parameters."""
-        if not self._port.pull(round_, self._model.weights):
+        """S1: all parameters; False if another phase begins before they are here."""
+        servers = self._servers
+        servers.pull(round_)
+        if not servers.wait_pulled(round_):
             return False
+        servers.read(self._model.weights)
         self._model.adopt()
+        self._moved = True
         return True
 
-    def _keep_commit(self) -> None:
-        """What was pulled is the state of the last commit."""
-        self._committed[:], self._behind = self._model.weights, 0
+    def _note_commit(self) -> None:
+        """The weights are those of the last commit."""
+        self._moved, self._behind = False, 0
+        if self._share.place.share:
+            self._servers.keep_commit(self._model.weights)
 
     def _go_back(self) -> None:
-        self._model.weights[:] = self._committed
-        self._model.adopt()
+        """To the last commit; what a forward pass has moved goes back, too."""
+        if self._moved:
+            self._servers.take_back(self._model.weights)
+            self._model.adopt()
+        self._model.restore()
+        self._moved = False
 
     def _count(self, commit: Commit, now: float) -> int:
         """As many steps as there are workers are a round (docs/servers.md, "Counting"); rounds before the commit."""
