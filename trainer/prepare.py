@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainer.training import Training
 
 MAX_JOB_BYTES = 64 << 20
+MOST_SERVED = 2.0**22
 RESUME = "resume.npz"  # the state that a resumed job begins with
 SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
@@ -130,6 +131,7 @@ def _prepare(
     resumed = {"round": training.state.round, "unit": training.unit}
     if resume is not None:  # by which each host finds its residual
         resumed |= {"run": resume.parent.parent.name, "state": training.digest()}
+    unfit = unservable(training.model.arrays()) if job.settings.served else {}
     averaged = rehearse(training, sets)  # it changes everything: after all else is written
     if saved is not None:  # what has stopped moving may move again: the largest value so far
         averaged |= frozenset(saved.head.get("averaged", ()))
@@ -142,10 +144,26 @@ def _prepare(
         "test": {"fields": fields["test"], "records": counts["test"]},
         "model": weights.averaging(training.model.layout, averaged),
     }
+    for entry in prepared["model"]:
+        if entry["kind"] in weights.IN_VECTOR and entry["name"] in unfit:
+            raise JobError(
+                f"{entry['kind']} {entry['name']!r} holds {unfit[entry['name']]:g}, and servers hold numbers below "
+                "2**22: use system=R"
+            )
     if saved is not None:
         prepared["resume"] = resumed
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
+
+
+def unservable(arrays: weights.Arrays) -> dict[str, float]:
+    """By name, a number that parameter servers cannot hold (docs/servers.md, "Numbers")."""
+    found = {}
+    for name, array in arrays.items():
+        wrong = ~(np.abs(array) < MOST_SERVED)  # NaN, too
+        if wrong.any():
+            found[name] = float(array[wrong][0])
+    return found
 
 
 def training_of(job: Job, records: int) -> Training:

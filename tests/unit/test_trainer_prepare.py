@@ -123,6 +123,37 @@ def test_more_pushes_to_a_synchronisation_than_rounds_to_a_test(tmp_path: Path) 
     assert prepare(job, tmp_path / "out", None, {"system": "S", "sync_every": 3})["files"]
 
 
+@pytest.mark.parametrize(
+    ("kept", "changed", "said"),
+    [
+        (
+            "torch.tensor([0.0, -torch.inf])",
+            "self.kept + 1",
+            "buffer 'kept' holds -inf, and servers",
+        ),
+        ("torch.tensor([0.0, 5e6])", "self.kept + 1", "buffer 'kept' holds 5e\\+06, and servers"),
+        ("torch.tensor([0.0, -torch.inf])", "self.kept", ""),
+    ],
+)
+def test_numbers_that_servers_cannot_hold(
+    tmp_path: Path, kept: str, changed: str, said: str
+) -> None:
+    """A buffer that is not averaged stays at the hosts."""
+    model = (
+        f"class Model(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
+        f"        self.register_buffer('kept', {kept})\n    def forward(self, x):\n"
+        f"        self.kept = {changed}\n        return super().forward(x)\n"
+    )
+    text = JOB.replace("torch.nn.Linear(3, 2)", "Model()") + model
+    job, settings = make(tmp_path / "job", text), {"system": "S", "sync_every": 1}
+    if not said:
+        prepare(job, tmp_path / "out", None, settings)
+        return
+    with pytest.raises(JobError, match=said):
+        prepare(job, tmp_path / "out", None, settings)
+    assert prepare(job, tmp_path / "out", None, {})["files"]
+
+
 def test_a_job_with_servers_ends_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
