@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nicps.client import Commit, Phase, Stepped
-from nicps.errors import NonFinite
+from nicps.errors import NonFinite, TooLarge
 from nicps.protocol.phase import equal_shares
 from nicps.session.absolute import AbsoluteQuantiser
 from nicps.session.lanes import LaneFormat, Residual
@@ -27,6 +27,7 @@ from trainer import weights
 from trainer.run import train
 
 PULLED = 360  # parameters in a fragment
+MOST_STEP = 2.0**21
 
 
 class Lost(Exception):
@@ -50,8 +51,9 @@ class ServedNetwork(FakeNetwork):
     """Servers that hold the parameters, as whole numbers of units.
 
     Attributes: `log`, what has happened, in its order: ("step", member) that has computed one, ("push" or "pull",
-    member, rank), ("phase", shares), ("lost", member), and ("commit", members) or ("barrier",); `before`, called before
-    each turn with its number; `speeds`, how often a member's turn comes; `all_working`, the workers of the beginning.
+    member, rank), ("phase", shares), ("lost", member), and ("commit", members) or ("barrier",); `serves`, whether
+    agents know of servers; `before`, called before each turn with its number; `speeds`, how often a member's turn
+    comes; `all_working`, the workers of the beginning.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ServedNetwork(FakeNetwork):
         self.servers = tuple(servers)
         self.speeds = dict(enumerate(speeds or [1.0] * members, 1))
         self.log: list[tuple[Any, ...]] = []
+        self.serves = True
         self.before: Callable[[int], None] = lambda turn: None
         self.workers: dict[int, Worker] = {}
         self.parameters = np.zeros(0, np.int64)
@@ -269,7 +272,7 @@ class ServedSession(FakeSession):
 
     def next_phase(self) -> Phase:
         phase = super().next_phase()
-        if self.served is None and phase.kind == "train":
+        if self.served is None and phase.kind == "train" and self.network.serves:
             self.served = FakeServed(self)
         return phase
 
@@ -343,6 +346,9 @@ class FakeServed:
         if not finite.all():
             index = int(np.argmin(finite))
             raise NonFinite(index, float(difference[index]))
+        if np.abs(difference).max() >= MOST_STEP:
+            index = int(np.argmax(np.abs(difference)))
+            raise TooLarge(index, float(difference[index]), "the step has")
         lanes, exponents = self._convert(difference)
         self._given = lanes, exponents, samples
         with self._network.changed:

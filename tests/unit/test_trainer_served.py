@@ -326,3 +326,19 @@ def test_a_step_that_is_not_finite_names_the_parameter(tmp_path: Path) -> None:
     changes = [("return (model(batch", "return 1e30 * (model(batch"), ("lr=0.01", "lr=1e30")]
     with pytest.raises(JobError, match=r"round 1: the step of parameter '0.weight' is not finite"):
         run(tmp_path, Case(changes, settings={"sync_every": 2}))
+
+
+def test_a_step_that_is_too_large_names_the_parameter(tmp_path: Path) -> None:
+    message = r"^parameter '2.weight': the step has .* servers take steps below 2\*\*21.* smaller"
+    with pytest.raises(JobError, match=message):
+        run(tmp_path, Case([("lr=0.01", "lr=1e8")], settings={"sync_every": 2}))
+
+
+def test_an_agent_without_servers(tmp_path: Path) -> None:
+    """It has sent a phase of training, and not what the servers are."""
+
+    def script(network: ServedNetwork) -> None:
+        network.serves = False
+
+    with pytest.raises(JobError, match=r"^system=S: this host's agent has no parameter servers"):
+        run(tmp_path, Case(settings={"sync_every": 2}), script)
