@@ -96,17 +96,14 @@ class Served:
             self._note_commit()
 
     def keep(self, save: Callable[[], None]) -> None:
-        """R18: save the state of the last commit while this member waits, and go on as before."""
+        """R18: save the state of the last commit while this member waits. A step that it has given needs no weights."""
         if self._behind:
             self._journal.warn(
                 f"the state after round {self._behind} is not saved here, as it has not been pulled"
             )
             return
-        held, moved = self._model.weights.copy(), self._moved
         self._go_back()
         save()
-        self._model.weights[:], self._moved = held, moved
-        self._model.adopt()
 
     def train(self, phase: Phase) -> None:
         """Rounds until the next decision."""
@@ -164,7 +161,7 @@ class Served:
             return self._waited(round_) or False
         samples, loss_sum = self._share.compute(round_, self._worked)
         if samples < self._share.place.share:  # called away
-            return False
+            return self._waited(round_) or False
         state = training.state
         training.schedule(state.round + (state.steps + own.version) // self._workers)
         training.update(self._share.finish(samples), samples)
