@@ -123,13 +123,13 @@ def add_pushes(folder: Path) -> None:
         for line in path.read_text().splitlines():
             row = json.loads(line)
             begin = row["t_start"]
+            rows.append(row)
             for k in range(often if row["phase"] == "train" else 0):
                 at = begin + 0.01 + 0.02 * k
                 times = dict.fromkeys(MOMENTS, at) | {"t_start": at - 0.004}
                 push = {"phase": "push", "round": row["round"], "view": 1, "weights_sha256": ""}
                 push |= {"loss": 99.0, "own_samples": 10, "version": 3, "staleness": [number, 9]}
                 rows.append(push | times | {"seconds_network": 0.25})
-            rows.append(row)
         write_lines(path, rows)
 
 
