@@ -220,7 +220,7 @@ def test_another_phase_forgets_steps_and_what_was_dropped(host: Host) -> None:
 
 
 def test_a_phase_keeps_what_was_committed(host: Host) -> None:
-    """Nobody may have asked for some of it since."""
+    """Some fragments may not have been asked for since."""
     servers = host.servers
     for sender in (2, 3):
         host.contribute(10 * sender, sender)
