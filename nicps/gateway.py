@@ -144,6 +144,10 @@ class Gateway:
             raise Misfit(
                 "a step of this job takes several rounds (rank or bucket_mb), and one of a program that speaks JSON one"
             )
+        if (system := self.session.settings.get("system", "R")) != "R":
+            raise Misfit(
+                f"this job has parameter servers (system={system}), and JSON has no words for them"
+            )
         shapes: dict[str, tuple[int, ...]] = {}
         for parameter in message.parameters:
             if parameter.name in shapes:

@@ -85,8 +85,7 @@ class FakeNetwork:
         Who has been evicted hears of the end, too.
         """
         live = sorted(self.live)
-        counted = {"train": self.batch, "test": len(live)}.get(kind, 0)
-        whole = equal_shares(counted, self.members, live)
+        whole = self.shares(kind)
         self._numbers += 1
         for number in to or (self.phases if kind == "end" else live):
             self.phases[number].append(Phase(kind, first_round, self._numbers, whole))
@@ -95,6 +94,11 @@ class FakeNetwork:
             self.offers.pop(first_round, None)
             self.done.pop(first_round, None)
         self.changed.notify_all()
+
+    def shares(self, kind: str) -> tuple[int, ...]:
+        """The members' parts of a round of such a phase."""
+        counted = {"train": self.batch, "test": len(self.live)}.get(kind, 0)
+        return equal_shares(counted, self.members, sorted(self.live))
 
     def settle(self, round_: int) -> None:
         """Commit the round if its quorum is there."""

@@ -69,16 +69,17 @@ def run_job(
     script: Callable[[FakeNetwork], None] | None = None,
     resume: Path | None = None,
     programs: Mapping[int, Callable[[FakeSession, Path], None]] | None = None,
+    network: FakeNetwork | None = None,
     **settings: Any,
 ) -> Outcome:
     """Prepare `job` and train it on `members` members.
 
     `tamper` may change a member's files, `script` says what happens to the network, `resume` is a checkpoint, and
-    `programs` are training programs other than ours, by member.
+    `programs` are training programs other than ours, by member. `network` is of so many members.
     """
     prepared = prepare(job, folder / "prepared", data, settings, resume)
     merged = prepared["settings"]
-    network = FakeNetwork(members, merged["batch"], merged["quorum"])
+    network = network or FakeNetwork(members, merged["batch"], merged["quorum"])
     sessions = [network.session(number, merged) for number in range(1, members + 1)]
     folders = [folder / f"h{number}" for number in range(1, members + 1)]
     errors: list[BaseException | None] = [None] * members

@@ -74,7 +74,11 @@ def _prepare(options: argparse.Namespace) -> None:
     from trainer.prepare import prepare
 
     overrides = _overrides(options.settings)
-    prepare(options.job, options.out, options.data, overrides, options.resume)
+    prepared = prepare(options.job, options.out, options.data, overrides, options.resume)
+    if (system := prepared["settings"]["system"]) != "R":
+        raise JobError(
+            f"system={system}: this version's agents have no parameter servers yet; use system=R"
+        )
 
 
 def _check(options: argparse.Namespace) -> None:

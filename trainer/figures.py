@@ -17,8 +17,8 @@ SECONDS = ("seconds_compute", "seconds_wait", "seconds_network")
 def read_row(line: Any) -> Row | None:
     """A round's figures under their names in jobs.md; None if the line is of no round.
 
-    Left out are: `loss`, `accuracy`, `counted` as None; whole numbers and seconds as 0; the moments as None, all four
-    of them, so that `is_timed` tells.
+    Left out are: `loss`, `accuracy`, `counted` as None; `staleness` as []; whole numbers and seconds as 0; the moments
+    as None, all four of them, so that `is_timed` tells.
     """
     round_ = line.get("round") if isinstance(line, dict) else None
     if type(round_) is not int or not 0 <= round_ < _MOST:
@@ -32,6 +32,7 @@ def read_row(line: Any) -> Row | None:
         "samples": _whole(line, "samples"),
         "own_samples": _whole(line, "own_samples"),
         "counted": _counted(line.get("counted")),
+        "staleness": _staleness(line.get("staleness")),
         **{key: max(0.0, _number(line, key) or 0.0) for key in SECONDS},
         **_moments(line),
     }
@@ -44,7 +45,7 @@ def is_timed(row: Row) -> bool:
 
 def _phase(line: Row) -> str:
     phase = line.get("phase")
-    if phase in ("train", "test"):
+    if phase in ("train", "test", "push"):
         return str(phase)
     return "test" if {"accuracy", "succeeded"} & line.keys() else "train"
 
@@ -62,6 +63,12 @@ def _counted(counted: Any) -> dict[str, int] | None:
     if not isinstance(counted, dict):
         return None
     return {str(number): _whole(counted, number) for number in counted}
+
+
+def _staleness(values: Any) -> list[int]:
+    if not isinstance(values, list):
+        return []
+    return [value for value in values if type(value) is int and 0 < value < _MOST]
 
 
 def _moments(line: Row) -> dict[str, float | None]:

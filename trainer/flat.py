@@ -40,8 +40,8 @@ class FlatModel:
     """Owns the flat storage of a model's tensors.
 
     Attributes: `model`; `layout` as in prepared.json; `lanes`, the vector's length; `vector`, this
-    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`; `weights`, parameters and
-    averaged buffers in the same order; `trained`, the parameters
+    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`; `weights`, float32
+    (lanes,), the memory of parameters and averaged buffers in the same order; `trained`, the parameters
     in the model's order, whatever the layout's is: so an optimizer's state fits any layout.
     """
 
@@ -251,6 +251,13 @@ class FlatModel:
             parameter.grad = gradient
         for average in self._averages:
             average.move(mean[average.span])
+        self.restore()
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """What is in `weights` now is what all members have in common."""
+        for average in self._averages:
+            average.common.copy_(average.place)
         self.restore()
 
     @torch.no_grad()

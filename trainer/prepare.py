@@ -19,7 +19,7 @@ import numpy as np
 from trainer import records, trackers, weights
 from trainer.errors import FolderError, JobError, Untraceable
 from trainer.job import Job, load
-from trainer.settings import State, flat
+from trainer.settings import State, check_pushes, flat
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trainer.training import Training
 
 MAX_JOB_BYTES = 64 << 20
+MOST_SERVED = 2.0**22
 RESUME = "resume.npz"  # the state that a resumed job begins with
 SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
@@ -108,6 +109,7 @@ def _prepare(
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
     if counts["train"] == 0:
         raise JobError("job.py: data(): there are no training samples")
+    check_pushes(job.settings, job.settings.rounds_between_tests(counts["train"]))
     # After the cheap errors: PyTorch takes seconds.
     branches = pack_branches(job) if packed else None
     training = training_of(job, counts["train"], branches.order() if branches else ())
@@ -145,6 +147,7 @@ def _prepare(
     resumed = {"round": training.state.round, "unit": training.unit}
     if resume is not None:  # by which each host finds its residual
         resumed |= {"run": resume.parent.parent.name, "state": training.digest()}
+    unfit = unservable(training.model.arrays()) if job.settings.served else {}
     averaged = rehearse(training, sets)  # it changes everything: after all else is written
     if saved is not None:  # what has stopped moving may move again: the largest value so far
         averaged |= frozenset(saved.head.get("averaged", ()))
@@ -157,6 +160,12 @@ def _prepare(
         "test": {"fields": fields["test"], "records": counts["test"]},
         "model": weights.averaging(training.model.layout, averaged),
     }
+    for entry in prepared["model"]:
+        if entry["kind"] in weights.IN_VECTOR and entry["name"] in unfit:
+            raise JobError(
+                f"{entry['kind']} {entry['name']!r} holds {unfit[entry['name']]:g}, and servers hold numbers below "
+                "2**22: use system=R"
+            )
     if branches is not None:
         prepared["sets"] = branches.lanes(prepared["model"])
         orders = order_branches(job, prepared, two_of(sets["train"]))
@@ -166,6 +175,16 @@ def _prepare(
         prepared["resume"] = resumed
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
+
+
+def unservable(arrays: weights.Arrays) -> dict[str, float]:
+    """By name, a number that parameter servers cannot hold (docs/servers.md, "Numbers")."""
+    found = {}
+    for name, array in arrays.items():
+        wrong = ~(np.abs(array) < MOST_SERVED)  # NaN, too
+        if wrong.any():
+            found[name] = float(array[wrong][0])
+    return found
 
 
 def pack_branches(job: Job) -> Sets:

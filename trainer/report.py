@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer import timeline
+from trainer import pushes, timeline
 from trainer.events import KINDS, SAYS, Event
 from trainer.page import page, settings_section, table, tile_of, tile_row, write_page
 from trainer.rundata import Run, read
@@ -40,7 +40,8 @@ def write_report(folder: Path) -> Path:
 
 def render(run: Run) -> str:
     """The page."""
-    parts = [_head(run), _tiles(run), _curves(run), _hosts(run), _whole(run), _events(run)]
+    parts = [_head(run), _tiles(run), _curves(run), pushes.section(run), _hosts(run)]
+    parts += [_whole(run), _events(run)]
     parts += [_details(run), _settings(run)]
     return page(run.title, parts)
 

@@ -21,23 +21,25 @@ Files = tuple[list[Path], Path]
 
 @dataclass(frozen=True)
 class Host:
-    """One host's records, of all its lives. `rounds`: what metrics.jsonl says (`figures.read_row`); `token`: lines of
-    timeline.jsonl (t0, t1, kind, round). Times are seconds since the run's first round began."""
+    """One host's records, of all its lives. `rounds`, and `pushes` to parameter servers: what metrics.jsonl says
+    (`figures.read_row`); `token`: lines of timeline.jsonl (t0, t1, kind, round). Times are seconds since the run's
+    first round began."""
 
     name: str
     number: int
     rounds: list[Row]
     token: list[Row]
     agent: Row
+    pushes: list[Row] = field(default_factory=list)
 
     @property
     def timed(self) -> list[Row]:
-        """The rounds of which it is known when they were."""
-        return [row for row in self.rounds if is_timed(row)]
+        """The rounds and pushes of which it is known when they were."""
+        return [row for row in (*self.rounds, *self.pushes) if is_timed(row)]
 
     def seconds(self, what: str) -> float:
-        """Sum of `seconds_<what>` over all rounds."""
-        return float(sum(row[f"seconds_{what}"] for row in self.rounds))
+        """Sum of `seconds_<what>` over all rounds and pushes."""
+        return float(sum(row[f"seconds_{what}"] for row in (*self.rounds, *self.pushes)))
 
     def in_window(self, first: float, last: float) -> tuple[list[Row], list[Row]]:
         """Rounds and token times that overlap with a window of time."""
@@ -126,7 +128,8 @@ class _Life:
     def clock(self) -> Clock:
         """Commits as the training programs have seen them, or as the agent has."""
         commits = {row["round"]: row["t0"] for row in self.timeline if row["kind"] in COMMITS}
-        commits |= {row["round"]: row["t_commit"] for row in self.rows if is_timed(row)}
+        rounds = [row for row in self.rows if row["phase"] != "push"]
+        commits |= {row["round"]: row["t_commit"] for row in rounds if is_timed(row)}
         return Clock(commits, sum(row["seconds_wait"] for row in self.rows))
 
     @property
@@ -179,7 +182,9 @@ def _of_the_same(life: _Life, lives: list[_Life], shifts: list[float | None]) ->
 
 
 def _host(name: str, number: int, lives: list[_Life], folder: Path) -> Host:
-    rounds = sorted((row for life in lives for row in life.rows), key=lambda row: row["round"])
+    rows = sorted((row for life in lives for row in life.rows), key=lambda row: row["round"])
+    pushes = [row for row in rows if row["phase"] == "push"]
+    rounds = [row for row in rows if row["phase"] != "push"]
     tests = {row["round"] for life in lives for row in life.timeline if row["kind"] == "test"}
     for row in rounds:  # the agent knows, whatever the training program says
         if row["round"] in tests:
@@ -189,7 +194,7 @@ def _host(name: str, number: int, lives: list[_Life], folder: Path) -> Host:
     known = agent.get(
         "number"
     )  # the order of the result's members is another once the lead has changed
-    return Host(name, known if type(known) is int else number, rounds, token, agent)
+    return Host(name, known if type(known) is int else number, rounds, token, agent, pushes)
 
 
 def _losses(hosts: list[Host]) -> list[Row]:

@@ -16,6 +16,9 @@ from trainer.errors import JobError
 
 LANES = ("i32", "i16", "i8")
 EXCHANGES = ("auto", "broadcast", "stripes", "switch")
+SYSTEMS = ("R", "S", "B")
+MOST_SERVERS = 63  # of a network of 64 hosts, in which one trains
+MOST_PUSHES = 2**31 - 1
 MIN_MICRO_BATCHES = 10  # R13
 
 
@@ -57,6 +60,13 @@ class Settings:
         module beside job.py (`trainer.trackers`).
     tracker_dir: an absolute path on the lead's host, in which trackers write in place of the run's folder.
     stall_s: seconds after which a training program that is to work, and says nothing, is started again.
+    system: "R", the ring: all hosts add up gradients, round by round; "S": servers hold the parameters, and workers
+        push steps to them when they have one. `quorum` is 1 then.
+    sync_every: S: pushes after which the steps of all workers are averaged (T); 1: each step is; 0: none ever.
+    servers: S: how many hosts serve, the first ones, or their names, separated by commas.
+    servers_train: S: servers have a share of the batch, too.
+    staleness: S: a push counts 1 / staleness (S3); False: all count alike.
+    partners: B: workers get half of the parameters from each other; False: all from the servers.
     """
 
     batch: int = 512
@@ -85,6 +95,17 @@ class Settings:
     trackers: str | None = None
     tracker_dir: str | None = None
     stall_s: float = 60.0
+    system: str = "R"
+    sync_every: int = 64
+    servers: str = "1"
+    servers_train: bool = False
+    staleness: bool = True
+    partners: bool = True
+
+    @property
+    def served(self) -> bool:
+        """Whether servers hold the parameters."""
+        return self.system != "R"
 
     def planned_rounds(self, records: int) -> int | None:
         """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
@@ -108,7 +129,8 @@ class State:
 
     round: training rounds committed. epoch: passes over the training data, in parts too. loss: this
     member's own in the last round. accuracy: of the last test (0 to 1; R15), None before the first;
-    best: of all tests. seconds: since the first round.
+    best: of all tests. seconds: since the first round. steps: of workers, where servers hold the parameters, beyond
+    those of whole rounds.
     """
 
     round: int = 0
@@ -117,6 +139,7 @@ class State:
     accuracy: float | None = None
     best: float | None = None
     seconds: float = 0.0
+    steps: int = 0
 
 
 def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
@@ -140,6 +163,8 @@ def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
             known = ", ".join(sorted(names - {"slow"} | {"slow.HOST"}))
             raise JobError(f"unknown setting {key!r}; known are {known}")
     merged = implied(dataclasses.replace(settings, **changes, slow=slow))
+    if merged.served and changes.get("quorum", 1.0) != 1:
+        raise JobError(_wrong("quorum", changes["quorum"], f"1, as system is {merged.system}"))
     check(merged)
     return merged
 
@@ -148,7 +173,7 @@ def implied(settings: Settings) -> Settings:
     """With what other settings imply."""
     if settings.rank is not None:
         return dataclasses.replace(settings, lane="i32", quorum=1.0)
-    if settings.bucket_mb is not None:
+    if settings.bucket_mb is not None or settings.served:
         return dataclasses.replace(settings, quorum=1.0)
     return settings
 
@@ -198,11 +223,64 @@ def check(settings: Settings) -> None:
     for host, factor in settings.slow.items():
         if not factor >= 1:
             raise JobError(f"setting slow.{host} is {factor}; it must be at least 1")
+    _demand(settings, "system", settings.system in SYSTEMS, " or ".join(SYSTEMS))
+    few = 0 <= settings.sync_every <= MOST_PUSHES
+    _demand(settings, "sync_every", few, f"from 0 to {MOST_PUSHES}")
+    _demand(settings, "servers", _are_servers(settings.servers), _SERVERS)
+    if settings.served:
+        _check_served(settings)
+
+
+def check_pushes(settings: Settings, between: int) -> None:
+    """S4, S5: a test comes after a synchronisation, so these must come as often as tests.
+
+    `between` two tests are so many rounds, and a round is one push of each worker. So this holds whoever leaves.
+
+    Raises:
+        JobError: T is above that.
+    """
+    if settings.served and settings.sync_every > between:
+        raise JobError(
+            f"setting sync_every is {settings.sync_every}; it must be at most {between}, as there is a test every "
+            f"{between} rounds: raise test_every, or lower sync_every"
+        )
+
+
+_SERVERS = f"a number from 1 to {MOST_SERVERS}, or names of hosts separated by commas, each once"
+
+
+def _are_servers(text: str) -> bool:
+    """Whether `servers` is a number of hosts, or a list of names."""
+    names = text.split(",")
+    if text.isdecimal():
+        return 1 <= int(text) <= MOST_SERVERS
+    return all(name and name == name.strip() for name in names) and len({*names}) == len(names)
+
+
+def _check_served(settings: Settings) -> None:
+    """What cannot be where servers hold the parameters."""
+    of = f"as system is {settings.system}"
+    if settings.system == "B":
+        raise JobError("setting system is 'B', which is not built yet; it must be R or S")
+    if settings.servers_train:
+        raise JobError("setting servers_train is True, which is not built yet; it must be false")
+    _demand(settings, "exchange", settings.exchange == "auto", f"auto, {of}")
+    for key in ("rank", "bucket_mb"):
+        _demand(settings, key, getattr(settings, key) is None, f"none, {of}")
+    _demand(settings, "save_gradients", not settings.save_gradients, f"false, {of}")
+    # A server would keep its part of the data, and nobody would train on it.
+    _demand(settings, "redeal", settings.redeal, f"true, {of}")
+    if settings.test_every is not None:
+        check_pushes(settings, settings.test_every)
 
 
 def _demand(settings: Settings, key: str, right: bool, demand: str) -> None:
     if not right:
-        raise JobError(f"setting {key} is {getattr(settings, key)!r}; it must be {demand}")
+        raise JobError(_wrong(key, getattr(settings, key), demand))
+
+
+def _wrong(key: str, value: Any, demand: str) -> str:
+    return f"setting {key} is {value!r}; it must be {demand}"
 
 
 def _convert(key: str, value: Any, hint: Any) -> Any:

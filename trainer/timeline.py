@@ -105,7 +105,8 @@ def detail(run: Run, first: int, count: int) -> str:
             hint = f"{what}{how},{own} {_ms(took)}"
             bar(row["t_start"], row["t_offer"], y, lane, kind, hint)
             waited = row["t_commit"] - row["t_offer"]
-            bar(row["t_offer"], row["t_commit"], y, lane, "wait", f"{what}waited {_ms(waited)}")
+            verb = "pushed" if row["phase"] == "push" else "waited"
+            bar(row["t_offer"], row["t_commit"], y, lane, "wait", f"{what}{verb} {_ms(waited)}")
             update = row["t_end"] - row["t_commit"]
             bar(row["t_commit"], row["t_end"], y, lane, "update", f"{what}updated, {_ms(update)}")
         for row in sorted(held, key=lambda r: TOKEN_KINDS.index(r["kind"])):

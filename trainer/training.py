@@ -59,6 +59,7 @@ class Training:
         self.state = State()
         self.finishing = False
         self.unit: int | None = None
+        self._scheduled = 0
 
     def begin(self, seed: int) -> None:
         """A round begins: gradients are zero, buffers are those of all members, and random numbers follow `seed`."""
@@ -94,18 +95,36 @@ class Training:
         if not samples:
             self.model.restore()
             return
+        self.update(total, samples)
+        self.count(1)
+
+    def update(self, total: F32, samples: int) -> None:
+        """The optimizer's step alone."""
         self.model.apply(total, samples)
         with self.job.blame("optimizer"):
             self.optimizer.step()
-        if self.scheduler is not None:
-            with self.job.blame("scheduler"):
-                self.scheduler.step()
-        trained = self.state.round + 1
+
+    def count(self, rounds: int) -> None:
+        """So many rounds more are trained."""
+        trained = self.state.round + rounds
+        self.schedule(trained)
         epoch = trained * self.job.settings.batch / self.records
         self.state = replace(self.state, round=trained, epoch=epoch)
 
+    def schedule(self, rounds: int) -> None:
+        """The scheduler has been stepped as often as so many rounds ask for; never less often than it was."""
+        while self.scheduler is not None and self._scheduled < rounds:
+            with self.job.blame("scheduler"):
+                self.scheduler.step()
+            self._scheduled += 1
+
     def digest(self) -> str:
-        """The digest of weights, buffers, optimizer and factors, after every step the same on all members."""
+        """The digest of weights, buffers, optimizer and factors, after every step the same on all members.
+
+        With servers it is of weights and buffers: each worker has an optimizer of its own.
+        """
+        if self.job.settings.served:
+            return state.digest(0, self.model.parts(), {"param_groups": []})
         kept = () if self.factors is None else self.factors.parts()
         parts = itertools.chain(self.model.parts(), kept)
         return state.digest(self.state.round, parts, self.optimizer.state_dict())
@@ -187,4 +206,4 @@ class Training:
         self.model.load(saved.model)
         if self.factors is not None and "factors" in saved.head:
             self.factors.take(saved.tree("factors", self.model.tensor))
-        self.state = progress
+        self.state, self._scheduled = progress, progress.round

@@ -19,7 +19,7 @@ from nicps.agent.driver import Driver, JobNotOpen
 from nicps.agent.jobfiles import CHECKPOINTS, JobFiles, Reserved
 from nicps.agent.lives import earlier_files, keep_programs
 from nicps.agent.loop import Loop
-from nicps.agent.metrics import METRICS, check_metrics
+from nicps.agent.metrics import METRICS, check_metrics, pushes_of
 from nicps.agent.prepared import read_prepared
 from nicps.agent.process import User
 from nicps.agent.records import TimeLine, keep_files
@@ -293,7 +293,7 @@ def keep_checkpoint(job: JobFiles, name: str) -> None:
 def _keep_records(job: JobFiles, facts: dict[str, Any], last_round: int) -> list[str]:
     names = job.records.keep(job.folder / "out", job.base, facts, job.kept)
     keep_programs(job.base, job.kept)
-    check_metrics(job.kept / METRICS, last_round)
+    check_metrics(job.kept / METRICS, last_round, pushes_of(facts))
     return [*names, *earlier_files(job.kept)]
 
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -18,16 +19,22 @@ _MOST_ROWS = 8  # a round; more than one, since views can change in it
 _SPARE_ROWS = 1024
 
 
-def read_metrics(path: Path, last_round: int) -> Iterator[MetricsRow]:
+def pushes_of(facts: Mapping[str, Any]) -> int:
+    """A host's pushes to parameter servers, from what its agent has written down."""
+    pushes = facts.get("served", {}).get("pushes", 0)
+    return int(pushes)
+
+
+def read_metrics(path: Path, last_round: int, pushes: int = 0) -> Iterator[MetricsRow]:
     """The rows of metrics.jsonl, one at a time.
 
     Args:
-        last_round: the run's last one; the file holds no more rows than a run of so many rounds leaves.
+        last_round: the run's last one; the file holds no more rows than a run of so many rounds and `pushes` leaves.
 
     Raises:
         JobFailed: the file is missing, too long, or a row is not valid; the error names the row and the field.
     """
-    most = _MOST_ROWS * (last_round + 1) + _SPARE_ROWS
+    most = _MOST_ROWS * (last_round + 1) + pushes + _SPARE_ROWS
     try:
         with path.open("rb") as file:
             for number in range(1, most + 1):
@@ -41,9 +48,9 @@ def read_metrics(path: Path, last_round: int) -> Iterator[MetricsRow]:
         raise JobFailed(f"{METRICS} cannot be read: {error.strerror}") from None
 
 
-def check_metrics(path: Path, last_round: int) -> None:
+def check_metrics(path: Path, last_round: int, pushes: int = 0) -> None:
     """Read the whole file, to raise the errors of `read_metrics`."""
-    for _ in read_metrics(path, last_round):
+    for _ in read_metrics(path, last_round, pushes):
         pass
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nicps.agent.metrics import METRICS, read_metrics
+from nicps.agent.metrics import METRICS, pushes_of, read_metrics
 from nicps.agent.records import read_object
 from nicps.errors import JobFailed
 from nicps.session.metrics import MetricsRow
@@ -58,9 +58,10 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         )
     first: _Weights | None = None
     identical = True
-    for name in names:
+    for name, agent in zip(names, agents, strict=True):
         own = {(round_, view) for other, round_, view in found if other == name}
-        weights = _weights(folder / name / METRICS, name, last_round, own)
+        rows = _rows(folder / name / METRICS, name, last_round, pushes_of(agent))
+        weights = _weights(rows, last_round, own)
         first = first or weights
         identical = identical and weights.last_round == first.last_round and first.agrees(weights)
     assert first is not None
@@ -83,6 +84,28 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         "fragments_sent_again": sum(agent["fragments_sent_again"] for agent in agents),
         "sums_asked_again": sum(agent["sums_asked_again"] for agent in agents),
         "token_turns": sum(agent["token_turns"] for agent in agents),
+        **_served([agent["served"] for agent in agents if "served" in agent]),
+    }
+
+
+def _served(agents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What parameter servers have done (S2, S4); nothing but the name of the system where there were none.
+
+    An agent's facts have under `served`: `system`; `pushes`, those of its own training program; `synchronisations`
+    that it has seen; `versions`, of the first server's part, if it was that; `staleness`, as how many values, their
+    sum and the largest, of its pushes at all servers.
+    """
+    if not agents:
+        return {"system": "R"}
+    count, total, most = (
+        [agent["staleness"][at] for agent in agents if agent["staleness"][0]] for at in range(3)
+    )
+    return {
+        "system": agents[0]["system"],
+        "versions": max(agent["versions"] for agent in agents),
+        "staleness_mean": sum(total) / sum(count) if count else None,
+        "staleness_max": max(most, default=None),
+        "forced_synchronisations": max(agent["synchronisations"] for agent in agents),
     }
 
 
@@ -112,13 +135,15 @@ class _Weights:
 
 
 def _weights(
-    path: Path, name: str, last_round: int, differed: Collection[tuple[int, int]]
+    rows: Iterable[MetricsRow], last_round: int, differed: Collection[tuple[int, int]]
 ) -> _Weights:
     """The weights of a host, without rounds from the one in which it differed on, in views up to that one."""
     digests = bytearray(_DIGEST_BYTES * (last_round + 1))
     weights = _Weights(np.frombuffer(digests, np.uint64).reshape(-1, 2))
-    for row in _rows(path, name, last_round):
+    for row in rows:
         round_, text = row.round, row.weights_sha256
+        if not text:
+            continue
         if round_ > last_round:  # it went on without the others (`--go-on-alone`)
             weights.apart = True
             continue
@@ -132,9 +157,9 @@ def _weights(
     return weights
 
 
-def _rows(path: Path, name: str, last_round: int) -> Iterator[MetricsRow]:
+def _rows(path: Path, name: str, last_round: int, pushes: int) -> Iterator[MetricsRow]:
     try:
-        yield from read_metrics(path, last_round)
+        yield from read_metrics(path, last_round, pushes)
     except JobFailed as error:
         raise _not_whole(name, str(error)) from None
 

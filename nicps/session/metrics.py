@@ -11,10 +11,13 @@ from nicps.session.fields import TEXT, Field, whole
 
 @dataclass(frozen=True, slots=True)
 class MetricsRow:
-    """One line: a round that this member has committed, test rounds too."""
+    """One line: a round that this member has committed, test rounds too; or a push to parameter servers."""
 
     round: Annotated[int, Field(whole(0), "that round")]
     weights_sha256: Annotated[
-        str, Field(TEXT, "of the weights after it, which must be the same on all members")
+        str,
+        Field(
+            TEXT, "of the weights after it, which must be the same on all members; empty for a push"
+        ),
     ]
     view: Annotated[int, Field(whole(0), "the number of the list that was in force")] = 0

@@ -287,6 +287,15 @@ def test_a_job_with_rank_has_no_place_for_a_program_that_speaks_json(
     refused(setting, answer, "a step of this job takes several rounds (rank or bucket_mb), and one")
 
 
+def test_a_job_with_servers_has_no_place_for_a_program_that_speaks_json(
+    make: Callable[..., Setting],
+) -> None:
+    setting = make()
+    setting.session.settings["system"] = "S"
+    answer = setting.program.ask("ready", digest="d", parameters=PARAMETERS)
+    refused(setting, answer, "this job has parameter servers (system=S)")
+
+
 def refused(setting: Setting, answer: dict[str, Any], reason: str) -> None:
     """Both sides have been told, in one line."""
     assert answer["op"] == "error"

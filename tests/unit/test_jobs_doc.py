@@ -50,4 +50,5 @@ def test_the_table_of_settings_is_true(text: str) -> None:
         if value is None:
             assert stands in ("none", "an epoch")
         else:
-            assert stands == (f"{value:g}" if type(value) is float else str(value).lower())
+            text_of = f"{value:g}" if type(value) is float else str(value)
+            assert stands == (text_of.lower() if type(value) is bool else text_of)

@@ -92,7 +92,48 @@ def test_a_run(run: Run) -> None:
         "fragments_sent_again": 3,
         "sums_asked_again": 0,
         "token_turns": 90,
+        "system": "R",
     }
+
+
+SERVED = {"system": "S", "pushes": 0, "synchronisations": 3, "versions": 0, "staleness": [0, 0, 0]}
+
+
+def test_a_run_with_servers(run: Run) -> None:
+    """S2, S4. A push leaves a row without weights, which nobody else has."""
+    run.facts("h1", served=SERVED | {"versions": 23})
+    run.facts("h2", served=SERVED | {"pushes": 12, "staleness": [12, 15, 2]})
+    run.facts("h3", served=SERVED | {"pushes": 8, "staleness": [8, 25, 7]})
+    pushes = [row(9) | {"phase": "push", "weights_sha256": ""}] * 4
+    run.rows("h2", *(row(k) for k in range(2, 9)), *pushes, row(9))
+    run.rows("h3", *(row(k) for k in range(2, 10)), *pushes)
+    served = {
+        "system": "S",
+        "versions": 23,
+        "staleness_mean": 2.0,
+        "staleness_max": 7,
+        "forced_synchronisations": 3,
+    }
+    assert run.result.items() >= served.items()
+    assert run.result["weights_identical"]
+    assert run.result["weights_sha256"] == sha256(LAST)
+
+
+def test_a_run_in_which_nothing_was_pushed(run: Run) -> None:
+    """T = 1."""
+    for name in HOSTS:
+        run.facts(name, served=SERVED)
+    assert (run.result["staleness_mean"], run.result["staleness_max"]) == (None, None)
+
+
+def test_pushes_leave_more_rows_than_rounds_do(run: Run) -> None:
+    push = row(9) | {"weights_sha256": ""}
+    run.rows("h2", *(row(k) for k in range(2, 10)), *[push] * 1200)
+    assert "metrics.jsonl: there are more than 1104 rows" in run.error
+    run.facts("h2", served=SERVED | {"pushes": 1200})
+    for name in ("h1", "h3"):
+        run.facts(name, served=SERVED)
+    assert run.result["weights_identical"]
 
 
 def test_who_has_come_late_has_the_same(run: Run) -> None:

@@ -113,6 +113,57 @@ def test_functions_see_the_settings_that_were_set(tmp_path: Path) -> None:
     assert prepared["model"][0]["shape"] == [25, 3]
 
 
+def test_more_pushes_to_a_synchronisation_than_rounds_to_a_test(tmp_path: Path) -> None:
+    """S4: 60 records are three rounds of 20."""
+    text = JOB.replace("arange(90,", "arange(180,").replace("(30, 3)", "(60, 3)")
+    job = make(tmp_path / "job", text.replace('"y": np.arange(30)', '"y": np.arange(60)'))
+    message = "setting sync_every is 4; it must be at most 3, as there is a test every 3 rounds"
+    with pytest.raises(JobError, match=message):
+        prepare(job, tmp_path / "out", None, {"system": "S", "sync_every": 4})
+    assert prepare(job, tmp_path / "out", None, {"system": "S", "sync_every": 3})["files"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "changed", "said"),
+    [
+        (
+            "torch.tensor([0.0, -torch.inf])",
+            "self.kept + 1",
+            "buffer 'kept' holds -inf, and servers",
+        ),
+        ("torch.tensor([0.0, 5e6])", "self.kept + 1", "buffer 'kept' holds 5e\\+06, and servers"),
+        ("torch.tensor([0.0, -torch.inf])", "self.kept", ""),
+    ],
+)
+def test_numbers_that_servers_cannot_hold(
+    tmp_path: Path, kept: str, changed: str, said: str
+) -> None:
+    """A buffer that is not averaged stays at the hosts."""
+    model = (
+        f"class Model(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
+        f"        self.register_buffer('kept', {kept})\n    def forward(self, x):\n"
+        f"        self.kept = {changed}\n        return super().forward(x)\n"
+    )
+    text = JOB.replace("torch.nn.Linear(3, 2)", "Model()") + model
+    job, settings = make(tmp_path / "job", text), {"system": "S", "sync_every": 1}
+    if not said:
+        prepare(job, tmp_path / "out", None, settings)
+        return
+    with pytest.raises(JobError, match=said):
+        prepare(job, tmp_path / "out", None, settings)
+    assert prepare(job, tmp_path / "out", None, {})["files"]
+
+
+def test_a_job_with_servers_ends_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, settings = make(tmp_path / "job"), '{"system": "S", "sync_every": 1}'
+    arguments = ["--job", str(job), "--out", str(tmp_path / "out"), "--settings", settings]
+    assert main(["prepare", *arguments]) == 1
+    said = "trainer: error: system=S: this version's agents have no parameter servers yet; use system=R\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_modules_beside_job_py_go_along(tmp_path: Path) -> None:
     job = make(tmp_path / "job", JOB.replace("lr=0.001", "lr=helper_of_test.LR"))
     (job / "job.py").write_text("import helper_of_test\n" + (job / "job.py").read_text())

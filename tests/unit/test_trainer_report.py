@@ -115,6 +115,46 @@ def test_the_report_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.part")) == []
 
 
+def add_pushes(folder: Path) -> None:
+    """h2 pushes twice a round, 10 and 30 ms after it began, and h1 once."""
+    for name, number, often in (("h2", 2, 2), ("h1", 3, 1)):
+        path = folder / name / "metrics.jsonl"
+        rows = []
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            begin = row["t_start"]
+            rows.append(row)
+            for k in range(often if row["phase"] == "train" else 0):
+                at = begin + 0.01 + 0.02 * k
+                times = dict.fromkeys(MOMENTS, at) | {"t_start": at - 0.004}
+                push = {"phase": "push", "round": row["round"], "view": 1, "weights_sha256": ""}
+                push |= {"loss": 99.0, "own_samples": 10, "version": 3, "staleness": [number, 9]}
+                rows.append(push | times | {"seconds_network": 0.25})
+        write_lines(path, rows)
+
+
+def test_versions_and_staleness_over_time(tmp_path: Path) -> None:
+    """S2. Pushes are no rounds, and their losses are in those of the rounds."""
+    without = read(make_run(tmp_path / "without"))
+    folder = make_run(tmp_path / "with")
+    add_pushes(folder)
+    run = read(folder)
+    assert (run.rounds, run.losses, run.tests) == (without.rounds, without.losses, without.tests)
+    assert [len(host.pushes) for host in run.hosts] == [0, 76, 38]
+    assert run.hosts[1].pushes[1]["t_commit"] == pytest.approx(0.03)
+    assert run.hosts[2].seconds("network") == pytest.approx(40 * 0.005 + 38 * 0.25)
+    page = write_report(folder).read_text()
+    for needed in ("version over s", "staleness over s", "<td>76</td><td>5.50</td><td>9</td>"):
+        assert needed in page, needed
+    (tmp_path / "again").mkdir()
+    assert "staleness" not in write_report(make_run(tmp_path / "again" / "run")).read_text()
+    points = re.search(r'<polyline class="loss" points="([^"]*)"', page.split("Version</h2>")[1])
+    assert points is not None
+    heights = [float(point.split(",")[1]) for point in points[1].split()]
+    assert len(heights) == 152  # pushes, and training rounds
+    assert heights == sorted(heights, reverse=True)
+
+
 def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
     folder = make_run(tmp_path, rounds=5)
     (folder / "result.json").unlink()

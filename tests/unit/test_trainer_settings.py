@@ -85,6 +85,49 @@ def test_one_micro_batch_is_enough_where_no_round_closes_early() -> None:
         merge(Settings(epochs=1), whole | {"quorum": 0.99})
 
 
+S = {"system": "S", "sync_every": 4}
+
+
+def test_servers_imply_a_whole_quorum() -> None:
+    merged = merge(Settings(epochs=1), {**S, "servers": 2, "micro_batches": 1, "staleness": "no"})
+    assert merged.served and merged.quorum == 1.0 and merged.servers == "2"
+    assert not merged.staleness and merged.sync_every == 4
+    assert merge(Settings(epochs=1), json.loads(json.dumps(flat(merged)))) == merged
+    for servers in ("63", "h1", "h1,h2", "2h"):
+        assert merge(Settings(epochs=1), {**S, "servers": servers}).servers == servers
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"system": "P"}, "system is 'P'; it must be R or S or B"),
+        ({"system": "B"}, "system is 'B', which is not built yet; it must be R or S"),
+        ({**S, "servers_train": True}, "servers_train is True, which is not built yet"),
+        ({**S, "sync_every": -1}, "sync_every is -1; it must be from 0 to 2147483647"),
+        ({**S, "quorum": 0.9}, "quorum is 0.9; it must be 1, as system is S"),
+        ({**S, "exchange": "stripes"}, "exchange is 'stripes'; it must be auto, as system is S"),
+        ({**S, "rank": 2}, "rank is 2; it must be none, as system is S"),
+        ({**S, "bucket_mb": 5}, "bucket_mb is 5.0; it must be none, as system is S"),
+        ({**S, "save_gradients": True}, "save_gradients is True; it must be false, as system is S"),
+        ({**S, "redeal": False}, "redeal is False; it must be true, as system is S"),
+        ({**S, "test_every": 3}, "sync_every is 4; it must be at most 3, as there is a test every"),
+        *(
+            ({**S, "servers": servers}, f"servers is {servers!r}; it must be a number from 1 to 63")
+            for servers in ("0", "64", "", "h1,,h2", "h1, h2", "h1,h1")
+        ),
+    ],
+)
+def test_refuses_what_servers_cannot_have(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        merge(Settings(epochs=1), settings)
+
+
+def test_settings_of_servers_do_nothing_in_the_ring() -> None:
+    """So a job's own settings can have them, and `--set system=` chooses."""
+    merged = merge(Settings(epochs=1), {"sync_every": 9, "test_every": 2, "quorum": 0.5})
+    assert not merged.served and merged.quorum == 0.5
+
+
 def test_planned_rounds() -> None:
     assert Settings(batch=512, epochs=4).planned_rounds(60000) == 468
     assert Settings(batch=512, epochs=4, rounds=20).planned_rounds(60000) == 20

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System S from the trainer's side (S1 to S5), on servers in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.served_session import ServedNetwork
+from tests.served_training import Reference, vector_of
+from tests.trainer_lab import Outcome, run_job
+from trainer import JobError
+from trainer.job import load
+from trainer.records import Records
+from trainer.state import Saved
+
+JOB = """\
+import torch
+import numpy as np
+from torch import nn
+from trainer import Settings
+
+settings = Settings(batch=40, rounds=6, test_every=6, quorum=1.0, micro_batches=1, checkpoint_s=0.0)
+
+def data(path):
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((203, 3)).astype(np.float32)
+    y = x @ np.float32([[1], [2], [-1]])
+    return {"x": x[:161], "y": y[:161]}, {"x": x[161:], "y": y[161:]}
+
+def model():
+    return nn.Sequential(nn.Linear(3, 300), nn.Tanh(), nn.Linear(300, 1))
+
+def loss(model, batch):
+    return (model(batch["x"]) - batch["y"]).square().mean()
+
+def success(model, batch):
+    return (model(batch["x"]) - batch["y"]).abs().squeeze(1) < 0.5
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.01)
+"""
+MOMENTUM = ("SGD(parameters, lr=0.01)", "SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-3)")
+ADAM = ("SGD(parameters, lr=0.01)", "Adam(parameters, lr=0.01)")
+NORM = ("nn.Tanh()", "nn.BatchNorm1d(300), nn.Tanh()")
+FALLING = (
+    "\ndef optimizer",
+    "\ndef scheduler(optimizer, rounds):\n"
+    "    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)\n\ndef optimizer",
+)
+
+
+@dataclass
+class Case:
+    """A run: `changes` to the job, servers, and workers' speeds."""
+
+    changes: Sequence[tuple[str, str]] = ()
+    servers: int = 1
+    speeds: Sequence[float] = (1, 1, 0.3)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def run(folder: Path, case: Case, prepare: Any = None) -> tuple[ServedNetwork, Outcome]:
+    """Servers are the first members."""
+    text = JOB
+    for old, new in case.changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "job").mkdir(parents=True)
+    (folder / "job" / "job.py").write_text(text)
+    servers = range(1, case.servers + 1)
+    speeds = [1.0] * case.servers + [*case.speeds]
+    network = ServedNetwork(len(speeds), 40, servers, speeds=speeds)
+    if prepare is not None:
+        prepare(network)
+    settings = {"system": "S", "lane": "i32", **case.settings}
+    outcome = run_job(
+        folder / "job",
+        folder / "run",
+        network.members,
+        network=network,
+        programs=network.programs(),
+        **settings,
+    )
+    errors = [error for error in outcome.errors if error is not None]
+    for error in sorted(errors, key=lambda error: type(error).__name__ == "JobAborted"):
+        raise error
+    return network, outcome
+
+
+def replayed(network: ServedNetwork, outcome: Outcome, folder: Path) -> Reference:
+    """The same run by the reference."""
+    prepared = json.loads((folder / "run" / "prepared" / "prepared.json").read_text())
+    job = load(folder / "job", prepared["settings"])
+    records = Records(outcome.folders[0] / "train.bin", prepared["train"]["fields"])
+    initial = vector_of(job.model())
+    workers = network.all_working
+    reference = Reference(job, initial, records, workers, len(network.servers))
+    reference.replay(network.log)
+    return reference
+
+
+def rows(outcome: Outcome, number: int, phase: str) -> list[dict[str, Any]]:
+    return [row for row in outcome.metrics(number) if row["phase"] == phase]
+
+
+CASES = {
+    "SGD, T=1": Case(settings={"sync_every": 1}),
+    "SGD, T=2, two servers": Case(servers=2, settings={"sync_every": 2}),
+    "momentum, T=5, two servers": Case([MOMENTUM], 2, settings={"sync_every": 5, "lane": "i16"}),
+    "Adam, T=6, narrow": Case([ADAM], settings={"sync_every": 6, "lane": "i8"}),
+    "momentum, T=64": Case(
+        [MOMENTUM], speeds=(1, 0.4), settings={"sync_every": 64, "rounds": 70, "test_every": 64}
+    ),
+    "Adam, T=0": Case([ADAM], settings={"sync_every": 0, "test_every": 4}),
+    "no staleness, T=5": Case(settings={"sync_every": 5, "staleness": False}),
+    "buffers, a falling rate, T=4": Case([NORM, FALLING, MOMENTUM], settings={"sync_every": 4}),
+    "buffers, a falling rate, T=0": Case([NORM, FALLING], 2, settings={"sync_every": 0}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_those_of_a_reference_in_whole_numbers(tmp_path: Path, name: str) -> None:
+    """S1 to S4: bit for bit, after each synchronisation, at all members."""
+    case = CASES[name]
+    network, outcome = run(tmp_path, case)
+    reference = replayed(network, outcome, tmp_path)
+    assert reference.commits
+    for number in range(case.servers + 1, network.members + 1):
+        found = rows(outcome, number, "train")
+        assert [row["weights_sha256"] for row in found] == reference.commits
+        assert [row["trained_rounds"] for row in found] == reference.rounds
+        told = [s for row in rows(outcome, number, "push") for s in row["staleness"]]
+        assert told == [s for worker, _, s in reference.staleness if worker == number]
+    for number in range(1, case.servers + 1):
+        found = {row["round"]: row["weights_sha256"] for row in rows(outcome, number, "train")}
+        assert found.items() <= dict(enumerate_rounds(outcome, reference)).items()
+
+
+def enumerate_rounds(outcome: Outcome, reference: Reference) -> list[tuple[int, str]]:
+    """Rounds, and the weights after them."""
+    numbers = [row["round"] for row in rows(outcome, outcome.network.members, "train")]
+    return list(zip(numbers, reference.commits, strict=True))
+
+
+def bits(
+    network: ServedNetwork, outcome: Outcome, folder: Path, *, interrupted: bool = False
+) -> Reference:
+    """After the assertion that all workers that are left have the weights of the reference.
+
+    Args:
+        interrupted: a worker may have been called away before it had pulled what a commit came to.
+    """
+    reference = replayed(network, outcome, folder)
+    due = list(zip(reference.commits, reference.rounds, strict=True))
+    for number in network.working():
+        lines = rows(outcome, number, "train")
+        found = [(row["weights_sha256"], row["trained_rounds"]) for row in lines]
+        assert found == [each for each in due if each in found or not interrupted]
+        assert found[-1] == due[-1]
+    return reference
+
+
+@pytest.mark.parametrize("every", [0, 6])
+def test_a_worker_is_lost_in_its_push(tmp_path: Path, every: int) -> None:
+    """What one server has of its step stays, and the other server never gets it."""
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if network.log[-1] == ("push", 4, 0) and 4 in network.live:
+                network.evict(4)
+
+        network.before = before
+
+    settings = {"sync_every": every, "rounds": 12, "test_every": 6}
+    case = Case([MOMENTUM], 2, (1, 1, 1), settings)
+    network, outcome = run(tmp_path, case, script)
+    assert ("lost", 4) in network.log and network.live == {1, 2, 3, 5}
+    assert [event for event in network.log if event == ("push", 4, 1)] == []
+    reference = bits(network, outcome, tmp_path)
+    assert len(reference.commits) > 1
+    if not every:  # six rounds of the two that are left
+        before = network.log[: network.log.index(("barrier",))]
+        assert 12 <= sum(event[0] == "push" and event[2] == 0 for event in before) <= 14
+
+
+def test_a_worker_is_lost_in_a_synchronisation(tmp_path: Path) -> None:
+    """Those that have offered are averaged without it."""
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.contributions) == 2 and 4 in network.live:
+                assert network.contributions.keys() == {2, 3}
+                network.evict(4)
+
+        network.before = before
+
+    case = Case(speeds=(1, 1, 0.05), settings={"sync_every": 4, "rounds": 8, "test_every": 8})
+    network, outcome = run(tmp_path, case, script)
+    lost = network.log.index(("lost", 4))
+    assert network.log[lost + 1] == ("commit", (2, 3))
+    bits(network, outcome, tmp_path)
+
+
+@pytest.mark.parametrize("every", [0, 1, 5])
+def test_a_round_is_dropped_in_the_middle(tmp_path: Path, every: int) -> None:
+    """The next phase goes on from what the servers have; a step that was on its way is nobody's."""
+    dropped = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if turn in (7, 19, 31) and network.kind == "train":
+                dropped.append(network.open_round)
+                network.drop()
+
+        network.before = before
+
+    settings = {"sync_every": every, "lane": "i8", "rounds": 9, "test_every": 5}
+    network, outcome = run(tmp_path, Case([ADAM], 1, (1, 0.6, 1), settings), script)
+    assert len(dropped) == 3
+    bits(network, outcome, tmp_path, interrupted=True)
+
+
+@pytest.mark.parametrize(("every", "servers"), [(5, 1), (1, 2)])
+def test_what_is_tested_in_the_middle_of_a_round_is_the_last_commit(
+    tmp_path: Path, every: int, servers: int
+) -> None:
+    """A new lead may judge so when workers have pushed already."""
+    tested = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            pushed = network.versions[0] > 1 or every == 1
+            if len(network.commits) == 2 and pushed and network.kind == "train" and not tested:
+                network.drop("test")
+                tested.append(network.open_round)
+
+        network.before = before
+
+    settings = {"sync_every": every, "rounds": 12, "test_every": 12}
+    network, outcome = run(tmp_path, Case([MOMENTUM, NORM], servers, settings=settings), script)
+    bits(network, outcome, tmp_path)
+    last = rows(outcome, network.members, "train")[1]
+    for number in range(1, network.members + 1):
+        (row,) = (row for row in rows(outcome, number, "test") if row["round"] == tested[0])
+        for key in ("weights_sha256", "trained_rounds"):
+            assert row[key] == last[key]
+
+
+def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path) -> None:
+    """R18: and the worker goes on as if nothing had been."""
+    kept = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.commits) == 1 and ("step", 3) in network.log[-3:] and not kept:
+                kept.append(len(network.log))
+                network.sessions[3].on_keep()
+
+        network.before = before
+
+    network, outcome = run(tmp_path, Case([ADAM], settings={"sync_every": 5}), script)
+    reference = bits(network, outcome, tmp_path)
+    saved = Saved(outcome.folders[2] / "checkpoint.npz")
+    vector = np.concatenate([array.ravel() for array in saved.model.values()])
+    assert hashlib.sha256(vector.tobytes()).hexdigest() == reference.commits[0]
+    assert saved.head["progress"]["round"] == reference.rounds[0]
+
+
+@pytest.mark.parametrize(("every", "servers"), [(4, 1), (1, 2), (0, 1)])
+def test_tests_come_at_the_first_synchronisation_at_which_they_are_due(
+    tmp_path: Path, every: int, servers: int
+) -> None:
+    """R15, and all members have the same weights in them, servers too."""
+    settings = {"sync_every": every, "rounds": 14, "test_every": 5}
+    network, outcome = run(tmp_path, Case([], servers, settings=settings))
+    reference = bits(network, outcome, tmp_path)
+    crossing = [
+        after
+        for before, after in zip([0, *reference.rounds], reference.rounds, strict=False)
+        if after // 5 > before // 5 or after >= 14
+    ]
+    assert len(crossing) >= 3
+    assert (crossing == [5, 10, 14]) == (every < 2)
+    tests = [rows(outcome, number, "test") for number in range(1, network.members + 1)]
+    for of_all in zip(*tests, strict=True):
+        assert len({row["weights_sha256"] for row in of_all}) == 1
+    assert [row["trained_rounds"] for row in tests[0]] == crossing
+    assert sum(row["samples"] for row in tests[0]) == 42 * len(crossing)
+
+
+def test_a_server_that_does_not_lead_pulls_for_tests_only(tmp_path: Path) -> None:
+    settings = {"sync_every": 2, "rounds": 8, "test_every": 4}
+    network, outcome = run(tmp_path, Case([], 2, settings=settings))
+    worker, second = (rows(outcome, number, "train") for number in (3, 2))
+    due = {row["round"] - 1 for row in rows(outcome, 2, "test")}
+    assert {row["round"] for row in second} == due < {row["round"] for row in worker}
+    pulls = [event for event in network.log if event[0] == "pull" and event[1] == 2]
+    assert len(pulls) == 2 * len(due)
+    digests = [set(of.values()) for of in network.digests.values()]
+    assert all(len(of) == 1 for of in digests[:-1])
+
+
+def test_rows_say_what_a_push_counted_for(tmp_path: Path) -> None:
+    """S2, S3; and the times of a row make up its time."""
+    settings = {"sync_every": 6, "rounds": 12, "test_every": 12}
+    _, outcome = run(tmp_path, Case([], 2, (1, 1, 0.1), settings=settings))
+    slow, fast = rows(outcome, 5, "push"), rows(outcome, 3, "push")
+    assert max(s for row in slow for s in row["staleness"]) > 2
+    assert min(s for row in fast for s in row["staleness"]) == 1
+    for row in slow + fast:
+        assert len(row["staleness"]) == 2 and row["version"] >= 1
+        assert row["t_start"] <= row["t_offer"] <= row["t_commit"] <= row["t_end"]
+        parts = (row[f"seconds_{what}"] for what in ("compute", "wait", "network"))
+        assert sum(parts) == pytest.approx(row["seconds"])
+    for row in rows(outcome, 3, "train"):
+        assert row["samples"] == sum(row["counted"].values()) > 40
+
+
+def test_a_step_that_is_not_finite_names_the_parameter(tmp_path: Path) -> None:
+    changes = [("return (model(batch", "return 1e30 * (model(batch"), ("lr=0.01", "lr=1e30")]
+    with pytest.raises(JobError, match=r"round 1: the step of parameter '0.weight' is not finite"):
+        run(tmp_path, Case(changes, settings={"sync_every": 2}))
+
+
+def test_a_step_that_is_too_large_names_the_parameter(tmp_path: Path) -> None:
+    message = r"^parameter '2.weight': the step has .* servers take steps below 2\*\*21.* smaller"
+    with pytest.raises(JobError, match=message):
+        run(tmp_path, Case([("lr=0.01", "lr=1e8")], settings={"sync_every": 2}))
+
+
+def test_an_agent_without_servers(tmp_path: Path) -> None:
+    """It has sent a phase of training, and not what the servers are."""
+
+    def script(network: ServedNetwork) -> None:
+        network.serves = False
+
+    with pytest.raises(JobError, match=r"^system=S: this host's agent has no parameter servers"):
+        run(tmp_path, Case(settings={"sync_every": 2}), script)

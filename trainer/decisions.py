@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What should come next (R14), and the checkpoints that the lead writes (R22)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nicps.client import Commit, Session
+from trainer.errors import JobError
+from trainer.journal import Journal
+
+if TYPE_CHECKING:
+    from trainer.training import Training
+
+
+class Decisions:
+    """One member's. Every member decides after every round; only the lead's word counts."""
+
+    def __init__(
+        self,
+        session: Session,
+        training: Training,
+        journal: Journal,
+        checkpoint: Path,
+        clock: Callable[[], float],
+    ) -> None:
+        """Nothing is decided yet.
+
+        Args:
+            checkpoint: the file.
+        """
+        self._session, self._training, self._journal = session, training, journal
+        self._path, self._clock = checkpoint, clock
+        self._settings = training.job.settings
+        self._saved_at = 0.0  # on the clock, when the last checkpoint was due
+
+    def begin(self) -> None:
+        """The first phase begins."""
+        self._saved_at = self._clock()
+
+    def after_training(self, commit: Commit, test: bool, seconds: float) -> bool:
+        """R14: test, or train on; whether to train on.
+
+        Args:
+            test: as `is_test_due` has it.
+            seconds: that the round took.
+        """
+        due = self._is_due(seconds)
+        self._session.decide(commit.round, "test" if test else "continue", checkpoint=due)
+        return not (test and self._session.lead)
+
+    def is_test_due(self, before: int) -> bool:
+        """Whether a test is due, at every epoch's end and at the end, where `before` rounds had been trained before."""
+        training = self._training
+        training.finishing = training.job.done(training.state, training.records)
+        every = self._settings.rounds_between_tests(training.records)
+        return training.finishing or training.state.round // every > before // every
+
+    def after_test(self, round_: int) -> None:
+        """R14: the end, or more training."""
+        training = self._training
+        ended = training.finishing or training.job.done(training.state, training.records)
+        what = "end" if ended else "continue"
+        self._session.decide(round_, what, checkpoint=self._is_due(0.0))
+
+    def _is_due(self, seconds: float) -> bool:
+        """Whether this member leads, and a checkpoint is due after another round, which takes so long."""
+        every, since = self._settings.checkpoint_s, self._clock() - self._saved_at
+        return bool(self._session.lead and every and since + seconds >= every)
+
+    def committed(self, commit: Commit, now: float) -> None:
+        """A round is whole here: the lead writes the checkpoint that all have heard of."""
+        if commit.checkpoint and self._session.lead:
+            self._saved_at = now
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write one. Where it cannot be written, the former one stays."""
+        error = ""
+        try:
+            self._training.save(self._path)
+        except JobError as problem:
+            error = str(problem)
+            self._journal.warn(f"no checkpoint: {error}")
+        self._session.checkpoint(self._training.state.round, error)

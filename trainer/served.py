@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System S: servers hold the parameters, and workers push their optimizers' steps (rules S1 to S5, docs/servers.md).
+
+    worker   pull -> compute -> push weights - pulled, with the version pulled (S1) -> pull ...
+             a synchronisation is due -> its step is averaged with those of all others (S4) -> commit -> pull -> digest
+    server   commit -> pull, if a test, a checkpoint or the end comes next
+
+What a worker pushes is counted 1 / staleness by the servers (S2, S3). After each synchronisation all workers hold the
+same parameters, bit for bit, and these are what is tested and saved.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from nicps import client
+from nicps.client import Commit, Phase, Session
+from nicps.errors import NonFinite, TooLarge
+from trainer.decisions import Decisions
+from trainer.errors import JobError
+from trainer.journal import Journal
+from trainer.share import Share
+
+if TYPE_CHECKING:
+    from trainer.training import Training
+
+
+@dataclass(slots=True)
+class _Round:
+    """What a member has done in a round that it began at `began`.
+
+    `start`, `offered`: when its last step was begun, and computed. `version`: as its last push has been told.
+    """
+
+    began: float
+    start: float
+    offered: float
+    steps: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+    version: int = 0
+
+    @classmethod
+    def begin(cls, now: float) -> Self:
+        """Nothing is done yet."""
+        return cls(now, now, now)
+
+
+class Served:
+    """One member's rounds of training. It is a worker where the phase gives it a share, and else a server."""
+
+    def __init__(
+        self,
+        session: Session,
+        training: Training,
+        share: Share,
+        journal: Journal,
+        decisions: Decisions,
+        clock: Callable[[], float],
+    ) -> None:
+        """Nothing is pulled yet."""
+        self._session, self._training, self._model = session, training, training.model
+        self._share, self._journal, self._decisions = share, journal, decisions
+        self._settings, self._clock = training.job.settings, clock
+        self._phase = Phase("none", 0, 0, ())
+        self._worked = training.state.round  # shares so far: where this worker is in the data
+        self._fresh = True  # the weights are those that were handed out, or another member's
+        self._moved = False  # they are not those of the last commit
+        self._behind = 0  # the round whose commit has been heard of, and not been pulled
+
+    @property
+    def _servers(self) -> client.Served:
+        served = self._session.served
+        if served is None:
+            raise JobError(
+                f"system={self._settings.system}: this host's agent has no parameter servers; "
+                "install the same version of nicps on all hosts"
+            )
+        return served
+
+    def ready(self, digest: str) -> None:
+        """The model is built; `digest` as for `Session.ready`."""
+        self._session.ready(self._model.lanes, digest)
+
+    def loaded(self) -> None:
+        """Another member's state was taken over (R20)."""
+        self._worked = self._training.state.round
+        self._fresh, self._moved, self._behind = True, False, 0
+
+    def catch_up(self) -> None:
+        """Take the state of the last commit, as it may be the servers' only, before it is tested or saved."""
+        if self._behind and self._pull(self._behind + 1):
+            self._note_commit()
+
+    def keep(self, save: Callable[[], None]) -> None:
+        """R18: save the state of the last commit while this member waits. A step that it has given needs no weights."""
+        if self._behind:
+            self._journal.warn(
+                f"the state after round {self._behind} is not saved here, as it has not been pulled"
+            )
+            return
+        self._go_back()
+        save()
+
+    def train(self, phase: Phase) -> None:
+        """Rounds until the next decision."""
+        self._phase = phase
+        try:
+            self._begin()
+            if self._share.place.share:
+                self._work(phase.first_round)
+            else:
+                self._serve(phase.first_round)
+        except TooLarge as error:
+            name = self._model.name_at(error.index)
+            raise JobError(f"{name}: {error}; a smaller learning rate may help") from None
+
+    def _begin(self) -> None:
+        """The servers may ask for what they begin with."""
+        if self._fresh:
+            self._note_commit()
+            self._fresh = False
+        self._servers.fill(self._model.weights)
+
+    # ---- a worker
+
+    def _work(self, round_: int) -> None:
+        """Pull, and train on from there (S1)."""
+        if not self._pull(round_):
+            return
+        if self._behind:  # what it has pulled is the nearest to that commit
+            self._note_commit()
+        while round_:
+            round_ = self._round(round_)
+
+    def _round(self, round_: int) -> int:
+        """From one synchronisation to the next; the round after it, or 0 when the phase is over.
+
+        A round that is left in the middle is dropped: this worker goes back to the last commit.
+        """
+        own = _Round.begin(self._clock())
+        while not isinstance(ended := self._step(round_, own), Commit):
+            if not ended:
+                self._go_back()
+                return 0
+        return self._read(ended, own)
+
+    def _step(self, round_: int, own: _Round) -> Commit | bool:
+        """Compute a step and push it (S1), or give it to the synchronisation that is due (S4).
+
+        Returns:
+            The commit, or whether the phase goes on.
+        """
+        training, start = self._training, self._clock()
+        own.start = own.offered = start
+        if self._is_barrier(own):
+            self._servers.skip(round_)
+            return self._waited(round_) or False
+        samples, loss_sum = self._share.compute(round_, self._worked)
+        if samples < self._share.place.share:  # called away
+            return self._waited(round_) or False
+        state = training.state
+        training.schedule(state.round + (state.steps + own.version) // self._workers)
+        training.update(self._share.finish(samples), samples)
+        self._moved = True
+        own.offered = offered = self._clock()
+        try:
+            self._servers.step(round_, self._model.weights, own.steps + 1)
+        except NonFinite as error:
+            raise self._not_finite(round_, error) from None
+        stepped = self._servers.wait(round_)
+        if stepped is None:
+            return False
+        self._worked += 1
+        own.steps, own.samples = own.steps + 1, own.samples + samples
+        own.loss_sum += loss_sum
+        training.state = replace(state, loss=loss_sum / samples)
+        if isinstance(stepped, Commit):
+            return stepped
+        own.version, pushed = stepped.version, self._clock()
+        pulled = self._is_barrier(own) or self._pull(round_)
+        end = self._clock()
+        self._journal.round(
+            {
+                "phase": "push",
+                "round": round_,
+                "loss": loss_sum / samples,
+                "own_samples": samples,
+                "version": stepped.version,
+                "staleness": list(stepped.staleness),
+                "weights_sha256": "",
+                "seconds": end - start,
+                "seconds_compute": offered - start,
+                "seconds_wait": 0.0,
+                "seconds_network": end - offered,
+                "t_start": start,
+                "t_offer": offered,
+                "t_commit": pushed,
+                "t_end": end,
+            }
+        )
+        return pulled
+
+    def _is_barrier(self, own: _Round) -> bool:
+        """Whether no synchronisation is due ever (T = 0), and a test is: after as many pushes as come between two."""
+        return not self._settings.sync_every and own.version >= self._pushes_to_test()
+
+    def _pushes_to_test(self) -> int:
+        """Pushes of all workers from the last commit to the next test."""
+        training = self._training
+        every, state = self._settings.rounds_between_tests(training.records), training.state
+        rounds = every - state.round % every
+        if training.rounds is not None:
+            rounds = max(1, min(rounds, training.rounds - state.round))
+        return rounds * self._workers - state.steps
+
+    def _read(self, commit: Commit, own: _Round) -> int:
+        """A synchronisation is whole: pull what it comes to, tell the digest, decide what comes next."""
+        committed = self._clock()
+        before = self._count(commit, committed)
+        if not self._pull(commit.round + 1):
+            return 0
+        self._note_commit()
+        self._session.applied(commit, self._training.digest())
+        return self._end(commit, self._decisions.is_test_due(before), own, committed)
+
+    # ---- a server
+
+    def _serve(self, round_: int) -> None:
+        """The kernel serves. The program needs the parameters only where it may have to test them, or to save them."""
+        # It steps the scheduler for the state that it saves, and never the optimizer.
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
+        while round_:
+            own = _Round.begin(self._clock())
+            commit = self._waited(round_)
+            if commit is None:
+                return
+            committed = self._clock()
+            test = self._decisions.is_test_due(self._count(commit, committed))
+            if test or self._session.lead:
+                if not self._pull(commit.round + 1):
+                    return
+                self._note_commit()
+            self._session.applied(commit)
+            round_ = self._end(commit, test, own, committed)
+
+    # ---- both
+
+    def _waited(self, round_: int) -> Commit | None:
+        """The round's commit, of which this member has no step; None if the phase ends before."""
+        ended = self._servers.wait(round_)
+        assert not isinstance(ended, client.Stepped), "a step has come of no step"
+        return ended
+
+    def _pull(self, round_: int) -> bool:
+        """S1: all parameters; False if another phase begins before they are here."""
+        servers = self._servers
+        servers.pull(round_)
+        if not servers.wait_pulled(round_):
+            return False
+        servers.read(self._model.weights)
+        self._model.adopt()
+        self._moved = True
+        return True
+
+    def _note_commit(self) -> None:
+        """The weights are those of the last commit."""
+        self._moved, self._behind = False, 0
+        if self._share.place.share:
+            self._servers.keep_commit(self._model.weights)
+
+    def _go_back(self) -> None:
+        """To the last commit; what a forward pass has moved goes back, too."""
+        if self._moved:
+            self._servers.take_back(self._model.weights)
+            self._model.adopt()
+        self._model.restore()
+        self._moved = False
+
+    def _count(self, commit: Commit, now: float) -> int:
+        """As many steps as there are workers are a round (docs/servers.md, "Counting"); rounds before the commit."""
+        training, before = self._training, self._training.state.round
+        self._behind = commit.round
+        workers = len(commit.counted) or self._workers
+        rounds, steps = divmod(training.state.steps + self._steps_of(commit), workers)
+        training.count(rounds)
+        training.state = replace(training.state, steps=steps, seconds=self._journal.seconds(now))
+        return before
+
+    def _steps_of(self, commit: Commit) -> int:
+        """Of all workers in a round: pushes, and those that are averaged. A barrier counts what it is due after."""
+        return sum(commit.counted.values()) or self._pushes_to_test()
+
+    @property
+    def _workers(self) -> int:
+        """How many are left."""
+        return sum(1 for number in self._session.live if self._phase.share_of(number))
+
+    def _end(self, commit: Commit, test: bool, own: _Round, committed: float) -> int:
+        """Decide what comes next, and write down what was; a server that has not pulled has no weights to speak of.
+
+        Returns:
+            The next round, or 0 if the lead has something else in mind.
+        """
+        phase, read = self._phase, self._clock()
+        goes_on = self._decisions.after_training(commit, test, read - own.began)
+        counted = {
+            str(number): steps * phase.share_of(number)
+            for number, steps in sorted(commit.counted.items())
+        }
+        samples, end = sum(counted.values()), self._clock()
+        if not self._behind:
+            self._journal.round(
+                {
+                    "phase": "train",
+                    "round": commit.round,
+                    "loss": own.loss_sum / own.samples if own.samples else None,
+                    "samples": samples,
+                    "own_samples": own.samples,
+                    "counted": counted,
+                    "clipped": self._share.clipped,
+                    "weights_sha256": self._model.sha256(),
+                    "seconds_compute": (own.offered - own.start) + (end - read),
+                    "seconds_wait": committed - own.offered,
+                    "seconds_network": read - committed,
+                    "t_start": own.start,
+                    "t_offer": own.offered,
+                    "t_commit": committed,
+                    "t_end": end,
+                }
+            )
+        self._journal.report(commit.round, samples, end - own.began, self._share.clipped)
+        self._decisions.committed(commit, end)
+        return commit.round + 1 if goes_on else 0
+
+    def _not_finite(self, round_: int, error: NonFinite) -> JobError:
+        model, index = self._model, error.index
+        return JobError(
+            f"round {round_}: the step of {model.name_at(index)} is not finite "
+            f"({model.weights[index]}); a smaller learning rate may help"
+        )
