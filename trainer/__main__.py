@@ -74,11 +74,7 @@ def _prepare(options: argparse.Namespace) -> None:
     from trainer.prepare import prepare
 
     overrides = _overrides(options.settings)
-    prepared = prepare(options.job, options.out, options.data, overrides, options.resume)
-    if (system := prepared["settings"]["system"]) != "R":
-        raise JobError(
-            f"system={system}: this version's agents have no parameter servers yet; use system=R"
-        )
+    prepare(options.job, options.out, options.data, overrides, options.resume)
 
 
 def _check(options: argparse.Namespace) -> None:

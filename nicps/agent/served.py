@@ -21,20 +21,20 @@ from nicps.session.served_form import NearLimit
 
 
 class WeightsFile:
-    """Float32 in a memory file, between this agent and its training program.
+    """Float32 in a memory file of whole pages, between this agent and its training program.
 
     Attributes: `fd`; `values`, float32 (n,), which the program can write, too.
     """
 
     def __init__(self, lanes: int) -> None:
-        size = 4 * lanes
+        size = -(-4 * lanes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.fd = os.memfd_create("nicps-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)  # who shrinks it would kill the other end
         self.values: F32 = np.zeros(0, np.float32)
         if lanes:
-            self.values = np.frombuffer(mmap.mmap(self.fd, size), np.float32)
+            self.values = np.frombuffer(mmap.mmap(self.fd, size), np.float32, lanes)
 
     def close(self) -> None:
         """Close the descriptor; the mapping goes with the last view of it."""

@@ -154,16 +154,6 @@ def test_numbers_that_servers_cannot_hold(
     assert prepare(job, tmp_path / "out", None, {})["files"]
 
 
-def test_a_job_with_servers_ends_with_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job, settings = make(tmp_path / "job"), '{"system": "S", "sync_every": 1}'
-    arguments = ["--job", str(job), "--out", str(tmp_path / "out"), "--settings", settings]
-    assert main(["prepare", *arguments]) == 1
-    said = "trainer: error: system=S: this version's agents have no parameter servers yet; use system=R\n"
-    assert capsys.readouterr().err.endswith(said)
-
-
 def test_modules_beside_job_py_go_along(tmp_path: Path) -> None:
     job = make(tmp_path / "job", JOB.replace("lr=0.001", "lr=helper_of_test.LR"))
     (job / "job.py").write_text("import helper_of_test\n" + (job / "job.py").read_text())
