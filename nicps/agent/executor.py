@@ -137,10 +137,10 @@ class Executor:
         """The fragments that the kernel has taken, in the view that it is in."""
         maps = self._dataplane.maps
         view = int(maps.config["view"])
-        if action.listed:
-            self._here.added += self.served.count(action.round, view) * action.listed
-        else:
+        if action.listed is None:
             self._here.added += maps.count(action.round, view, 0)
+        else:
+            self._here.added += self.served.note_commit(action.round, view, action.listed)
 
     def use_accumulators(self, action: act.UseAccumulators) -> None:
         """Use new accumulators; the old ones are freed once no process reads them any more."""
@@ -221,7 +221,10 @@ class Executor:
             case act.KeepResidual():
                 return self._here.keep_residual
             case act.KeepRecords(facts, last_round):
-                return partial(_keep_records, self._here, {**self._facts(), **facts}, last_round)
+                facts = {**self._facts(), **facts}
+                if "served" in facts:
+                    facts["served"] = {**facts["served"], "versions": self.served.versions}
+                return partial(_keep_records, self._here, facts, last_round)
             case act.MakeResult():
                 run = self._settings.runs / task.job
                 return partial(_make_result, run, self._life.node.name, task)

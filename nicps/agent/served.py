@@ -55,6 +55,11 @@ class ServedPart:
         self._servers, self._room, self._width = servers, room, width
         self.lanes = room.lanes(width, vector)
 
+    @property
+    def is_first(self) -> bool:
+        """It is the first server's."""
+        return self._room.rank == 0
+
     def fill(self, file: WeightsFile) -> ServersPart:
         """New maps with the weights that the training program has written into the file.
 

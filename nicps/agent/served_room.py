@@ -17,7 +17,10 @@ from nicps.session.served_form import NearLimit, Pulled, Serves
 
 
 class ServedRoom:
-    """Of one job after the other. What takes long is done in a thread: `reserve`, `fill`, `read` and `release`."""
+    """Of one job after the other. What takes long is done in a thread: `reserve`, `fill`, `read` and `release`.
+
+    Attributes: `versions`, of the first server's part, if this host has that: pushes and synchronisations (S2).
+    """
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
@@ -26,6 +29,7 @@ class ServedRoom:
         self._told: WeightsFile | None = None  # with the own part
         self._part: ServedPart | None = None
         self._begins: act.BeginServing | None = None  # a phase that is prepared
+        self.versions = 0
 
     @property
     def _servers(self) -> Servers:
@@ -97,9 +101,15 @@ class ServedRoom:
         """A round is committed with a list."""
         self._servers.settle(action.round)
 
-    def count(self, round_: int, view: int) -> int:
-        """Fragments of the own part that are made of a round's list."""
-        return self._servers.made(round_, view) if self._servers.part is not None else 0
+    def note_commit(self, round_: int, view: int, listed: int) -> int:
+        """A round with a list of so many contributions is committed: as many fragments of these are in the own part."""
+        servers, part = self._dataplane.maps.servers, self._part
+        if servers is None or part is None:
+            return 0
+        opened, pushes = servers.version
+        if part.is_first and opened == round_:
+            self.versions += pushes + bool(listed)
+        return servers.made(round_, view) * listed
 
     def find_full(self) -> NearLimit | None:
         """The parameter of the own part that is near the limits, if there is one."""
@@ -133,6 +143,7 @@ class ServedRoom:
             if file is not None:
                 file.close()
         self._given = self._told = self._part = self._begins = None
+        self.versions = 0
         if self._dataplane.maps.servers is not None:
             self._servers.retire()
 

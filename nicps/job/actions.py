@@ -69,11 +69,11 @@ class LeaveView:
 class CountFragments:
     """For the job's records: count the fragments of that round that the kernel has taken, in the view that it is in.
 
-    `listed`: with parameter servers, so many contributions are in each fragment of the own part.
+    `listed`: with parameter servers, so many contributions are in each fragment of the own part; None without servers.
     """
 
     round: int
-    listed: int = 0
+    listed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

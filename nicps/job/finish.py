@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,30 @@ from nicps.job.tasks import Tasks
 from nicps.protocol import Committed, Phase
 
 _NOTHING = json.dumps({"bytes": 0, "index_bytes": 0}).encode()
+
+
+@dataclass(slots=True)
+class ServedTally:
+    """What became of one host's steps, where there are parameter servers.
+
+    Attributes: `pushes`, of its own training program; servers have `told` so many values of their staleness, with that
+    sum, and the largest; `synchronisations` that it has seen.
+    """
+
+    pushes: int = 0
+    told: int = 0
+    staleness: int = 0
+    stalest: int = 0
+    synchronisations: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """For the run's result."""
+        return {
+            "system": "S",
+            "pushes": self.pushes,
+            "synchronisations": self.synchronisations,
+            "staleness": [self.told, self.staleness, self.stalest],
+        }
 
 
 class Finish:
@@ -41,6 +66,7 @@ class Finish:
         self.expected = self.asked_again = 0
         self.differed: list[dict[str, Any]] = []
         self._answer: bytes | None = None  # to FINISH
+        self._served, self._serves = ServedTally(), False
         self._keeping = False  # the program has ended well
         self._names: Sequence[str] = ()
         self._opening = 0  # the stream that is being opened, or was opened last
@@ -48,11 +74,21 @@ class Finish:
     def note_commit(self, commit: Committed) -> None:
         """A round counts: the kernel has taken the others' fragments, or the switch's sums."""
         if commit.phase.serving is not None:
+            self._served.synchronisations += bool(commit.counted)
+            self._serves = True
             part = commit.phase.serving.part_of(self._node.number, commit.fragments)
             self.expected += len(commit.counted) * len(part)
             return
         streams = commit.exchange.streams(commit.counted, self._node.number)
         self.expected += streams * commit.fragments
+
+    def note_stepped(self, staleness: Sequence[int]) -> None:
+        """Servers have added a step of this host's (S2), which was so stale at each of them."""
+        served = self._served
+        served.pushes += 1
+        served.told += len(staleness)
+        served.staleness += sum(staleness)
+        served.stalest = max(served.stalest, *staleness, 0)
 
     @property
     def kept(self) -> bool:
@@ -88,13 +124,15 @@ class Finish:
         if self._keeping:
             return []
         self._keeping = True
-        facts = {
+        facts: dict[str, Any] = {
             "rounds": train_rounds,
             "rounds_before": before,
             "differed": self.differed,
             "fragments_expected": self.expected,
             "sums_asked_again": self.asked_again,
         }
+        if self._serves:
+            facts["served"] = self._served.facts()
         return [
             self._tasks.begin(self._owner, KeepRecords(facts, self._node.open_round), self._kept)
         ]

@@ -239,7 +239,7 @@ class Part:
         self.rest = commit.rest_after(self.rest)
         mine = self._entry.has_share(phase) and program is not None and program.holds_state
         noted = self.steps.commit(commit, mine=mine, several=has_steps(self.settings))
-        listed = len(commit.counted) if phase.exchange.served else 0
+        listed = len(commit.counted) if phase.exchange.served else None
         orders: Orders = [*noted, CountFragments(commit.round, listed)]
         if listed:
             orders.append(Settled(commit.round))
@@ -400,6 +400,7 @@ class Part:
             return []
         program.give_duty(now, "work")
         self.programs.note_training()
+        self.finish.note_stepped(action.staleness)
         values = action.round, action.number, action.version, action.staleness
         return [Post(program.number, Stepped(*values))]
 

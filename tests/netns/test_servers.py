@@ -76,7 +76,9 @@ def test_no_synchronisation_but_tests(four: Network, job: Path) -> None:
 
 
 def test_two_servers_share_the_parameters(four: Network, job: Path) -> None:
-    run = four.train(job, rounds=12, servers="h2,h4", sync_every=4, test_every=6, lane="i32", **SYSTEM)
+    run = four.train(
+        job, rounds=12, servers="h2,h4", sync_every=4, test_every=6, lane="i32", **SYSTEM
+    )
     checked(run, 4, servers=2)
     counters = [run.facts(host)["counters"] for host in ("h2", "h4")]
     added = [c["pushed"] + c["gathered"] + c["summed"] for c in counters]
@@ -91,7 +93,9 @@ def lossy() -> Iterator[Network]:
 
 
 def test_two_percent_of_all_frames_are_lost(lossy: Network) -> None:
-    run = lossy.train(tiny_job(lossy.folder, WIDER), rounds=20, sync_every=4, test_every=10, **SYSTEM)
+    run = lossy.train(
+        tiny_job(lossy.folder, WIDER), rounds=20, sync_every=4, test_every=10, **SYSTEM
+    )
     checked(run, 4)
     assert run.result["fragments_sent_again"] > 0
 
