@@ -344,3 +344,20 @@ def test_an_agent_without_servers(tmp_path: Path) -> None:
 
     with pytest.raises(JobError, match=r"^system=S: this host's agent has no parameter servers"):
         run(tmp_path, Case(settings={"sync_every": 2}), script)
+
+
+DIGITS = Path(__file__).resolve().parents[2] / "trainer" / "jobs" / "digits"
+
+
+def test_digits_is_learned(tmp_path: Path) -> None:
+    """A job that ships, as it is: a slow worker, lanes of 16 bits, and ten micro-batches."""
+    network = ServedNetwork(4, 120, speeds=(1, 1, 1, 0.25))
+    settings = {"system": "S", "sync_every": 16, "rounds": 90, "test_every": 30}
+    outcome = run_job(DIGITS, tmp_path, 4, network=network, programs=network.programs(), **settings)
+    assert outcome.errors == [None] * 4
+    tests = [rows(outcome, number, "test") for number in range(1, 5)]
+    for of_all in zip(*tests, strict=True):
+        assert len({row["weights_sha256"] for row in of_all}) == 1
+    assert tests[0][-1]["accuracy"] > 0.9
+    pushes = {number: len(rows(outcome, number, "push")) for number in (2, 3, 4)}
+    assert pushes[4] < 0.7 * pushes[3]  # nobody has waited for it but in synchronisations
