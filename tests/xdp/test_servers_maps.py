@@ -59,7 +59,7 @@ class Host:
         self.servers.use_store(self.servers.reserve_store(ROOM, PUSHES))
         self.maps.ring["full"] = 0
         self.servers.begin_phase()
-        self.servers.open_round(ROUND, settled=False)
+        self.servers.open_round(ROUND)
 
     def use_part(self, units: np.ndarray[Any, Any], averages: bool = True) -> None:
         self.servers.use_part(
@@ -210,7 +210,8 @@ def test_rounds(host: Host) -> None:
         host.contribute(10 * sender, sender)
     assert (servers.parameters() == before).all(), "it is not committed"
     assert host.pull(0, ROUND + 1).reason == Refusal.NOT_YET
-    servers.open_round(ROUND + 1, settled=True)
+    servers.settle(ROUND)
+    servers.open_round(ROUND + 1)
     assert servers.version == (ROUND + 1, 0)
     assert (servers.parameters() == before + 25).all(), "as it will be"
     for index in range(5):
@@ -226,9 +227,10 @@ def test_another_phase_forgets_steps_and_what_was_dropped(host: Host) -> None:
     before = servers.parameters()
     servers.begin_phase()
     assert host.pull(0).reason == Refusal.NOT_YET, "no round is open"
-    servers.open_round(ROUND, settled=False)
+    servers.open_round(ROUND)
     assert not servers.homes["due"].any() and not servers.homes["last"].any()
-    servers.open_round(ROUND + 1, settled=True)
+    servers.settle(ROUND)
+    servers.open_round(ROUND + 1)
     body = wire.Push(0, 1, 0, PUSHES, 0, WIDTH, -40)
     assert host.give(body, lane=3, round_=ROUND + 1).verdict == bpf.XDP_TX, "the numbers begin anew"
     before[0] += 3
@@ -241,9 +243,10 @@ def test_a_phase_keeps_what_was_committed(host: Host) -> None:
     for sender in (2, 3):
         host.contribute(10 * sender, sender)
     before = servers.parameters()
-    servers.open_round(ROUND + 1, settled=True)
+    servers.settle(ROUND)
+    servers.open_round(ROUND + 1)
     servers.begin_phase()
-    servers.open_round(ROUND + 1, settled=False)
+    servers.open_round(ROUND + 1)
     assert (servers.parameters() == before + 25).all()
 
 
@@ -369,7 +372,8 @@ def test_a_part_is_read_as_it_is_told(host: Host) -> None:
     found.close()
     for sender in (2, 3):
         host.contribute(1000 * sender, sender)
-    servers.open_round(ROUND + 1, settled=True)
+    servers.settle(ROUND)
+    servers.open_round(ROUND + 1)
     assert servers.homes["due"].all()
     due = own(host).read()
     assert not same(due.values, found.values)
