@@ -174,7 +174,6 @@ class Agent:
         def note_commit(action: act.NoteCommit) -> None:
             tally.note_commit(driver.now, action, self.life.node.members)
             executor.note_commit(action)
-            frames.settle(action)
 
         def enter_view(action: act.EnterView) -> None:
             tally.note_view(action)

@@ -81,14 +81,11 @@ class Executor:
         self._timeline.records = None
         if job is not None:
             clear = partial(job.clear, streams, action.keep_records, action.saved)
-            maps = self._dataplane.maps
-            rooms = [room for room in (maps.stripes, maps.servers) if room is not None]
-            for room in rooms:
-                room.retire()
+            stripes = self._dataplane.maps.stripes
+            stripes.retire()
 
             def end() -> None:
-                for room in rooms:
-                    self._loop.background(room.release, _nothing)
+                self._loop.background(stripes.release, _nothing)
                 self._loop.background(clear, _nothing)
 
             self._children.once_gone(end)

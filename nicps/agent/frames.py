@@ -16,7 +16,7 @@ from nicps.agent.sender import Sender, Source
 from nicps.barrier import barrier
 from nicps.dataplane import DataPlane
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
-from nicps.job.actions import EnterView, NoteCommit, Transmit
+from nicps.job.actions import EnterView, Transmit
 from nicps.protocol import KernelState, Phase, Send, SendFragments
 
 _ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
@@ -228,29 +228,12 @@ class Frames:
         if state is None:
             config["enabled"] = config["bounce"] = 0
             return
-        maps, open_round = self._dataplane.maps, self._enter_phase()
+        maps = self._dataplane.maps
         orders = state.aggregators, state.aggregators_next
         if before is None or orders != (before.aggregators, before.aggregators_next):
-            write_settings(config, state, lambda: maps.stripes.set_ranks(*orders), open_round)
+            write_settings(config, state, lambda: maps.stripes.set_ranks(*orders))
         else:
-            write_settings(config, state, None, open_round)
-
-    def _enter_phase(self) -> Callable[[int], None] | None:
-        """Servers forget the steps of the phase before, as another one comes into force; what opens a round of theirs.
-
-        None: the phase has none.
-        """
-        servers, phase = self._dataplane.maps.servers, self._node.phase_in_force or self._node.phase
-        if servers is None or phase is None or phase.serving is None:
-            return None
-        servers.enter_phase(phase.first_round, staleness=phase.serving.staleness)
-        return servers.open_round
-
-    def settle(self, action: NoteCommit) -> None:
-        """A round is committed: servers may add what it has come to."""
-        servers = self._dataplane.maps.servers
-        if servers is not None and action.counted and not action.test:
-            servers.settle(action.round)
+            write_settings(config, state)
 
     def enter_view(self, action: EnterView) -> None:
         """The program takes tokens and fragments of another view, with that view's key."""
@@ -268,10 +251,7 @@ class Frames:
 
 
 def write_settings(
-    config: Any,
-    state: KernelState,
-    set_ranks: Callable[[], None] | None = None,
-    open_round: Callable[[int], None] | None = None,
+    config: Any, state: KernelState, set_ranks: Callable[[], None] | None = None
 ) -> None:
     """Write what the program must know, one word after the other, while the program works.
 
@@ -280,7 +260,6 @@ def write_settings(
 
     Args:
         set_ranks: says whose stripes there are, where that changes.
-        open_round: writes the open round, where servers count its pushes.
     """
     config["bounce"] = 0
     config["round_low"] = state.round_low
@@ -291,10 +270,7 @@ def write_settings(
     if set_ranks is not None:
         set_ranks()
     barrier()
-    if open_round is not None:
-        open_round(state.round)
-    else:
-        config["round"] = state.round
+    config["round"] = state.round
     barrier()
     config["round_high"] = state.round_high
     config["sent_seen"], config["own_sent"] = state.sent_seen, state.own_sent

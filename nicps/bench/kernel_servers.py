@@ -76,7 +76,7 @@ class ServingKernel:
         self._number = 0
         self.maps.set_key(self._key)  # its frames' numbers begin anew, too
         self.servers.begin_phase()
-        self.servers.open_round(_ROUND)
+        self.servers.open_round(_ROUND, settled=False)
 
     def distinct(self, kind: str, runs: int) -> Took:
         """`runs` pushes or pulls of fragments in turn, each of them answered.

@@ -91,7 +91,6 @@ class Servers:
         self.sums: Records = np.zeros(0, shapes["stored"])
         self.taken: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._blocks: I64 = np.zeros((0, wire.BLOCK_LANES), np.int64)
-        self._first_round = 0  # of the phase in force
         self._pushers = self._view("pushers", shapes["pusher"])
         self._answered = self._view("answered", shapes["answered"])
 
@@ -156,8 +155,9 @@ class Servers:
         with self._swapping, inner.disabled(self._config):
             inner.put(self._fds["homes"], reserved.homes_fd)
             self._config["gather_blocks"] = reserved.blocks
-            self._config["settled"] = 0  # nothing is due in new homes
             inner.put(self._fds["parameters"], reserved.parameters_fd)
+            # Of the job before: in new homes nothing is due, and none is full.
+            self._config["settled"] = self._ring["full"] = 0
             self._drop(self.part)
             self.part = reserved
         self.homes = inner.view(reserved.homes_fd, layout().records["home"], 1)[0]
@@ -183,7 +183,7 @@ class Servers:
 
     def retire(self) -> None:
         """The job is over: the program takes no frames of servers into these maps, and `release` frees them."""
-        self._config["room"] = self._config["gather_blocks"] = self._first_round = 0
+        self._config["room"] = self._config["gather_blocks"] = 0
         shapes = layout().records
         self.homes = np.zeros(0, shapes["home"])
         self.own, self.sums = np.zeros(0, shapes["own"]), np.zeros(0, shapes["stored"])
@@ -219,20 +219,6 @@ class Servers:
 
     # ---- phases and rounds
 
-    def enter_phase(self, first_round: int, *, staleness: bool) -> None:
-        """A phase has come into force that begins with that round; a second call does nothing.
-
-        Not before that: a phase that is prepared may be dropped, and steps of the one before that go on must find their
-        numbers here.
-
-        Args:
-            staleness: a push counts 1 / staleness.
-        """
-        if first_round != self._first_round:
-            self.begin_phase()
-            self._config["staleness"] = int(staleness)
-            self._first_round = first_round
-
     def begin_phase(self) -> None:
         """No step of the phase before counts, nor what a round of it has come to that was dropped.
 
@@ -248,19 +234,14 @@ class Servers:
         self._answered[...] = np.zeros((), self._answered.dtype)
         self._progress[...] = np.zeros((), self._progress.dtype)
 
-    def settle(self, round_: int) -> None:
-        """That round is committed with a list: what it has come to is added to the parameters, whoever asks first."""
-        if self.part is not None:
-            self._config["settled"] = max(round_, int(self._config["settled"][0]))
-
-    def open_round(self, round_: int) -> None:
-        """That round is the open one, if it is not yet; the one before was settled, if it was committed with a list.
+    def open_round(self, round_: int, *, settled: bool) -> None:
+        """That round is the open one; `settled`: the one before was committed with a list.
 
         Until the last of these stores, what is asked for of this round is answered with NOT_YET.
         """
-        if self._config["round"][0] == round_:
-            return  # pushes of it are counted
         self._ring["version"] = np.uint64(round_ << 32)
+        if settled:
+            self._config["settled"] = round_ - 1
         barrier()
         self._config["round"] = round_
 

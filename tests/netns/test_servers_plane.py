@@ -50,7 +50,7 @@ class Member:
         else:
             self.servers.use_store(self.servers.reserve_store(ROOM, PUSHES))
         self.servers.begin_phase()
-        self.servers.open_round(ROUND)
+        self.servers.open_round(ROUND, settled=False)
         config["enabled"] = 1
 
     def send(self, bodies: list[wire.Push | wire.Contribution], lanes: U8) -> None:
@@ -124,8 +124,7 @@ def test_steps_parameters_and_a_synchronisation(members: tuple[Member, Member]) 
     assert worker.servers.least_version(0, ROOM) == (ROUND, 2)
     worker.contribute(5, -50)
     for member in members:
-        member.servers.settle(ROUND)
-        member.servers.open_round(ROUND + 1)
+        member.servers.open_round(ROUND + 1, settled=True)
     assert (worker.pull(6) == (start().reshape(-1) + 100) * unit).all()
     assert (server.servers.parameters() == start() + 100).all()
     counters = server.maps.counters()
@@ -138,12 +137,12 @@ def test_steps_parameters_and_a_synchronisation(members: tuple[Member, Member]) 
 def test_a_round_that_the_server_has_not_begun(members: tuple[Member, Member]) -> None:
     """The worker is refused, and hears of it at once."""
     server, worker = members
-    worker.servers.open_round(ROUND + 1)
+    worker.servers.open_round(ROUND + 1, settled=False)
     bodies = [wire.Pull(0, 1, 0, ROOM, 0, 32, 0)]
     worker.send([*bodies], np.zeros((1, wire.PAYLOAD_BYTES), np.uint8))
     until(lambda: worker.maps.counters()["refused"] == 1, "it is told")
     assert [(bell.tag, bell.fragments) for bell in worker.plane.doorbell.take()] == [(1, 0)]
-    server.servers.open_round(ROUND + 1)
+    server.servers.open_round(ROUND + 1, settled=False)
     assert worker.pull(2).any()
 
 

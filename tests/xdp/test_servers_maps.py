@@ -53,13 +53,12 @@ class Host:
         self.maps.enter_view(VIEW, 1, MACS[:3], 2)
         self.maps.stripes.set_ranks((1, 2), (1, 2))
         config = self.maps.config
-        config["width"], config["staleness"], config["settled"] = WIDTH, 1, ROUND - 1
+        config["width"], config["staleness"] = WIDTH, 1
         config["round_high"], config["enabled"] = ROUND + 1, 1
         self.use_part(start())
         self.servers.use_store(self.servers.reserve_store(ROOM, PUSHES))
-        self.maps.ring["full"] = 0
         self.servers.begin_phase()
-        self.servers.open_round(ROUND)
+        self.servers.open_round(ROUND, settled=False)
 
     def use_part(self, units: np.ndarray[Any, Any], averages: bool = True) -> None:
         self.servers.use_part(
@@ -210,8 +209,7 @@ def test_rounds(host: Host) -> None:
         host.contribute(10 * sender, sender)
     assert (servers.parameters() == before).all(), "it is not committed"
     assert host.pull(0, ROUND + 1).reason == Refusal.NOT_YET
-    servers.settle(ROUND)
-    servers.open_round(ROUND + 1)
+    servers.open_round(ROUND + 1, settled=True)
     assert servers.version == (ROUND + 1, 0)
     assert (servers.parameters() == before + 25).all(), "as it will be"
     for index in range(5):
@@ -227,14 +225,28 @@ def test_another_phase_forgets_steps_and_what_was_dropped(host: Host) -> None:
     before = servers.parameters()
     servers.begin_phase()
     assert host.pull(0).reason == Refusal.NOT_YET, "no round is open"
-    servers.open_round(ROUND)
+    servers.open_round(ROUND, settled=False)
     assert not servers.homes["due"].any() and not servers.homes["last"].any()
-    servers.settle(ROUND)
-    servers.open_round(ROUND + 1)
+    servers.open_round(ROUND + 1, settled=True)
     body = wire.Push(0, 1, 0, PUSHES, 0, WIDTH, -40)
     assert host.give(body, lane=3, round_=ROUND + 1).verdict == bpf.XDP_TX, "the numbers begin anew"
     before[0] += 3
     assert (servers.parameters() == before).all()
+
+
+def test_what_a_job_has_settled_is_nothing_to_the_next_one(host: Host) -> None:
+    """Rounds begin at low numbers again: what such a round has come to counts with its own commit, as ever."""
+    servers = host.servers
+    host.maps.config["settled"] = ROUND + 500
+    host.begin()
+    before = servers.parameters()
+    for _ in range(2):  # the second ones are duplicates, and touch the homes
+        for sender in (2, 3):
+            host.contribute(10 * sender, sender)
+    assert servers.homes["due"].all() and (servers.parameters() == before).all()
+    servers.begin_phase()
+    servers.open_round(ROUND + 1, settled=False)
+    assert (servers.parameters() == before).all(), "it was dropped"
 
 
 def test_a_phase_keeps_what_was_committed(host: Host) -> None:
@@ -243,10 +255,9 @@ def test_a_phase_keeps_what_was_committed(host: Host) -> None:
     for sender in (2, 3):
         host.contribute(10 * sender, sender)
     before = servers.parameters()
-    servers.settle(ROUND)
-    servers.open_round(ROUND + 1)
+    servers.open_round(ROUND + 1, settled=True)
     servers.begin_phase()
-    servers.open_round(ROUND + 1)
+    servers.open_round(ROUND + 1, settled=False)
     assert (servers.parameters() == before + 25).all()
 
 
@@ -256,6 +267,8 @@ def test_full(host: Host) -> None:
     host.use_part(np.full(PART * LANES[WIDTH], (1 << 62) - 1, np.int64))
     host.push(2)
     assert servers.full == 2
+    host.use_part(start())
+    assert servers.full is None, "of new homes none is"
 
 
 # ---- readings
@@ -372,8 +385,7 @@ def test_a_part_is_read_as_it_is_told(host: Host) -> None:
     found.close()
     for sender in (2, 3):
         host.contribute(1000 * sender, sender)
-    servers.settle(ROUND)
-    servers.open_round(ROUND + 1)
+    servers.open_round(ROUND + 1, settled=True)
     assert servers.homes["due"].all()
     due = own(host).read()
     assert not same(due.values, found.values)
