@@ -3,14 +3,15 @@
  * The namespace lab's switch port: does to frames what bad networks do.
  *
  * lab_from_host runs at the clsact ingress of a port, before the bridge, and
- * lab_to_host at its egress, so each direction throws its own dice. What the
- * kernel's segmentation offload has put together out of many frames is one
- * frame here. A frame that a host's XDP program sends back passes like any.
+ * lab_to_host at its egress, so each direction draws its own random numbers.
+ * Many frames that the kernel's segmentation offload has put together are one
+ * frame here. A frame that a host's XDP program sends back passes like any
+ * other.
  *
- * The kernel can lose, copy and change a frame on the spot, but has no place
- * where one can wait. Those that shall come late go to the delay line, a
- * process at the far end of the veth "line" (nicps/lab/delayline.py), and
- * come back through lab_release at the veth's near end.
+ * The kernel can lose, copy and change a frame on the spot, but has no place in
+ * which a frame can wait. Frames that shall come late go to the delay line, a
+ * process at the far end of the veth "line" (nicps/lab/delayline.py), and come
+ * back through lab_release at the veth's near end.
  *
  * A frame's mark says how far it has come. The kernel clears marks between
  * namespaces, so no host can forge one.
@@ -23,7 +24,7 @@
 /* Interface numbers count up from 1 in a namespace; 64 ports fit well. */
 #define LAB_PORTS 256
 #define LAB_HOSTS 64
-/* Hosts' MAC addresses, but for the last byte, which is their number. */
+/* Hosts' MAC addresses without the last byte, which is their number. */
 #define LAB_MACS 0x02000a4d00
 
 #define LAB_FROM_HOST 0
@@ -31,29 +32,29 @@
 
 /* A copy: it is neither lost nor copied again. */
 #define LAB_COPY 0x4c000001
-/* It was in the delay line. */
+/* The frame was in the delay line. */
 #define LAB_RELEASED 0x4c000002
 /* To the delay line and back; the low byte has LAB_LATE and the direction. */
 #define LAB_WAITING(ifindex) (0x4d000000 | ((ifindex) << 8))
 #define LAB_LATE 2
 
 struct lab_faults {
-	/* It happens if 32 random bits are below this; 1 << 32: always. */
+	/* The fault happens if 32 random bits are below this; 1 << 32: always. */
 	u64 loss;
 	u64 duplicate;
 	u64 corrupt;
 	u64 reorder;
 	u64 delay_ns;
-	/* Ports with different sides of a cut do not hear each other. */
+	/* Ports with different sides of a cut do not receive each other's frames. */
 	u32 side;
 	/* The near end of the veth to the delay line. */
 	u32 line;
-	/* Of what the host sends: so many frames more of this type are lost. */
+	/* Frames of this type from the host that are still to be lost. */
 	s32 lose_left;
 	u32 lose_type;
 };
 
-/* passed + dropped + severed = arrived + duplicated, but for who waits. */
+/* passed + dropped + severed = arrived + duplicated, except for frames that wait. */
 struct lab_count {
 	u64 passed;
 	u64 dropped;
@@ -68,8 +69,8 @@ struct lab_count {
 BPF_F_TABLE("array", u32, struct lab_faults, faults, 2 * LAB_PORTS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct lab_count, counts, 2 * LAB_PORTS, BPF_F_MMAPABLE);
 /*
- * Ports' interface numbers by host, where each cable has a middle and a switch
- * behind it that adds; else zeros.
+ * Ports' interface numbers by host, if each cable has a middle and a switch
+ * that adds behind it; else zeros.
  */
 BPF_F_TABLE("array", u32, u32, ports, LAB_HOSTS + 1, BPF_F_MMAPABLE);
 
@@ -103,9 +104,9 @@ static __always_inline u64 lab_mac(struct __sk_buff *skb, u32 offset)
 }
 
 /*
- * Whether sender and receiver are on different sides of a cut. What comes in
- * at the other end of a cable's middle is known by who sent it only; that is
- * the switch, unless it is a host.
+ * Whether sender and receiver are on different sides of a cut. Of a frame that
+ * comes in at the other end of a cable's middle only the sender is known; that
+ * is the switch, unless it is a host.
  */
 static __always_inline int lab_severed(struct __sk_buff *skb, u32 direction, u32 side)
 {
@@ -125,7 +126,7 @@ static __always_inline int lab_severed(struct __sk_buff *skb, u32 direction, u32
 	return port && lab_apart(*port, side);
 }
 
-/* Whether it is one of those frames of a type that shall be lost. */
+/* Whether the frame is of the type that shall be lost, and some are left to lose. */
 static __always_inline int lab_chosen(struct __sk_buff *skb, struct lab_faults *fault)
 {
 	__be16 ethertype;
@@ -143,7 +144,7 @@ static __always_inline int lab_chosen(struct __sk_buff *skb, struct lab_faults *
 	return 1;
 }
 
-/* Makes another byte of one behind the Ethernet header. */
+/* Changes one byte behind the Ethernet header. */
 static __always_inline int lab_corrupt(struct __sk_buff *skb)
 {
 	u32 offset;

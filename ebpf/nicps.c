@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
- * The programs of nicps. nicps_xdp recognises our frames, keeps strangers out
- * (R4), hands the token on (R10) and adds gradients up (R11); nicps_egress
- * signs what this host sends. Whatever is not ours passes untouched.
+ * The programs of nicps. nicps_xdp recognises our frames, drops those of
+ * strangers (R4), forwards the token (R10) and adds gradients up (R11);
+ * nicps_egress signs the frames that this host sends. All other frames pass
+ * untouched.
  */
 #include <uapi/linux/bpf.h>
 #include "nicps_claim.h"
@@ -23,7 +24,7 @@ static __always_inline bool nicps_sums(const struct nicps_config *config, u32 ro
 	return round > config->round ? config->sums_next : config->sums;
 }
 
-/* A token or a fragment: only of a member, in the view that is in force; or the switch's sum. */
+/* A token or a fragment: only of a member, in the view in force; or the switch's sum. */
 static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 					    struct nicps_cursor *cursor,
 					    struct ethhdr *ethernet,
@@ -54,8 +55,9 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 }
 
 /*
- * A question goes up. A train is many frames at the line's rate: counted here,
- * and of no use to anybody else. It has no tags: it can only spoil a figure.
+ * A question goes up. A train is many frames at the line's rate: they are
+ * counted here and go no further. They have no tags: they can only spoil a
+ * figure.
  */
 static __always_inline int nicps_probe(struct nicps_cursor *cursor,
 				       const struct ethhdr *ethernet,
@@ -141,7 +143,7 @@ nicps_striping(const struct nicps_config *config, const struct nicps_sender *sen
 	return believed ? member : NULL;
 }
 
-/* Reached by a tail call from nicps_xdp, which knows that the frame is of stripes. */
+/* Reached by a tail call from nicps_xdp: the frame is of stripes. */
 static __always_inline int nicps_striped(struct nicps_cursor *cursor,
 					 struct ethhdr *ethernet,
 					 const struct nicps_config *config)
@@ -167,9 +169,9 @@ static __always_inline int nicps_striped(struct nicps_cursor *cursor,
 }
 
 /*
- * What goes up is sealed. Linux takes VLAN tags off after this program: a frame
- * behind one passes here as somebody else's, and must not be taken for ours by
- * the agent, which believes what has been checked here.
+ * Seal a frame that goes up. Linux takes VLAN tags off after this program: a
+ * frame behind one passes here as a frame of another protocol. The agent, which
+ * believes frames that were checked here, must not take it for ours.
  */
 static __always_inline int nicps_sealed(int verdict, struct ethhdr *ethernet,
 					const struct nicps_config *config)

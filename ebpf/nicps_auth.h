@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * Which tokens and fragments are believed in a network with a key, and the
- * numbers of own ones. Read by BPF programs.
+ * The checks of tokens and fragments in a network with a key, and the numbers
+ * of own ones. Read by BPF programs.
  *
  * The tag shows that a member of this view made the frame. Its sequence number
- * shows that it is not an old one sent again: what is far behind the highest
- * of its sender is refused, and what is near, since two processors can receive
- * out of order, has its place by which it is known (a fragment's seen-bit, a
- * token's position).
+ * shows that it is not an old one sent again. A number far behind the highest
+ * of its sender is refused. Two processors can receive out of order, so a near
+ * number passes; such a frame is recognised by its place (a fragment's
+ * seen-bit, a token's position).
  */
 #ifndef NICPS_AUTH_H
 #define NICPS_AUTH_H
@@ -28,9 +28,10 @@ static __always_inline bool nicps_raise(u64 *highest, u64 sequence)
 }
 
 /*
- * The reason why a frame is refused, or NICPS_BELIEVED. That of an old number
- * comes first as it costs least: only numbers with a good tag raise the window.
- * `words` is how long all frames of the type are, a constant; 0: as they say.
+ * The reason why a frame is refused, or NICPS_BELIEVED. The number is checked
+ * first as that costs least: only numbers with a good tag raise the window.
+ * `words` is the length of all frames of the type, a constant; 0: the length in
+ * the frame.
  */
 static __always_inline int nicps_doubt(u32 words, const struct nicps_header *header,
 				       const struct nicps_sender *sender, u64 highest,
@@ -51,7 +52,7 @@ static __always_inline int nicps_doubt(u32 words, const struct nicps_header *hea
 
 /*
  * False when this view's numbers are used up. The counter has 64 bits, so it
- * never comes round to one that was used.
+ * never returns to a used number.
  */
 static __always_inline bool nicps_number(struct nicps_header *header, u64 *sequence)
 {

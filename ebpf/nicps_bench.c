@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
- * The XDP program as a benchmark sees it (`nicps bench kernel`): a test run
- * repeats one frame, so these make the next fragment out of it each time, and
- * sign it where there is a key. What is timed otherwise is nicps_xdp itself, which
- * the first goes on with. nicps_bench_none does the same without it, to be subtracted.
+ * The XDP program in a benchmark (`nicps bench kernel`). A test run repeats one
+ * frame, so these programs make the next fragment from it each time, and sign
+ * it if there is a key. The measured program is nicps_xdp itself, with which
+ * the first goes on. nicps_bench_none does the same without it, to be
+ * subtracted.
  */
 #include "nicps.c"
 
@@ -11,8 +12,8 @@
 BPF_PROG_ARRAY(nicps_bench_timed, 1);
 
 /*
- * The order of a round: all fragments of member 2, of member 3, ... then the next
- * round. False where the frame is no fragment.
+ * The order of a round: all fragments of member 2, of member 3, ... then the
+ * next round. False if the frame is no fragment.
  */
 static __always_inline bool nicps_next(struct xdp_md *ctx)
 {

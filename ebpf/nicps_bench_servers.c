@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
- * The program of servers as a benchmark sees it (`nicps bench kernel --servers`).
- * A test run repeats one frame, which is an answer afterwards: so these make the
- * next push or pull out of it each time, as long as the first, and sign it where
- * there is a key. What is timed is nicps_xdp, which goes on with nicps_servers.
- * Those that end in _none do the same without it, to be subtracted. All members
- * have one MAC address.
+ * The program of servers in a benchmark (`nicps bench kernel --servers`). A
+ * test run repeats one frame, which is an answer afterwards. So these programs
+ * make the next push or pull from it each time, as long as the first, and sign
+ * it if there is a key. The measured program is nicps_xdp, which goes on with
+ * nicps_servers. Those that end in _none do the same without it, to be
+ * subtracted. All members have one MAC address.
  */
 #include "nicps_servers.c"
 
@@ -16,7 +16,7 @@
 /* nicps_xdp, once it is loaded. */
 BPF_PROG_ARRAY(nicps_bench_timed, 1);
 
-/* The next fragment, or the first of the next step or pull. False where the frame is none of servers. */
+/* The next fragment, or the first of the next step or pull. False for any other frame. */
 static __always_inline bool nicps_next(struct xdp_md *ctx, u8 type, bool answers)
 {
 	const struct nicps_config *config = nicps_config();
@@ -28,7 +28,7 @@ static __always_inline bool nicps_next(struct xdp_md *ctx, u8 type, bool answers
 	u32 index, number, fragments;
 	__be64 tag;
 
-	/* A short answer has cut the frame: what does not answer pays for that, too. */
+	/* A short answer has cut the frame; runs without an answer must bear this cost, too. */
 	if (!answers)
 		bpf_xdp_adjust_tail(ctx, -NICPS_PAYLOAD_BYTES);
 	length = (void *)(long)ctx->data_end - (void *)(long)ctx->data;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * Claims: two processors can receive at once, and what one of them adds or
- * reads must be its own meanwhile. And rates. Read by XDP programs.
+ * Claims and rates. Two processors can receive at once, so one of them must own
+ * the memory that it adds to or reads. Read by XDP programs.
  */
 #ifndef NICPS_CLAIM_H
 #define NICPS_CLAIM_H
@@ -22,15 +22,15 @@ static __always_inline void nicps_release(u64 *claim)
 }
 
 /*
- * Trainers read sums without a claim once the seen-bits say that they are
- * final: what says so must not be visible before the lanes are.
+ * Trainers read sums without a claim once the seen-bits show that they are
+ * final. So the seen-bits must not be visible before the lanes are.
  */
 static __always_inline void nicps_publish(u64 *word, u64 value)
 {
 	__sync_lock_test_and_set(word, value);
 }
 
-/* Another processor holds a claim for a microsecond or three: what it is for is worth that. */
+/* Another processor holds a claim for one to three microseconds, so waiting is worth it. */
 static __always_inline bool nicps_claim_soon(u64 *claim)
 {
 #pragma clang loop unroll(disable)

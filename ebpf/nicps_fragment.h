@@ -26,10 +26,10 @@
 #define NICPS_ENTERED -1
 
 /*
- * Enter the count of this tag: until the caller has counted, nobody can open
- * another tag there. A count that has been entered under an older tag is not
- * opened: the caller drops its frame. Returns the reason to drop the frame, or
- * NICPS_ENTERED.
+ * Enter the count of this tag: until the caller has counted, no processor can
+ * open another tag in it. A count that has been entered under an older tag is
+ * not opened: the caller drops its frame. Returns the reason to drop the frame,
+ * or NICPS_ENTERED.
  */
 static __always_inline int nicps_enter(struct nicps_progress *progress, u64 tag)
 {
@@ -57,7 +57,7 @@ static __always_inline int nicps_enter(struct nicps_progress *progress, u64 tag)
 	return NICPS_ENTERED;
 }
 
-/* Count one fragment under the tag that was entered, and leave; the count with it. */
+/* Count one fragment under the tag that was entered, and leave the count. */
 static __always_inline u32 nicps_leave(struct nicps_progress *progress)
 {
 	u64 before = __sync_fetch_and_add(&progress->count, 1 - (u64)NICPS_COUNTING);
@@ -66,7 +66,7 @@ static __always_inline u32 nicps_leave(struct nicps_progress *progress)
 }
 
 /*
- * Whether the agent is told of a sum: of the last, and of some before it; of
+ * Whether the agent is told of a sum: of the last, of some before it, and of
  * more towards the end, where no later sums show that one was lost.
  */
 static __always_inline bool nicps_is_told(u32 clock, u32 count, u32 fragments)
@@ -103,7 +103,7 @@ static __always_inline void nicps_put_fragment(struct nicps_block *block, u32 pa
 {
 	void *at = block;
 
-	/* The masks say nothing new: they are there for the verifier. */
+	/* The masks change no value: they are for the verifier. */
 	if (width == 32)
 		nicps_put_32(at + (part & 3) * (NICPS_LANES_32 * 8), payload,
 			     (32 - shift) & 63, first);
@@ -117,9 +117,10 @@ static __always_inline void nicps_put_fragment(struct nicps_block *block, u32 pa
 }
 
 /*
- * Dropped when it has been dealt with, as nobody else needs it; only the one
- * that completes its sender goes up, to wake the agent. A sum (of sender 0) is
- * all members at once; a switch has no key, so there is no tag to check.
+ * The frame is dropped after this, since no other program needs it. Only the
+ * one that completes its sender's contribution goes up, to wake the agent. A
+ * sum (of sender 0) stands for all members at once; a switch has no key, so
+ * there is no tag to check.
  */
 static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 					 const struct nicps_header *header,
@@ -178,11 +179,11 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 		reason = NICPS_COUNT_ROUND;
 	else if (slot->tag == tag && slot->seen & bit)
 		reason = NICPS_COUNT_DUPLICATE;
-	else /* The last that can fail: what has been added must be countable. */
+	else /* The last step that can fail: the added fragment must be countable. */
 		reason = nicps_enter(progress, tag);
 	if (reason != NICPS_ENTERED) {
 		nicps_release(&slot->claim);
-		/* A repair that somebody else needed: its sender lives. */
+		/* A repair that another member needed: its sender lives. */
 		if (reason == NICPS_COUNT_DUPLICATE && fresh)
 			ring->heard_ns = bpf_ktime_get_coarse_ns();
 		return nicps_drop(reason);

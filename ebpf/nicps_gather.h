@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * How contributions become a sum, and questions are answered, by an aggregator
- * of stripes and by a Linux switch. Read by XDP programs.
+ * Contributions become a sum, and questions are answered: for an aggregator of
+ * stripes and for a Linux switch. Read by XDP programs.
  */
 #ifndef NICPS_GATHER_H
 #define NICPS_GATHER_H
@@ -16,13 +16,13 @@
 #define NICPS_CONTRIBUTION_WORDS \
 	((NICPS_CONTRIBUTION_HEADER_BYTES + NICPS_PAYLOAD_BYTES) / 8)
 
-/* A member's bit in a list; a switch, number 0, is in none. */
+/* A member's bit in a list; a switch, number 0, has none. */
 static __always_inline u64 nicps_bit(u32 number)
 {
 	return number ? 1ULL << ((number - 1) & 63) : 0;
 }
 
-/* All bits if `one` is less than `other`, else none. Of a branch LLVM would make two ways for the verifier. */
+/* All bits if `one` is less than `other`, else none; without a branch for the verifier. */
 static __always_inline s64 nicps_less(s64 one, s64 other)
 {
 	s64 less = (one - other) >> 63;
@@ -33,8 +33,8 @@ static __always_inline s64 nicps_less(s64 one, s64 other)
 
 /*
  * Lanes of that exponent, in units: the shift to the right from the top of 64
- * bits. What lies below the unit is rounded down; what is not finite has no
- * meaning, and must not overflow.
+ * bits. Bits below the unit are rounded down. The shift of lanes that are not
+ * finite has no meaning, and must not overflow.
  */
 static __always_inline u32 nicps_down(u32 width, s32 exponent, s32 unit)
 {
@@ -71,8 +71,8 @@ static __always_inline void nicps_gather_lanes(struct nicps_block *block, u32 pa
 }
 
 /*
- * Round the fragment's sums into the payload; their exponent. What is not
- * finite, or too large for an exponent, leaves nothing over.
+ * Round the fragment's sums into the payload; returns their exponent. A sum
+ * that is not finite, or too large for an exponent, leaves no remainder.
  */
 static __always_inline s32 nicps_make_sum(struct nicps_block *block, u32 part,
 					  u32 width, void *payload, s32 unit,
@@ -119,7 +119,7 @@ static __always_inline void nicps_copy_lanes(void *to, const void *from)
 
 /*
  * Whether a question has not been answered yet; it counts as answered from now
- * on. Of two processors that want to know one is told no: who asked asks again.
+ * on. If two processors ask at once one gets false: the member asks again.
  */
 static __always_inline bool nicps_unanswered(u64 *asked, u32 number)
 {
@@ -143,8 +143,9 @@ static __always_inline bool nicps_unanswered(u64 *asked, u32 number)
 }
 
 /*
- * Make the frame that came in into one of this sender's. The body and the lanes
- * are written already; `words` is its length, a constant. The reason why it cannot be sent, or NICPS_BELIEVED.
+ * Make the received frame into one of this sender's. The body and the lanes are
+ * written already; `words` is its length, a constant. Returns the reason why it
+ * cannot be sent, or NICPS_BELIEVED.
  */
 static __always_inline int nicps_make_own(struct ethhdr *ethernet,
 					  struct nicps_header *header, u8 type,
@@ -175,7 +176,7 @@ static __always_inline int nicps_make_own(struct ethhdr *ethernet,
 
 /*
  * The reason why a frame of stripes is refused, or NICPS_BELIEVED. Its number
- * is of the queue or of the program's answers, and raises that window.
+ * is one of the queue or of the program's answers, and raises that window.
  */
 static __always_inline int nicps_doubt_striped(u32 words,
 					       const struct nicps_header *header,

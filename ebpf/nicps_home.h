@@ -3,9 +3,9 @@
  * A server's homes: the place of each push fragment of its part, with its
  * parameters (docs/servers.md). Read by the XDP program.
  *
- * Whoever reads or writes parameters has the home's claim. A processor can stall
- * anywhere: so rounds are compared again under the claim, as tags are in
- * nicps_fragment.h.
+ * A program that reads or writes parameters holds the home's claim. A processor
+ * can stall anywhere, so rounds are compared again under the claim, as tags are
+ * in nicps_fragment.h.
  */
 #ifndef NICPS_HOME_H
 #define NICPS_HOME_H
@@ -13,7 +13,7 @@
 #include "nicps_scale.h"
 #include "nicps_stripes.h"
 
-/* What a frame's index means here. */
+/* The home that a frame's index names. */
 struct nicps_spot {
 	struct nicps_home *home;
 	struct nicps_block *parameters;
@@ -61,7 +61,7 @@ static __always_inline bool nicps_in_part(u32 index, u32 fragments, u32 rank,
 	       index < nicps_bound(fragments, rank, servers);
 }
 
-/* Of a push fragment in the own part. False if the maps have no place for it. */
+/* The home of a push fragment in the own part. False without a place in the maps. */
 static __always_inline bool nicps_find_home(const struct nicps_config *config,
 					    u32 index, u32 fragments,
 					    struct nicps_spot *spot)
@@ -91,8 +91,8 @@ static __always_inline u32 nicps_version(const struct nicps_ring *ring, u32 roun
 }
 
 /*
- * One push more is whole. Where the agent has begun another round meanwhile,
- * this one's count is over.
+ * One push more is whole. If the agent has begun another round meanwhile, this
+ * round's count is over.
  */
 static __always_inline void nicps_raise_version(struct nicps_ring *ring, u32 round)
 {
@@ -107,7 +107,7 @@ static __always_inline void nicps_raise_version(struct nicps_ring *ring, u32 rou
 	}
 }
 
-/* Where a parameter is near the limits, its home takes no more steps, and the agent is told of the first. */
+/* A home with a parameter near the limits takes no more steps; the agent is told of the first. */
 static __always_inline void
 nicps_note_full(struct nicps_ring *ring, const struct nicps_spot *spot, u64 magnitudes)
 {
@@ -123,9 +123,9 @@ nicps_note_full(struct nicps_ring *ring, const struct nicps_spot *spot, u64 magn
 }
 
 /*
- * Claim the home. What a committed synchronisation has come to is added now: by
- * whoever comes first. The reason why the frame is dropped, or NICPS_ENTERED;
- * only then is the home claimed.
+ * Claim the home. The result of a committed synchronisation is added now, by
+ * the first program that claims it. Returns the reason why the frame is
+ * dropped, or NICPS_ENTERED; only then is the home claimed.
  */
 static __always_inline int nicps_claim_home(const struct nicps_config *config,
 					    struct nicps_ring *ring,
@@ -160,7 +160,7 @@ static __always_inline bool nicps_synchronises(const struct nicps_home *home, u6
 
 /*
  * The weight of a worker's push and its staleness, which its first fragment
- * fixes. The reason why the frame is dropped, or NICPS_ENTERED.
+ * fixes. Returns the reason why the frame is dropped, or NICPS_ENTERED.
  */
 static __always_inline int nicps_fix_staleness(const struct nicps_config *config,
 					       struct nicps_pusher *pusher, u32 number,

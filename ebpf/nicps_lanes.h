@@ -3,10 +3,10 @@
  * Adding a fragment's lanes into 64-bit accumulators. Read by BPF programs.
  *
  * `first` is a constant in every call: the slot's first fragment is stored, so
- * that nobody has to clear accumulators. A lane is brought to the top of 64
- * bits and shifted down again: that extends its sign and applies its scale at
- * once. That leaves room at the top (NICPS_MAX_SHIFT_*), so nothing is lost
- * there, not even when 64 members add up.
+ * that accumulators need not be cleared. A lane is shifted to the top of 64
+ * bits and down again, which extends its sign and applies its scale at once.
+ * NICPS_MAX_SHIFT_* leaves room at the top, so no bit is lost, not even when 64
+ * members add up.
  *
  * Loops are unrolled in part: the verifier walks every turn of them, and a
  * full unrolling would not fit the processor's instruction cache.
@@ -23,7 +23,7 @@
 #define NICPS_TOP_32 0xffffffff00000000ULL
 #define NICPS_TOP_16 0xffff000000000000ULL
 
-/* Fragments of that width in a block, as a power of two; below 0 for no width of ours. */
+/* Fragments of that width in a block, as a power of two; below 0 for an unknown width. */
 static __always_inline int nicps_parts(u8 width)
 {
 	if (width == 32)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
  * The maps of a host's programs, besides those of nicps_shared_maps.h, and one
- * function for each that looks into it. Read by the XDP and the TC program only.
+ * access function for each. Read by the XDP and the TC program only.
  */
 #ifndef NICPS_MAPS_H
 #define NICPS_MAPS_H
@@ -17,8 +17,8 @@ BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SE
 	    BPF_F_MMAPABLE);
 
 /*
- * How far this member has sent its contribution, by bank and aggregator:
- * round << 32 | index of the fragment of that stripe which is next.
+ * The next fragment that this member sends, by bank and aggregator, as round <<
+ * 32 | index of the fragment in that stripe.
  */
 BPF_F_TABLE("array", u32, u64, sent, NICPS_BANKS *NICPS_SENDERS, BPF_F_MMAPABLE);
 
@@ -26,8 +26,8 @@ BPF_F_TABLE("array", u32, u64, sent, NICPS_BANKS *NICPS_SENDERS, BPF_F_MMAPABLE)
 BPF_RINGBUF_OUTPUT(doorbell, 1);
 
 /*
- * What a job needs is as large as its vectors: the agent makes it and puts it in
- * here. The inner maps only show the verifier their shape.
+ * Maps as large as a job's vectors: the agent makes them and puts them in here.
+ * The inner maps only show the verifier their shape.
  */
 BPF_F_TABLE("array", u32, struct nicps_slot, slots_shape, 1,
 	    BPF_F_MMAPABLE | BPF_F_INNER_MAP);
@@ -141,7 +141,7 @@ static __always_inline struct nicps_own *nicps_own(u32 index)
 	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
 }
 
-/* 0, or why there is no room. */
+/* 0, or the error code if there is no room. */
 static __always_inline long nicps_wake(struct nicps_bell *bell)
 {
 	return doorbell.ringbuf_output(bell, sizeof(*bell), BPF_RB_FORCE_WAKEUP);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * Whose frames are let in, and what of them goes up to the agent. Read by the
- * XDP programs of a host.
+ * The checks of a frame's sender, and the limits for frames to the agent. Read
+ * by the XDP programs of a host.
  */
 #ifndef NICPS_MEMBERS_H
 #define NICPS_MEMBERS_H
@@ -23,9 +23,9 @@ nicps_live(const struct nicps_config *config, u32 number)
 }
 
 /*
- * A host that was evicted must learn of it and be able to come back, so
- * control frames go up from everybody. But a flood, of a stranger or of a
- * member, must not keep those of another member from the agent, nor drown it.
+ * A host that was evicted must learn of it and be able to come back, so control
+ * frames of all senders go up. But a flood, of a stranger or of a member, must
+ * not keep those of another member from the agent, nor overload it.
  */
 static __always_inline int nicps_go_up(const struct nicps_config *config, u32 place)
 {
@@ -52,7 +52,7 @@ static __always_inline int nicps_control(const struct ethhdr *ethernet,
 	return nicps_go_up(config, known ? number : NICPS_OTHERS);
 }
 
-/* The header of a frame of this network that is all there; else NULL, and why. */
+/* The header of a complete frame of this network; else NULL, and the reason. */
 static __always_inline struct nicps_header *
 nicps_open(struct nicps_cursor *cursor, const struct nicps_config *config, u32 *reason)
 {

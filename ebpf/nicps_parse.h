@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
  * A cursor over the frame: every step is checked against the frame's end, as
- * the verifier wants it. Read by BPF programs.
+ * the verifier requires. Read by BPF programs.
  */
 #ifndef NICPS_PARSE_H
 #define NICPS_PARSE_H
@@ -25,8 +25,8 @@ static __always_inline struct nicps_cursor nicps_cursor_of(const struct xdp_md *
 }
 
 /*
- * Sixteen bits of the wire. Up to Linux 6.1 the verifier takes a number whose
- * bytes were swapped for an unbounded one, and LLVM drops a mask in C.
+ * Sixteen bits of the wire. Up to Linux 6.1 the verifier takes a number with
+ * swapped bytes for an unbounded one, and LLVM drops a mask in C.
  */
 static __always_inline u32 nicps_bounded(__be16 value)
 {
@@ -37,9 +37,10 @@ static __always_inline u32 nicps_bounded(__be16 value)
 }
 
 /*
- * The next `size` bytes, or NULL where the frame ends before them; the cursor is
- * behind its end then, and takes no more. It moves in both cases: else LLVM
- * tests the bound a second time, and each frame part doubles the verifier's work.
+ * The next `size` bytes, or NULL if the frame ends before them; the cursor is
+ * behind its end then, and takes no more. It moves in both cases: otherwise
+ * LLVM tests the bound a second time, and each frame part doubles the
+ * verifier's work.
  */
 static __always_inline void *nicps_take(struct nicps_cursor *cursor, u64 size)
 {
@@ -48,7 +49,7 @@ static __always_inline void *nicps_take(struct nicps_cursor *cursor, u64 size)
 	cursor->at = taken + size;
 	if (cursor->at > cursor->end)
 		taken = NULL;
-	/* Else LLVM tests the bound again in place of NULL: the verifier has forgotten it. */
+	/* Otherwise LLVM tests the bound again in place of NULL: the verifier has forgotten it. */
 	asm volatile("" : "+r"(taken));
 	return taken;
 }
@@ -91,7 +92,7 @@ static __always_inline struct nicps_probe *nicps_take_probe(struct nicps_cursor 
 	return nicps_take(cursor, sizeof(struct nicps_probe));
 }
 
-/* Sixteen bits at a time: LLVM makes a call of memcmp, which BPF has not. */
+/* Sixteen bits at a time: LLVM makes memcmp a call, which BPF does not have. */
 static __always_inline bool nicps_same_mac(const u8 *one, const u8 *other)
 {
 	const u16 *a = (const u16 *)one, *b = (const u16 *)other;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * Rounding 64-bit sums to lanes, without loss: what a lane leaves over stays in
+ * Rounding 64-bit sums to lanes, without loss: the remainder of a lane stays in
  * the accumulator. Read by BPF programs.
  *
  * All lanes of a fragment are shifted right by the same number of bits, as few
  * as let the largest magnitude fit. A lane that rounds up to one more than fits
- * is cut down; what is left over keeps the rest.
+ * is reduced by one; the remainder keeps the difference.
  */
 #ifndef NICPS_ROUND_H
 #define NICPS_ROUND_H
 
 #include "nicps_lanes.h"
 
-/* How a fragment's sums become lanes; `keep` is 0 where nothing is left over, else all bits. */
+/* How a fragment's sums become lanes; `keep` is 0 without remainders, else all bits. */
 struct nicps_rounding {
 	u64 shift;
 	s64 half;
@@ -31,7 +31,7 @@ static __always_inline u32 nicps_ones(u64 number)
 	return number * 0x0101010101010101ULL >> 56;
 }
 
-/* Bits of the number: 0 for 0. Without a branch: each would be two ways for the verifier. */
+/* Bits of the number: 0 for 0. Without a branch: each would be two paths for the verifier. */
 static __always_inline u32 nicps_bits(u64 number)
 {
 	number |= number >> 1;
@@ -43,7 +43,7 @@ static __always_inline u32 nicps_bits(u64 number)
 	return nicps_ones(number);
 }
 
-/* All bits that a magnitude among so many sums has. */
+/* The OR of the magnitudes of so many sums. */
 static __always_inline u64 nicps_magnitudes(const s64 *sum, u32 lanes)
 {
 	u64 all = 0;
@@ -77,12 +77,12 @@ static __always_inline s64 nicps_lane_of(s64 sum, const struct nicps_rounding *h
 	s64 lane = (sum + how->half) >> how->shift;
 	u64 over = how->most - lane;
 
-	/* At most one too many. Else LLVM makes a branch of it, and the verifier walks each lane twice. */
+	/* At most one too many. From a branch the verifier would walk each lane twice. */
 	asm volatile("" : "+r"(over));
 	return lane - (over >> 63);
 }
 
-/* One lane; what is left over takes the sum's place. */
+/* One lane; the remainder takes the sum's place. */
 static __always_inline s64 nicps_round(s64 *sum, const struct nicps_rounding *how)
 {
 	s64 lane = nicps_lane_of(*sum, how);

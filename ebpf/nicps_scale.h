@@ -3,9 +3,9 @@
  * Steps: lanes times a weight, added to parameters of 64 bits, and parameters
  * rounded to lanes. Read by the XDP program.
  *
- * A parameter is a multiple of 2**-NICPS_PARAMETER_BITS. A lane is brought to
- * the top of 32 bits, whatever its width; so a product has at most 62 bits, and
- * half of what is shifted out can be added before the shift.
+ * A parameter is a multiple of 2**-NICPS_PARAMETER_BITS. A lane of any width is
+ * shifted to the top of 32 bits. So a product has at most 62 bits, and half of
+ * the bits that are shifted out can be added before the shift.
  *
  * Loops are unrolled in part: the verifier walks every turn of them.
  */
@@ -18,9 +18,9 @@
 
 #define NICPS_WEIGHT_BITS 30 /* a weight is out of 2**30 */
 #define NICPS_FULL_BIT \
-	62 /* of a magnitude: a parameter that has it takes no more steps */
+	62 /* of a magnitude: a parameter of that size takes no more steps */
 
-/* How lanes become addends; `keep` is 0 where the sum begins with them, else all bits. */
+/* How lanes become addends; `keep` is 0 if the sum begins with them, else all bits. */
 struct nicps_scale {
 	s64 weight;
 	s64 half;
@@ -53,7 +53,7 @@ static __always_inline struct nicps_scale nicps_scale_of(u64 weight, s64 down, s
 	return scale;
 }
 
-/* One lane, at the top of 32 bits; the magnitude of what its parameter is now. */
+/* One lane, at the top of 32 bits; returns the magnitude of its parameter afterwards. */
 static __always_inline u64 nicps_step(s64 *parameter, s64 lane,
 				      const struct nicps_scale *how)
 {
@@ -127,7 +127,7 @@ static __always_inline s64 *nicps_lanes_in(struct nicps_block *block, u32 part,
 	return lane;
 }
 
-/* Add a fragment of a step; all bits that a magnitude of what there is now has. */
+/* Add a fragment of a step; returns the OR of the parameters' magnitudes afterwards. */
 static __always_inline u64 nicps_add_step(struct nicps_block *block, u32 part,
 					  u32 width, const void *lanes,
 					  const struct nicps_scale *how)
@@ -155,7 +155,7 @@ static __always_inline u64 nicps_add_sums(s64 *parameter, const s64 *sum, u32 la
 	return all;
 }
 
-/* Add what a synchronisation has come to; as nicps_add_step. */
+/* Add the result of a synchronisation; as nicps_add_step. */
 static __always_inline u64 nicps_add_average(struct nicps_block *block,
 					     struct nicps_block *sums, u32 part,
 					     u32 width)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * The maps of parameter servers, besides those of nicps_maps.h, and one function
- * for each that looks into it. Read by the program of servers only.
+ * The maps of parameter servers, besides those of nicps_maps.h, and one access
+ * function for each. Read by the program of servers only.
  */
 #ifndef NICPS_SERVED_MAPS_H
 #define NICPS_SERVED_MAPS_H
@@ -37,7 +37,7 @@ static __always_inline struct nicps_block *nicps_parameters(u32 index)
 	return inner ? bpf_map_lookup_elem(inner, &index) : NULL;
 }
 
-/* The number of this worker's newest step that the server has acknowledged there. */
+/* The number of this worker's newest step of which the server has acknowledged that fragment. */
 static __always_inline u64 *nicps_taken(u32 index)
 {
 	u32 key = 0;

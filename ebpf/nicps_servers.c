@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
- * The program of a job with parameter servers, at servers and at workers. It has
- * a source of its own, which is compiled and loaded only where such a job runs
+ * The program of a job with parameter servers, at servers and at workers. It
+ * has a source of its own, which is compiled and loaded only for such a job
  * (nicps/dataplane/loader.py:load_beside). It shares the maps of nicps.c, and
  * nicps_xdp goes on with it in the place of nicps_stripes.
  */
@@ -10,7 +10,7 @@
 #include "nicps_served_maps.h"
 #include "nicps_servers.h"
 
-/* Reached by a tail call from nicps_xdp, which knows that the frame is of stripes or servers. */
+/* Reached by a tail call from nicps_xdp: the frame is of stripes or servers. */
 static __always_inline int nicps_served(struct xdp_md *ctx, struct nicps_cursor *cursor,
 					struct ethhdr *ethernet,
 					const struct nicps_config *config)
@@ -42,7 +42,7 @@ static __always_inline int nicps_served(struct xdp_md *ctx, struct nicps_cursor 
 	return answer;
 }
 
-/* Nothing of servers goes up. */
+/* No frame of servers goes up. */
 int nicps_servers(struct xdp_md *ctx)
 {
 	struct nicps_cursor cursor = nicps_cursor_of(ctx);

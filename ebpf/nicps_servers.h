@@ -4,7 +4,7 @@
  * pulls, a worker's stores parameters and passes them on (docs/servers.md). Read
  * by the XDP program.
  *
- * Functions that deal with one type of frame return a verdict, or one of the two
+ * Functions that handle one type of frame return a verdict, or one of the two
  * answers, whose fields they have written into the frame.
  */
 #ifndef NICPS_SERVERS_H
@@ -16,7 +16,7 @@
 #define NICPS_ANSWER_TAKEN -2
 #define NICPS_TAKEN_WORDS (NICPS_PUSH_HEADER_BYTES / 8)
 
-/* What the answer says; `width` and `index` are those of the question. */
+/* The fields of an answer; `width` and `index` are those of the question. */
 static __always_inline void nicps_fill_answer(struct nicps_push *body, u32 version,
 					      u32 staleness, u8 reason)
 {
@@ -34,7 +34,7 @@ static __always_inline int nicps_refuse(struct nicps_push *body, u32 version, u8
 	return NICPS_ANSWER_TAKEN;
 }
 
-/* What is asked belongs to a round that this host has not begun. */
+/* The question is for a round that this host has not begun. */
 static __always_inline int nicps_not_yet(struct nicps_push *body, u8 type)
 {
 	const struct nicps_contribution *contribution = (void *)body;
@@ -193,7 +193,7 @@ static __always_inline int nicps_contribute(struct nicps_contribution *body,
 	home->members = members;
 	home->seen = seen | bit;
 	home->due =
-		last; /* from here on it is read there: else each is a way for the verifier */
+		last; /* read from here on: else each value is a path for the verifier */
 	nicps_publish(&home->tag, tag);
 	scale = nicps_scale_of(nicps_weight(nicps_ones(members)), down,
 			       (s64)(seen | -seen) >> 63);
@@ -211,7 +211,7 @@ static __always_inline int nicps_contribute(struct nicps_contribution *body,
 	return NICPS_ANSWER_TAKEN;
 }
 
-/* Parameters are asked for, at their server. */
+/* A question for parameters, at their server. */
 static __always_inline int nicps_give(struct nicps_push *body, void *payload, u32 index,
 				      u32 fragments, const struct nicps_sender *sender,
 				      const struct nicps_config *config, u32 shift)
@@ -246,7 +246,7 @@ static __always_inline int nicps_give(struct nicps_push *body, void *payload, u3
 	return NICPS_ANSWER_HELD;
 }
 
-/* The same at another worker, which passes on what it has pulled; or a new server is filled from it. */
+/* The same at another worker, which passes on its pulled parameters, or fills a new server. */
 static __always_inline int nicps_hand_over(struct nicps_push *body, void *payload,
 					   const struct nicps_sender *sender)
 {
@@ -273,7 +273,7 @@ static __always_inline int nicps_hand_over(struct nicps_push *body, void *payloa
 	return NICPS_ANSWER_HELD;
 }
 
-/* Parameters are asked for. With a key each frame that asks is answered once. */
+/* A question for parameters. With a key each frame that asks is answered once. */
 static __always_inline int nicps_pull_in(struct nicps_push *body, void *payload,
 					 const struct nicps_sender *sender,
 					 struct nicps_window *window,
@@ -297,8 +297,9 @@ static __always_inline int nicps_pull_in(struct nicps_push *body, void *payload,
 }
 
 /*
- * A server has added a fragment of this worker's step: counted once, however
- * often it says so. The reason to drop that, or NICPS_ENTERED.
+ * A server has added a fragment of this worker's step: it counts once, however
+ * often it is acknowledged. Returns the reason to drop the frame, or
+ * NICPS_ENTERED.
  */
 static __always_inline int nicps_acknowledge(const struct nicps_push *body, u32 index,
 					     u32 fragments,
@@ -482,7 +483,7 @@ nicps_serve_frame(struct nicps_cursor *cursor, const struct ethhdr *ethernet,
 	}
 }
 
-/* Cut the frame, whose body is written, behind that, and send it to who has asked. */
+/* Cut the frame, whose body is written, behind that, and send it to the host that has asked. */
 static __always_inline int nicps_answer_taken(struct xdp_md *ctx,
 					      const struct nicps_member *asker,
 					      const struct nicps_config *config)

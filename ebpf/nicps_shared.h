@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * What the XDP programs share with the agent, and with the control process of a
- * Linux switch: the maps' contents and the reasons that are counted. Read by
- * ebpf/nicps.c and ebpf/nicps_switch.c, and by nicps/layout.py,
- * which takes its NumPy records, names and limits from the text of this file:
- * so only unsigned numbers, byte arrays and plain #defines here.
+ * The definitions that the XDP programs share with the agent, and with the
+ * control process of a Linux switch: the maps' contents and the counted
+ * reasons. Read by ebpf/nicps.c and ebpf/nicps_switch.c, and by
+ * nicps/layout.py. It takes its NumPy records, names and limits from the text
+ * of this file, so only unsigned numbers, byte arrays and plain #defines may be
+ * here.
  */
 #ifndef NICPS_SHARED_H
 #define NICPS_SHARED_H
@@ -19,7 +20,7 @@
 #define NICPS_LANE_BYTES 1440 /* lanes of a fragment, as on the wire */
 
 #define NICPS_TAIL_PARTS \
-	16 /* among a round's last sums the agent is told so many times as often */
+	16 /* for a round's last sums the agent is told so many times as often */
 #define NICPS_TAIL_CLOCK 4 /* but not after fewer sums than this */
 
 #define NICPS_ROOM_EXCHANGE 0 /* place in nicps_rooms */
@@ -27,19 +28,19 @@
 #define NICPS_WORKERS 64 /* members that may push to a server */
 #define NICPS_PARAMETER_BITS 40 /* servers hold multiples of 2**-40 */
 #define NICPS_ANY_VERSION \
-	0xffffffff /* of a pull: whatever is there, of whatever round it is */
+	0xffffffff /* in a pull: the present parameters, of any round */
 
 #define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
 #define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
 
-#define NICPS_MARK 0x6e696370 /* of the agent's sockets: what they send is signed */
+#define NICPS_MARK 0x6e696370 /* of the agent's sockets: their frames are signed */
 #define NICPS_REPLAY_WINDOW 1024 /* frames of one sender that may overtake each other */
-#define NICPS_LAST_HOP 0xffffffff /* of a generation; the agent must raise that */
-#define NICPS_LAST_SEQUENCE 0xffffffff /* of a view: then it needs a new one */
+#define NICPS_LAST_HOP 0xffffffff /* of a generation, which then must rise */
+#define NICPS_LAST_SEQUENCE 0xffffffff /* of a view, which then needs a new one */
 
 /*
- * Control frames a second that go up, and as many at once: of the members of the
- * view and a switch, each of whom has an equal share, and of all others together.
+ * Control frames a second that go up, and as many at once: of the members of
+ * the view and a switch, each with an equal share, and of all others together.
  */
 #define NICPS_MEMBERS_RATE 12000
 #define NICPS_OTHERS_RATE 1000
@@ -52,7 +53,7 @@
 #define NICPS_TOLD_RATE 10 /* messages of each kind a second from a switch's program */
 #define NICPS_TOLD_ROOM 0 /* kinds: a vector is too long */
 #define NICPS_TOLD_VIEW 1 /* frames of a view that is not in force */
-#define NICPS_TOLD_OTHER 2 /* contributions that differ in what they say of a sum */
+#define NICPS_TOLD_OTHER 2 /* contributions that differ in the fields about their sum */
 #define NICPS_TOLD_KINDS 3
 
 /* Written by the agent, through the mapped memory. */
@@ -69,41 +70,41 @@ struct nicps_config {
 	__u32 number; /* mine, from 1 */
 	__u32 members; /* numbers given out: entries of a token */
 	__u32 live; /* members that are in the view */
-	__u32 next; /* the member that is handed the token */
-	__u32 bounce; /* the agent has nothing to do with the token */
+	__u32 next; /* the member that gets the token next */
+	__u32 bounce; /* the token needs nothing from the agent */
 	__u32 round; /* the open one */
 	__u32 sent_seen; /* the token's `sent`, as the agent knows it */
 	__u32 own_sent; /* fragments that this host sent in the open round */
 	__u32 blocks; /* accumulator blocks in a bank */
 	__u32 keyed; /* tokens and fragments are signed, with the key of the view */
 	__u32 rank; /* mine among the aggregators of stripes, from 1, in the open round; 0: none */
-	__u32 rank_next; /* the same of the rounds after it */
-	__u32 aggregators; /* how many there are in the open round; 0: it is not striped */
-	__u32 aggregators_next; /* the same of the rounds after it */
+	__u32 rank_next; /* the same for the rounds after it */
+	__u32 aggregators; /* their number in the open round; 0: it is not striped */
+	__u32 aggregators_next; /* the same for the rounds after it */
 	__u32 width; /* bits of a lane in the open round, if it is striped */
-	__u32 width_next; /* the same of the rounds after it */
+	__u32 width_next; /* the same for the rounds after it */
 	__u32 room; /* fragments of a vector in a bank of sums, and of own lanes */
 	__u32 gather_blocks; /* accumulator blocks of my stripe in a bank */
-	__u32 clock; /* the agent is woken after so many sums, and more often near the end; 0: by the last only */
+	__u32 clock; /* the agent is woken after so many sums, sooner near the end; 0: only by the last */
 	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
-	__u32 sums_next; /* the same of the rounds after it */
+	__u32 sums_next; /* the same for the rounds after it */
 	__u32 settled; /* the last round of servers that was committed with a list */
-	__u32 staleness; /* a push counts 1 / staleness; else all alike */
+	__u32 staleness; /* a push counts 1 / staleness; otherwise all count alike */
 	__u32 rest_view[2]; /* by parity: of the round whose remainders a switch adds */
-	__u8 rest_behind[2]; /* by parity: that is so many rounds before; 0: none */
-	__u8 seal[6]; /* destination of what goes up: the agent takes nothing else */
-	__u8 everybody[6]; /* destination of what all hosts are to hear */
+	__u8 rest_behind[2]; /* by parity: how many rounds before it is; 0: none */
+	__u8 seal[6]; /* destination of frames that go up: the agent takes no others */
+	__u8 everybody[6]; /* destination of frames to all hosts */
 };
 
-/* SipHash's key, two words in the processor's byte order; for no eyes but the agent's. */
+/* SipHash's key, two words in the processor's byte order; only the agent may read it. */
 struct nicps_key {
 	__u64 word[2];
 };
 
 /*
  * The last numbers that this host gave to tokens and fragments in the view: to
- * what goes through the interface's queue and to bounced tokens, and to other
+ * frames through the interface's queue and to bounced tokens, and to other
  * answers of the XDP program, which overtake the queue.
  */
 struct nicps_outgoing {
@@ -115,7 +116,7 @@ struct nicps_outgoing {
  * Numbers of a sender's frames: the highest, the highest of a repeated token,
  * and that of its program's answers; and its questions that were answered, the
  * newest number and, below it, a bit for each of the 32 before. Its pulls, by
- * the way that they left, have the numbers of their frames.
+ * the way on which they left, have the numbers of their frames.
  */
 struct nicps_window {
 	__u64 highest;
@@ -147,12 +148,12 @@ struct nicps_train {
 	__u64 last_ns;
 };
 
-/* The token, as this host saw it; a position is generation << 32 | hop. */
+/* The token, as this host has seen it; a position is generation << 32 | hop. */
 struct nicps_ring {
-	__u64 seen; /* highest position that the kernel accepted or handed on */
+	__u64 seen; /* highest position that the kernel accepted or forwarded */
 	__u64 heard_ns; /* CLOCK_MONOTONIC (coarse) of the last frame of a member, token or fragment */
 	__u64 token_ns; /* the same of the last token */
-	__u64 bounced; /* position that the kernel handed on last */
+	__u64 bounced; /* position that the kernel forwarded last */
 	__u64 bounces;
 	__u64 announced[2]; /* by parity: tag of the round of stripes that began last */
 	__u64 version; /* of a server: round << 32 | pushes that are whole */
@@ -160,7 +161,7 @@ struct nicps_ring {
 	__u64 refused_ns; /* CLOCK_MONOTONIC (coarse): the agent was last told of a refusal */
 };
 
-/* R16: the last token that the kernel handed on, to be repeated by the agent. */
+/* R16: the last token that the kernel forwarded, to be repeated by the agent. */
 struct nicps_saved {
 	__u64 version; /* odd while the kernel writes */
 	__u64 length;
@@ -169,16 +170,17 @@ struct nicps_saved {
 
 /*
  * Distinct fragments taken, by bank and sender; sender 0: a switch's sums. The
- * tag is view << 32 | round: it only grows. The low 32 bits of `count` are how
- * many; above them are the processors that are about to count one under this
- * tag, and at the top, whether a processor opens a new tag.
+ * tag is view << 32 | round: it only grows. The low 32 bits of `count` are
+ * their number; above them is the number of processors that are about to count
+ * one under this tag, and at the top a bit that is set while a processor opens
+ * a new tag.
  */
 struct nicps_progress {
 	__u64 tag;
 	__u64 count;
 };
 
-/* One fragment's place in a bank: who has been added into it. */
+/* One fragment's place in a bank, and the members that have been added into it. */
 struct nicps_slot {
 	__u64 claim;
 	__u64 tag;
@@ -191,8 +193,8 @@ struct nicps_block {
 };
 
 /*
- * A fragment's place in its aggregator's stripe: whose part is in it. What the
- * first of them said of the round holds for all.
+ * A fragment's place in its aggregator's stripe, and the members whose parts
+ * are in it. The fields of the first part hold for the whole round.
  */
 struct nicps_gather {
 	__u64 claim;
@@ -210,8 +212,8 @@ struct nicps_gather {
 };
 
 /*
- * A sum, as it came or was made; or parameters, as they came. `tag` of these is
- * the number of the pull or of the step that they answer.
+ * A sum, as received or made here; or parameters, as received. `tag` of these
+ * is the number of the pull or of the step that they answer.
  */
 struct nicps_stored {
 	__u64 claim;
@@ -231,13 +233,13 @@ struct nicps_own {
 	__u8 lane[NICPS_LANE_BYTES];
 };
 
-/* A server's place for a push fragment: what has been added to its parameters. */
+/* A server's place for a push fragment, and the steps that have been added to its parameters. */
 struct nicps_home {
 	__u64 claim;
-	__u64 tag; /* view << 32 | round of what is in the accumulators */
-	__u64 seen; /* whose contributions; bit sender - 1 */
+	__u64 tag; /* view << 32 | round of the accumulators */
+	__u64 seen; /* members whose contributions are in them; bit sender - 1 */
 	__u64 members; /* the list; all of it seen: the average is made */
-	__u32 due; /* it is made, and not in the parameters yet */
+	__u32 due; /* the average is made, and not in the parameters yet */
 	__u32 full; /* a parameter has come near the limits */
 	__u32 last[NICPS_WORKERS]; /* the newest step of each worker that was added */
 };
@@ -250,19 +252,20 @@ struct nicps_pusher {
 	__u32 staleness;
 };
 
-/* What a server has said of this worker's steps. */
+/* The acknowledgements of a server for this worker's steps. */
 struct nicps_answered {
 	__u64 staleness; /* number of the newest step << 32 | its staleness */
 	__u64 version; /* round << 32 | the highest version */
 };
 
 /*
- * What wakes the agent: how many sums of a round there are. In a round of
- * stripes or servers also the list, as the first part that came here has it
- * (`count` is 0). With servers also how many fragments of a step are
- * acknowledged, or of a pull are here (`tag` is its number), that a question was
- * refused (`fragments` is 0), and that a parameter is near the limits
- * (`members` and `count` are 0). Some are lost where the agent sleeps for long: it looks at what there is.
+ * The messages that wake the agent: the number of sums of a round that are
+ * here. In a round of stripes or servers also the list, as the first part that
+ * came here has it (`count` is 0). With servers also the number of fragments of
+ * a step that are acknowledged, or of a pull that are here (`tag` is its
+ * number), that a question was refused (`fragments` is 0), and that a parameter
+ * is near the limits (`members` and `count` are 0). Some are lost if the agent
+ * sleeps for long: it then reads the maps.
  */
 struct nicps_bell {
 	__u64 tag;
@@ -286,9 +289,9 @@ struct nicps_switch_config {
 };
 
 /*
- * One of the two places of a fragment at a switch: whose part is in it, and
- * what the first of them said of the round. The claim of the first place is
- * that of both, and of their blocks and lanes.
+ * One of the two places of a fragment at a switch: the members whose parts are
+ * in it, and the fields of the first of them about the round. The claim of the
+ * first place holds for both, and for their blocks and lanes.
  */
 struct nicps_place {
 	__u64 claim;
@@ -311,15 +314,15 @@ struct nicps_lanes {
 };
 
 /*
- * What a switch's control process is told, and at most how often: a kind's
- * `last` is what was told last (the fragments, the view, the tag).
+ * The messages to a switch's control process, and their rates: a kind's `last`
+ * is the last value sent (the fragments, the view, the tag).
  */
 struct nicps_told {
 	__u64 last;
 	__u64 due_ns;
 };
 
-/* Of what differs, the place's comes first, then that of the contribution that was refused. */
+/* Of two values that differ, the place's comes first, then that of the refused contribution. */
 struct nicps_message {
 	__u64 tag;
 	__u64 members[2];
@@ -335,39 +338,40 @@ struct nicps_message {
 };
 
 /*
- * What became of frames of ours. Whatever is not used has a reason here.
+ * Counts of our frames by outcome. Every frame that is not used has a reason
+ * here.
  */
 enum nicps_count {
 	NICPS_COUNT_ADDED, /* fragment added, or stored as its slot's first */
-	NICPS_COUNT_BOUNCED, /* token handed on by the kernel */
+	NICPS_COUNT_BOUNCED, /* token forwarded by the kernel */
 	NICPS_COUNT_RAISED, /* token given to the agent */
-	NICPS_COUNT_HEARD, /* token of somebody else, nothing new in it */
+	NICPS_COUNT_HEARD, /* another member's token, with nothing new in it */
 	NICPS_COUNT_CONTROL, /* control frame given to the agent */
 	NICPS_COUNT_LIMITED, /* control frame, over the rate */
 	NICPS_COUNT_PROBED, /* frame of a train: the LAN is being measured */
-	NICPS_COUNT_TRUNCATED, /* shorter than it says, or than its type */
+	NICPS_COUNT_TRUNCATED, /* shorter than its length field, or than its type */
 	NICPS_COUNT_VERSION, /* another version of the format */
 	NICPS_COUNT_TYPE, /* unknown type */
 	NICPS_COUNT_NETWORK, /* another network on the same LAN */
 	NICPS_COUNT_DISABLED, /* token or fragment while this host is in no view */
 	NICPS_COUNT_VIEW, /* another view */
 	NICPS_COUNT_STRANGER, /* R4: the MAC is not that of the member named */
-	NICPS_COUNT_ASTRAY, /* for another member: a switch sends it to all */
+	NICPS_COUNT_ASTRAY, /* for another member: a switch has flooded it */
 	NICPS_COUNT_ECHO, /* this host's own frame, come back */
 	NICPS_COUNT_FORGED, /* the tag is not made with this view's key */
-	NICPS_COUNT_REPLAYED, /* an old frame once more */
+	NICPS_COUNT_REPLAYED, /* an old frame sent again */
 	NICPS_COUNT_ROUND, /* fragment outside the rounds that are open */
 	NICPS_COUNT_MODE, /* a member's fragment where the switch adds, or a sum where it does not */
-	NICPS_COUNT_MALFORMED, /* fields that cannot be */
+	NICPS_COUNT_MALFORMED, /* fields that are not valid */
 	NICPS_COUNT_SHIFT, /* shift over the limit: the sum could overflow */
 	NICPS_COUNT_RANGE, /* fragment outside the accumulators */
 	NICPS_COUNT_DUPLICATE, /* fragment that is in the sum already */
-	NICPS_COUNT_GATHERED, /* contribution added in my stripe; others are lacking */
-	NICPS_COUNT_SUMMED, /* contribution that was the last: the sum went out */
+	NICPS_COUNT_GATHERED, /* contribution added in my stripe; others are missing */
+	NICPS_COUNT_SUMMED, /* the last contribution: the sum was sent */
 	NICPS_COUNT_STORED, /* sum stored */
-	NICPS_COUNT_CLOCKED, /* own contribution, sent as that sum came */
-	NICPS_COUNT_ANSWERED, /* question answered, by a sum or by who is lacking */
-	NICPS_COUNT_UNREADY, /* last contribution, but my own lanes are not there */
+	NICPS_COUNT_CLOCKED, /* own contribution, sent when that sum came */
+	NICPS_COUNT_ANSWERED, /* question answered, by a sum or the missing members */
+	NICPS_COUNT_UNREADY, /* last contribution, but my own lanes are not ready */
 	NICPS_COUNT_BUSY, /* another processor has the slot; repaired later */
 	NICPS_COUNT_STALE, /* token not newer than the last one seen */
 	NICPS_COUNT_SPENT, /* own frame, not sent: the view's numbers are used up */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
  * The maps that the programs of a host and of a Linux switch both have, each
- * its own, and one function for each that looks into it. All that is BCC's own
- * is in this file and the two others of maps: another loader needs other
- * versions of them and nothing else. Read by BPF programs.
+ * its own, and one access function for each. All code that needs BCC is in this
+ * file and the two others of maps: another loader needs other versions of these
+ * files and of no others. Read by BPF programs.
  */
 #ifndef NICPS_SHARED_MAPS_H
 #define NICPS_SHARED_MAPS_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
  * The way out: every token and fragment of this host gets the next number of
- * one counter and the tag. Read by the TC program, which does it for frames of
- * the agent's sockets (their mark tells them from what others send through
- * the interface), and by the XDP program for the token that it hands on.
+ * one counter and the tag. Read by the TC program, which signs frames of the
+ * agent's sockets (their mark tells them from frames of other programs on the
+ * interface), and by the XDP program, which signs the token that it forwards.
  */
 #ifndef NICPS_SIGN_H
 #define NICPS_SIGN_H
@@ -21,7 +21,7 @@ static __always_inline bool nicps_numbers_left(void)
 	return outgoing && outgoing->sequence < NICPS_LAST_SEQUENCE;
 }
 
-/* Looked up in a mask that LLVM does not see: comparisons would be a way each for the verifier. */
+/* Looked up in a mask that LLVM does not see: each comparison would be a path for the verifier. */
 static __always_inline bool nicps_is_signed(u8 type)
 {
 	u64 types = 1ULL << NICPS_TYPE_TOKEN | 1ULL << NICPS_TYPE_FRAGMENT |
@@ -34,7 +34,7 @@ static __always_inline bool nicps_is_signed(u8 type)
 	return type < 64 && types >> type & 1;
 }
 
-/* Whatever is not to be signed, and other programs' frames, go on as they are. */
+/* Frames that are not to be signed, and other programs' frames, pass unchanged. */
 static __always_inline int nicps_sign(struct __sk_buff *skb)
 {
 	struct nicps_outgoing *outgoing = nicps_outgoing();

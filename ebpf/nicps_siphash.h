@@ -51,7 +51,7 @@ static __always_inline void nicps_sip_word(struct nicps_sip *sip, u64 word)
 	sip->v0 ^= word;
 }
 
-/* The key and the header; the words from behind it on are the caller's. */
+/* The key and the header; the caller adds the words behind it. */
 static __always_inline struct nicps_sip nicps_sip_begin(const struct nicps_key *key,
 							const __le64 *frame)
 {
@@ -69,7 +69,7 @@ static __always_inline struct nicps_sip nicps_sip_begin(const struct nicps_key *
 	return sip;
 }
 
-/* `rest` is what the last whole word left over. */
+/* `rest` has the bytes behind the last whole word. */
 static __always_inline __be64 nicps_sip_end(struct nicps_sip *sip, u32 length, u64 rest)
 {
 	nicps_sip_word(sip, rest | (u64)length << 56);
@@ -81,7 +81,7 @@ static __always_inline __be64 nicps_sip_end(struct nicps_sip *sip, u32 length, u
 	return __cpu_to_be64(sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
 }
 
-/* That of a frame of so many words, a constant; false if the frame ends before them. */
+/* The tag of a frame of so many words, a constant; false if the frame is shorter. */
 static __always_inline bool nicps_long_tag(const struct nicps_key *key,
 					   const void *frame, const void *end,
 					   u32 words, __be64 *tag)
@@ -100,9 +100,9 @@ static __always_inline bool nicps_long_tag(const struct nicps_key *key,
 }
 
 /*
- * That of a frame of any length. `zero` is 0, but the verifier does not know
- * that: what a turn learns of where the frame ends it learns of `at` alone.
- * Else each way out of the loop is a state of its own for all that follows.
+ * The tag of a frame of any length. `zero` is 0, but the verifier does not know
+ * that: so a turn learns about the frame's end through `at` alone. Otherwise
+ * each exit of the loop is a state of its own for all code that follows.
  */
 static __always_inline bool nicps_frame_tag(const struct nicps_key *key,
 					    const void *frame, const void *end,
@@ -124,8 +124,9 @@ static __always_inline bool nicps_frame_tag(const struct nicps_key *key,
 #pragma clang loop unroll(disable)
 	for (u32 word = NICPS_TAG_WORD + 1; word < NICPS_MAX_FRAME_BYTES / 8; word++) {
 		/*
-		 * Else the compiler takes the check of `end` out of the loop, or
-		 * counts down to 0 from a number whose bound the verifier loses.
+		 * Otherwise the compiler takes the check of `end` out of the
+		 * loop, or counts down to 0 from a number whose bound the
+		 * verifier loses.
 		 */
 		asm volatile("" : "+r"(at), "+r"(word));
 		if (word >= length / 8)

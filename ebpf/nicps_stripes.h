@@ -4,10 +4,10 @@
  * program adds, and sends the sum to all (docs/stripes.md). Read by the XDP
  * program.
  *
- * What is said in nicps_fragment.h of claims and tags holds here. A sum is made
+ * The text on claims and tags in nicps_fragment.h holds here too. A sum is made
  * once: with the last contribution, under the claims of its place in the stripe
- * and of its place among the sums. Whatever could fail is tried before anything
- * is added.
+ * and of its place among the sums. All steps that could fail come before
+ * anything is added.
  */
 #ifndef NICPS_STRIPES_H
 #define NICPS_STRIPES_H
@@ -22,13 +22,13 @@ static __always_inline u32 nicps_aggregators(const struct nicps_config *config,
 	return round > config->round ? config->aggregators_next : config->aggregators;
 }
 
-/* Where stripes begin: that of rank r + 1 at `rank` r, and the last one ends at rank n. */
+/* The bounds of stripes: that of rank r + 1 begins at `rank` r, and the last one ends at rank n. */
 static __always_inline u32 nicps_bound(u32 fragments, u32 rank, u32 aggregators)
 {
 	return aggregators ? (u64)fragments * rank / aggregators : 0;
 }
 
-/* Whether a fragment is in the stripe of that rank, and where that begins. */
+/* Whether a fragment is in the stripe of that rank, and where the stripe begins. */
 static __always_inline bool nicps_in_stripe(const struct nicps_contribution *body,
 					    u32 rank, u32 aggregators, u32 *first)
 {
@@ -55,7 +55,7 @@ static __always_inline u32 nicps_width(const struct nicps_config *config, u32 ro
 	return round > config->round ? config->width_next : config->width;
 }
 
-/* Send the frame that came in back out as one of this host's. */
+/* Send the received frame back out as one of this host's. */
 static __always_inline int nicps_answer(struct ethhdr *ethernet,
 					struct nicps_header *header, u8 type,
 					const u8 *destination, const void *end,
@@ -68,8 +68,8 @@ static __always_inline int nicps_answer(struct ethhdr *ethernet,
 }
 
 /*
- * All others are in: add the aggregator's own lanes, and make the sum. What was
- * checked is read again from the place: so the ways that led here are one for
+ * All others are in: add the aggregator's own lanes, and make the sum. Checked
+ * values are read again from the place, so the paths that led here are one for
  * the verifier.
  */
 static __always_inline void nicps_finish_sum(struct nicps_gather *gather,
@@ -97,7 +97,7 @@ static __always_inline void nicps_finish_sum(struct nicps_gather *gather,
 	nicps_copy_lanes(sum->lane, payload);
 }
 
-/* The list, to the agent, once a round: it may not have heard that it is closed. */
+/* Send the list to the agent, once a round: it may not have heard that it is closed. */
 static __always_inline void nicps_announce(struct nicps_ring *ring, u64 tag,
 					   const struct nicps_contribution *body)
 {
@@ -113,11 +113,11 @@ static __always_inline void nicps_announce(struct nicps_ring *ring, u64 tag,
 	if (before >= tag ||
 	    __sync_val_compare_and_swap(announced, before, tag) != before)
 		return;
-	if (nicps_wake(&bell)) /* no room: the next one tells it */
+	if (nicps_wake(&bell)) /* no room: the next contribution reports it */
 		__sync_val_compare_and_swap(announced, tag, before);
 }
 
-/* A part of a sum, at its aggregator. */
+/* A contribution to a sum, at its aggregator. */
 static __always_inline int
 nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 		struct nicps_contribution *body, void *payload, const void *end,
@@ -182,7 +182,7 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	else if (last && !nicps_claim_soon(&sum->claim))
 		reason = NICPS_COUNT_BUSY;
 	else if (last) {
-		/* Behind the claim, a full barrier: what was offered is there. */
+		/* Behind the claim, a full barrier: the offered lanes are there. */
 		mine_at = (s8) * (volatile u8 *)&own->exponent;
 		if (mine && !nicps_fits(width, mine_at, unit))
 			reason = NICPS_COUNT_UNREADY;
@@ -235,8 +235,8 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 }
 
 /*
- * Take the next fragment that this member has to send to that aggregator; NULL:
- * there is none, or its lanes are not there yet. Then the agent sends it.
+ * Take the next fragment that this member has to send to that aggregator. NULL:
+ * there is none, or its lanes are not there yet; then the agent sends it.
  */
 static __always_inline struct nicps_own *
 nicps_take_next(const struct nicps_config *config, const struct nicps_sender *sender,
@@ -258,7 +258,7 @@ nicps_take_next(const struct nicps_config *config, const struct nicps_sender *se
 		own = nicps_own(bank * config->room + *index);
 		if (!own || !nicps_is_offered(config, own, bank))
 			return NULL;
-		/* A full barrier: what was offered is there. */
+		/* A full barrier: the offered lanes are there. */
 		if (__sync_val_compare_and_swap(sent, next, next + 1) == next)
 			return own;
 	}
@@ -267,8 +267,8 @@ nicps_take_next(const struct nicps_config *config, const struct nicps_sender *se
 
 /*
  * A sum has come: its frame takes this member's next contribution to that
- * stripe back to the aggregator. So a window of them is under way until all
- * are sent, and nobody but the kernels keeps time.
+ * stripe back to the aggregator. So a window of them is under way until all are
+ * sent, and only the kernels keep time.
  */
 static __always_inline int
 nicps_send_next(struct ethhdr *ethernet, struct nicps_header *header,
@@ -355,7 +355,7 @@ nicps_store_sum(struct ethhdr *ethernet, struct nicps_header *header,
 			       config);
 }
 
-/* A question for a sum, at its aggregator, or at who alone has contributed. */
+/* A question for a sum, at its aggregator, or at the only contributor. */
 static __always_inline int
 nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
 		 struct nicps_contribution *body, void *payload, const void *end,
@@ -390,7 +390,7 @@ nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
 		return nicps_drop(NICPS_COUNT_BUSY);
 	ready = nicps_is_offered(config, own, bank);
 	here = gather->tag == tag && !alone;
-	/* A full barrier between what says that something is there, and that. */
+	/* A full barrier between the tag and the lanes that it stands for. */
 	if (!nicps_unanswered(&window->asked, bpf_ntohl(body->number))) {
 		nicps_release(&sum->claim);
 		return nicps_drop(NICPS_COUNT_REPLAYED);
@@ -431,7 +431,7 @@ nicps_stripe_frame(struct nicps_cursor *cursor, struct ethhdr *ethernet,
 		return nicps_drop(NICPS_COUNT_ROUND);
 	if (!nicps_aggregators(config, sender->round))
 		return nicps_drop(NICPS_COUNT_MODE);
-	/* A switch that has forgotten where this member is sends it to all. */
+	/* A switch that has forgotten this member's port sends the frame to all. */
 	if (header->type != NICPS_TYPE_SUM &&
 	    !nicps_same_mac(ethernet->h_dest, me->mac))
 		return nicps_drop(NICPS_COUNT_ASTRAY);

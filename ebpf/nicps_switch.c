@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
 /*
  * The program of a Linux switch that adds (docs/linux-switch.md), on each port of
- * a bridge. It takes contributions to the switch's address, adds them, and sends
- * each sum to all ports; questions for sums go back out with their answer.
- * Everything else passes to the bridge untouched.
+ * a bridge. It takes contributions to the switch's address, adds them, and
+ * sends each sum to all ports; questions for sums go back out with their
+ * answer. All other frames pass to the bridge untouched.
  *
- * What is said in nicps_fragment.h of claims and tags holds here. Each fragment
- * has two places, because what rounding left over of one sum is added to a later
- * one: so the former must stay until the later is made, however often that
- * begins anew. The claim of the first place is that of both.
+ * The text on claims and tags in nicps_fragment.h holds here too. Each fragment
+ * has two places, because the remainder of one sum is added to a later one. So
+ * the former must stay until the later is made, however often that begins anew.
+ * The claim of the first place holds for both.
  */
 #include <uapi/linux/bpf.h>
 #include "nicps_switch_maps.h"
@@ -17,19 +17,19 @@
 #define NICPS_THE_SWITCH 0 /* its number */
 
 /*
- * A remainder is less than a power of two, whose exponent may be so far above the
- * unit that with it the lanes of so many members do not overflow 64 bits. See
- * docs/linux-switch.md.
+ * A remainder is less than a power of two. The exponent of that power may be so
+ * far above the unit that the lanes of so many members do not overflow 64 bits
+ * with the remainder. See docs/linux-switch.md.
  */
 #define NICPS_REST_ROOM 61
 #define NICPS_FEW 32
 #define NICPS_REST_ROOM_MANY 57
 
-/* What is to become of the frame, if it is not dropped. */
+/* The outcome of a frame that is not dropped. */
 #define NICPS_SEND_ALL -2
 #define NICPS_SEND_BACK -3
 
-/* Tell the control process, at most once for each value and not too often. */
+/* Send a message to the control process, at most once for each value and not too often. */
 static __always_inline void nicps_tell(u32 kind, u64 value, bool only_more,
 				       struct nicps_message *message)
 {
@@ -45,7 +45,7 @@ static __always_inline void nicps_tell(u32 kind, u64 value, bool only_more,
 	if (__sync_val_compare_and_swap(&told->last, before, value) != before)
 		return;
 	message->kind = kind;
-	if (nicps_wake(message)) /* no room: the next one tells it */
+	if (nicps_wake(message)) /* no room: the next frame reports it */
 		__sync_val_compare_and_swap(&told->last, value, before);
 }
 
@@ -66,12 +66,12 @@ static __always_inline int nicps_other_view(u64 tag, u32 reason)
 		.tag = tag,
 	};
 
-	/* A bit more, as there is a view 0. */
+	/* One bit more, since there is a view 0. */
 	nicps_tell(NICPS_TOLD_VIEW, tag >> 32 | 1ULL << 32, false, &message);
 	return nicps_drop(reason);
 }
 
-/* The place's claim is held. */
+/* The caller holds the place's claim. */
 static __always_inline void nicps_tell_difference(u64 tag, u32 sender,
 						  const struct nicps_place *place,
 						  const struct nicps_contribution *body)
@@ -106,9 +106,9 @@ static __always_inline u64 nicps_rest_tag(const struct nicps_contribution *body,
 }
 
 /*
- * The place that a contribution with this tag goes to: the one that has it, else
- * the older one of those whose tag is less; not the one whose remainder is asked
- * for. Below 0: none, as both are newer.
+ * The place that a contribution with this tag goes to: the one that has it,
+ * else the older one of those whose tag is less, but not the one whose
+ * remainder is asked for. Below 0: none, as both are newer.
  */
 static __always_inline int nicps_choose(u64 one, u64 other, u64 tag, u64 rest)
 {
@@ -124,7 +124,7 @@ static __always_inline int nicps_choose(u64 one, u64 other, u64 tag, u64 rest)
 	return first ? 0 : second ? 1 : -1;
 }
 
-/* How far above the unit a remainder's exponent may be; below 0: there is no room for any. */
+/* How far above the unit a remainder's exponent may be; below 0: no remainder fits. */
 static __always_inline s32 nicps_rest_room(u64 members)
 {
 	u32 count = nicps_ones(members);
@@ -134,7 +134,7 @@ static __always_inline s32 nicps_rest_room(u64 members)
 	return count > NICPS_FEW ? NICPS_REST_ROOM_MANY : NICPS_REST_ROOM;
 }
 
-/* A remainder, in the units of another round, into that one's accumulators. */
+/* Add a remainder, in the units of another round, to this round's accumulators. */
 static __always_inline void nicps_shift_lanes(s64 *to, const s64 *from, u32 lanes,
 					      u32 left, u32 right)
 {
@@ -168,9 +168,9 @@ static __always_inline void nicps_carry_lanes(struct nicps_block *to,
 }
 
 /*
- * Whether the remainder in `former` can be added to a sum of that list, unit and
- * size, and is there at all. If it should be, and cannot, that is counted: a sum
- * that is not finite has none.
+ * Whether the remainder in `former` exists and can be added to a sum of that
+ * list, unit and size. If it should be added, and cannot, that is counted. A
+ * sum that is not finite has no remainder.
  */
 static __always_inline bool nicps_has_rest(const struct nicps_place *former, u64 rest,
 					   u64 members, u32 fragments, s32 unit)
@@ -190,7 +190,7 @@ static __always_inline bool nicps_has_rest(const struct nicps_place *former, u64
 	return false;
 }
 
-/* A part of a sum: a verdict, or NICPS_SEND_ALL with the sum in the frame. */
+/* A contribution to a sum: a verdict, or NICPS_SEND_ALL with the sum in the frame. */
 static __always_inline int nicps_add_in(struct nicps_header *header,
 					struct nicps_contribution *body, void *payload,
 					const struct nicps_sender *sender,

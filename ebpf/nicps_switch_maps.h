@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
  * The maps of a Linux switch that adds, besides those of nicps_shared_maps.h,
- * and one function for each that looks into it. Read by its XDP program only.
+ * and one access function for each. Read by its XDP program only.
  */
 #ifndef NICPS_SWITCH_MAPS_H
 #define NICPS_SWITCH_MAPS_H
@@ -11,7 +11,7 @@
 BPF_F_TABLE("array", u32, struct nicps_switch_config, config, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_told, told, NICPS_TOLD_KINDS, BPF_F_MMAPABLE);
 
-/* Where sums go. */
+/* The ports to which sums are sent. */
 BPF_DEVMAP(ports, NICPS_PORTS);
 
 /* A page, fifty records. */
@@ -49,7 +49,7 @@ static __always_inline struct nicps_place *nicps_place(u32 index, u32 at)
 	return inner ? bpf_map_lookup_elem(inner, &place) : NULL;
 }
 
-/* The sum that was made there. */
+/* The sum that was made in that place. */
 static __always_inline struct nicps_lanes *nicps_lanes(u32 index, u32 at)
 {
 	u32 key = 0, place = index * NICPS_PLACES + at;
@@ -67,7 +67,7 @@ static __always_inline struct nicps_block *nicps_place_block(u32 block, u32 at)
 	return inner ? bpf_map_lookup_elem(inner, &place) : NULL;
 }
 
-/* 0, or why there is no room. */
+/* 0, or the error code if there is no room. */
 static __always_inline long nicps_wake(struct nicps_message *message)
 {
 	return doorbell.ringbuf_output(message, sizeof(*message), BPF_RB_FORCE_WAKEUP);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * The token (R9, R10). Handed on at once if this host has nothing to do with
- * it, raised to the agent otherwise. Read by the XDP program.
+ * The token (R9, R10). Forwarded at once if this host has no use for it, raised
+ * to the agent otherwise. Read by the XDP program.
  */
 #ifndef NICPS_TOKEN_H
 #define NICPS_TOKEN_H
@@ -13,10 +13,11 @@
 #include "nicps_stall.h"
 
 /*
- * Is every fragment that the token knows of here? Counts what came in, not
- * what is in the sum that a reader may have taken since. A count that another
- * processor opens meanwhile may be read wrong: a token that is bounced for
- * that comes round again, since only the agent marks a member complete.
+ * Whether every fragment that the token knows of is here. Counts received
+ * fragments, not those in the sum that a reader may have taken since. A count
+ * that another processor opens meanwhile may be read wrong: a token that is
+ * bounced for that comes round again, since only the agent marks a member
+ * complete.
  */
 static __always_inline bool nicps_complete(const struct nicps_config *config,
 					   const struct nicps_sender *sender, u32 sent)
@@ -40,11 +41,11 @@ static __always_inline bool nicps_complete(const struct nicps_config *config,
 
 /*
  * The copy of the bounced token is written by one processor at a time; its
- * version is odd meanwhile. What begins and ends that must be a full barrier,
- * or the agent can meet an even version beside half a frame. Of the atomic
- * operations of BPF those that return the old value are one on every
- * architecture. An addition whose result nobody uses is compiled to one that
- * returns nothing: it orders nothing on arm64.
+ * version is odd meanwhile. The operations that begin and end this must be full
+ * barriers, or the agent can meet an even version beside half a frame. Of the
+ * atomic operations of BPF those that return the old value are full barriers on
+ * every architecture. An addition whose result is not used is compiled to one
+ * that returns nothing: it orders nothing on arm64.
  */
 static __always_inline bool nicps_begin_saving(struct nicps_saved *saved)
 {
@@ -60,9 +61,9 @@ static __always_inline void nicps_end_saving(struct nicps_saved *saved)
 }
 
 /*
- * A program outlives a stopped agent and must not play a living member: hence
- * the time. An idle turn that is about to end at this host is the agent's, who
- * parks the token.
+ * A program outlives a stopped agent and must not act as a living member: hence
+ * the time. If an idle turn is about to end at this host, the agent gets the
+ * token and parks it.
  */
 static __always_inline bool nicps_may_bounce(const struct nicps_config *config,
 					     const struct nicps_sender *sender,
@@ -108,7 +109,7 @@ nicps_bounce(struct xdp_md *ctx, void *end, struct ethhdr *ethernet,
 
 	NICPS_STALL(BOUNCED);
 	saved->length = size;
-	/* Checked before: but the verifier of Linux 6.1 wants to see each bound here. */
+	/* Checked before, but the verifier of Linux 6.1 requires each bound here. */
 	asm volatile("" : "+r"(size));
 	if (size <= NICPS_SAVED_BYTES) {
 		asm volatile("" : "+r"(size));
@@ -167,11 +168,11 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 		return XDP_PASS;
 	}
 	mine = bpf_ntohs(token->owner) == config->number;
-	/* Where another processor bounces a token now, this one is the agent's. */
+	/* If another processor bounces a token now, the agent gets this one. */
 	bounce = mine && nicps_may_bounce(config, sender, token) &&
 		 nicps_begin_saving(saved);
 	next = bounce ? position + 1 : position;
-	/* Whoever loses here has met a token on another processor: mostly a copy of this one. */
+	/* A loss here means that another processor has a token: mostly a copy of this one. */
 	if (__sync_val_compare_and_swap(&ring->seen, seen, next) != seen) {
 		if (bounce)
 			nicps_end_saving(saved);

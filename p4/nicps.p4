@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nicps on a switch (v1model, `simple_switch`): what the XDP program does on a
+// nicps on a switch (v1model, `simple_switch`): the work of the XDP program of a
 // host, done once for all of them. Frames that are not ours are switched as on
 // any learning switch. Run by `nicps switch p4`; docs/switch.md.
 #include <core.p4>

@@ -24,6 +24,10 @@ class SettingError(JobError):
     exit_code = UsageProblem.exit_code
 
 
+class Untraceable(JobError):
+    """torch.fx cannot trace the model's forward pass, or what it has traced computes something else."""
+
+
 class FolderError(JobError):
     """The folder that was given cannot be sent as it is."""
 

@@ -4,6 +4,8 @@
 weights   [ parameters that are trained | averaged buffers ]   what the optimizer works on
 vector    [ sum of the gradients        | samples * change of the buffers ]   what goes out (R13)
 
+The layout can have them in another order (B1: buffers and parameters of set 1, then those of set 2).
+
 Float32 buffers that training changes (BatchNorm's statistics) are averaged through the same sums. Which ones these are
 is found once, when the job is prepared, and handed out with the layout: so the vector is the same on every host.
 Everything else stays as it was handed out: frozen parameters, buffers of other types, buffers that do not change.
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,14 +40,23 @@ class FlatModel:
     """Owns the flat storage of a model's tensors.
 
     Attributes: `model`; `layout` as in prepared.json; `lanes`, the vector's length; `vector`, this
-    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`.
+    member's contribution as float32 (lanes,), the same memory as the parameters' `.grad`; `weights`, parameters and
+    averaged buffers in the same order; `trained`, the parameters
+    in the model's order, whatever the layout's is: so an optimizer's state fits any layout.
     """
 
-    def __init__(self, model: nn.Module, averaged: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        averaged: Collection[str] | None = None,
+        order: Sequence[str] = (),
+    ) -> None:
         """Move the model's tensors into flat storage.
 
         Args:
             averaged: names of the buffers that are averaged; all float32 buffers by default.
+            order: names of parameters and averaged buffers as they lie in the vector. What it does not name comes
+                behind them: parameters, then buffers, in the model's order.
 
         Raises:
             JobError: a parameter is not float32 on the CPU, or nothing is trained.
@@ -52,6 +64,11 @@ class FlatModel:
         self.model = model
         trained, buffers, fixed = _sort(model, averaged)
         self.trained = [parameter for _, parameter in trained]
+        rank = {name: at for at, name in enumerate(order)}
+        inside = [("parameter", *pair) for pair in trained] + [
+            ("buffer", *pair) for pair in buffers
+        ]
+        inside.sort(key=lambda entry: rank.get(entry[1], len(rank)))
         self.layout = [
             {
                 "name": name,
@@ -59,30 +76,28 @@ class FlatModel:
                 "shape": list(tensor.shape),
                 "dtype": str(tensor.dtype).removeprefix("torch."),
             }
-            for kind, group in (("parameter", trained), ("buffer", buffers), ("fixed", fixed))
-            for name, tensor in group
+            for kind, name, tensor in (*inside, *(("fixed", *pair) for pair in fixed))
         ]
         self.lanes = weights.lanes(self.layout)
-        self._parameters = sum(parameter.numel() for parameter in self.trained)
         self._weights = torch.empty(self.lanes)
         self._vector = torch.zeros(self.lanes)
+        self.weights: F32 = self._weights.numpy()
         self.vector: F32 = self._vector.numpy()
-        self._ends = np.cumsum([tensor.numel() for _, tensor in (*trained, *buffers)])
-        self._gradients: list[Tensor] = []
+        self._ends = np.cumsum([tensor.numel() for _, _, tensor in inside])
         self._tensors: dict[str, Tensor] = {}
-        first = 0
-        for name, parameter in trained:
-            place = self._place(first, parameter)
-            parameter.data = place
-            gradient = self._vector[first : first + place.numel()].view(place.shape)
-            parameter.grad = gradient
-            self._gradients.append(gradient)
-            self._tensors[name] = place
-            first += place.numel()
+        self._in_vector: list[tuple[nn.Parameter, Tensor]] = []  # parameters with their gradients
         names: dict[int, str] = {}
-        for name, buffer in buffers:
-            self._tensors[name], names[id(buffer)] = self._place(first, buffer), name
-            first += buffer.numel()
+        first = 0
+        for _, name, tensor in inside:
+            place = self._tensors[name] = self._place(first, tensor)
+            if isinstance(tensor, nn.Parameter):
+                tensor.data = place
+                gradient = self._vector[first : first + place.numel()].view(place.shape)
+                tensor.grad = gradient
+                self._in_vector.append((tensor, gradient))
+            else:
+                names[id(tensor)] = name
+            first += place.numel()
         for name, tensor in fixed:
             # Contiguous: what was expanded cannot be restored. A parameter's memory stays its own.
             is_buffer = not isinstance(tensor, nn.Parameter)
@@ -96,8 +111,20 @@ class FlatModel:
                     place = module._buffers[key] = self._tensors[name]
                     self._buffers.append(_Buffer(name, module, key, place))
         self._fixed_common = {name: self._tensors[name].clone() for name, _ in fixed}
-        self._common = self._weights[self._parameters :].clone()
         self._averaged = {name for name, _ in buffers}
+        self._gradients = [self._vector[span] for span in self._spans("parameter")]
+        self._averages = [
+            _Average(self._weights[span], self._weights[span].clone(), self._vector[span], span)
+            for span in self._spans("buffer")
+        ]
+
+    def _spans(self, kind: str) -> Iterator[slice]:
+        """Where tensors of that kind lie in the vector, those side by side in one."""
+        at = 0
+        for same, entries in itertools.groupby(self.layout, key=lambda entry: entry["kind"]):
+            first, at = at, at + sum(map(weights.size, entries))
+            if same == kind and at > first:
+                yield slice(first, at)
 
     def _place(self, first: int, tensor: Tensor) -> Tensor:
         place = self._weights[first : first + tensor.numel()].view(tensor.shape)
@@ -111,7 +138,7 @@ class FlatModel:
         """A round begins: gradients are zero, and buffers are what all members have in common."""
         self._vector.zero_()
         self.restore()
-        for parameter, gradient in zip(self.trained, self._gradients, strict=True):
+        for parameter, gradient in self._in_vector:
             parameter.grad = gradient
 
     def begin_training(self, seed: int) -> None:
@@ -144,7 +171,7 @@ class FlatModel:
         Raises:
             JobError: a buffer that is not averaged has changed, or one that is has another shape.
         """
-        for parameter, gradient in zip(self.trained, self._gradients, strict=True):
+        for parameter, gradient in self._in_vector:
             _collect(parameter, gradient)
         for buffer in self._buffers:
             if buffer.name in self._averaged:
@@ -154,14 +181,12 @@ class FlatModel:
                     f"buffer {buffer.name!r} has changed, but did not when the job was tried: it is not averaged; "
                     "set average_all_buffers=true"
                 )
-        change = self._vector[self._parameters :]
-        torch.sub(self._weights[self._parameters :], _finite(self._common), out=change)
-        change.mul_(samples)
-        torch.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0, out=change)
+        for average in self._averages:
+            average.measure(samples)
         return self.vector
 
     def on_gradient(self, note: Callable[[int], None]) -> None:
-        """Tell of each parameter in `trained`, by its place, when a backward pass has made its gradient.
+        """Tell of each parameter, by its place in the layout, when a backward pass has made its gradient.
 
         It lies in `vector` then.
         """
@@ -171,9 +196,7 @@ class FlatModel:
                 _collect(parameter, gradient)
             note(index)
 
-        for index, (parameter, gradient) in enumerate(
-            zip(self.trained, self._gradients, strict=True)
-        ):
+        for index, (parameter, gradient) in enumerate(self._in_vector):
             hook = partial(made, index=index, gradient=gradient)
             parameter.register_post_accumulate_grad_hook(hook)
 
@@ -185,11 +208,11 @@ class FlatModel:
         move at once. What was replaced by a tensor of another shape is a cache: it is put back, and does not count.
         """
         modules, common = set(), dict(self._fixed_common)
-        first = 0
-        for name, place in self._tensors.items():
-            if name in self._averaged:
-                common[name] = self._common[first : first + place.numel()].view(place.shape)
-                first += place.numel()
+        whole = self._weights.clone()
+        for average in self._averages:
+            whole[average.span] = average.common
+        for end, (name, place) in zip(self._ends, self._tensors.items(), strict=False):
+            common[name] = whole[end - place.numel() : end].view(place.shape)
         for buffer in self._buffers:
             if buffer.changed(common[buffer.name]):
                 modules.add(buffer.module)
@@ -204,11 +227,12 @@ class FlatModel:
     @torch.no_grad()
     def clip(self, samples: int, most: float) -> bool:
         """Scale this member's gradient, the mean over its `samples`, to an L2 norm of `most`; whether it was larger."""
-        gradient = self._vector[: self._parameters]
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) / samples
+        norms = (torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._gradients)
+        norm = math.hypot(*map(float, norms)) / samples
         if not most < norm < math.inf:  # what is not finite is refused later, by name
             return False
-        gradient.mul_(most / norm)
+        for gradient in self._gradients:
+            gradient.mul_(most / norm)
         return True
 
     @torch.no_grad()
@@ -221,18 +245,19 @@ class FlatModel:
         """
         mean = torch.from_numpy(total)
         mean.div_(samples)
-        self._vector[: self._parameters] = mean[: self._parameters]
-        for parameter, gradient in zip(self.trained, self._gradients, strict=True):
+        for span in self._spans("parameter"):
+            self._vector[span] = mean[span]
+        for parameter, gradient in self._in_vector:
             parameter.grad = gradient
-        change = mean[self._parameters :]
-        moved = _finite(self._common).add_(change)
-        torch.where(change == 0, self._common, moved, out=self._common)  # NaN stays what it is
+        for average in self._averages:
+            average.move(mean[average.span])
         self.restore()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Give buffers and everything fixed the values that all members have in common."""
-        self._weights[self._parameters :] = self._common
+        for average in self._averages:
+            average.restore()
         for name, common in self._fixed_common.items():
             self._tensors[name].copy_(common)
         for buffer in self._buffers:
@@ -267,7 +292,8 @@ class FlatModel:
         weights.check(self.layout, arrays)
         for name, tensor in self._tensors.items():
             tensor.copy_(torch.from_numpy(arrays[name]))
-        self._common.copy_(self._weights[self._parameters :])
+        for average in self._averages:
+            average.common.copy_(average.place)
         for name, common in self._fixed_common.items():
             common.copy_(self._tensors[name])
 
@@ -288,6 +314,34 @@ def _collect(parameter: Tensor, gradient: Tensor) -> None:
 
 
 Named = list[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Average:
+    """Averaged buffers that lie side by side: at `place` in the weights, with the value that all hosts have in common.
+
+    `change` is their place in the vector, `span` where that is.
+    """
+
+    place: Tensor
+    common: Tensor
+    change: Tensor
+    span: slice
+
+    def measure(self, samples: int) -> None:
+        """What this host contributes: the change since the round began, times its samples."""
+        torch.sub(self.place, _finite(self.common), out=self.change)
+        self.change.mul_(samples)
+        torch.nan_to_num(self.change, nan=0.0, posinf=0.0, neginf=0.0, out=self.change)
+
+    def move(self, change: Tensor) -> None:
+        """The common value moves by the mean of all changes."""
+        moved = _finite(self.common).add_(change)
+        torch.where(change == 0, self.common, moved, out=self.common)  # NaN stays what it is
+
+    def restore(self) -> None:
+        """The buffers have the common value again."""
+        self.place.copy_(self.common)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,21 @@ class Job:
         with self.blame("scheduler"):
             return self._module.scheduler(optimizer, rounds)
 
+    def branches(self, model: nn.Module) -> list[list[str]] | None:
+        """B1: names of modules, a list for each parallel branch; None where the job does not name them."""
+        if not hasattr(self._module, "branches"):
+            return None
+        with self.blame("branches"):
+            lists = self._module.branches(model)
+        shaped = isinstance(lists, list | tuple) and all(
+            isinstance(of, list | tuple) for of in lists
+        )
+        if not (shaped and all(isinstance(name, str) for of in lists for name in of)):
+            raise JobError(
+                f"{self._where('branches')} must return lists of module names, one for each branch"
+            )
+        return [list(of) for of in lists]
+
     def done(self, state: State, records: int) -> bool:
         """R14: whether the planned rounds are over, or the job's own `done` says so."""
         planned = self.settings.planned_rounds(records)

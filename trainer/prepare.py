@@ -7,20 +7,24 @@ import io
 import json
 import os
 import pwd
+import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainer import records, trackers, weights
-from trainer.errors import FolderError, JobError
+from trainer.errors import FolderError, JobError, Untraceable
 from trainer.job import Job, load
 from trainer.settings import State, flat
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainer.packing import Sets
     from trainer.training import Training
 
 MAX_JOB_BYTES = 64 << 20
@@ -34,6 +38,8 @@ def prepare(
     data: str | None,
     overrides: Mapping[str, Any],
     resume: Path | None = None,
+    *,
+    packed: bool = False,
 ) -> dict[str, Any]:
     """Write job.tar, model.npz, train.bin, test.bin and prepared.json into `out`.
 
@@ -44,6 +50,9 @@ def prepare(
         overrides: settings by key, over the job's own.
         resume: a checkpoint to go on from (R22). `overrides` are then over the settings that it was made under, and
             its state goes along as resume.npz.
+        packed: B1: branches are packed into two sets, and the vector is laid out with set 1 first. prepared.json has
+            `sets` then, how many numbers of the vector belong to each, and `orders`, the nodes of the traced model in
+            the order of a member that pulls set 1 from the servers, and in that of one that pulls set 2.
 
     Returns:
         What is in prepared.json.
@@ -56,8 +65,8 @@ def prepare(
         with tempfile.TemporaryDirectory(dir=out) as unpacked:
             if source.is_file():
                 unpack(source, Path(unpacked))
-                return _prepare(Path(unpacked), out, data, overrides, resume)
-            return _prepare(source.resolve(), out, data, overrides, resume)
+                return _prepare(Path(unpacked), out, data, overrides, resume, packed)
+            return _prepare(source.resolve(), out, data, overrides, resume, packed)
     except OSError as error:
         raise JobError(told(error, source, out)) from None
 
@@ -78,7 +87,12 @@ def told(error: OSError, source: Path, out: Path) -> str:
 
 
 def _prepare(
-    folder: Path, out: Path, data: str | None, overrides: Mapping[str, Any], resume: Path | None
+    folder: Path,
+    out: Path,
+    data: str | None,
+    overrides: Mapping[str, Any],
+    resume: Path | None,
+    packed: bool,
 ) -> dict[str, Any]:
     saved, name = None, None
     if resume is not None:
@@ -94,7 +108,9 @@ def _prepare(
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
     if counts["train"] == 0:
         raise JobError("job.py: data(): there are no training samples")
-    training = training_of(job, counts["train"])  # after the cheap errors: PyTorch takes seconds
+    # After the cheap errors: PyTorch takes seconds.
+    branches = pack_branches(job) if packed else None
+    training = training_of(job, counts["train"], branches.order() if branches else ())
     if saved is not None and resume is not None:
         training.take(saved, resume)
         run = resume.parent.parent  # if it has ended in its last round, it has no result yet
@@ -141,18 +157,64 @@ def _prepare(
         "test": {"fields": fields["test"], "records": counts["test"]},
         "model": weights.averaging(training.model.layout, averaged),
     }
+    if branches is not None:
+        prepared["sets"] = branches.lanes(prepared["model"])
+        orders = order_branches(job, prepared, two_of(sets["train"]))
+        if orders is not None:
+            prepared["orders"] = orders
     if saved is not None:
         prepared["resume"] = resumed
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
 
 
-def training_of(job: Job, records: int) -> Training:
-    """The job's model, as it is before the first round."""
+def pack_branches(job: Job) -> Sets:
+    """B1: the two sets of the model's branches; a warning if they are not near-equal.
+
+    Raises:
+        JobError: branches cannot be found, or are named wrongly.
+    """
+    from trainer.branches import items_of
+    from trainer.packing import pack
+
+    sets = pack(items_of(job))
+    if warning := sets.warning():
+        print(f"trainer: warning: {warning}", file=sys.stderr, flush=True)
+    return sets
+
+
+def order_branches(
+    job: Job, prepared: Mapping[str, Any], samples: Mapping[str, Any]
+) -> list[list[str]] | None:
+    """B3: the orders of computing, tried on these samples; None where the model computes as it is written.
+
+    Raises:
+        JobError: such a model cannot have partners.
+    """
+    from trainer import order
+    from trainer.flat import FlatModel
+
+    batch = FlatModel.tensors(samples)
+    layout, seed = prepared["model"], job.settings.seed
+
+    def run(model: nn.Module) -> Tensor:
+        return job.loss(model, batch)
+
+    try:
+        return order.orders_of(job.model, run, layout, prepared["sets"], seed)
+    except Untraceable as error:
+        text = f"the model computes in its own order, whatever has arrived: {error}"
+        print(f"trainer: warning: {text}", file=sys.stderr, flush=True)
+    order.verify(job.model, run, layout, seed)
+    return None
+
+
+def training_of(job: Job, records: int, order: Sequence[str] = ()) -> Training:
+    """The job's model, as it is before the first round; `order` of its vector as for `FlatModel`."""
     from trainer.flat import FlatModel
     from trainer.training import Training
 
-    return Training(job, FlatModel(job.model()), records)
+    return Training(job, FlatModel(job.model(), order=order), records)
 
 
 def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
@@ -166,19 +228,21 @@ def rehearse(training: Training, sets: Mapping[str, Mapping[str, Any]]) -> froze
         JobError: one of them raises, or returns the wrong thing; or the optimizer's state cannot be saved.
     """
 
-    def two(arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: array[:2].copy() for name, array in arrays.items()}
-
     job, model = training.job, training.model
     training.begin(job.settings.seed)
-    training.compute(two(sets["train"]), 1)
+    training.compute(two_of(sets["train"]), 1)
     changed = model.changed_buffers()
     training.step(model.finish(1), 1)
     training.packed()
     if len(next(iter(sets["test"].values()))):
-        next(training.test([two(sets["test"])]))
+        next(training.test([two_of(sets["test"])]))
     job.done(State(), training.records)
     return weights.averaged(model.layout) if job.settings.average_all_buffers else changed
+
+
+def two_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Two samples, or the only one."""
+    return {name: array[:2].copy() for name, array in arrays.items()}
 
 
 def pack(folder: Path, path: Path, whose: str = "job", instead: str = "let data() read it") -> None:

@@ -60,7 +60,8 @@ def train(session: Session, workdir: Path) -> None:
     job = load(workdir / "job", prepared["settings"], prepared["job"])
     torch.set_num_threads(job.settings.threads)
     torch.set_deterministic_debug_mode("warn")
-    model = FlatModel(job.model(), weights.averaged(prepared["model"]))
+    layout = prepared["model"]
+    model = FlatModel(job.model(), weights.averaged(layout), weights.order(layout))
     model.load(weights.load(workdir / "model.npz"))
     training = Training(job, model, prepared["train"]["records"])
     if "resume" in prepared:

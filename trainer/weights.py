@@ -22,8 +22,9 @@ from trainer.errors import JobError
 Arrays = Mapping[str, npt.NDArray[Any]]
 Layout = list[dict[str, Any]]
 """One entry a tensor, as in prepared.json: name, kind, shape, dtype. First those that make up the
-round's vector, in its order: kind "parameter" (trained), then "buffer" (float32, averaged); then
-"fixed" (frozen parameters, other buffers: never changed; float32 buffers come last)."""
+round's vector, in its order: kind "parameter" (trained), then "buffer" (float32, averaged), or both
+by sets (B1); then "fixed" (frozen parameters, other buffers: never changed; float32 buffers come
+last)."""
 
 IN_VECTOR = ("parameter", "buffer")
 
@@ -71,6 +72,11 @@ def averaging(layout: Layout, names: Collection[str]) -> Layout:
         if entry["kind"] == "buffer" and entry["name"] not in names
     ]
     return [e for e in layout if e["kind"] != "buffer" or e["name"] in names] + fixed
+
+
+def order(layout: Layout) -> list[str]:
+    """The tensors of the round's vector, in its order."""
+    return [entry["name"] for entry in layout if entry["kind"] in IN_VECTOR]
 
 
 def lanes(layout: Layout) -> int:

@@ -5,36 +5,36 @@ The loop and what it waits for:
 
     agent.py        the event loop around the life of a job; here the agent is put together
     driver.py       actions of the life of a job, in their order
-    settings.py     what `nicps join` was told
+    settings.py     the settings of `nicps join`
     loop.py         descriptors, signals, and work that a thread has done
     background.py   slow work, in one thread and in order
 
 Frames:
 
     frames.py       frames in and out, the words shared with the XDP program, the interface's state
-    sender.py       what leaves, in order
+    sender.py       the frames that leave, in order
     striped.py      headers and destinations of frames of stripes
     sources.py      where a contribution's payload comes from
     keyring.py      the network's key and the views', which control frames are admitted
     probe.py        measurements of the LAN (`nicps doctor --network`)
-    scripts.py      the script of `nicps run`, and what it prints
-    printed.py      what a script prints: two files as one stream
-    left.py         what a script leaves
-    shown.py        what `nicps run` is told of all that
-    relay.py        what a script prints, to the host that has started it
+    scripts.py      the script of `nicps run`, and its output
+    printed.py      the output of a script: two files as one stream
+    left.py         the files that a script leaves
+    shown.py        the messages to `nicps run`
+    relay.py        the output of a script, on its way to the host that has started it
     stores.py       the store that the members of a group share
 
 The socket:
 
-    control.py      the UNIX socket, and who may do what there
+    control.py      the UNIX socket, and which users may do what at it
     peer.py         a connection and its limits
     closing.py      closing a connection, which may take long
     commands.py     messages of commands and training programs
     group.py        a program that waits for a group
     status.py       what `nicps status`, `nicps top` and the metrics show
-    tally.py        what is counted for them
+    tally.py        the counts for these three
     exporter.py     metrics for Prometheus, over HTTP
-    families.py     which metrics there are
+    families.py     the list of metrics
     notifier.py     messages to the operator, submitters and watchers; the alarm's hook
 
 A job:
@@ -50,7 +50,7 @@ A job:
     bundle.py       files as a stream for the hand-out, and back
     records.py      what a job leaves on this host
     lives.py        what is kept of agents and programs that ended before their job
-    result.py       what a run comes to
+    result.py       the result of a run
     report.py       the picture of a run
 
 Processes and folders:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nicps join`: the host's agent, an event loop around the life of a job.
 
-Frames, time, the training program's messages and commands come in; what the life of a job asks for is carried out:
-small frames and fragments through the sender, settings through the XDP program's maps, files in a background thread.
-Here all of this is put together.
+Frames, time, the training program's messages and commands come in. The agent carries out the actions of the life of the
+job: small frames and fragments through the sender, settings through the XDP program's maps, files in a background
+thread. This module puts these parts together.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from nicps.job.script import LaunchScript
 from nicps.protocol import Send
 from nicps.session.messages import Status
 
-_WAKE_S = 0.05  # so we give a sign of life at least this often while a ring is under way
+_WAKE_S = 0.05  # so this host gives a sign of life at least this often while a ring is under way
 _IDLE_S = 1.0
-_NICE = -15  # a token that waits for a processor delays everybody
+_NICE = -15  # a token that waits for a processor delays all members
 _RETRY_S = 0.001  # the interface's queue was full
-_HURRY_S = 0.01  # processes are being ended that would rather go on
+_HURRY_S = 0.01  # processes that do not end at once are being ended
 
 
 class Agent:
     """One host of the network. Use as a context manager; `run` returns when it is told to stop."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        need_root()  # before what only looks wrong without it
+        need_root()  # before errors that only a missing root causes
         self.settings = settings
         user = User.named(settings.user)
         access = Access.of(user.uid, settings.group)
@@ -68,7 +68,7 @@ class Agent:
         check_runs(settings.runs)
         self._stopping = False
         self._loop = Loop(self._fail_work)
-        set_nice(os.getpid(), _NICE)  # and the compiler: a host that comes back is waited for
+        set_nice(os.getpid(), _NICE)  # and the compiler's: members wait for a host that returns
         self._exporter: Exporter | None = None
         with contextlib.ExitStack() as stack:
             if settings.metrics:
@@ -107,7 +107,7 @@ class Agent:
         )
 
     def _assemble(self, user: User) -> None:
-        """The rooms, and which of them carries out which action."""
+        """The rooms, and the table of actions that each of them carries out."""
         settings, driver, loop, children = self.settings, self._driver, self._loop, self.children
         timeline, tally = TimeLine(), Tally(driver.now)
         self._frames = frames = Frames(
@@ -260,7 +260,7 @@ class Agent:
         driver.now = now = time.monotonic()
         self._loop.handle(events)
         self._frames.sync_from_kernel()
-        self._frames.pump()  # others wait for it: what is due at this host comes after
+        self._frames.pump()  # others wait for these frames: other work comes after
         maps = self.dataplane.maps
         key_is_spent = max(maps.sequence, maps.sequence_of_switch) >= Sequences.NUMBERS
         driver.carry_out(life.renew_view(now, key_is_spent))
@@ -293,14 +293,14 @@ class Agent:
         return 0.0 if sender.more else wait
 
     def _fail_work(self, reason: Exception) -> None:
-        """Something in the background that is no task of a job's."""
+        """An error in background work that is not a job's task."""
         driver = self._driver
         driver.carry_out(
             self.life.action_failed(driver.now, explain("go on with the job here", reason))
         )
 
     def _rescue(self, folder: Path) -> None:
-        """An agent here was killed in the middle of a job, to which this one may come back."""
+        """An agent on this host was killed in the middle of a job. This agent may come back to that job."""
         try:
             rescue(folder, self.settings.runs)
         except OSError as error:
@@ -309,7 +309,7 @@ class Agent:
     # ---- leaving
 
     def _leave(self) -> None:
-        """In the middle of a job: the others go on without us, or it stops for all where they cannot."""
+        """In the middle of a job: the others go on without this host, or the job stops for all if they cannot."""
         driver, life = self._driver, self.life
         driver.now = now = time.monotonic()
         driver.carry_out(life.leave(now))
@@ -319,7 +319,7 @@ class Agent:
         self._control.flush()
 
     def close(self) -> None:
-        """Detach the program, close everything; nothing of ours stays."""
+        """Detach the program and close everything, so that nothing stays attached."""
         self._driver.carry_out(self.life.end(self._driver.now, "the agent stops"))
         self._scripts.close()
         self.children.close()
@@ -328,7 +328,7 @@ class Agent:
         self._loop.close()
 
     def announce(self) -> None:
-        """Say what this agent is, for the operator."""
+        """Describe this agent in the operator's log."""
         settings = self.settings
         log(
             f"{settings.name} on {settings.iface}, XDP {self.dataplane.mode} mode, network {settings.network}"

@@ -15,7 +15,7 @@ _END_LIMIT_S = 5.0
 
 
 class Background:
-    """A thread that does one thing after the other. `fileno` is readable when something is done."""
+    """A thread that does one thing after the other. `fileno` is readable when a piece of work is done."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -27,22 +27,22 @@ class Background:
         self._thread.start()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The descriptor, for selectors."""
         return self._bell
 
     def do(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        """Do `work` in the thread; `take_done` gives `then` afterwards."""
+        """Do `work` in the thread; `take_done` returns `then` afterwards."""
         self._work.put((work, then))
 
     def take_done(self) -> Iterator[tuple[Callable[[], None], Exception | None]]:
-        """What has been done: its `then`, and what went wrong."""
+        """The work that is done: its `then`, and its error."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while not self._done.empty():
             yield self._done.get()
 
     def close(self) -> None:
-        """Let the thread end; what it is doing is waited for, at most 5 s."""
+        """Let the thread end; wait for its current work, at most 5 s."""
         self._work.put(None)
         self._thread.join(_END_LIMIT_S)
         if not self._thread.is_alive():
@@ -54,7 +54,7 @@ class Background:
             error: Exception | None = None
             try:
                 work()
-            except Exception as raised:  # whatever it is, the loop reports it
+            except Exception as raised:  # the loop reports any error
                 error = raised
             self._done.put((then, error))
             os.eventfd_write(self._bell, 1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files as one stream of bytes for the hand-out (R5, R6), and the stream as files again.
 
-The stream is an index (JSON, at the front) and the files' bytes behind each other. It travels in windows, one a
-round; both ends hash it as it goes by. A file is kept whole (`store: all`) or, record by record, by the member whose
-part it is (`store: shard`).
+The stream is an index (JSON, at the front) and the files' bytes behind each other. It travels in windows, one a round;
+both ends hash it as they read or write it. A file is kept whole (`store: all`) or, record by record, by the member
+whose
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class InStream:
 
         Raises:
             OSError: the disk is full, or the folder cannot be written.
-            JobFailed: the index is not one.
+            JobFailed: the index is not valid.
         """
         data = data[: self.size - self._at]
         self._hash.update(data.data)
@@ -180,7 +180,7 @@ class InStream:
 
     def close(self) -> None:
         """Close the files."""
-        while self._open:  # loop and thread may both be at it
+        while self._open:  # loop and thread may close files at the same time
             os.close(self._open.pop()[1])
 
     def _create(self) -> None:
@@ -195,7 +195,7 @@ class InStream:
                 raise JobFailed(f"the hand-out names a file {file.path!r} outside its folder")
             first, end = file.part_of(self._number, self._members)
             path = self._folder / file.path
-            path.unlink(missing_ok=True)  # somebody may still be reading what was there
+            path.unlink(missing_ok=True)  # another process may still be reading the former file
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             os.fchown(fd, *self._owner)
             self._open.append((file, fd, first, end))

@@ -25,10 +25,10 @@ _REST_S = 0.01
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a process. `done` is None once nobody wants to hear of it."""
+    """The state of a process. `done` is None once its end is no longer reported."""
 
     done: Callable[[int], None] | None
-    until: float  # then it is killed, or (`gone`) taken for killed
+    until: float  # then it is killed, or (`gone`) counted as killed
     ours: bool
     gone: bool = False
 
@@ -36,9 +36,9 @@ class _Known:
 class Children:
     """Processes from their start until the kernel has given us their exit codes.
 
-    What a program leaves behind is ended with it. None of them is waited for: a process that is gone can keep its code
-    from us for as long as it likes, since it goes to who traces it first, and that can be another process of the
-    training user.
+    Processes that a program leaves behind are ended with it. The agent waits for none of them: a process that is gone
+    can withhold its exit code for any time. The code goes to the process's tracer first, which can be another process
+    of the training user.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Children:
         clock: Callable[[], float],
         adopt: Callable[[socket.socket, int], object],
     ) -> None:
-        """Nothing runs yet.
+        """No process runs yet.
 
         Args:
-            user: as whom processes run.
+            user: the user that processes run as.
             clock: the time of this step of the loop.
             adopt: takes the agent's end of a connection to a process of that user (its uid).
         """
@@ -61,15 +61,15 @@ class Children:
         self._orphans: OrphanReaper | None = None
 
     def adopt(self) -> None:
-        """From now on what programs leave behind ends with them even outside their sessions.
+        """From now on processes that programs leave behind end with them, even outside their sessions.
 
-        Only for a process that is nothing but an agent.
+        Only for a process that is an agent and nothing else.
         """
         self._orphans = OrphanReaper(self._user.uid)
 
     @property
     def hurry(self) -> bool:
-        """Detached processes are being ended, and more of them may come: look again soon."""
+        """Detached processes are being ended, and more of them may come: call `tick` again soon."""
         return self._orphans is not None and self._orphans.hurry(self._clock())
 
     def spawn(
@@ -88,8 +88,8 @@ class Children:
     ) -> Child:
         """Start a process as the training user; `done(exit_code)` is called when it has ended.
 
-        One that is to be `connected` finds a connection to us in NICPS_SOCKET. One that takes longer than `limit_s` is
-        killed. `log` and `stdout`: as those of a `Child`.
+        A process that is to be `connected` finds a connection to the agent in NICPS_SOCKET. A process that takes longer
+        than `limit_s` is killed. `log` and `stdout`: as those of a `Child`.
         """
         user = User.named("root") if as_owner and os.geteuid() == 0 else self._user
         env = dict(env or {})
@@ -106,7 +106,7 @@ class Children:
         return child
 
     def end(self, child: Child, moment_s: float = 0.0) -> None:
-        """Kill it, and what it has started in its session, or let it end within a moment; nobody is told."""
+        """Kill a process and its session, or let it end within a moment; its end is not reported."""
         known = self._known.get(child)
         if known is None:
             return
@@ -117,16 +117,16 @@ class Children:
             child.kill()
 
     def once_gone(self, then: Callable[[], None]) -> None:
-        """Call `then` once all that have been ended are gone, and write no more files; after 5 s in any case.
+        """Call `then` once all processes that were ended are gone, and write no more files; after 5 s in any case.
 
-        What has detached itself from them is gone then, too.
+        The processes that have detached themselves from them are gone then, too.
         """
         ending = {child for child, known in self._known.items() if not (known.done or known.gone)}
         self._then.append((ending, self._clock() + _END_LIMIT_S, then))
         self._go_on()
 
     def tick(self, now: float) -> None:
-        """Processes that take too long, and those that are gone but still somebody else's."""
+        """Kill processes that take too long, and count those as ended that are gone without an exit code."""
         for child, known in list(self._known.items()):
             if known.gone:
                 self._take(child, known, now)
@@ -167,15 +167,15 @@ class Children:
         known, now = self._known[child], self._clock()
         self._loop.unwatch(child.fileno())
         if not known.ours:
-            child.kill()  # what it has left behind in its session
+            child.kill()  # the processes left in its session
             if self._orphans is not None:
-                self._orphans.end(now, self._numbers)  # and outside of that
+                self._orphans.end(now, self._numbers)  # and those outside of it
         known.gone, known.until = True, now + _END_LIMIT_S
         self._take(child, known, now)
         self._go_on()
 
     def _take(self, child: Child, known: _Known, now: float) -> None:
-        """Its exit code, if we can have it; who is gone without one was killed, as far as we know."""
+        """Its exit code, if the kernel gives it to the agent; a process that is gone without one counts as killed."""
         code = child.reap()
         if code is not None:
             del self._known[child]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that are closed outside the loop, since a close can take as long as somebody else likes.
+"""Connections that are closed outside the loop, since a close can take as long as the peer likes.
 
-With a connection go the descriptors that were sent with it and that nobody has taken, and one of them may be a TCP
+Closing a connection closes the descriptors that were sent with it and not received. One of them may be a TCP
 socket that lingers for days, or a file on a file system of the sender's.
 """
 
@@ -28,19 +28,19 @@ class Closing:
         return len(self._threads) >= _MOST_AT_ONCE
 
     def end(self, connection: socket.socket) -> None:
-        """The other end is told at once; nothing more comes from it."""
+        """Shut the connection down at once, so that nothing more comes from the other end; close it in a thread."""
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         self.let_go(connection)
 
     def let_go(self, connection: socket.socket) -> None:
-        """Close our descriptor of a connection that somebody else may go on with."""
+        """Close our descriptor of a connection that another process may go on with."""
         thread = threading.Thread(target=connection.close, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def wait(self, timeout_s: float) -> None:
-        """Until all are closed, if that does not take longer."""
+        """Wait until all are closed, at most so long."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes in at the agent's socket: commands, and training programs (docs/socket.md)."""
+"""Messages at the agent's socket: commands, and training programs (docs/socket.md)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from nicps.session.shared_form import FROM_PROGRAM, FromProgram
 
 
 class Commands:
-    """Messages of peers, by what they may do.
+    """Handles messages of peers, by what the peers may do.
 
     Args:
         trainer: the user that may attach a training program, by name.
@@ -71,7 +71,7 @@ class Commands:
         self._trainer, self._status, self._stop = trainer, status, stop
 
     def take_message(self, peer: Peer, message: dict[str, Any]) -> None:
-        """One message; what is wrong with it is answered."""
+        """Handle one message; an error is answered to the peer."""
         driver = self._driver
         try:
             if peer.uses_store:
@@ -99,7 +99,7 @@ class Commands:
             self._program.detach(peer.channel)
 
     def _carry_out(self, peer: Peer, raw: Mapping[str, Any]) -> None:
-        """Do what a command says, or refuse it."""
+        """Carry out a command, or refuse it."""
         if not peer.commands and raw.get("op") not in (Attach.op, JoinGroup.op):
             raise UsageProblem(
                 f"user {peer.uid} may not give this agent commands: run it as root, or let the agent"
@@ -145,7 +145,7 @@ class Commands:
         self._check_trains(peer)
         if self._driver.life.part is None:
             raise NetworkProblem("no job is under way that a training program could join")
-        if form == "json":  # megabytes of text are for another process to read
+        if form == "json":  # another process reads megabytes of text
             self._control.hand_over(peer, self._program.start_gateway)
         else:
             self._program.attach(peer.channel)
@@ -153,7 +153,7 @@ class Commands:
 
 
 def _of_program(raw: Mapping[str, Any]) -> FromProgram:
-    """What the training program says.
+    """Handle a message of the training program.
 
     Raises:
         JobFailed: it is not a message that a training program may send.

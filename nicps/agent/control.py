@@ -28,14 +28,15 @@ _MOST_GROUPS = (
 )
 _MOST_PEERS = 64
 _MOST_OTHERS = 8  # peers that may give no commands must not take the others' places
-_MOST_MESSAGES = 32  # of one peer, before the loop looks at what else there is
+_MOST_MESSAGES = 32  # of one peer, before the loop turns to other work
 _CLOSING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what at the socket: root and the agent's own user everything, `group`'s members give commands,
-    `trainer` (a user) attaches as the training program."""
+    """The rights at the socket: root and the agent's own user may do everything, `group`'s members give commands,
+    `trainer` (a user) attaches as the training program.
+    """
 
     trainer: int
     group: int | None = None
@@ -64,10 +65,10 @@ class Access:
 
 
 class ControlSocket:
-    """The address is taken at once; `serve` listens there.
+    """The address is bound at once; `serve` listens at it.
 
-    A path can be opened by its owner and by the group that `access` names; an abstract address by everybody, so each
-    peer has its rights from what the kernel says of it (SO_PEERCRED, SO_PEERGROUPS).
+    A path can be opened by its owner and by the group that `access` names. An abstract address can be opened by every
+    user, so each peer's rights follow from the kernel's credentials (SO_PEERCRED, SO_PEERGROUPS).
 
     Raises:
         EnvironmentProblem: the address is taken, or cannot be used.
@@ -108,7 +109,7 @@ class ControlSocket:
         take_message: Callable[[Peer, dict[str, Any]], None],
         forget: Callable[[Peer], None],
     ) -> None:
-        """Take connections: `take_message` gets what they say, `forget` those that have ended."""
+        """Accept connections: `take_message` gets their messages, `forget` those that have ended."""
         self._take_message, self._forget = take_message, forget
         self._watch(self._listener.fileno(), self._accept)
 
@@ -130,8 +131,7 @@ class ControlSocket:
 
     def adopt(self, connection: socket.socket, uid: int) -> Peer:
         """Take one end of a socket pair as a peer that may attach; a training program of that user has the other end.
-
-        (Of a pair the kernel names its maker at both ends.)
+        (At both ends of a pair the kernel gives the pair's maker as the peer.)
         """
         refuse_descriptors(connection)
         peer = Peer(connection, uid, commands=False, trains=True)
@@ -143,7 +143,7 @@ class ControlSocket:
         self._watch(peer.channel.fileno(), lambda: self._read(peer))
 
     def _read(self, peer: Peer) -> None:
-        """Work off some messages; the loop calls again for what is left with the kernel."""
+        """Handle some messages; the loop calls again for those that are still with the kernel."""
         try:
             for _ in range(_MOST_MESSAGES):
                 peer.channel.pump()
@@ -154,7 +154,7 @@ class ControlSocket:
                 self._take_message(peer, item[0])
                 if peer not in self.peers:
                     return
-                if peer.was_refused and not peer.commands:  # or it goes on and on
+                if peer.was_refused and not peer.commands:  # such a peer could go on sending
                     self.drop(peer)
                     return
         except (ChannelClosed, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
@@ -163,7 +163,7 @@ class ControlSocket:
             self.drop(peer)
 
     def post(self, peer: Peer, message: Message) -> None:
-        """Send to a peer, unless it has long stopped reading."""
+        """Send to a peer, unless it has stopped reading."""
         peer.post(message)
         if peer.channel.deaf:
             self.drop(peer)
@@ -188,9 +188,9 @@ class ControlSocket:
         self._closing.let_go(peer.channel.socket)
 
     def flush(self) -> None:
-        """Send what did not go at once; who has long stopped reading is let go."""
+        """Send what could not be sent at once; close the connection of a peer that has stopped reading."""
         for peer in self.peers[:]:
-            with contextlib.suppress(ChannelClosed):  # what it said last is read before it goes
+            with contextlib.suppress(ChannelClosed):  # its last messages are read before the close
                 peer.channel.flush()
             if peer.channel.deaf:
                 self.drop(peer)
@@ -223,7 +223,7 @@ def _credentials(connection: socket.socket) -> tuple[int, set[int]]:
 
 
 def _bind_path(listener: socket.socket, path: str, group: int | None) -> None:
-    """For the owner, and for the group if there is one; it is never open to anybody else."""
+    """The socket is open to the owner and, if there is one, to the group, and to no other user."""
     before = os.umask(0o177)
     try:
         listener.bind(path)
@@ -235,7 +235,7 @@ def _bind_path(listener: socket.socket, path: str, group: int | None) -> None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove a socket that nobody listens on any more."""
+    """Remove a socket that no process listens on any more."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         probe.connect(path)

@@ -9,12 +9,12 @@ from pathlib import Path
 #: Before an error that the trainer itself reports (`trainer/__main__.py`).
 _REPORTS = "trainer: error: "
 _WITH_LOG = (
-    220  # characters of a reason and a path; the agent puts the host's name and more before them
+    220  # characters of a reason and a path; the agent adds the host's name and more in front
 )
 
 
 def reported_error(last_line: str) -> str:
-    """The error that the trainer reported in its last line; empty where that line is something else."""
+    """The error that the trainer reported in its last line; empty if that line is something else."""
     return last_line.removeprefix(_REPORTS) if last_line.startswith(_REPORTS) else ""
 
 
@@ -22,7 +22,7 @@ def describe_end(code: int | None, last_line: str, where: str = "") -> str:
     """How a process ended, after "... ended: ".
 
     Args:
-        code: its exit status, negative for a signal; None where nobody knows it.
+        code: its exit status, negative for a signal; None if it is unknown.
         last_line: the last line of its log.
         where: such as " in round 7".
     """
@@ -38,7 +38,7 @@ def describe_end(code: int | None, last_line: str, where: str = "") -> str:
 
 
 def name_log(why: str, log: Path) -> str:
-    """The reason, cut so that the name of the log that goes with it is still in one line of the agent's."""
+    """The reason, cut so that it fits one line of the agent's together with the name of its log."""
     return f"{why[: max(0, _WITH_LOG - len(str(log)))]}; its log: {log}"
 
 

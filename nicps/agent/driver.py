@@ -16,11 +16,11 @@ from nicps.job.actions import Action
 
 
 class JobNotOpen(Exception):
-    """An action is for a job whose files could not be made here. Why has been reported when they were to be made."""
+    """An action is for a job whose files could not be made here. The reason was reported when that failed."""
 
 
 class Driver:
-    """Carries actions out in order; what they lead to comes after them.
+    """Carries actions out in order; the actions that follow from them come after them.
 
     Attributes: `life`, for the rooms' events; `now`, the time of this step of the loop.
     """
@@ -33,11 +33,11 @@ class Driver:
         self._busy = False
 
     def assign(self, rooms: Mapping[type, Callable[[Any], None]]) -> None:
-        """Who carries out which kind of action."""
+        """The table of the methods that carry out each kind of action."""
         self._rooms.update(rooms)
 
     def carry_out(self, actions: Sequence[Action]) -> None:
-        """These, after those that are waiting."""
+        """Queue these actions behind those that are waiting."""
         self._actions.extend(actions)
         if self._busy:
             return
@@ -57,6 +57,6 @@ class Driver:
 
 
 def log(text: str) -> None:
-    """One line for the operator. Where nobody takes it (a full disk, a closed terminal) the agent goes on."""
+    """One line for the operator. If it cannot be written (a full disk, a closed terminal) the agent goes on."""
     with contextlib.suppress(OSError, ValueError):
         print(f"nicps: {text}", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files, accumulators and results of a job: what its life asks for, done in the background where it takes time."""
+"""Files, accumulators and results of a job. Actions that take time are done in the background."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Executor:
     """The job that is here, on the disk and in the kernel.
 
     Args:
-        prepared: the folder that the preparation of a submitted job has filled.
+        prepared: the folder of a submitted job that its preparation has filled.
 
-    Attributes: `job`, its files. `streams`, what is open to be handed out, by number.
+    Attributes: `job`, its files. `streams`, the open files to be handed out, by number.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Executor:
         self._settings, self._user, self._prepared = settings, user, prepared
         self.job: JobFiles | None = None
         self.streams: dict[int, OutStream] = {}
-        self._before = 0, 0  # this job: the token's turns, and fragments sent again
+        self._before = 0, 0  # for this job: the token's turns, and fragments sent again
 
     # ---- a job comes and goes
 
@@ -90,7 +90,7 @@ class Executor:
 
             self._children.once_gone(end)
             return
-        for stream in streams.values():  # of a job whose folder could not be made
+        for stream in streams.values():  # those of a job whose folder could not be made
             stream.close()
 
     @property
@@ -102,12 +102,12 @@ class Executor:
     # ---- at once
 
     def note_event(self, action: act.NoteEvent) -> None:
-        """For the time line, which the report shows."""
+        """Note an event for the time line, which the report shows."""
         records = self._here.records
         records.event(action.kind, self._driver.now, action.round, **action.values)
 
     def note_commit(self, action: act.NoteCommit) -> None:
-        """For the time line."""
+        """Note a time for the time line."""
         now = self._driver.now
         self._timeline.note("test" if action.test else "commit", now, now, action.round)
 
@@ -118,7 +118,7 @@ class Executor:
             self._loop.background(former.close, _nothing)
 
     def close_stream(self, action: act.CloseStream) -> None:
-        """The thread may still be reading from it: it closes the files."""
+        """Leave the closing of the files to the thread, which may still be reading from them."""
         stream = self.streams.pop(action.stream, None)
         if stream is not None:
             self._loop.background(stream.close, _nothing)
@@ -128,26 +128,26 @@ class Executor:
         (self._here.folder / STATE).unlink(missing_ok=True)
 
     def count_fragments(self, action: act.CountFragments) -> None:
-        """What the kernel has taken, of the view that it is in."""
+        """The fragments that the kernel has taken, in the view that it is in."""
         view = int(self._dataplane.maps.config["view"])
         self._here.added += self._dataplane.maps.count(action.round, view, 0)
 
     def use_accumulators(self, action: act.UseAccumulators) -> None:
-        """The old ones go, once nobody reads them any more."""
+        """Use new accumulators; the old ones are freed once no process reads them any more."""
         self._here.reserved.pop(action.accumulators).use(self._dataplane)
-        driver = self._driver  # this host may enter a list that it had no places for
+        driver = self._driver  # this host may now enter a list, since it has places
         driver.carry_out(self._life.room_made(driver.now))
 
     def drop_accumulators(self, action: act.DropAccumulators) -> None:
-        """They are not needed."""
+        """Release accumulators that are not needed."""
         self._here.reserved.pop(action.accumulators).close()
 
     def renew_accumulators(self, action: act.RenewAccumulators) -> None:
-        """Others, at once: the round goes on."""
+        """Allocate other accumulators at once, because the round goes on."""
         Reserved.make(self._dataplane, action.blocks, action.room).use(self._dataplane)
 
     def retire_places(self, _: act.RetirePlaces) -> None:
-        """Contributions to the own stripe are dropped until it has other places."""
+        """Take the places of the own stripe out of use: contributions to it are dropped until it has other ones."""
         self._dataplane.maps.stripes.retire_places()
 
     # ---- in the background
@@ -165,7 +165,7 @@ class Executor:
         def run() -> None:
             try:
                 outcome.append(do())
-            except Exception as error:  # what programs have written can be anything
+            except Exception as error:  # files written by programs can contain anything
                 failure.append(error)
 
         def then() -> None:
@@ -183,7 +183,7 @@ class Executor:
         driver.carry_out(life.task_done(driver.now, ticket) if done is None else done)
 
     def _prepare(self, ticket: int, task: act.Task) -> Callable[[], Any]:
-        """What is done in the thread; it works on what is here now."""
+        """Make the function that the thread runs; it works on the job that is here now."""
         match task:
             case act.ReserveAccumulators(blocks, room, places):
                 reserved = self._here.reserved
@@ -257,11 +257,11 @@ class Executor:
         report = Report(
             self._loop, self._children, self._settings.work, self._user, run, task.entry, ended
         )
-        self._children.once_gone(report.draw)  # after an alarm records are kept when they are gone
+        self._children.once_gone(report.draw)  # as records are, after an alarm
 
 
 def _nothing() -> None:
-    """`Settle` is done when all before it is."""
+    """`Settle` is done when all tasks before it are done."""
 
 
 def _open(streams: dict[int, OutStream], number: int, folder: Path, files: Any) -> act.StreamSize:
@@ -292,7 +292,7 @@ def _make_result(folder: Path, own: str, task: act.MakeResult) -> dict[str, Any]
 
 
 def _explain(task: act.Task, error: Exception) -> str:
-    """Why a task has no outcome, in one line."""
+    """The reason for a task's failure, in one line."""
     if isinstance(task, act.MakeResult):
         return f"cannot make the summary of the run: {error}"
     if isinstance(task, act.KeepCheckpoint | act.KeepResidual) and isinstance(error, OSError):

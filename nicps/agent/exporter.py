@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's metrics over HTTP, for Prometheus (`nicps join --metrics`).
 
-Threads of their own talk to clients. All that the loop does for them is to make a status, as for `nicps status`, and at
-most a few times a second. Whoever can connect may read: nobody is asked who it is.
+Threads of their own talk to clients. The loop only makes a status for them, as for `nicps status`, and at most a few
+times a second. There is no authentication: everybody who can connect may read.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from nicps.errors import EnvironmentProblem, UsageProblem
 from nicps.session.messages import Status
 
 LOOPBACK = "127.0.0.1"
-_MOST_CLIENTS = 8  # at a time; more are let go at once
-_REST_S = 0.02  # between two that are taken: they may not keep the interpreter from the loop
+_MOST_CLIENTS = 8  # at a time; further ones are closed at once
+_REST_S = 0.02  # between two clients: they may not keep the interpreter from the loop
 _REQUEST_S = 5.0  # from connecting to the end of the answer
-_FRESH_S = 0.2  # a status serves all who ask so soon after
+_FRESH_S = 0.2  # a status serves all requests of this time
 _ANSWER_S = 2.0
 
 
 class Exporter:
-    """The address is taken at once; `serve` answers there.
+    """The address is bound at once; `serve` answers at it.
 
     Args:
-        address: [HOST]:PORT; an IPv6 address in brackets. Without HOST it is this host's own, 127.0.0.1.
+        address: [HOST]:PORT; an IPv6 address in brackets. Without HOST, 127.0.0.1.
         watch, unwatch: of the loop.
 
     Attributes: `url`, where the metrics are.
 
     Raises:
-        UsageProblem: that is no such address.
+        UsageProblem: the address is not valid.
         EnvironmentProblem: the address is taken, or not this host's.
         ModuleNotFoundError: prometheus_client is not installed (`nicps.extras`).
     """
@@ -54,7 +54,7 @@ class Exporter:
         unwatch: Callable[[int], None],
     ) -> None:
         host, port = split_address(address)
-        import prometheus_client  # noqa: F401  where it is missing, nothing is begun
+        import prometheus_client  # noqa: F401  if it is missing, nothing is begun
 
         self._watch, self._unwatch = watch, unwatch
         self._status: Callable[[], Status] | None = None
@@ -74,13 +74,13 @@ class Exporter:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def serve(self, status: Callable[[], Status]) -> None:
-        """Answer from now on, with what `status` gives, which is called in the loop."""
+        """Answer from now on with the result of `status`, which is called in the loop."""
         self._status = status
         self._watch(self._bell, self._make_status)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; whoever is being answered is cut off."""
+        """Stop, and cut off the clients that are being answered."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -89,7 +89,7 @@ class Exporter:
         os.close(self._bell)
 
     def _make_status(self) -> None:
-        """In the loop: for all who have asked."""
+        """In the loop: make a status for all requests that wait."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         assert self._status is not None, "nobody asks before `serve`"
@@ -97,11 +97,11 @@ class Exporter:
             asked = self._asked.get()
             try:
                 asked.set_result(self._status())
-            except Exception as error:  # it is the thread's to say, and the loop goes on
+            except Exception as error:  # the thread reports the error, and the loop goes on
                 asked.set_exception(error)
 
     def _fetch(self) -> Status:
-        """In a thread: a status that is hardly older than the question.
+        """In a thread: wait for a status that is hardly older than the request.
 
         Raises:
             concurrent.futures.TimeoutError: the loop is busy.
@@ -115,7 +115,7 @@ class Exporter:
             return self._latest[1]
 
     def _answer(self, environment: dict[str, Any], start: Any) -> Iterable[bytes]:
-        """One request (WSGI); prometheus_client has the rest."""
+        """Answer one request (WSGI); prometheus_client does the rest."""
         from prometheus_client import CollectorRegistry, make_wsgi_app
 
         from nicps.agent.families import StatusCollector
@@ -137,7 +137,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of [HOST]:PORT.
 
     Raises:
-        UsageProblem: it is not such an address.
+        UsageProblem: the address is not valid.
     """
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]*)):([0-9]{1,5})", address)
     if found is None or int(found[3]) > 65535:
@@ -148,14 +148,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class _Handler(WSGIRequestHandler):
-    """Says nothing in the agent's log: anybody could fill it."""
+    """Write nothing to the agent's log, since any client could fill it."""
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each client, of whom there are few at a time, each for a short time."""
+    """A thread for each client; there are few clients at a time, each for a short time."""
 
     daemon_threads = True
     block_on_close = False
@@ -171,13 +171,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        """Without asking a name server who this host is."""
+        """Do not ask a name server for this host's name."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the client a thread, or let it go where there are enough."""
+        """Give the client a thread, or close the connection if there are too many."""
         if len(self._until) >= _MOST_CLIENTS:
             self.shutdown_request(request)
             return
@@ -186,12 +186,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         time.sleep(_REST_S)
 
     def shutdown_request(self, request: Any) -> None:
-        """It is answered, or let go."""
+        """The client is answered, or closed."""
         self._until.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off who takes too long. The thread reads an end then, or cannot write."""
+        """Cut off clients that take too long. Their threads then read an end, or cannot write."""
         now = time.monotonic()
         for request, until in list(self._until.items()):
             if now > until:
@@ -199,4 +199,4 @@ class _Server(ThreadingMixIn, WSGIServer):
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is nobody's fault."""
+        """Ignore the error of a client that goes away."""

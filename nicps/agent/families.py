@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which metrics there are: a table, and what a status gives for each (docs/monitoring.md).
+"""The table of metrics, and how a status gives the values of each (docs/monitoring.md).
 
-Names follow Prometheus: a unit at the end, `_total` for what only rises.
+Names follow Prometheus: a unit at the end, `_total` for values that only rise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Samples: TypeAlias = Mapping[tuple[str, ...], float]
 class Family:
     """A metric: its name, its kind ("counter", "gauge"), its help, its labels, and its values in a status.
 
-    Where a status has no value, as without a job, it is not exported.
+    If a status has no value, as without a job, the metric is not exported.
     """
 
     name: str

@@ -21,7 +21,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def sweep(parent: Path, rescue: Callable[[Path], None] = lambda folder: None) -> None:
-    """Remove the working folders of agents that were killed, after `rescue` has taken from each what is worth it."""
+    """Remove the working folders of agents that were killed, after `rescue` has saved the files worth keeping from
+    each.
+    """
     for folder in parent.glob("nicps-*-*"):
         pid = folder.name.split("-")[1]
         with contextlib.suppress(FileNotFoundError):  # its agent has just removed it
@@ -32,7 +34,7 @@ def sweep(parent: Path, rescue: Callable[[Path], None] = lambda folder: None) ->
 
 
 def working_folder(parent: Path) -> Path:
-    """A new folder that only root can change and everybody can enter.
+    """A new folder that only root can change and every user can enter.
 
     Raises:
         EnvironmentProblem: the disk is full, or there is no such parent.
@@ -48,7 +50,7 @@ def working_folder(parent: Path) -> Path:
 
 
 def check_work(parent: Path, user: User) -> None:
-    """Jobs can work there. Nothing is left there.
+    """Check that jobs can work in the folder. The check leaves nothing behind.
 
     Raises:
         EnvironmentProblem: no folder can be made, or the training user cannot enter it.
@@ -89,10 +91,10 @@ def _can_enter(folder: Path, user: User) -> bool:
 
 
 def check_runs(runs: Path) -> None:
-    """Results can be left there, though the folder may be yet to be made. Nothing is left there.
+    """Check that results can be written to the folder, or that it can be made. The check leaves nothing behind.
 
     Raises:
-        EnvironmentProblem: they cannot.
+        EnvironmentProblem: results cannot be written.
     """
     there = next(path for path in (runs, *runs.parents) if os.path.lexists(path))
     try:
@@ -104,9 +106,10 @@ def check_runs(runs: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a working folder, with whatever training programs have made in it; what cannot be removed stays.
+    """Remove a working folder with all that training programs have made in it; what cannot be removed stays.
 
-    A tree can be deeper than Python recurses, and than there are descriptors: so folders are moved to the top first.
+    A tree can be deeper than Python's recursion and the number of descriptors allow. So folders are moved to the top
+    first.
     """
     with contextlib.suppress(OSError):
         top = os.open(folder, _FOLDER)
@@ -129,7 +132,7 @@ def remove(folder: Path) -> None:
 
 
 def _empty(folder: int, top: int, fresh: Iterator[str]) -> list[str]:
-    """Remove the files; the names of the folders, at the top."""
+    """Remove the files; return the names of the folders, which are moved to the top."""
     moved = []
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):
@@ -143,7 +146,8 @@ def _empty(folder: int, top: int, fresh: Iterator[str]) -> list[str]:
 
 
 def new_job_id(name: object) -> str:
-    """A run's name: time and job. It is a folder's on every host, and part of decisions, which must fit into frames.
+    """Make a run's name of time and job. It names a folder on every host, and is in decisions, which must fit into
+    frames.
 
     Raises:
         JobFailed: the job's name is not printable text, or too long.

@@ -19,7 +19,7 @@ from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, ex
 from nicps.job.actions import EnterView, Transmit
 from nicps.protocol import KernelState, Phase, Send, SendFragments
 
-_ALIVE_S = 0.2  # the kernel hands tokens on for us only this long after our last sign of life
+_ALIVE_S = 0.2  # the kernel forwards tokens for us only this long after our last sign of life
 _MALFORMED_SHOWN = 3
 _ASIDE = (wire.FrameType.PROBE, wire.FrameType.ECHO, wire.FrameType.SCRIPT)
 
@@ -28,10 +28,10 @@ class Frames:
     """Between the life of a job, the kernel and the LAN.
 
     Args:
-        take_aside: takes frames that are nothing to the protocol, from that address: those of a measurement, and what
-            scripts print.
+        take_aside: takes frames that the protocol does not use, with their source address: those of a measurement, and
+            output of scripts.
 
-    Attributes: `sender`, what leaves; `malformed` frames that came.
+    Attributes: `sender`, the frames that leave; `malformed`, the number of malformed frames that came.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Frames:
         )
         self.malformed = 0
         self._hold_started = 0.0
-        self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface is, and why
-        self._kernel: KernelState | None = None  # as the program knows it
+        self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface's state
+        self._kernel: KernelState | None = None  # as the program has it
         self._bounced = 0
-        self._room_awaited = False  # in the TX ring
+        self._room_awaited = False  # for room in the TX ring
         loop.watch(dataplane.rx_fileno(), self._receive)
         loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
         loop.watch(dataplane.link_changes.fileno(), self._change_link)
@@ -89,7 +89,7 @@ class Frames:
                 self._hold_started = driver.now
 
     def _answer_bell(self) -> None:
-        """The program tells of a round of stripes."""
+        """Handle a record of the doorbell: the program reports on a round of stripes."""
         driver, life = self._driver, self._life
         bells = self._dataplane.doorbell.take()
         self.sync_from_kernel()
@@ -108,7 +108,7 @@ class Frames:
             self._check_interface()
 
     def _check_interface(self) -> None:
-        """While the interface cannot be used this host is silent, as with a cable that is pulled.
+        """Check the interface. While it cannot be used this host sends nothing, as with a cable that is pulled.
 
         The others go on without it, and it comes back. A host that sent only its short frames would hold them up.
         """
@@ -128,7 +128,8 @@ class Frames:
     # ---- out
 
     def send(self, action: Send) -> None:
-        """Pack a frame, and queue it. The kernel signs tokens, and must know at once that older ones are stale.
+        """Pack a frame, and queue it. The kernel signs tokens, and must know of a new one at once, since older ones are
+        then stale.
 
         Raises:
             WireError: a number does not fit the frame.
@@ -146,7 +147,7 @@ class Frames:
         self.sender.frame(self._keys.sign(frame, self._dataplane.mac))
 
     def transmit(self, action: Transmit, source: Source | None) -> None:
-        """Queue fragments of this host's contribution; without a source they do not go out."""
+        """Queue fragments of this host's contribution; without a source they are not sent."""
         if source is None:
             driver = self._driver
             driver.carry_out(self._life.fragments_sent(driver.now, action.fragments))
@@ -155,7 +156,7 @@ class Frames:
             self.sender.fragments_of(action.fragments, action.phase, source)
 
     def _note_sent(self, action: SendFragments, phase: Phase) -> None:
-        """The program goes on where this contribution to stripes ends, as sums come."""
+        """Let the program go on where this contribution to stripes ends, as sums come."""
         striped = action.striped
         if striped is None or striped.type is not wire.FrameType.CONTRIBUTION or action.repair:
             return
@@ -167,14 +168,14 @@ class Frames:
             stripes.set_sent(action.round, owner, first + count)
 
     def _note_hold(self) -> None:
-        """For the time line: the token has left this host."""
+        """Note for the time line that the token has left this host."""
         started, self._hold_started = self._hold_started, 0.0
         ring = self._node.ring
         if started and ring is not None and ring.phase.kind is wire.PhaseKind.TRAIN:
             self._timeline.note("hold", started, time.monotonic(), ring.round)
 
     def pump(self) -> None:
-        """Send what can be sent; wait for room in the ring only if that is what is missing."""
+        """Send all that can be sent; wait for room in the ring only if room is what is missing."""
         driver = self._driver
         self._sync_to_kernel()
         try:
@@ -190,7 +191,9 @@ class Frames:
             self._loop.arm(self._dataplane.tx.fileno(), self._room_awaited)
 
     def drop_fragments(self, _: object = None) -> None:
-        """What has not gone out of this host's contributions does not. The view goes on, and nobody waits for it."""
+        """Drop the parts of this host's contributions that have not been sent. The view goes on, and no member
+        waits for them.
+        """
         driver = self._driver
         for action in self.sender.drop_fragments():
             driver.carry_out(self._life.fragments_sent(driver.now, action))
@@ -205,7 +208,7 @@ class Frames:
     # ---- shared with the kernel
 
     def sync_from_kernel(self) -> None:
-        """What the program has seen, before anything is made of it."""
+        """Read the program's state before any frame is handled."""
         if self._node.ring is None:
             return
         ring = self._dataplane.maps.ring
@@ -236,16 +239,16 @@ class Frames:
             write_settings(config, state)
 
     def enter_view(self, action: EnterView) -> None:
-        """The program takes tokens and fragments of another view, with that view's key."""
+        """Let the program take tokens and fragments of another view, with that view's key."""
         view, number = action.view, action.number
         live = [m.mac if m.number in view.live else None for m in view.members]
         after = view.next_after(number)
         self._dataplane.enter_view(view.number, number, live, after, self._keys.enter(view))
         self._bounced = 0
-        self._kernel = None  # the next state, whatever it is, goes to it
+        self._kernel = None  # the next state is written to the program in any case
 
     def leave_view(self, _: object) -> None:
-        """The program takes no tokens and fragments until there is a view again."""
+        """Let the program take no tokens and fragments until there is a view again."""
         self._dataplane.maps.config["enabled"] = self._dataplane.maps.config["bounce"] = 0
         self._kernel = None
 
@@ -253,13 +256,14 @@ class Frames:
 def write_settings(
     config: Any, state: KernelState, set_ranks: Callable[[], None] | None = None
 ) -> None:
-    """Write what the program must know, one word after the other, while the program works.
+    """Write the program's settings, one word after the other, while the program works.
 
     A fragment that comes between two words must not be added unless the old settings or the new ones allow it. So
-    rounds are closed first and opened last. In between, a round's number comes after the words that say who adds it.
+    rounds are closed first and opened last. In between, a round's number comes after the words that name its
+    aggregators.
 
     Args:
-        set_ranks: says whose stripes there are, where that changes.
+        set_ranks: writes the ranks of the aggregators, if they change.
     """
     config["bounce"] = 0
     config["round_low"] = state.round_low

@@ -28,9 +28,9 @@ assert _ROOM <= MOST_SIZED
 
 @dataclass(slots=True)
 class _Waiting:
-    """A program that waits, and until when.
+    """A program that waits, and the end of its wait.
 
-    `calls`: of the group that it comes into late, up to the time `heard`.
+    `calls`: of the group that it is to join late, up to the time `heard`.
     """
 
     peer: Peer
@@ -56,7 +56,7 @@ class Groups:
         self._waiting: _Waiting | None = None
 
     def join(self, peer: Peer, wanted: JoinGroup) -> None:
-        """A program wants to be a member. It is answered in `tick`.
+        """A program wants to be a member. `tick` answers it.
 
         Raises:
             NetworkProblem: another one waits already, or a job is under way.
@@ -65,7 +65,7 @@ class Groups:
             raise NetworkProblem("another program on this host waits for a group already")
         if not wanted.late:  # a host that was unplugged comes back once it hears the others again
             self._dataplane.check_interface()
-        self._driver.life.roles.publisher.other_job = ""  # what is under way now answers our calls
+        self._driver.life.roles.publisher.other_job = ""  # its lead now answers our calls
         now, life = self._driver.now, self._driver.life
         self._waiting = _Waiting(peer, wanted, now + wanted.timeout_s, now, life.late_calls)
         life.comes_late = (wanted.name, wanted.size) if wanted.late else None
@@ -73,16 +73,16 @@ class Groups:
 
     @property
     def waiting(self) -> bool:
-        """A program waits, as its group has not formed."""
+        """Whether a program waits because its group has not formed."""
         return self._waiting is not None and not self._waiting.wanted.late
 
     def forget(self, peer: Peer) -> None:
-        """That connection has ended."""
+        """A connection has ended."""
         if self._waiting is not None and self._waiting.peer is peer:
             self._stop_waiting()
 
     def tick(self) -> None:
-        """Make the program a member if its group is here; otherwise see to it that the group forms."""
+        """Make the program a member if its group is here; otherwise let the group form."""
         waiting, life, driver = self._waiting, self._driver.life, self._driver
         if waiting is None:
             self._leave_without_program()
@@ -106,7 +106,9 @@ class Groups:
             self._refuse(waiting, error)
 
     def _note_other(self, waiting: _Waiting, other: str) -> None:
-        """Something is under way on the network, perhaps the very group: then the program may come in later."""
+        """A job or group is under way on the network. If it is the program's own group, the program may come in
+        later.
+        """
         group, wanted = UnderWay.read(other), waiting.wanted
         if group is not None and group.is_for(wanted.name, wanted.size):
             self._stop_waiting()
@@ -117,7 +119,7 @@ class Groups:
         )
 
     def _watch_calls(self, waiting: _Waiting) -> None:
-        """The lead of the group calls hosts that stand by, for as long as the group is there."""
+        """The lead of the group calls hosts that stand by, for as long as the group exists."""
         life, now = self._driver.life, self._driver.now
         heard = waiting.calls != life.late_calls or life.node.state is NodeState.MEMBER
         waiting.calls = life.late_calls
@@ -138,7 +140,7 @@ class Groups:
             self._driver.carry_out(life.action_failed(self._driver.now, reason))
 
     def _enter(self, waiting: _Waiting, settings: dict[str, Any]) -> None:
-        """A job is here: the program's group, or another one."""
+        """Whether the job that is here is the program's group."""
         wanted = waiting.wanted
         if not is_group(settings):
             raise NetworkProblem(
@@ -189,7 +191,7 @@ def _key(wanted: JoinGroup) -> int:
 
 
 def _prepared(wanted: JoinGroup) -> dict[str, Any]:
-    """What is handed out: the settings, and nothing else."""
+    """Make the content of the hand-out: only the settings."""
     return {
         "job": f"group-{wanted.name}",
         "entry": "",

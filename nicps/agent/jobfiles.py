@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of one job at this host: what is handed out, what its programs write, and what stays of it."""
+"""The files of one job at this host: those that are handed out, those that its programs write, and those that stay."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from nicps.errors import explain
 from nicps.job.actions import Receive
 from nicps.session import residual_file
 
-TRAINER_LOG = "trainer.log"  # what training programs print
+TRAINER_LOG = "trainer.log"  # the output of training programs
 CHECKPOINTS = "checkpoint"  # the folder of a run that `nicps resume` goes on from
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Memory of the kernel's that nothing uses yet."""
+    """Kernel memory that is reserved and not yet in use."""
 
     accumulators: Accumulators | None = None
     stripes: StripesRoom | None = None
@@ -36,14 +36,14 @@ class Reserved:
 
     @classmethod
     def make(cls, dataplane: DataPlane, blocks: int, room: int, places: int = 0) -> Self:
-        """Accumulators of so many blocks a bank, and what stripes of so many fragments need; 0: none.
+        """Accumulators of so many blocks a bank, and the maps for stripes of so many fragments; 0: none.
 
         Args:
             places: blocks a bank for the own stripe.
 
         Raises:
             EnvironmentProblem: there is not enough memory.
-            BpfLoadError: the kernel refuses the program that takes stripes.
+            BpfLoadError: the kernel refuses the program for stripes.
         """
         maps, made = dataplane.maps, cls()
         try:
@@ -60,7 +60,7 @@ class Reserved:
             raise
 
     def use(self, dataplane: DataPlane) -> None:
-        """The program works with it from now on."""
+        """Let the program work with it from now on."""
         maps = dataplane.maps
         if self.accumulators is not None:
             maps.use(self.accumulators)
@@ -70,7 +70,7 @@ class Reserved:
             maps.stripes.use_places(self.places)
 
     def close(self) -> None:
-        """It is not needed after all."""
+        """Free it."""
         for made in (self.accumulators, self.stripes, self.places):
             if made is not None:
                 made.close()
@@ -111,7 +111,7 @@ class JobFiles:
         self.added = 0
 
     def receive(self, action: Receive) -> InStream | None:
-        """Open the receiving end of a hand-out; the former one, which the thread may still be using.
+        """Open the receiving end of a hand-out; the thread may still be using the former one.
 
         Raises:
             OSError: the run's folder cannot be made.
@@ -137,7 +137,7 @@ class JobFiles:
         return former
 
     def keep_residual(self) -> None:
-        """Copy what the training program has written into the run's folder.
+        """Copy the files that the training program has written into the run's folder.
 
         Raises:
             OSError: it is missing, or is no regular file; the disk is full, or the folder cannot be written.
@@ -146,11 +146,13 @@ class JobFiles:
         keep_files(self.folder, kept.parent, {residual_file.NAME: kept.name})
 
     def keep_log(self, why: str) -> str:
-        """A training program has failed: its log goes into the run's folder. Why, and where that is, in one line."""
+        """A training program has failed: copy its log into the run's folder. Return the reason and the log's path,
+        in one line.
+        """
         log_, kept = self.base / TRAINER_LOG, self.kept / TRAINER_LOG
         try:
             if not log_.exists() or not log_.stat().st_size:
-                return why  # it has printed nothing, or was started elsewhere
+                return why  # it has printed nothing, or was not started here
             keep_tail(log_, kept)
         except OSError as error:
             log(explain("keep the log of the training program", error))
@@ -168,16 +170,16 @@ class JobFiles:
             return None
 
     def _residual_of(self, run: Path) -> Path:
-        """Hosts may share a folder for their runs."""
+        """Make names unique, since hosts may share a folder for their runs."""
         return run / CHECKPOINTS / f"{self.kept.name}.{residual_file.NAME}"
 
     def clear(
         self, streams: dict[int, OutStream], keep_records: bool, keep_residual: bool = False
     ) -> None:
-        """Close all that is open, these streams too, and remove the folder. In the thread that may be using it.
+        """Close all open files, these streams too, and remove the folder. Runs in the thread that may be using it.
 
         Args:
-            keep_records: keep what agent and programs have written down.
+            keep_records: keep the records of agent and programs.
             keep_residual: keep the training program's residual, if it has written one.
         """
         for stream in (self.incoming, *streams.values()):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network's key, those of the views that are made from it, and a Linux switch's: who may say what to this agent.
+"""The network's key, the views' keys made from it, and a Linux switch's: which frames this agent accepts.
 
-Tokens, fragments and frames of stripes are signed and checked in the kernel. Here it is control frames: those outside
-a view are tagged with the network key and bound to fresh nonces; those of a view with a key of its own, under numbers
-that only rise. What a Linux switch says is tagged with the switch's key, under numbers that rise in one boot; what is
-granted to it is sealed with that key.
+Tokens, fragments and frames of stripes are signed and checked in the kernel. This module handles control frames. Those
+outside a view are tagged with the network key and bound to fresh nonces; those of a view have a key of their own, under
+numbers that only rise. Frames of a Linux switch are tagged with the switch's key, under numbers that rise in one boot;
+grants to it are sealed with that key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nicps.errors import UsageProblem
 from nicps.protocol import View
 from nicps.switchauth import SwitchKey
 
-#: Signed and checked in the kernel; what it passes up of them is a member's, and fresh.
+#: Signed and checked in the kernel; those that it passes up are a member's, and fresh.
 _KERNELS = (wire.FrameType.TOKEN, wire.FrameType.FRAGMENT, wire.FrameType.LACKING)
 _HEADER = wire.Layout.of(wire.Header)
 _VIEW_AT = _HEADER.offsets[_HEADER.names.index("view")]
@@ -33,8 +33,8 @@ _SIPHASH_AT = (
     wire.HEADER_BYTES + _SWITCH.struct.size + _GRANT.offsets[_GRANT.names.index("siphash")]
 )
 _BOOTS = 2  # of a switch: the newest, and the one before
-_QUIET_S = 60.0  # between two warnings: anybody can send such frames
-_DOUBT_S = 300.0  # and without more of them
+_QUIET_S = 60.0  # between two warnings, because any host can send such frames
+_DOUBT_S = 300.0  # without more of them the doubt ends
 
 
 class Keyring:
@@ -52,7 +52,7 @@ class Keyring:
         self._views: dict[int, tuple[ViewKey, Sequences]] = {}  # this one, and the one before
         self.refused: Counter[str] = Counter()
         self.strange = 0
-        self._told = 0  # of these
+        self._told = 0  # of these, the number that was reported
         self._quiet_until = 0.0
         self._in_doubt = False
 
@@ -77,11 +77,11 @@ class Keyring:
 
     @property
     def keyed(self) -> bool:
-        """The network has a key."""
+        """Whether the network has a key."""
         return self._network is not None
 
     def enter(self, view: View) -> bytes | None:
-        """A view is in force: its key for the kernel."""
+        """A view is in force: make its key for the kernel."""
         if self._network is None:
             return None
         key = view_key(self._network, view.number, view.seed)
@@ -91,7 +91,7 @@ class Keyring:
         return key.siphash
 
     def sign(self, frame: bytes, source: bytes) -> bytes:
-        """A control frame of ours with its tag; a grant to a switch with the view's key in it, and sealed."""
+        """Tag a control frame of ours; a grant to a switch gets the view's key in it, and is sealed."""
         if self._network is None:
             return frame
         view = _u32(frame, _VIEW_AT)
@@ -135,9 +135,9 @@ class Keyring:
         return True
 
     def _admits_switch(self, source: bytes, frame: bytes) -> bool:
-        """Whether a frame is of a switch that adds, and fresh. What members grant to it is not for this host.
+        """Whether a frame is from a switch that adds, and fresh. Grants of members to it are not for this host.
 
-        A host that has no key for it believes nothing of it, and is told all the same that it is there.
+        A host that has no key for the switch believes none of its frames, and is still told that it is there.
         """
         if len(frame) <= _STEP_AT or frame[_STEP_AT] == wire.SwitchStep.GRANT:
             return False
@@ -160,7 +160,7 @@ class Keyring:
 
     @property
     def doubt(self) -> str:
-        """For the user, where hosts may have different keys; otherwise, and some minutes later, an empty text."""
+        """A warning for the user if hosts may have different keys; otherwise, and some minutes later, an empty text."""
         if not self._in_doubt:
             return ""
         return (
@@ -169,7 +169,7 @@ class Keyring:
         )
 
     def find_doubt(self, now: float) -> str:
-        """The doubt, if it is to be told now: once a minute at most, and only where there have been more."""
+        """The warning, if it is due: once a minute at most, and only if more such frames have come."""
         if now < self._quiet_until:
             return ""
         if self.strange == self._told:

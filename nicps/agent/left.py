@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a script of `nicps run` leaves at this host: what it has printed, and its folder `out`."""
+"""The files that a script of `nicps run` leaves at this host: its output, and its folder `out`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from nicps.agent.records import copy_tree, keep_files
 from nicps.errors import explain
 from nicps.job.text import one_line
 
-OUTPUT = "output.log"  # what a script prints, in the run's folder of its host
-_MOST_TEXT = 500  # bytes of why it could not be kept, which goes into a frame
+OUTPUT = "output.log"  # the output of a script, in the run's folder of its host
+_MOST_TEXT = 500  # bytes of the reason why it could not be kept, which goes into a frame
 
 
 class Left:
-    """It is copied once the script has ended, and read until the run has. Both are slow: not for the agent's loop.
+    """The files are copied once the script has ended, and read until the run has. Both are slow: not for the agent's
+    loop.
 
     Args:
-        base: the folder in which all of it is.
+        base: the folder in which all of them are.
         kept: the host's part of the run's folder.
 
-    Attributes: `begun`, it is being kept. `why`, once that is over: why it could not be kept, and where it is then;
-    empty if it was.
+    Attributes: `begun`, they are being kept. `why`, once that is over: why they could not be kept, and where they are
+    then; empty if they were.
     """
 
     def __init__(self, printed: Printed, base: Path, kept: Path) -> None:
@@ -37,17 +38,17 @@ class Left:
         return self._base.with_name(f"nicps-left-{self._kept.parent.name}-{self._kept.name}")
 
     def keep(self) -> None:
-        """Copy it into the run's folder."""
+        """Copy them into the run's folder."""
         try:
             self._printed.write_as_one(self._base / OUTPUT)
             keep_files(self._base, self._kept, {OUTPUT: OUTPUT})
             copy_tree(self._base / "work" / "out", self._kept / "out")
-        except Exception as error:  # whatever it is, the run ends and says so
+        except Exception as error:  # the run ends with any error, and reports it
             text = f"{explain('keep what the script has left', error)}; it is in {self._aside}"
             self.why = one_line(text).encode()[:_MOST_TEXT].decode(errors="ignore")
 
     def clear(self) -> None:
-        """Remove the folder, or put it aside if it holds what could not be kept."""
+        """Remove the folder, or move it aside if it holds files that could not be kept."""
         if not self.why:
             remove(self._base)
             return

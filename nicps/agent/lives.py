@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of a host's earlier lives in a job: records of agents and training programs that ended before its end.
+"""The records of agents and training programs of this host that ended before the end of their job.
 
     runs/<id>/<host>/   earlier-1.timeline.jsonl    of an agent
                         earlier-1.1.metrics.jsonl   of its training programs, in their order
@@ -7,8 +7,8 @@
                         earlier-2.1.metrics.jsonl   of a program that the last agent has started again
                         timeline.jsonl, metrics.jsonl
 
-All files of one number have one clock. Until then they are in the job's working folder: a killed agent leaves that
-behind, and the next one takes them from there.
+All files of one number have one clock. Until then they are in the job's working folder: a killed agent leaves the
+folder behind, and the next agent takes the files from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LINE_BYTES = 1 << 16
 
 
 def set_aside(out: Path, base: Path) -> None:
-    """Another training program is about to be started: what the one before wrote down goes into our folder.
+    """Another training program is about to be started: move the records of the one before into our folder.
 
     The folder `out` is the training user's: no link is followed.
     """
@@ -45,12 +45,12 @@ def set_aside(out: Path, base: Path) -> None:
 
 
 def keep_programs(base: Path, kept: Path) -> None:
-    """At the end: what this agent's earlier training programs wrote down, beside what the last one did."""
+    """At the end: copy the records of this agent's earlier training programs beside those of the last one."""
     _copy_programs(_programs(base), kept, _next(kept))
 
 
 def keep_life(base: Path, kept: Path) -> None:
-    """This host leaves the job, or has left it: all that its agent and its training programs wrote down."""
+    """This host leaves the job, or has left it: copy all records of its agent and its training programs."""
     number = _next(kept)
     set_aside(base / "work" / "out", base)
     _copy_programs(_programs(base), kept, number)
@@ -59,7 +59,7 @@ def keep_life(base: Path, kept: Path) -> None:
 
 
 def rescue(base: Path, runs: Path) -> None:
-    """Of an agent that was killed: the run and the host are in the first line that it wrote.
+    """The records of an agent that was killed. The first line that it wrote names the run and the host.
 
     Raises:
         OSError: the disk is full, or the run's folder cannot be written.
@@ -75,7 +75,7 @@ def rescue(base: Path, runs: Path) -> None:
 
 
 def earlier_files(kept: Path) -> list[str]:
-    """The names of what is kept of earlier lives, the oldest first; no more than can be handed out."""
+    """The names of the records of earlier lives, the oldest first; no more than can be handed out."""
     return sorted((path.name for path in kept.glob(EARLIER)), key=_order)[:_MOST_FILES]
 
 
@@ -87,7 +87,7 @@ def _copy_programs(paths: list[Path], kept: Path, number: int) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     for at, path in enumerate(paths, 1):
         status = path.lstat()
-        if stat.S_ISREG(status.st_mode) and status.st_size:  # a program can leave anything there
+        if stat.S_ISREG(status.st_mode) and status.st_size:  # programs can leave other kinds
             copy_file(path, kept / f"earlier-{number}.{at}.{METRICS}")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent waits for: descriptors, signals, and slow work that a thread has done."""
+"""The events that the agent waits for: descriptors, signals, and slow work that a thread has done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Events = list[tuple[int, int]]
 
 
 class Loop:
-    """Descriptors, each with its handler, and a thread. `failed(why)` takes what went wrong in the thread."""
+    """Descriptors, each with its handler, and a thread. `failed(why)` takes an error of the thread."""
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
@@ -26,11 +26,11 @@ class Loop:
         self.watch(self._background.fileno(), self._done)
 
     def wait(self, timeout_s: float) -> Events:
-        """Until something is there to be handled, or the time has passed."""
+        """Wait for events, or until the time has passed."""
         return self._poll.poll(timeout_s)
 
     def handle(self, events: Events) -> None:
-        """Call the handlers; that of a descriptor that was forgotten meanwhile is not."""
+        """Call the handlers, except that of a descriptor that was forgotten meanwhile."""
         for fd, _ in events:
             handler = self._handlers.get(fd)
             if handler is not None:
@@ -42,14 +42,14 @@ class Loop:
         """Call `handler` whenever `fd` is readable; with `edge`, once for every write, and nothing is read.
 
         Args:
-            armed: from now on; otherwise when `arm` says so.
+            armed: watch from now on; otherwise once `arm` is called.
         """
         self._handlers[fd] = handler
         mask = select.EPOLLIN | (select.EPOLLET if edge else 0)
         self._poll.register(fd, mask if armed else 0)
 
     def arm(self, fd: int, armed: bool) -> None:
-        """Look at a watched descriptor, or do not."""
+        """Watch a registered descriptor, or do not."""
         self._poll.modify(fd, select.EPOLLIN if armed else 0)
 
     def unwatch(self, fd: int) -> None:
@@ -72,15 +72,15 @@ class Loop:
         self.watch(read, take)
 
     def background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        """Do something slow (files, hashes) in order in a thread, and `then` here."""
+        """Do slow work (files, hashes) in order in a thread, and call `then` here."""
         self._background.do(work, then)
 
     def drain(self) -> None:
-        """Wait for the thread; nothing slow is done from here on."""
+        """Wait for the thread; no slow work begins from here on."""
         self._background.close()
 
     def close(self) -> None:
-        """Nothing is waited for any more, once all has been forgotten."""
+        """Close the selector, once all descriptors have been forgotten."""
         self._poll.close()
 
     def _done(self) -> None:
@@ -91,7 +91,7 @@ class Loop:
                 self.guard(then)
 
     def guard(self, then: Callable[[], None]) -> None:
-        """What follows from what a job's code has left behind: whatever that was, the loop goes on."""
+        """Run a step that depends on files of a job's code: whatever error it raises, the loop goes on."""
         try:
             then()
         except Exception as reason:

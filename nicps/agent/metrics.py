@@ -14,7 +14,7 @@ from nicps.session.metrics import MetricsRow
 
 METRICS = "metrics.jsonl"
 _LINE_BYTES = 1 << 16
-_MOST_ROWS = 8  # a round, in which views can change
+_MOST_ROWS = 8  # a round; more than one, since views can change in it
 _SPARE_ROWS = 1024
 
 
@@ -25,7 +25,7 @@ def read_metrics(path: Path, last_round: int) -> Iterator[MetricsRow]:
         last_round: the run's last one; the file holds no more rows than a run of so many rounds leaves.
 
     Raises:
-        JobFailed: the file is missing, too long, or a row is not as demanded; it names the row and the field.
+        JobFailed: the file is missing, too long, or a row is not valid; the error names the row and the field.
     """
     most = _MOST_ROWS * (last_round + 1) + _SPARE_ROWS
     try:
@@ -42,7 +42,7 @@ def read_metrics(path: Path, last_round: int) -> Iterator[MetricsRow]:
 
 
 def check_metrics(path: Path, last_round: int) -> None:
-    """Raise what `read_metrics` raises, for the whole file."""
+    """Read the whole file, to raise the errors of `read_metrics`."""
     for _ in read_metrics(path, last_round):
         pass
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is told of a job: the submitter, the watchers, and the user's own command for an alarm (R14, R18, R22)."""
+"""The receivers of messages about a job: the submitter, the watchers, and the user's command for an alarm (R14,
+R18, R22).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Notifier:
         log(action.text)
 
     def publish(self, action: Publish) -> None:
-        """A submitter hears of its job until that has ended; watchers hear of all."""
+        """Publish to a submitter until its job has ended, and to watchers always."""
         ends = isinstance(action.message, Result | Error)
         for peer in self._control.peers[:]:
             waits = action.submission != 0 and peer.submission == action.submission
@@ -33,7 +35,7 @@ class Notifier:
                 peer.submission = 0
 
     def run_hook(self, action: RunHook) -> None:
-        """Tell the user in the way that the user wants it."""
+        """Run the user's alarm hook."""
         runs, hook = self._settings.runs, self._settings.alarm_hook
         if not hook:
             return

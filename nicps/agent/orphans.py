@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of a job's code that have detached themselves: a session of their own, a parent that has ended.
 
-Linux gives an orphan to the nearest ancestor that asks for it (PR_SET_CHILD_SUBREAPER). The agent does: so what its
-programs leave behind comes back to it, wherever it has gone, and is ended.
+Linux gives an orphan to the nearest ancestor that asks for it (PR_SET_CHILD_SUBREAPER). The agent asks for it. So
+processes that its programs leave behind become its children, in whatever session they are, and it ends them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-_TIMES = 64  # that we look in a row: who is ended may have forked just before
-_AT_ONCE_S = 0.005  # for all of that, since a token may be waiting
-_REST_S = 0.25  # between two looks, while nothing is found
-_HURRY_S = 1.0  # after the last one was found
+_TIMES = 64  # scans in a row: a process that is killed may have forked just before
+_AT_ONCE_S = 0.005  # for all these scans, since a token may be waiting
+_REST_S = 0.25  # between two scans, while none finds a process
+_HURRY_S = 1.0  # after the last process was found
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class OrphanReaper:
     """Ends children of this process that it has not started itself: its programs' descendants, once orphaned.
 
-    Only for a process that is an agent and nothing else. What it had for children before is left alone; so is what is
-    no process of the training user's, or could gain privileges: it is none of a job's.
+    Only for a process that is an agent and nothing else. It leaves alone the children that the process had before, and
+    processes that are not the training user's or could gain privileges: they are not a job's.
     """
 
     def __init__(self, uid: int) -> None:
@@ -37,29 +37,30 @@ class OrphanReaper:
         self._ended: set[int] = set()
         self._next = 0.0
         self._hurry = 0.0
-        self.ending = False  # those to be ended
+        self.ending = False  # there are processes to be ended
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def close(self) -> None:
-        """Orphans go elsewhere from now on."""
+        """Stop being the reaper of orphans."""
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def hurry(self, now: float) -> bool:
-        """Whether one was found just now, so that more may follow."""
+        """Whether a process was found just now, so that more may follow."""
         return now < self._hurry
 
     def tick(self, now: float, known: Collection[int]) -> None:
-        """If it is time again: those that are being ended, and who has come to us and ended by itself.
+        """If the time has come, scan again: for processes that are being ended, and for orphans that have ended by
+        themselves.
 
         Args:
-            known: processes that we have started.
+            known: processes that this process has started.
         """
         if now >= self._next or self.hurry(now):
             self._next = now + _REST_S
             self._end_orphans(now, known)
 
     def end(self, now: float, known: Collection[int]) -> None:
-        """A program has ended: end those that are there, as many as can be in 5 ms. `tick` goes on with it.
+        """A program has ended: end the orphans that are there, as many as can be in 5 ms. `tick` goes on with the rest.
 
         `ending` is true until all are gone.
         """
@@ -80,7 +81,7 @@ class OrphanReaper:
                     more = True
                 if _reaped(pid):
                     self._ended.discard(pid)
-                    more = True  # those that it had are ours now
+                    more = True  # the children of that process are ours now
                 if time.monotonic() > until:
                     return
             if not more:
@@ -104,7 +105,7 @@ def _reaped(pid: int) -> bool:
 
 
 def _children() -> list[int]:
-    """Of all threads of this process, also those that have ended and were not reaped."""
+    """The children of all threads of this process, also those that have ended and were not reaped."""
     found: list[int] = []
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):

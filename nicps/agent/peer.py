@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to the agent's socket: whose it is, what that user may do, and what nobody may make the agent do."""
+"""A connection to the agent's socket: its user, the rights of that user, and the limits for every peer."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.fields import Message, encode
 from nicps.session.messages import Error
 
-LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must never be busy with anybody's megabytes
+LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must not spend its time on megabytes of a peer
 _MOST_BACKLOG = 1 << 20  # bytes that a peer has not read
 _SO_PASSRIGHTS = 83  # from Linux 6.16
 
 
 def refuse_descriptors(connection: socket.socket) -> None:
-    """Whoever sends one is told EPERM, where the kernel can do that; connections have it from their listener."""
+    """Refuse descriptors: a sender gets EPERM, if the kernel can do that. Connections inherit this from their
+    listener.
+    """
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 class GuardedChannel(Channel):
-    """The agent's end of a connection to who need not be trusted.
+    """The agent's end of a connection to a peer that need not be trusted.
 
-    It reads to the end of a message and leaves what follows with the kernel, and queues so much and no more. It never
-    takes a descriptor, nor lets `recvmsg` drop one, since to close it could take for ever (`nicps.agent.closing`).
+    It reads to the end of a message and leaves the bytes after it with the kernel, and queues a bounded number of
+    bytes. It never takes a descriptor, nor lets `recvmsg` drop one, since closing it could take for ever
+    (`nicps.agent.closing`).
 
-    Attributes: `deaf`, the other end has long stopped reading. `ended`, it has sent all that it will ever send, and all
-    has been read: to close this end holds nobody up.
+    Attributes: `deaf`, the other end has stopped reading. `ended`, it has sent all that it will ever send, and all has
+    been read: closing this end takes no time.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -39,7 +42,7 @@ class GuardedChannel(Channel):
         self.deaf = self.ended = False
 
     def pump(self) -> None:
-        """Read on in one message, to its end at most.
+        """Read more of one message, to its end at most.
 
         Raises:
             ChannelClosed: the other end has gone, or has sent a descriptor.
@@ -51,9 +54,9 @@ class GuardedChannel(Channel):
             self._in += data
 
     def _take(self, size: int) -> bytes:
-        """At most so many bytes; none if there are none now."""
+        """Read at most so many bytes; none if there are none now."""
         try:
-            # Without room for them descriptors stay where they are, and the flag tells of them.
+            # Without room for them descriptors stay with the kernel, and the flag shows that there are some.
             seen, _, flags, _ = self.socket.recvmsg(size, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             if flags & socket.MSG_CTRUNC:
                 raise ChannelClosed("the other end of the socket sent a descriptor")
@@ -70,7 +73,7 @@ class GuardedChannel(Channel):
         """Queue a message, as `Channel.post` does.
 
         Raises:
-            ChannelClosed: the other end has gone, or has long stopped reading.
+            ChannelClosed: the other end has gone, or has stopped reading.
         """
         if self.backlog > _MOST_BACKLOG:
             self.deaf = True
@@ -79,7 +82,7 @@ class GuardedChannel(Channel):
 
 
 class Peer:
-    """A connection, and what its user may do. `was_refused` something."""
+    """A connection, and the rights of its user. `was_refused`: a command of it was refused."""
 
     def __init__(self, connection: socket.socket, uid: int, commands: bool, trains: bool) -> None:
         connection.setblocking(False)

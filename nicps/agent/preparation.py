@@ -36,9 +36,9 @@ class Preparation:
     """One job at a time: its process, and its folder.
 
     Args:
-        work: where folders are made.
-        runs: where the log of a preparation that has failed is kept.
-        user: whose the job is.
+        work: the folder in which folders are made.
+        runs: the folder in which the log of a failed preparation is kept.
+        user: the user that the job runs as.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Preparation:
 
     @property
     def job(self) -> str:
-        """What is being prepared, or is prepared and not in the network yet, as it was submitted; else empty."""
+        """The submission that is being prepared, or is prepared and not in the network yet; else empty."""
         submission, node = self._driver.life.roles.submission, self._driver.life.node
         on_its_way = submission is not None and (
             not submission.job_id or node.state is NodeState.FORMING
@@ -62,16 +62,16 @@ class Preparation:
 
     @property
     def folder(self) -> Path:
-        """What the preparation fills."""
+        """The folder that the preparation fills."""
         assert self._base is not None
         return self._base / "prepared"
 
     def begin(self, job: Submit) -> int:
-        """Prepare what was submitted: the submission's number.
+        """Prepare a submission; return its number.
 
         Raises:
             NetworkProblem: a job is under way.
-            UsageProblem, NicpsError, OSError: it cannot be prepared; nothing is left of it.
+            UsageProblem, NicpsError, OSError: it cannot be prepared; no file of it is left.
         """
         life = self._driver.life
         number = life.submit()
@@ -90,7 +90,7 @@ class Preparation:
             raise
 
     def begin_group(self, number: int, prepared: Mapping[str, Any]) -> None:
-        """A group begins to form; there is nothing to prepare.
+        """Make the folder of a group that begins to form; a group needs no preparation.
 
         Raises:
             NicpsError, OSError: its folder cannot be made.
@@ -110,7 +110,7 @@ class Preparation:
         driver.carry_out(life.submission_prepared(driver.now, number, job_id, read))
 
     def _start(self, number: int, job: Submit) -> None:
-        """As the training user; no other host hears of it yet."""
+        """Run the preparation as the training user; no other host hears of it yet."""
         arguments = ["prepare", "--job", job.job, "--out", str(self.folder)]
         if job.data:
             arguments += ["--data", job.data]
@@ -146,7 +146,7 @@ class Preparation:
         driver.carry_out(life.submission_prepared(driver.now, number, job_id, prepared))
 
     def _keep_log(self, written: Path, why: str) -> str:
-        """There is a call stack: it is kept as that of a run. Why, and where that is, in one line."""
+        """The log has a call stack: keep it like that of a run. Return the reason and the log's path, in one line."""
         try:
             with written.open("rb") as file:
                 if len(file.read(MOST_LOG_BYTES).splitlines()) < 2:
@@ -159,7 +159,7 @@ class Preparation:
         return name_log(why, kept)
 
     def close(self, action: CloseSubmission) -> None:
-        """Leave nothing behind."""
+        """Remove the folder."""
         if action.submission == self._number:
             self._clear()
 
@@ -174,10 +174,10 @@ class Preparation:
 
 
 def read_preparation(folder: Path) -> tuple[str, dict[str, Any]]:
-    """A name for the run, and the job's prepared.json.
+    """Make a name for the run, and read the job's prepared.json.
 
     Raises:
-        JobFailed: the preparation has left something else.
+        JobFailed: the preparation has left no valid one.
     """
     try:
         prepared = read_prepared(folder)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a script prints: two files, read as one stream whose pieces are of stdout or of stderr (docs/run.md).
+"""The output of a script: two files, read as one stream whose pieces are of stdout or of stderr (docs/run.md).
 
-The files are looked at every now and then. Pieces of the two are in the order in which they were seen.
+The files are read at intervals. Pieces of the two are in the order in which they were seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Printed:
         self._ends, self._of, self._at = array("Q"), array("B"), array("Q")
 
     def look(self) -> int:
-        """See what has been printed since; `size`."""
+        """Read what has been printed since; return `size`."""
         for stream, path in zip(_STREAMS, self._paths, strict=True):
             try:
                 size = path.stat().st_size
@@ -53,16 +53,16 @@ class Printed:
         return self.size
 
     def cut(self, at: int) -> None:
-        """There is no more than that: the script has shortened a file."""
+        """The script has shortened a file: there are no more bytes than these."""
         self._most = self.size = min(self.size, at)
 
     def stream(self, at: int) -> ScriptStream:
-        """Of which file byte `at` is."""
+        """The file that byte `at` belongs to."""
         place = bisect.bisect_right(self._ends, at)
         return ScriptStream(self._of[place]) if place < len(self._of) else ScriptStream.STDOUT
 
     def reach(self, at: int) -> int:
-        """How far the bytes from `at` on are of one file."""
+        """The number of bytes from `at` on that are of one file."""
         place = bisect.bisect_right(self._ends, at)
         return min(self._ends[place], self.size) if place < len(self._ends) else self.size
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the LAN is like between the hosts that stand by (`nicps doctor --network`): loss, round trips and rate.
+"""Measurements of the LAN between the hosts that stand by (`nicps doctor --network`): loss, round trips and rate.
 
-The host that measures asks all others by PROBE frames, and they answer with ECHO frames. An answer says what has come
-of a train: frames as long as fragments, sent at a steady rate. Trains are counted by the XDP program, so no agent has
-to look at each frame, and so they carry no tag: a stranger could spoil a figure, and nothing else.
+The host that measures asks all others by PROBE frames, and they answer with ECHO frames. An answer has the counts of a
+train: frames as long as fragments, sent at a steady rate. The XDP program counts trains, so no agent has to read each
+frame, and so the frames carry no tag: a stranger could spoil a figure, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nicps.job import Life
 from nicps.protocol.view import safe_name
 from nicps.session.messages import Probe, ProbedHost, RoundTrips, Train, TrainSeen
 
-#: While a measurement is under way the agent looks after it at least this often.
+#: While a measurement is under way the agent calls `tick` at least this often.
 STEP_S = 0.001
 #: Bits per second on the line; the last train goes as fast as this host can send.
 RATES_BPS: tuple[float | None, ...] = (3e6, 30e6, 100e6, 300e6, 1e9, None)
@@ -37,7 +37,7 @@ _TRIES = 5
 _LINE_BYTES = 1526  # of a train's frame, with preamble, checksum and gap
 _BATCH, _BATCHES = 256, 4  # frames for one system call, and those for one step
 _CATCH_UP_S = 0.005  # a late agent does not send more than this at once
-_SLOWER = 0.8  # of the rate asked for: this is what can be sent, faster trains would be the same
+_SLOWER = 0.8  # of the rate asked for: faster trains would not be faster on the line
 _BUSY_S = 0.1  # between two answers while a job is under way
 _COMING_NS = 300_000_000  # since a train's last frame; another host's first one begins no sooner
 _MOST_ANSWERS, _ANSWER_EVERY_S = 64, 0.03  # so many in a row, then one every 0.03 s
@@ -45,7 +45,7 @@ _MOST_ANSWERS, _ANSWER_EVERY_S = 64, 0.03  # so many in a row, then one every 0.
 
 @dataclass(slots=True)
 class _Host:
-    """What has been found out about another host; `echoes` by the question's number."""
+    """The results for another host; `echoes` by the question's number."""
 
     name: str
     round_trips_s: list[float] = field(default_factory=list)
@@ -54,10 +54,10 @@ class _Host:
 
 
 class Prober:
-    """Answers others' questions, and measures when it is told to.
+    """Answers the questions of other hosts, and measures on a command.
 
     Args:
-        send: signs a control frame, and sends it.
+        send: tags a control frame, and sends it.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Prober:
     ) -> None:
         self._life, self._dataplane = life, dataplane
         self._destination, self._send_frame = destination, send
-        self._peer: Peer | None = None  # who wants to know
+        self._peer: Peer | None = None  # the peer that asked for the measurement
         self._script: Iterator[float] | None = None
         self._next = 0.0
         self._nonce = 0
-        self._timing = False  # answers tell round trips
+        self._timing = False  # answers count as round trips
         self._asked: dict[int, tuple[int, float]] = {}  # question -> nonce, when
         self._hosts: dict[bytes, _Host] = {}
         self._trains: list[Train] = []
@@ -79,7 +79,7 @@ class Prober:
 
     @property
     def running(self) -> bool:
-        """This host measures."""
+        """Whether this host measures."""
         return self._script is not None
 
     def start(self, peer: Peer, seconds: float) -> None:
@@ -98,12 +98,12 @@ class Prober:
         self._script = self._measure(seconds)
 
     def forget(self, peer: Peer) -> None:
-        """Nobody waits for the result any more."""
+        """The peer has gone: end the measurement."""
         if peer is self._peer:
             self._peer = self._script = None
 
     def tick(self) -> None:
-        """Go on with what is due."""
+        """Take the next step of the measurement, if it is due."""
         if self._script is None or time.monotonic() < self._next:
             return
         try:
@@ -141,7 +141,7 @@ class Prober:
     # ---- the others' questions
 
     def _on_question(self, source: bytes, probe: wire.Probe) -> None:
-        """Anybody can send an old one again, so it ends no measurement, and answers are few."""
+        """Answer a question. Anybody can send an old one again, so it ends no measurement, and answers are few."""
         now, has_job = time.monotonic(), bool(self._life.busy_with)
         if has_job and now < self._answered_busy + _BUSY_S:
             return
@@ -155,9 +155,9 @@ class Prober:
         self._send(body, self._life.node.name.encode())
 
     def _counted(self, source: bytes, nonce: int) -> tuple[int, int, int]:
-        """First and last frame's time of a train, and how many; it is counted from now on.
+        """Times of a train's first and last frame, and the number of frames; the train is counted from now on.
 
-        Not in place of another host's that is coming in.
+        If another host's train is coming in, this one is not counted in its place.
         """
         dataplane = self._dataplane
         train = dataplane.maps.train
@@ -177,9 +177,9 @@ class Prober:
         host = self._hosts.get(source)
         if host is None:
             host = _Host(safe_name(name.decode(errors="replace"), source))
-            host.trains += [None] * len(self._trains)  # it was not there yet
+            host.trains += [None] * len(self._trains)  # that host had not been heard yet
             self._hosts[source] = host
-        if echo.busy:  # it says so now: the nonce is ours
+        if echo.busy:  # the host is busy now: the nonce is ours
             self._stop(
                 NetworkProblem(
                     f"{host.name} measures at the same moment, or has a job under way: try again later"
@@ -191,7 +191,7 @@ class Prober:
         host.echoes[echo.number] = echo
 
     def _measure(self, seconds: float) -> Iterator[float]:
-        """All of it, as a series of times to wait for."""
+        """The whole measurement, as a series of times to wait for."""
         self._nonce = nonce()
         self._ask()
         yield time.monotonic() + _FIND_S
@@ -204,7 +204,7 @@ class Prober:
             self._ask()
             yield time.monotonic() + max(0.01, 0.002 * len(self._hosts))
         yield time.monotonic() + _WAIT_S
-        self._timing = False  # what is asked from now on waits behind trains
+        self._timing = False  # answers from now on wait behind trains
         for rate in RATES_BPS:
             yield from self._train(rate, seconds)
             offered = self._trains[-1].offered_bps
@@ -212,14 +212,14 @@ class Prober:
                 break
 
     def _ask(self) -> int:
-        """One question to all; its number."""
+        """Ask all hosts one question; return its number."""
         number = len(self._asked) + 1
         self._asked[number] = self._nonce, time.monotonic()
         self._send(wire.Probe(self._nonce, number, wire.ProbeStep.ASK))
         return number
 
     def _answers(self) -> Iterator[float]:
-        """Ask until all have answered, or some do not."""
+        """Ask until all have answered, or some do not answer."""
         first = len(self._asked) + 1
         for _ in range(_TRIES):
             self._ask()
@@ -302,14 +302,14 @@ class Prober:
 
 
 def _seen(echo: wire.Echo) -> TrainSeen:
-    """What came of a train, and how fast (bits per second on the line)."""
+    """The result of a train, and its rate (bits per second on the line)."""
     took_ns = echo.last_ns - echo.first_ns
     rate_bps = 8e9 * _LINE_BYTES * (echo.count - 1) / took_ns if took_ns > 0 else 0.0
     return TrainSeen(echo.count, rate_bps)
 
 
 def _spread(seconds: list[float]) -> RoundTrips | None:
-    """Minimum, median and maximum in microseconds; None of none."""
+    """Minimum, median and maximum in microseconds; None if there are no values."""
     if not seconds:
         return None
     return RoundTrips(1e6 * min(seconds), 1e6 * median(seconds), 1e6 * max(seconds))

@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who runs training code."""
+    """The user that runs training code."""
 
     name: str
     uid: int
@@ -61,7 +61,7 @@ class Child:
     unless it has `network_access`: then it has the agent's.
 
     Args:
-        log: what it prints is appended there.
+        log: its output is appended there.
         stdout: where its standard output goes instead.
     """
 
@@ -120,7 +120,9 @@ class Child:
         return self._pidfd
 
     def reap(self) -> int | None:
-        """The exit code of the ended process, negative for a signal; None as long as its tracer has it, or it runs."""
+        """The exit code of the ended process, negative for a signal; None while it runs, or while its tracer has
+        the code.
+        """
         code = self._process.poll()
         if code is not None and self._pidfd >= 0:
             os.close(self._pidfd)
@@ -128,15 +130,15 @@ class Child:
         return code
 
     def last_line(self, where: str = "") -> str:
-        """How it ended, for an error message (`describe_end`)."""
+        """A description of its end, for an error message (`describe_end`)."""
         code, last_line = self._process.returncode, self._last_line()
         crashed = code is not None and code < 0
         if not (last_line or crashed) and os.statvfs(self.log.parent).f_bavail == 0:
-            return f"No space left on device: {self.log.parent}"  # so it could not say anything
+            return f"No space left on device: {self.log.parent}"  # so it could not write its error
         return describe_end(code, last_line, where)
 
     def reported_error(self) -> str:
-        """The error that it reported before it ended; empty where it crashed."""
+        """The error that it reported before it ended; empty if it crashed."""
         return reported_error(self._last_line())
 
     def _last_line(self) -> str:
@@ -144,13 +146,13 @@ class Child:
         return lines[-1] if lines else ""
 
     def kill(self) -> None:
-        """End it, and what it has started in its session. It may be there for a moment yet."""
+        """End it, and the processes of its session. It may exist for a moment yet."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _text(log: Path, first: int = 0) -> str:
-    """The end of a log, from byte `first` on; nothing where there is none."""
+    """The end of a log, from byte `first` on; empty if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(first, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -160,7 +162,7 @@ def _text(log: Path, first: int = 0) -> str:
 
 
 def _before_exec(user: User | None, network_access: bool) -> None:
-    """In the child, as the agent's user: what it may not do, then who it is. What fails is said in its log."""
+    """In the child, as the agent's user: take its rights away, then change its user. Errors go to its log."""
     try:
         if not network_access:
             _checked(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
@@ -172,7 +174,7 @@ def _before_exec(user: User | None, network_access: bool) -> None:
     except OSError as error:
         os.write(2, str(error).encode())
         raise
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing of ours outlives the agent
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no process of ours outlives the agent
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.setpriority(os.PRIO_PROCESS, 0, 0)
 
@@ -189,7 +191,7 @@ def _checked(result: int, failure: str) -> None:
 
 
 def set_nice(pid: int, nice: int) -> None:
-    """Who gets the processor first: nice value of a process, and of its session.
+    """Set the priority: nice value of a process, and of its session.
 
     Linux shares processors out between sessions first (sched_autogroup), so a nice value alone counts only within one.
     """
@@ -200,5 +202,5 @@ def set_nice(pid: int, nice: int) -> None:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """A command line for this interpreter. What lies in the current folder is no module: others may have written it."""
+    """A command line for this interpreter, without modules of the current folder: other users may have written them."""
     return [sys.executable, "-P", "-m", module, *arguments]

@@ -32,7 +32,7 @@ _LAST_MOMENT_S = 3.0  # in which a program may write its residual
 
 
 class Program:
-    """One training program at a time: it runs, and is spoken to.
+    """The training program: one at a time. It is started, and gets messages.
 
     Args:
         trainer: the command that trains, in place of the job's own.
@@ -61,20 +61,20 @@ class Program:
         self._arena: Arena | None = None
         self._doorbell = -1
         self._hurried = False
-        self._adopted = False  # it runs, and was not started here
+        self._adopted = False  # it runs, and was not started by this agent
         self.expects = False
 
     # ---- processes
 
     def start(self, action: act.StartProgram) -> None:
-        """Run it as the training user, in the job's folder; of a group, it runs already."""
+        """Run it as the training user, in the job's folder; the program of a group runs already."""
         self._number = action.program
         self._adopted = self.expects = action.adopts
         if action.adopts:
             return
         job = self._executor.job
         assert job is not None
-        set_aside(job.folder / "out", job.base)  # what the one before has written down
+        set_aside(job.folder / "out", job.base)  # the records of the one before
         argv = list(self._trainer) or python(action.entry, "run", "--workdir", str(job.folder))
         try:
             self._child = self._children.spawn(
@@ -100,7 +100,7 @@ class Program:
             driver.carry_out(self._life.program_ended(driver.now, number, code, last))
 
     def end(self, action: act.EndProgram) -> None:
-        """End it, whatever it is doing."""
+        """End it, in any state."""
         if self._channel is not None:
             with contextlib.suppress(ChannelClosed):
                 self._channel.post(encode(Abort(action.reason, action.saved)))
@@ -116,7 +116,7 @@ class Program:
             self._arena = None
 
     def hurry(self, yes: bool) -> None:
-        """A program whose gradient all hosts wait for gets the processor before other programs."""
+        """A program whose gradient all hosts wait for gets a higher priority than other programs."""
         if self._hurried != yes and self._child is not None:
             self._hurried = yes
             set_nice(self._child.pid, _HURRIED if yes else 0)
@@ -124,7 +124,7 @@ class Program:
     # ---- its connection
 
     def attach(self, channel: Channel) -> None:
-        """It has connected.
+        """The program has connected.
 
         Raises:
             NetworkProblem, JobFailed: none is expected, or one is attached.
@@ -159,7 +159,7 @@ class Program:
             driver.carry_out(self._life.gateway_ended(driver.now, number, code, last))
 
     def is_attached(self, channel: Channel) -> bool:
-        """Whether that connection is its own."""
+        """Whether that connection is the program's own."""
         return channel is self._channel
 
     def detach(self, channel: Channel) -> None:
@@ -170,18 +170,18 @@ class Program:
     def _lose_connection(self) -> None:
         self._channel = None
         self._life.detach(self._number)
-        if self._adopted:  # it is gone, as far as anybody can know
+        if self._adopted:  # it is gone, as far as the agent can know
             driver, reason = self._driver, "it has closed its connection"
             driver.carry_out(self._life.program_ended(driver.now, self._number, -1, reason))
 
     def handle_message(self, message: FromProgram) -> None:
-        """It says something."""
+        """The program has sent a message."""
         driver, job = self._driver, self._executor.job
         if isinstance(message, Fail) and job is not None:
             message = Fail(job.keep_log(message.message))
         driver.carry_out(self._life.program_message(driver.now, message))
 
-    # ---- what it is told
+    # ---- messages to it
 
     def welcome(self, action: act.Welcome) -> None:
         """Answer its connection."""
@@ -194,7 +194,7 @@ class Program:
             os.close(connection)
 
     def post(self, action: act.Post) -> None:
-        """Tell it something."""
+        """Send the program a message."""
         self._post(action.program, action.message, self._descriptors(action.message))
 
     def enter_phase(self, action: act.EnterPhase) -> None:
@@ -206,7 +206,7 @@ class Program:
         self._post(action.program, action.message, self._descriptors(action.message))
 
     def _descriptors(self, message: Message) -> tuple[int, ...]:
-        """Of the kernel's memory that a message tells of, in the order that it promises."""
+        """Descriptors of the kernel's memory that a message promises, in its order."""
         maps, fds = self._dataplane.maps, list[int]()
         if isinstance(message, shared_form.Phase):
             fds += [maps.accumulators_fd, maps.slots_fd] if message.blocks else []
@@ -228,9 +228,9 @@ class Program:
     def share_arena(self, action: act.ShareArena) -> None:
         """Make the memory that its gradient is sent from, and the doorbell that it rings."""
         self._arena = Arena.create(action.fragments)
-        self._dataplane.maps.stripes.forget_own()  # what another program has converted
+        self._dataplane.maps.stripes.forget_own()  # lanes that another program has converted
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Every write wakes; reading it could block, as the program has a say in its flags.
+        # Every write wakes. A read could block, as the program can change the flags.
         self._loop.watch(self._doorbell, self._note_converted, edge=True)
         descriptors: tuple[int, ...] = (self._arena.fd, self._doorbell)
         job = self._executor.job
@@ -248,17 +248,17 @@ class Program:
         driver.carry_out(self._life.note_converted(driver.now))
 
     def show_need(self, action: act.ShowNeed) -> None:
-        """Samples that still make the quorum (R13)."""
+        """Write the number of samples that still make the quorum (R13)."""
         if self._arena is not None:
             self._arena.need = (action.round, action.samples)
 
     def show_closed(self, action: act.ShowClosed) -> None:
-        """The round closes without it."""
+        """Write that the round closes without this program."""
         if self._arena is not None:
             self._arena.closed = action.round
 
     def source_of(self, action: act.Transmit) -> Source | None:
-        """Where these fragments come from; None if that is not there any more."""
+        """The source of these fragments; None if it no longer exists."""
         if action.source is act.Source.NOTHING:
             return Nothing()
         if action.source is act.Source.PROGRAM and action.fragments.striped is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job leaves on a host: the agent's time line and facts, and what the training program wrote.
+"""The files that a job leaves on a host: the agent's time line and facts, and those of the training program.
 
-The training program owns its folder, and the agent is root: so nothing in there is opened by following a link, or is
-waited for, and only files and folders are read.
+The training program owns its folder, and the agent is root. So the agent follows no link in it, waits for nothing, and
+reads only files and folders.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import orjson
 from nicps.errors import JobFailed
 
 TIMELINE = "timeline.jsonl"
-#: Of every host, these come to node 1 at the end.
+#: These files of every host are collected by node 1 at the end.
 COLLECTED = ("metrics.jsonl", TIMELINE, "agent.json", "final.json")
-#: Of the log of a program that has failed.
+#: The size of the log of a program that has failed.
 MOST_LOG_BYTES = 1 << 18
 _FLUSH_ROWS = 256
-_FLUSH_S = 1.0  # a host that is killed loses no more of its time line
+_FLUSH_S = 1.0  # a host that is killed loses no more than this of its time line
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DEEPEST = 32  # folders in one another, of which there is a descriptor each
+_DEEPEST = 32  # levels of folders, each of which needs a descriptor
 
 
 class Records:
     """The agent's notes on a job, in a folder of its own: times with the token, commits, and events.
 
     Args:
-        job, name: the run's name and this host's, for whoever finds the folder after this agent has been killed.
+        job, name: the run's name and this host's, for the agent that finds the folder after this one has been killed.
     """
 
     def __init__(self, folder: Path, job: str, name: str, now: float) -> None:
@@ -52,22 +52,22 @@ class Records:
             self.flush()
 
     def event(self, kind: str, now: float, round_: int, **more: Any) -> None:
-        """Something that the report shows (docs/jobs.md lists the kinds). It is written at once."""
+        """Note an event that the report shows (docs/jobs.md lists the kinds). It is written at once."""
         self.note(kind, now, now, round_, **more)
         self.flush()
 
     def flush(self) -> None:
-        """Write what has been noted."""
+        """Write the notes to the file."""
         lines = b"".join(orjson.dumps(row) + b"\n" for row in self._rows)
         self._rows.clear()
         self._file.write(lines)
         self._file.flush()
 
     def keep(self, out: Path, logs: Path, facts: Mapping[str, Any], kept: Path) -> list[str]:
-        """Copy everything into the run's folder; the names of what node 1 collects.
+        """Copy all files into the run's folder; return the names of those that node 1 collects.
 
         Args:
-            out: what the training program wrote.
+            out: the folder of the training program's files.
             logs: the folder of its logs, which is ours.
 
         Raises:
@@ -100,7 +100,7 @@ class TimeLine:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """What is in a file that may be the training user's.
+    """Read a file that may be the training user's.
 
     Raises:
         OSError: it is missing, is no regular file, or holds more than `most` bytes.
@@ -117,11 +117,11 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def read_object(path: Path, most: int) -> dict[str, Any]:
-    """The JSON object in such a file.
+    """Read the JSON object in such a file.
 
     Raises:
-        OSError, orjson.JSONDecodeError: as `read_file`; it is no JSON.
-        JobFailed: it is something else than an object.
+        OSError, orjson.JSONDecodeError: as `read_file`; the file is not valid JSON.
+        JobFailed: the JSON is not an object.
     """
     value = orjson.loads(read_file(path, most))
     if not isinstance(value, dict):
@@ -130,7 +130,7 @@ def read_object(path: Path, most: int) -> dict[str, Any]:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a regular file; no half of it is ever seen.
+    """Copy a regular file; readers never see a part of it.
 
     Raises:
         OSError: it is missing, or is no regular file; the disk is full, or the folder cannot be written.
@@ -160,7 +160,9 @@ def keep_tail(source: Path, target: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy regular files and folders; links and everything else stay behind, and what is too deep in the tree."""
+    """Copy regular files and folders. Links and files of other kinds are left out, and so are folders too deep in
+    the tree.
+    """
     fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _copy_folder(fd, target)
@@ -169,7 +171,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def keep_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
-    """Copy files to the disk, each whole or not at all: names in `source`, and what they are called in `target`.
+    """Copy files to the disk, each whole or not at all: names in `source`, and their names in `target`.
 
     They are there after a power cut, too.
 
@@ -198,7 +200,7 @@ def keep_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
 
 
 def open_file(name: str | Path, folder: int | None = None) -> int:
-    """A descriptor of a regular file; nothing else is read, or waited for."""
+    """Open a regular file; any other kind is refused, without waiting for it."""
     wrong = OSError(errno.EINVAL, "Not a regular file", str(name))
     try:
         fd = os.open(name, _OPEN, dir_fd=folder)
@@ -230,7 +232,7 @@ def _copy_folder(folder: int, target: Path, depth: int = 1) -> None:
 
 
 def _copy_file(fd: int, target: Path, *, sync: bool = False) -> None:
-    """Copy what is open under another name first; with `sync`, to the disk."""
+    """Copy an open file under another name first; with `sync`, to the disk."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(fd, "rb", closefd=False) as file, partial.open("wb") as copy:
@@ -253,7 +255,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _put(data: bytes, target: Path) -> None:
-    """Write a file so that no half of it is ever seen."""
+    """Write a file so that readers never see a part of it."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     partial.write_bytes(data)
     os.replace(partial, target)

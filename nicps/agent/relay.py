@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host's script prints, to the host that has started it: cumulative acknowledgements over a file (docs/run.md).
+"""The output of a host's script, on its way to the host that has started it: cumulative acknowledgements over a file
+(docs/run.md).
 
 State machines without clock or socket: `now` and frames come in, frames go out. The output is in a file at the sender,
-so nothing is kept in memory, and what is lost is read again.
+so nothing is kept in memory, and lost pieces are read again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PIECE_BYTES = 1400
 #: Frames that are under way at once, of one host.
 WINDOW = 4
 INTERVAL_S = 0.02  # between two windows: so 280 kB/s a host
-#: Of a script's output that is shown, and kept.
+#: Bytes of a script's output that are shown, and kept.
 MOST_BYTES = 1 << 30
 _RETRANSMIT_S = 0.1
 _ALIVE_S = 0.5  # between two signs of life
@@ -37,10 +38,10 @@ class Piece:
 
 
 class OutputSender:
-    """At the host whose script prints.
+    """The sender, at the host of the script.
 
     Args:
-        reach: how far the bytes from there on, of all that were printed, are of one stream: so is a frame's.
+        reach: the number of bytes from an offset on that are of one stream; a frame has bytes of one stream.
 
     Attributes: `done`, the other host has all, and the report. `given_up`: it does not answer.
     """
@@ -56,17 +57,17 @@ class OutputSender:
         self.done = self.given_up = False
 
     def cut(self, size: int) -> None:
-        """There is no more output than that: who prints has taken the rest back."""
+        """There is no more output than that: the script has shortened its file."""
         self._most = min(self._most, max(size, self._acknowledged))
         self._size = min(self._size, self._most)
 
     def note_output(self, size: int, *, ended: bool) -> None:
-        """So many bytes have been printed in all; with `ended` no more will come."""
+        """So many bytes have been printed in all; with `ended` there will be no more."""
         self._size = min(max(size, self._size), self._most)
         self._ended = self._ended or ended
 
     def acknowledge(self, now: float, at: int) -> None:
-        """SEEN: the other host has all before `at`, or the report too."""
+        """SEEN: the other host has all bytes before `at`, or the report too."""
         self._heard = now
         if self._ended and at == self._size + 1:
             self.done = True
@@ -75,7 +76,7 @@ class OutputSender:
             self._sent = max(self._sent, at)
 
     def due(self, now: float) -> list[Piece]:
-        """What is sent now."""
+        """The frames that are to be sent now."""
         if self.done or self.given_up or now < self._last + INTERVAL_S:
             return []
         if now > self._heard + _GIVES_UP_S:
@@ -101,9 +102,9 @@ class OutputSender:
 
 
 class OutputReceiver:
-    """At the host that has started the run, one for each other host.
+    """The receiver, at the host that has started the run; one for each other host.
 
-    Attributes: `ended`: its script has, and all of its output is here.
+    Attributes: `ended`: the script has ended, and all of its output is here.
     """
 
     def __init__(self, now: float) -> None:
@@ -114,15 +115,17 @@ class OutputReceiver:
 
     @property
     def seen(self) -> int:
-        """What SEEN says."""
+        """The offset for a SEEN frame."""
         return self._at + self.ended
 
     def note_alive(self, now: float) -> None:
-        """It is there; what it has sent is not taken now."""
+        """The host is alive; bytes that it has sent are not taken now."""
         self._heard = now
 
     def take(self, now: float, frame: wire.Script, tail: bytes) -> bytes | None:
-        """OUTPUT or END: what of it is new, in order. The report comes once; None if nothing is new."""
+        """OUTPUT or END: return the bytes that are new, in order. The report is returned once; None if nothing is
+        new.
+        """
         self._heard = now
         if frame.at != self._at or self.ended:
             return None
@@ -133,7 +136,7 @@ class OutputReceiver:
         return tail or None
 
     def is_lost(self, now: float) -> bool:
-        """Nothing has been heard of it for long."""
+        """The host has not been heard for too long."""
         return not self.ended and now > self._heard + _LOST_S
 
     def kills(self, now: float) -> bool:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a run. The trainer's floor can draw it, and the job names its module: so the training user does."""
+"""The picture of a run. A module of the trainer's floor, which the job names, draws it; so it runs as the training
+user.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ _LIMIT_S = 300.0
 
 
 class Report:
-    """Draws a run in a folder of its own, from copies of its records, and brings the picture home.
+    """Draws a run in a folder of its own, from copies of its records, and moves the picture into the run's folder.
 
     Args:
-        work: where that folder is made.
-        user: who draws.
+        work: the folder in which that folder is made.
+        user: the user that draws.
         run: the run's folder.
         entry: the module that draws: `python -m ENTRY report FOLDER`.
         then: called in the end, with an error or an empty text.
@@ -48,7 +50,7 @@ class Report:
         self._error = ""
 
     def draw(self) -> None:
-        """Begin."""
+        """Start the drawing program."""
         self._in_background(self._copy, self._start)
 
     @property
@@ -57,7 +59,7 @@ class Report:
         return self._base / self._run.name
 
     def _copy(self) -> None:
-        """The records become the training user's, and last of all their folders."""
+        """Give the records to the training user, and last of all their folders."""
         self._base = working_folder(self._work)
         user, folders = self._user, [self._folder]
         found = [path for name in (*COLLECTED, EARLIER) for path in self._run.glob(f"*/{name}")]
@@ -104,7 +106,7 @@ class Report:
         self._then(self._error)
 
     def _in_background(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        """What goes wrong in it is only a missing picture."""
+        """An error in this step costs only the picture."""
 
         def guarded() -> None:
             try:

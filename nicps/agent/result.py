@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run comes to, from the records of all its hosts.
+"""The result of a run, from the records of all its hosts.
 
-Training programs have written most of these: nothing of them is kept but what the result needs, and they can be no
-longer than a run of so many rounds leaves them.
+Training programs have written most of these. So only the values that the result needs are kept of them, and the records
+can be no longer than a run of so many rounds leaves them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DIGEST_BYTES = 16
 
 
 def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, Any]:
-    """The run's result from `folder/<name>/`: `agent.json`, `metrics.jsonl`, `final.json`.
+    """Compute the run's result from `folder/<name>/`: `agent.json`, `metrics.jsonl`, `final.json`.
 
     `rounds` are those of this run, `trained_rounds` also those of the run that it goes on from.
-    `weights_identical` is whether all hosts had the same weights (SHA-256) after every round that they took part in;
-    one that has come back lacks those before. A host that was found to have others (R19) was evicted, and took the
-    state again: what it had from that round on until then does not count, and is told as `differed`.
+    `weights_identical` is whether all hosts had the same weights (SHA-256) after every round that they took part in; a
+    host that has come back lacks the rounds before. A host whose digest differed (R19) was evicted, and took the state
+    again: its weights from that round on until then do not count, and the result lists it as `differed`.
 
     Takes 64 bytes of memory a round, and some microseconds a row: not for the loop.
 
@@ -88,7 +88,9 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
 
 @dataclass(slots=True)
 class _Weights:
-    """What a host says of its weights: a digest of its hash a round (rounds, 2), zeros for none; the last one whole."""
+    """The weights that a host has recorded: a digest of its hash a round (rounds, 2), zeros for none; the last one
+    whole.
+    """
 
     digests: NDArray[np.uint64]
     last_round: int = -1
@@ -96,7 +98,9 @@ class _Weights:
     apart: bool = False  # it has rounds that the run has not
 
     def agrees(self, other: _Weights) -> bool:
-        """Whether both had the same in all rounds that both took part in; from then on ours are those of either."""
+        """Whether both had the same in all rounds that both took part in; afterwards this object has the rounds of
+        both.
+        """
         if self.apart or other.apart:
             return False
         here, there = self.digests.any(axis=1), other.digests.any(axis=1)
@@ -110,7 +114,7 @@ class _Weights:
 def _weights(
     path: Path, name: str, last_round: int, differed: Collection[tuple[int, int]]
 ) -> _Weights:
-    """Of a host, but for rounds from one in which it differed on, in views up to that one."""
+    """The weights of a host, without rounds from the one in which it differed on, in views up to that one."""
     digests = bytearray(_DIGEST_BYTES * (last_round + 1))
     weights = _Weights(np.frombuffer(digests, np.uint64).reshape(-1, 2))
     for row in _rows(path, name, last_round):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script of `nicps run` at this host: its process, what it prints, and at the host that has started it the others'.
+"""The script of `nicps run` at this host: its process and output, and at the host that has started it the others'.
 
 docs/run.md. One run at a time. The script is no training program: it forms a group with those of the other hosts
 (`nicps.collective`) if it wants to, by the connection to the agent that it inherits.
@@ -40,8 +40,8 @@ from nicps.session.events import Launched
 from nicps.session.messages import Error, Result
 from nicps.wire import ScriptStep, ScriptStream
 
-WEIGHTS = "weights"  # what the backend of torch.distributed says of them, in the script's folder
-_TICK_S = 0.05  # what a script prints is looked for so often
+WEIGHTS = "weights"  # a digest by the backend of torch.distributed, in the script's folder
+_TICK_S = 0.05  # between two reads of a script's output
 _MOST_REPORT = 1200  # bytes
 _START_S = 15.0  # for the first sign of life of every host
 _KILL_LIMIT_S = 10.0  # for the others' scripts to end
@@ -49,27 +49,27 @@ _KILL_LIMIT_S = 10.0  # for the others' scripts to end
 
 @dataclass(slots=True)
 class _Other:
-    """Another host of the run, at the one that has started it."""
+    """Another host of the run, as the host that has started it sees it."""
 
     name: str
     rank: int
     receiver: OutputReceiver
     heard: bool = False
-    waits: bool = False  # its script does, for its group to form
+    waits: bool = False  # its script waits for its group to form
 
 
 @dataclass(slots=True)
 class _Host:
-    """What came of the script at a host: `code` is None where it was lost."""
+    """The result of the script at a host: `code` is None if the host was lost."""
 
     code: int | None
     weights: str = ""
-    not_kept: str = ""  # why what it has left is not in the run's folder
+    not_kept: str = ""  # why files that it has left are not in the run's folder
 
 
 @dataclass(slots=True)
 class _Started:
-    """The run, at the host that has started it. `ends`: why, once it is being ended."""
+    """The run, at the host that has started it. `ends`: the reason, once it is being ended."""
 
     shown: Shown
     began: float
@@ -90,20 +90,20 @@ class _Run:
         self.printed = Printed(base)
         self.left = Left(self.printed, base, runs / launch.job / self.name)
         self.child: Child | None = None
-        self.report: bytes | None = None  # how it has ended
+        self.report: bytes | None = None  # the result of its script
         self.sender = OutputSender(now, self.printed.reach)
         self.started: _Started | None = None
-        self.cancelled = False  # by the user of this host, who is not the one that has started it
+        self.cancelled = False  # by the user of this host, which is not the one that has started it
         self.told_at = 0.0
 
     @property
     def name(self) -> str:
-        """This host's, as the others know it."""
+        """This host's number, as the others know it."""
         return self.launch.hosts[self.launch.rank][0]
 
     @property
     def starts_here(self) -> bool:
-        """This host has started it."""
+        """Whether this host has started it."""
         return self.launch.rank == self.launch.starter
 
 
@@ -111,9 +111,9 @@ class Scripts:
     """One script at a time.
 
     Args:
-        send: signs a control frame, and sends it.
+        send: tags a control frame, and sends it.
         forming: whether a program here waits for its group.
-        in_group: whether one is in its group.
+        in_group: whether a program here is in its group.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class Scripts:
 
     @property
     def wait_s(self) -> float:
-        """`tick` wants to be called so often."""
+        """The time between two calls of `tick`."""
         return INTERVAL_S if self._run is not None and self._run.report else _TICK_S
 
     def check_free(self) -> None:
-        """A job can be submitted here.
+        """Check that a job can be submitted here.
 
         Raises:
             NetworkProblem: a script is under way.
@@ -157,7 +157,7 @@ class Scripts:
     # ---- begin
 
     def launch(self, action: LaunchScript) -> None:
-        """Start it, in a folder of its own, with the files that were handed out."""
+        """Start the script, in a folder of its own, with the files that were handed out."""
         now = self._driver.now
         if self._run is not None:
             if self._run.started is not None:
@@ -222,7 +222,7 @@ class Scripts:
         self._keep(run, partial(self._tell_end, run, report))
 
     def _tell_end(self, run: _Run, report: dict[str, Any]) -> None:
-        """What it has left is kept, or cannot be."""
+        """Make the report once the files of the script are kept, or cannot be."""
         if run.left.why:
             report["not_kept"] = run.left.why
         run.report = orjson.dumps(report)
@@ -233,7 +233,7 @@ class Scripts:
     # ---- frames
 
     def take_frame(self, source: bytes, frame: wire.Frame) -> None:
-        """A SCRIPT frame in no view that came up."""
+        """A SCRIPT frame without a view that came up."""
         run, now, body = self._run, self._driver.now, frame.body
         if run is None or not isinstance(body, wire.Script) or body.run != run.number:
             return
@@ -256,7 +256,7 @@ class Scripts:
         other = started.others[source]
         other.heard, other.waits = True, bool(body.waits)
         if started.shown.full and body.step == ScriptStep.OUTPUT and tail:
-            other.receiver.note_alive(self._driver.now)  # it comes again
+            other.receiver.note_alive(self._driver.now)  # the host sends it again
             self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
             return
         if other.name in started.found and not other.receiver.ended:
@@ -286,7 +286,7 @@ class Scripts:
     # ---- time
 
     def tick(self) -> None:
-        """Send what was printed, and see who is lost."""
+        """Send the output, and check for lost hosts."""
         run, now = self._run, self._driver.now
         if run is None:
             return
@@ -349,7 +349,7 @@ class Scripts:
         started.found[name] = _Host(code if known else JobFailed.exit_code, weights, not_kept)
 
     def _give_up_forming(self, run: _Run, started: _Started) -> None:
-        """A script that has failed cannot come into the group for which the others wait."""
+        """A script that has failed cannot join the group for which the others wait."""
         failed = [(name, host.code) for name, host in started.found.items() if host.code != 0]
         started.formed |= self._in_group()
         waits = self._forming() or any(
@@ -395,19 +395,19 @@ class Scripts:
                 self.cancel("`nicps run` was ended")
 
     def cancel(self, reason: str) -> bool:
-        """End the scripts at all hosts; whether there is a run."""
+        """End the scripts at all hosts; return whether there is a run."""
         run, now = self._run, self._driver.now
         if run is None:
             return False
         if run.started is None:
-            run.cancelled = True  # all are told: the host that has started it may be lost
+            run.cancelled = True  # all are told, since the host that has started it may be lost
         elif run.started.ends is None:
             run.started.ends, run.started.ends_by = Cancelled(reason), now + _KILL_LIMIT_S
         self._kill(run)
         return True
 
     def close(self) -> None:
-        """The agent ends: so does the script here, and elsewhere if it was started here."""
+        """The agent ends: end the script here, and those of other hosts if the run was started here."""
         run = self._run
         if run is None:
             return
@@ -426,7 +426,7 @@ class Scripts:
             run.child.kill()  # `_ended` follows
 
     def _keep(self, run: _Run, then: Callable[[], None]) -> None:
-        """Keep what it has left, once nobody writes any more."""
+        """Keep the files that it has left, once no process writes any more."""
 
         def begin() -> None:
             run.printed.cut(run.printed.look())
@@ -436,7 +436,7 @@ class Scripts:
         self._children.once_gone(begin)
 
     def _close(self, run: _Run) -> None:
-        """Keep what it has left, and remove its folder."""
+        """Keep the files that it has left, and remove its folder."""
         self._run = None
         if run.child is not None:
             self._children.end(run.child)
@@ -446,5 +446,5 @@ class Scripts:
 
 
 def run_number(job: str) -> int:
-    """A run's number on the wire, of its name, which ends with random digits."""
+    """A run's number on the wire, computed from its name, which ends with random digits."""
     return int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "big")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves this host, in order: small frames, and contributions in batches of fragments."""
+"""The frames that leave this host, in order: small frames, and contributions in batches of fragments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nicps.protocol.phase import Phase
 from nicps.session.lanes import U8
 
 _BATCH = 256  # frames for one system call
-_REFUSED_S = 0.1  # the interface takes nothing: what it refuses is lost, as on the LAN
-_TURN = 2048  # frames before the loop looks at what else there is (25 ms at 1 Gbit/s)
+_REFUSED_S = 0.1  # the interface takes nothing: a frame that it refuses so long counts as lost
+_TURN = 2048  # frames before the loop turns to other work (25 ms at 1 Gbit/s)
 
 
 class Source(Protocol):
-    """Where a contribution's payload comes from: the trainer's memory, or a file."""
+    """The payload of a contribution: the trainer's memory, or a file."""
 
     def available(self, round_: int) -> int:
         """Fragments that are ready to be sent, from the first on."""
@@ -36,7 +36,7 @@ class Source(Protocol):
         """The first fragments are with the kernel."""
 
     def awaited(self, yes: bool) -> None:
-        """This host has the token, and waits for more (or has all that it needs)."""
+        """This host has the token and waits for more fragments; or it has all that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ def _delays_token(item: _Small | _Bulk) -> bool:
 
 
 def _check_shifts(shifts: U8, bulk: _Bulk, first: int) -> None:
-    """No kernel takes a fragment of a larger shift: it would be sent again for ever.
+    """Refuse a shift that is too large. No kernel takes such a fragment, and it would be sent again for ever.
 
     Args:
-        shifts: as they go out. The training program can still write to its own.
+        shifts: copies of those that are sent, since the training program can still write to its own.
 
     Raises:
         JobFailed: one of them is too large.
@@ -115,7 +115,7 @@ class Sender:
         self.more = False  # there was a pause only for the loop's sake: go on at once
         self.down = False  # the interface refused a frame, which is lost
         self.muted = False  # the interface cannot be used: nothing is sent, all is lost
-        self.waits = False  # for more of a contribution, which everybody waits for
+        self.waits = False  # for more of a contribution, which all members wait for
 
     def frame(self, data: bytes, sent: Callable[[], None] | None = None) -> None:
         """Queue one small frame; `sent` is called when it has gone.
@@ -143,7 +143,7 @@ class Sender:
         self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def drop_fragments(self) -> list[SendFragments]:
-        """Forget contributions, or what of them has not gone out; what they were."""
+        """Remove contributions from the queue, or the parts that have not been sent; return them."""
         dropped = [item for item in self._queue if isinstance(item, _Bulk)]
         self._queue = deque(item for item in self._queue if isinstance(item, _Small))
         self.waits = False
@@ -172,16 +172,16 @@ class Sender:
                     if not self.muted and not self._pump_bulk(item) and not self._is_lost(now):
                         return
                 except (InterfaceDown, InterfaceUnfit):
-                    self.down = True  # others ask for what they lack, if they hear of it
+                    self.down = True  # others ask for what they lack, if they know of it
                 item.source.awaited(False)
                 self._sent(item.action, item.started)
             self._queue.popleft()
 
     def _is_lost(self, now: float) -> bool:
-        """Whether the interface has refused the same for so long that it must count as lost.
+        """Whether the interface has refused the same frame for so long that it must count as lost.
 
-        A queue that is full lets something out. But a virtual cable refuses frames that are longer than its other end
-        takes: nobody may wait for them here, they are watched as what the LAN loses is (R16).
+        A full queue lets frames out. But a virtual cable refuses frames that are longer than its other end takes. The
+        sender does not wait for such frames: other members watch them, like frames that the LAN loses (R16).
         """
         if not self.refused:
             return False
@@ -246,7 +246,7 @@ class Sender:
         return not self.refused
 
     def _push(self, bulk: _Bulk, first: int, count: int) -> int:
-        """Put so many fragments into the ring; how many it took."""
+        """Put at most so many fragments into the ring; return the number that it took."""
         payload, scale = bulk.source.payload(bulk.action.round, first, count)
         sequence = self._take_sequence(count)
         if bulk.action.striped is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nicps join` was told."""
+"""The settings of `nicps join`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AgentSettings:
 
     `trainer` is the command that trains, in place of `python -m trainer run --workdir DIR`; it finds the agent through
     NICPS_SOCKET. Members of `group` may give commands at the socket. `work` holds a job's files while it runs, `runs`
-    what it leaves. `key` is the network's key file; None: every host on the LAN is trusted. `switch_key` is that of a
+    its results. `key` is the network's key file; None: every host on the LAN is trusted. `switch_key` is that of a
     Linux switch whose sums are believed; in a network without a key `trust_switch` is enough. `alarm_hook` is a shell
     command for when a job has been given up, or no majority is left, with the reason as $1 (R18, R22). Frames go to
     `destination`: to all, or to a multicast group. `exchange` is that of the jobs that this host leads,
@@ -28,8 +28,8 @@ class AgentSettings:
     where Prometheus finds the agent's metrics, HOST:PORT; empty: nowhere.
 
     Raises:
-        UsageProblem: a switch is to add where hosts have a key, and nobody has said that it is trusted; or what was
-            said of a Linux switch does not fit the network.
+        UsageProblem: a switch is to add where hosts have a key, and is not trusted explicitly; or a setting for a Linux
+            switch does not fit the network.
     """
 
     iface: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nicps run` is told, at the host where it waits: what the scripts of all hosts print, and how they end."""
+"""The messages to `nicps run`, at the host where it waits: the output of the scripts of all hosts, and their ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nicps.session.fields import Message
 from nicps.session.messages import Error, Result
 from nicps.wire import ScriptStream
 
-_MOST_BACKLOG = 1 << 18  # bytes that `nicps run` has not read: no more is asked for
+_MOST_BACKLOG = 1 << 18  # bytes that `nicps run` has not read; with more, no output is requested
 _PIECE = 1 << 16
 
 
@@ -23,7 +23,7 @@ class Shown:
 
     Args:
         job: the run's name.
-        submission: its number; 0: nobody waits for it.
+        submission: its number; 0: no command waits for it.
     """
 
     def __init__(self, control: ControlSocket, job: str, submission: int) -> None:
@@ -39,11 +39,11 @@ class Shown:
 
     @property
     def full(self) -> bool:
-        """So much has not been read that no more is taken."""
+        """So many bytes have not been read that no more output is accepted."""
         return max((peer.channel.backlog for peer in self.waiting), default=0) > _MOST_BACKLOG
 
     def tell(self, message: Message) -> None:
-        """Send a message; after a result or an error nothing follows."""
+        """Send a message; after a result or an error no message follows."""
         for peer in self.waiting:
             self._control.post(peer, message)
             if isinstance(message, Result | Error):
@@ -59,7 +59,7 @@ class Shown:
             self.tell(Output(self._job, host, text, stream.name.lower()))
 
     def forward_own(self, host: str, printed: Printed) -> None:
-        """What the script of this host has printed since."""
+        """Send the new output of this host's script."""
         size = printed.look()
         while self.waiting and not self.full:
             stream = printed.stream(self._own_seen)
@@ -72,5 +72,5 @@ class Shown:
             self.forward(host, stream, piece)
 
     def has_own(self, printed: Printed) -> bool:
-        """All that the script of this host has printed was forwarded, or nobody waits for it."""
+        """All output of this host's script was forwarded, or no command waits for it."""
         return self._own_seen >= printed.look() or not self.waiting

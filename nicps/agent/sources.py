@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a contribution's payload comes from: the training program's memory, files, or nowhere (`sender.Source`)."""
+"""The payloads of contributions: the training program's memory, files, or zeros (`sender.Source`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ArenaSource:
     hurry: Callable[[bool], None]
 
     def available(self, round_: int) -> int:
-        """Converted so far."""
+        """The fragments that are converted."""
         return self.arena.converted(round_)
 
     def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
@@ -34,11 +34,11 @@ class ArenaSource:
         return lanes, self.arena.shifts[parity, first : first + count]
 
     def sending(self, round_: int) -> None:
-        """The trainer wants to know when."""
+        """Note the time for the trainer."""
         self.arena.set_sending_since(round_, time.monotonic_ns())
 
     def awaited(self, yes: bool) -> None:
-        """Everybody waits for this trainer now."""
+        """All members wait for this trainer, or no longer do."""
         self.hurry(yes)
 
 
@@ -59,12 +59,12 @@ class OwnLanes:
         return records["lane"], records["exponent"]
 
     def sending(self, round_: int) -> None:
-        """The trainer wants to know when."""
+        """Note the time for the trainer."""
         if self.arena is not None and not self.arena.sending_since(round_):
             self.arena.set_sending_since(round_, time.monotonic_ns())
 
     def awaited(self, yes: bool) -> None:
-        """Nobody waits for what has been converted."""
+        """No member waits for fragments that have been converted."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class StreamSource:
     first_round: int
 
     def available(self, round_: int) -> int:
-        """Files are all there."""
+        """Files are always complete."""
         return 1 << 32
 
     def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
@@ -83,10 +83,10 @@ class StreamSource:
         return self.stream.read(round_ - self.first_round, first, count), 0
 
     def sending(self, round_: int) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     def awaited(self, yes: bool) -> None:
-        """Files are always there."""
+        """Files are always complete."""
 
 
 class Nothing:
@@ -101,7 +101,7 @@ class Nothing:
         return np.zeros((count, PAYLOAD_BYTES), np.uint8), 0
 
     def sending(self, round_: int) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     def awaited(self, yes: bool) -> None:
         """Zeros are always there."""

@@ -28,8 +28,8 @@ def status_of(
     """What `nicps status` shows.
 
     Args:
-        preparing: what was submitted here, and is not in the network yet.
-        run: of `nicps run`, whose scripts have begun.
+        preparing: the submission that is not in the network yet.
+        run: the run of `nicps run`, once its scripts have begun.
     """
     node, publisher, part = life.node, life.roles.publisher, life.part
     runs = run is not None and (part is None or part.group)  # the group is that of its scripts
@@ -100,7 +100,7 @@ def _activity_of(
     *,
     script: bool,
 ) -> Activity:
-    """What was counted, and who is waited for."""
+    """The counts, and the members that are waited for."""
     ring, phase, traffic = node.ring, node.phase_in_force, read_traffic(dataplane.iface)
     waits_for = awaited(node)
     return Activity(
@@ -137,8 +137,8 @@ def _activity_of(
 def awaited(node: Node) -> frozenset[int]:
     """The members that the open round waits for while others are done, as far as this host knows.
 
-    While the list is open they are those with a share that have not offered; then those that lack fragments. Nobody is
-    waited for while all of them are at work.
+    While the list is open they are those with a share that have not offered; then those that lack fragments. The list
+    is empty while all of them are at work.
     """
     ring = node.ring
     token = ring.token if ring is not None else None
@@ -155,7 +155,7 @@ def awaited(node: Node) -> frozenset[int]:
 
 
 def _switch_of(life: Life) -> str:
-    """What is to be said of a Linux switch."""
+    """The status line of a Linux switch."""
     phase, told = life.node.phase_in_force, life.node.switch.describe()
     adds = phase is not None and phase.exchange.central and len(life.node.view.live) > 1
     return "adds" if adds and told == "ready" else told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of the group that this host is a member of (docs/collective.md): its frames, and the program that asks."""
+"""The store of the group that this host is in (docs/collective.md): its frames, and the program's questions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from nicps.session.store_form import FROM_USER, Answer, Forget
 from nicps.store import Piece, Replica
 from nicps.wire import ScriptStep
 
-_MOST_BACKLOG = 1 << 18  # bytes that a program has not read: it gets no more answers meanwhile
-_FULL_S = 0.01  # then it is looked at again
+_MOST_BACKLOG = 1 << 18  # bytes that a program has not read: with more, it gets no answers
+_FULL_S = 0.01  # then the connection is tried again
 
 
 class Stores:
     """One store at a time: it begins and ends with this host's part in a group.
 
     Args:
-        send: signs a control frame, and sends it.
+        send: tags a control frame, and sends it.
         nonce: fresh random 64-bit numbers.
     """
 
@@ -47,7 +47,7 @@ class Stores:
         self._view = View()
         self._run = 0  # names the group and the view on the wire
         self._users: list[Peer] = []
-        self._answers: list[tuple[Peer, Answer]] = []  # that were not sent yet
+        self._answers: list[tuple[Peer, Answer]] = []  # answers that were not sent yet
 
     def open(self) -> int:
         """A connection for the program of this host; the descriptor of its end."""
@@ -59,7 +59,7 @@ class Stores:
         return theirs.detach()
 
     def take_message(self, peer: Peer, raw: dict[str, object]) -> None:
-        """A program asks something.
+        """A program asks a question.
 
         Raises:
             MessageError: it cannot be understood.
@@ -88,7 +88,7 @@ class Stores:
         """A SCRIPT frame of a view that came up.
 
         Raises:
-            WireError: it cannot be meant.
+            WireError: the frame is not valid.
         """
         self._follow()
         body = frame.body
@@ -99,7 +99,7 @@ class Stores:
             self._replica.take(self._driver.now, self._view.number_of(source), piece)
 
     def tick(self) -> None:
-        """Answer what can be answered, and send what is due."""
+        """Answer the calls that are settled, and send the frames that are due."""
         self._follow()
         if self._replica is None:
             return
@@ -127,7 +127,7 @@ class Stores:
         return min(wait_s or 0.0, _FULL_S) if self._answers else wait_s
 
     def _follow(self) -> None:
-        """See which group this host is in, and which view is in force."""
+        """Read which group this host is in, and which view is in force."""
         life = self._driver.life
         part, node = life.part, life.node
         if part is not None and not part.group:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent counts for those who look at it (`nicps.session.activity`): a few numbers a round, none a frame."""
+"""The counts of an agent for its status (`nicps.session.activity`): a few numbers a round, none a frame."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Tally:
         self._last = commit.round, now
 
     def note_view(self, action: EnterView) -> None:
-        """Another list is in force. A network that has just formed has lost nobody."""
+        """Another list is in force. A network that has just formed has lost no member."""
         view = action.view
         live = frozenset(member.mac for member in view.members if member.number in view.live)
         listed = frozenset(member.mac for member in view.members)
@@ -67,12 +67,12 @@ class Tally:
         self._live = live
 
     def note_network_gone(self) -> None:
-        """The network is no more: whoever is in the next one has not come back."""
+        """The network is no more: a host in the next one has not come back."""
         self._live = frozenset()
         self._last = None
 
     def note_repairs(self, action: SendFragments, phase: Phase, members: Sequence[Member]) -> None:
-        """Fragments are sent again, or asked for; where that is to one member only, it is that one's."""
+        """Count fragments that are sent again, or asked for; a request to one member only counts for that member."""
         striped = action.striped
         if not action.repair or striped is None:
             return

@@ -27,7 +27,7 @@ from nicps.lab.agents import open_folder
 
 LANES = ("i32", "i16", "i8")
 EXCHANGES = ("broadcast", "stripes", "switch")
-#: Of the memory that is free: what engines may take that run at the same time.
+#: The part of the free memory that engines may take which run at the same time.
 _MEMORY_SHARE = 0.8
 
 DESCRIPTION = """\
@@ -45,15 +45,15 @@ class Measured:
 
     Attributes:
         bytes: payload of a round through the busiest port in one direction, by the formula of the exchange.
-        wire_limit_seconds, frame_limit_seconds: what they take at the port's rate, without headers and with those that
-            the lab's ports count.
+        wire_limit_seconds, frame_limit_seconds: the time of these bytes at the port's rate, without headers and with
+            those that the lab's ports count.
         cpu_seconds_per_host, cpu_seconds_machine: of a round, by the machine's busy time.
-        cpu_seconds_agents, cpu_seconds_programs: of a round, of all hosts' processes; what XDP does in other
-            processes' time, or in none, is not in them.
-        cpu_seconds_switch: the same of the process of a switch that adds. It only speaks with members; its XDP
-            program is in the machine's time, and `--profile` shows it.
-        idle_processors: what the engine takes while the others have their turn.
-        stages: seconds of a round's parts by name (`nicps.bench.stages`); empty where hosts tell of none.
+        cpu_seconds_agents, cpu_seconds_programs: of a round, of all hosts' processes; XDP's time in other processes'
+            time, or in none, is not in them.
+        cpu_seconds_switch: the same of the process of a switch that adds. It only handles frames of members; its XDP
+            program's time is in the machine's, and `--profile` shows it.
+        idle_processors: processors that the engine takes during the others' turns.
+        stages: seconds of a round's parts by name (`nicps.bench.stages`); empty if hosts report none.
     """
 
     engine: str
@@ -164,7 +164,7 @@ def _engines(args: argparse.Namespace, size: Size, *, gloo: bool) -> list[Engine
 
 
 def _groups(chosen: Sequence[Engine]) -> Iterator[list[Engine]]:
-    """Engines that run at the same time, in this order: as many as have room in the memory that is free then."""
+    """Groups of engines that run at the same time, in order: each as many as have room in the free memory."""
     rest = list(chosen)
     while rest:
         room, group = free_memory() * _MEMORY_SHARE, [rest.pop(0)]
@@ -235,7 +235,7 @@ def _row(
 
 
 def _show(rows: Sequence[Measured]) -> None:
-    """A line for each; what comes after the first with the same lanes says how much longer it took."""
+    """A line for each engine; further ones with the same lanes show how much longer they took than the first."""
     first: dict[str, Measured] = {}
     for row in rows:
         beside = row.seconds_median / first.setdefault(row.lane, row).seconds_median - 1

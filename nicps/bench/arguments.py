@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks' options take: values that can be measured with, and that fit this machine."""
+"""The values of the benchmarks' options: values that can be measured, and that fit this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """For `type=`: a whole number from `least` on, up to `most`; `1e9` is one too."""
+    """For `type=`: a whole number from `least` to `most`; `1e9` is one too."""
 
     def parse(text: str) -> int:
         number = _number(text)
@@ -39,12 +39,12 @@ def several(parse: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
 
 
 def host_count(least: int = 2, besides: int = 0) -> Callable[[str], int]:
-    """For `--hosts`: as many as fit a lab, which has so many others `besides`."""
+    """For `--hosts`: as many as fit a lab that has so many other hosts `besides`."""
     return whole(least, MOST_HOSTS - besides)
 
 
 def duration(text: str) -> float:
-    """For `type=`: a time that is longer than none."""
+    """For `type=`: a time above zero."""
     number = _number(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"takes seconds, more than 0, not {text!r}")
@@ -72,7 +72,7 @@ def free_memory() -> int:
 
 
 def need_memory(size: float, what: str) -> None:
-    """Refuse what cannot be held: the kernel would end processes of others, too.
+    """Refuse sizes that do not fit the memory: the kernel would end processes of others, too.
 
     Raises:
         UsageProblem: it is more than this machine has free.
@@ -83,7 +83,7 @@ def need_memory(size: float, what: str) -> None:
 
 
 def need_disk(size: float, what: str) -> None:
-    """The same of the disk where temporary files go."""
+    """The same for the disk of temporary files."""
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if size > free:
         raise UsageProblem(_too_much(what, size, free, f"space in {tempfile.gettempdir()}"))
@@ -94,7 +94,7 @@ def _too_much(what: str, size: float, free: int, of: str) -> str:
 
 
 def _number(text: str) -> float:
-    """NaN where it is none."""
+    """The number; NaN if the text is none."""
     try:
         return float(text)
     except ValueError:
@@ -102,7 +102,7 @@ def _number(text: str) -> float:
 
 
 def in_order(run: Run) -> Run:
-    """A benchmark that removes its labs and its processes however the user ends it."""
+    """A benchmark that removes its labs and processes in whatever way the user ends it."""
 
     def measure(args: argparse.Namespace) -> int:
         with orderly():

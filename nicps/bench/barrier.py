@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A common start for processes in several namespaces of one machine, and their times.
 
-Workers connect to a UNIX socket (a path: those cross network namespaces), say what they have measured, and are told
-when to start the next round on the clock that all of them share.
+Workers connect to a UNIX socket (a path, since paths cross network namespaces) and send their measurements. They are
+told when to start the next round on the clock that all of them share.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 from nicps.errors import NetworkProblem
 from nicps.session.channel import Channel, ChannelClosed
 
-_LEAD_S = 0.02  # between the word and the start
+_LEAD_S = 0.02  # between the message and the start
 _CHECK_S = 0.1
 _LAST_WORDS_S = 10.0
 
 
 def _no_check() -> None:
-    """Nothing is known of why workers fail."""
+    """The default `check`: why workers fail is unknown."""
 
 
 class BarrierServer:
@@ -45,10 +45,10 @@ class BarrierServer:
         """Wait until all workers have connected.
 
         Args:
-            check: raises when workers have failed, and says why; called now and then, and when one has gone.
+            check: raises when workers have failed, with the reason; called at intervals, and when one has gone.
 
         Raises:
-            NetworkProblem: not all of them came.
+            NetworkProblem: not all of them connected.
         """
         self._check = check
         deadline = time.monotonic() + timeout_s
@@ -66,13 +66,13 @@ class BarrierServer:
         """One message from every worker.
 
         Raises:
-            NicpsError: one has gone; with the reason that `check` has for it.
+            NicpsError: one has gone; with `check`'s reason.
         """
         with self._explaining():
             return [channel.recv(timeout_s)[0] for channel in self._channels]
 
     def start(self) -> float:
-        """Tell everybody when to start; that time (CLOCK_MONOTONIC).
+        """Tell all workers when to start; return that time (CLOCK_MONOTONIC).
 
         Raises:
             NicpsError: as `gather`.
@@ -85,7 +85,7 @@ class BarrierServer:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """A worker that has gone has a reason, which may come later than the end of its connection."""
+        """Wait for the reason of a worker that has gone; it may come later than the end of its connection."""
         try:
             yield
         except ChannelClosed:
@@ -110,25 +110,25 @@ class BarrierClient:
         self._channel = Channel.connect(path)
 
     def wait(self, message: Mapping[str, Any]) -> float:
-        """Say `message`, and sleep until the common start; that time."""
+        """Send `message`, and sleep until the common start; return that time."""
         self._channel.send(dict(message))
         at = float(self._channel.recv(300.0)[0]["start"])
         time.sleep(max(0.0, at - time.monotonic()))
         return at
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Say something, and go on."""
+        """Send a message, and go on."""
         self._channel.send(dict(message))
 
 
 def busy_ticks() -> int:
-    """Ticks that the machine's processors were not idle, softirq included (/proc/stat)."""
+    """Ticks in which the machine's processors were not idle, softirq included (/proc/stat)."""
     fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return sum(fields[:8]) - fields[3] - fields[4]
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """The median."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

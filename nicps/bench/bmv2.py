@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `simple_switch` with our program, and in place of a lab's bridge: host k is at its port k.
+"""A `simple_switch` with our program, in place of a lab's bridge: host k is at its port k.
 
-What starts one elsewhere (`vm-lab/mininet_lab.py`, the tests) takes its command lines from here.
+Code that starts a switch elsewhere (`vm-lab/mininet_lab.py`, the tests) takes its command lines from here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ CONTROLLER, NEAR_CPU, CPU = 64, "near-cpu", "cpu"
 _READY_S = 20.0
 _POLL_S = 0.02
 SIMPLE_SWITCH = "simple_switch"
-# Nobody listens. By itself it is a file in /tmp that all switches of a machine share, and the second one ends.
+# Nothing listens to it. By default it is a file in /tmp that all switches of a machine share, and the second switch
+# ends.
 _NOTIFICATIONS = f"tcp://127.0.0.1:{DEFAULT_PORT + 1}"
 _IPV6 = Path("/proc/sys/net/ipv6/conf")
 _NO_ADDRESS = "1"  # of addr_gen_mode: `ip link set IF addrgenmode none`
@@ -52,17 +53,17 @@ def switch_command(ports: Mapping[int, str], config: Path | None = None) -> list
 
 
 def controller_arguments(ports: Iterable[int]) -> list[str]:
-    """Of `nicps`, for the controller beside the switch; CONTROLLER is not one of the hosts' ports."""
+    """Arguments of `nicps`, for the controller beside the switch; CONTROLLER is not one of the hosts' ports."""
     hosts = ",".join(str(port) for port in ports if port != CONTROLLER)
     run = ["switch", "p4", "run", "--iface", CPU, "--controller", str(CONTROLLER)]
     return [*run, "--ports", hosts]
 
 
 def quieten(iface: str) -> None:
-    """Let frames through as they are, without offloads, and no IPv6 chatter; in this thread's namespace."""
+    """Pass frames unchanged, without offloads and IPv6 traffic; in this thread's namespace."""
     links.disable_offloads(iface)
     mode = _IPV6 / iface / "addr_gen_mode"
-    if mode.exists():  # not where the kernel has no IPv6
+    if mode.exists():  # it does not exist without IPv6 in the kernel
         mode.write_text(_NO_ADDRESS)
 
 
@@ -86,7 +87,7 @@ class Bmv2:
     Args:
         netns: the namespace's name.
         ports: interface by port number.
-        config: p4c's JSON; ours, if it is not named.
+        config: p4c's JSON; ours by default.
     """
 
     def __init__(self, netns: str, ports: Mapping[int, str], config: Path | None = None) -> None:
@@ -124,12 +125,12 @@ class Bmv2:
         return True
 
     def stop(self) -> None:
-        """kill -9: what it knew is gone."""
+        """kill -9: the switch loses its state."""
         self.process.kill()
         self.process.wait(10.0)
 
     def said(self) -> str:
-        """What it has printed."""
+        """The output of the process."""
         self._log.seek(0)
         return self._log.read()
 

@@ -83,14 +83,14 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Return:
-    """One return: seconds since `nicps join` at which each of `STEPS` was done; `round_s` of the others meanwhile."""
+    """One return: seconds from `nicps join` to the end of each of `STEPS`; `round_s` of the others meanwhile."""
 
     done: dict[str, float]
     round_s: float
 
     @property
     def seconds(self) -> float:
-        """Of all."""
+        """The median of all returns."""
         return self.done[STEPS[-1]]
 
 
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(hosts: int, repeat: int, rounds: int) -> list[Return]:
-    """In a lab of its own; always the last host."""
+    """Measure in a lab of its own, always with the last host."""
     with open_folder("nicps-bench-") as folder:
         job = folder / "million"
         job.mkdir()
@@ -165,10 +165,10 @@ def _rounds_of(metrics: Metrics, members: int, rounds: int) -> None:
 
 
 def _watch(agent: AgentProcess, lead: Metrics) -> Return:
-    """Look at everything that can be seen until the host is counted."""
+    """Note the time of each visible step until the host is counted."""
     began = time.monotonic()
     own = Metrics(agent)
-    at = agent.log.stat().st_size  # of what the agent before it has said
+    at = agent.log.stat().st_size  # the end of the former agent's output
     work, first = agent.folders.work, list[float]()
 
     def said(text: bytes) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nicps bench allreduce` measures: our exchanges and Gloo, each with a lab of its own.
+"""The engines of `nicps bench allreduce`: our exchanges and Gloo, each with a lab of its own.
 
-An engine is told what to run; its `start` gives a `Running`, whose processes wait for each round at a barrier.
+An engine is told what to run; its `start` returns a `Running`, whose processes wait for each round at a barrier.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from nicps.session.commands import await_result, raise_failure
 _SILENCE_S = 2.0
 #: Ethernet, IPv4, and TCP with timestamps; what is left of the MTU is payload.
 _TCP_BYTES = wire.ETHERNET_BYTES + 20 + 32
-#: Of a host's processes, with vectors of next to nothing.
+#: Of a host's processes, with tiny vectors.
 _PROCESS_BYTES = 200_000_000
-#: A switch that adds is told of so much, or more.
+#: A switch that adds is told of this much memory, or more.
 _LEAST_SWITCH_BYTES = 64 << 20
 
 
-#: Bytes of memory of one host for a value, in its processes and in the kernel: always, for each byte of a lane, and for
-#: a value of the own stripe (docs/architecture.md, "Memory of a host"). Where a switch adds no host has one: the switch
-#: has all, twice.
+#: Bytes of memory of one host for a value, in its processes and in the kernel: a constant part, a part for each byte of
+#: a lane, and a part for a value of the own stripe (docs/architecture.md, "Memory of a host"). If a switch adds, no
+#: host has an own stripe: the switch has all of them, twice.
 _HELD = {
     "broadcast": (32.4, 2.0, 0.0),
     "stripes": (12.2, 4.06, 16.5),
@@ -48,14 +48,16 @@ _HELD_GLOO = {"float32": 13.0, "float16": 35.0}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many hosts sum float32 vectors of how many values, over ports of that rate (bits per second)."""
+    """The number of hosts, the number of values of their float32 vectors, and the rate of the ports (bits per
+    second).
+    """
 
     hosts: int
     params: int
     rate_bps: int
 
     def shape(self, lab_name: str, switch: str = "bridge") -> LabSettings:
-        """A lab for it.
+        """A lab for this setting.
 
         Raises:
             UsageProblem: there is no such lab.
@@ -77,9 +79,9 @@ class Running:
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """One engine, with all that its processes are told.
+    """One engine, with the settings of its processes.
 
-    Attributes: `name`, `exchange` and `lane`, for people.
+    Attributes: `name`, `exchange` and `lane`, for users.
     """
 
     name: str
@@ -95,12 +97,12 @@ class Engine(ABC):
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Of a value on the wire."""
+        """Bytes of a value on the wire."""
 
     @property
     @abstractmethod
     def copies(self) -> float:
-        """How many vectors go through the busiest port in one direction, or keep it waiting."""
+        """The number of vectors that go through the busiest port in one direction, or keep it waiting."""
 
     @property
     @abstractmethod
@@ -130,15 +132,15 @@ class Engine(ABC):
 
     @property
     def all_memory(self) -> float:
-        """The same with their processes."""
+        """The same with the memory of their processes."""
         return self.memory + self.size.hosts * _PROCESS_BYTES
 
     @contextlib.contextmanager
     def start(self, folder: Path, lab_name: str, rounds: int) -> Iterator[Running]:
-        """Its processes, in a new lab, for so many rounds.
+        """Start its processes, in a new lab, for so many rounds.
 
         Args:
-            folder: for this engine alone.
+            folder: for this engine's files only.
         """
         folder.mkdir()
         folder.chmod(0o755)
@@ -157,12 +159,12 @@ class Engine(ABC):
         rounds: int,
         stack: contextlib.ExitStack,
     ) -> Running:
-        """Start them; what must end goes onto the stack."""
+        """Start them; processes that must end are put onto the stack."""
 
 
 @dataclass(frozen=True)
 class Nicps(Engine):
-    """Ours. `asked`: the job's setting `exchange`; `keyed`: its network has a key."""
+    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key."""
 
     asked: str
     keyed: bool
@@ -207,7 +209,7 @@ class Nicps(Engine):
     @property
     def worst_error(self) -> float:
         # A lane's step is at most 2**-(bits-2) of the largest value (about 6 here), residual included. Sums in stripes
-        # are rounded once more, by half a step of theirs, and what that leaves over comes into the next round.
+        # are rounded once more, by half a step of theirs, and that error is added to the next round.
         steps = 2 if self._absolute else 1
         return steps * self.size.hosts * 6.0 * 2.0 ** (2 - self.bits) + 1e-5
 
@@ -235,7 +237,7 @@ class Nicps(Engine):
         rounds: int,
         stack: contextlib.ExitStack,
     ) -> Running:
-        # All hosts share a machine, which stands still while it makes room for large vectors: nobody has died.
+        # All hosts share a machine, which stands still while it allocates large vectors: no host has died.
         arguments = ["--silence", f"{_SILENCE_S:g}"]
         keys = Keys.make(folder) if self.keyed else None
         switch: tuple[int, ...] = ()
@@ -335,5 +337,5 @@ class Gloo(Engine):
             if any(codes):
                 raise JobFailed(f"a rank of gloo ended: exit codes {codes}")
 
-        # Each says its peak with its last message: then it ends.
+        # Each sends its peak with its last message, and ends.
         return Running(server, check, lambda: ([], [process.pid for process in ranks]), lambda: 0)

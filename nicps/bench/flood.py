@@ -41,13 +41,13 @@ _TIMEOUT_S = 180.0
 _KINDS = ("flood", "quiet", "beside")
 _WARM_ROUNDS = 20
 _SETTLE_S = 0.1
-#: Counters of frames that are used; all others are reasons for which a frame has no effect.
+#: Counters of frames that are used; all others are reasons for frames without effect.
 _USED = ("added", "bounced", "raised", "heard", "control")
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of the run: what was sent in it, and what came of it at each host."""
+    """A part of the run: the frames sent in it, and their outcome at each host."""
 
     kind: str
     seconds: float
@@ -77,13 +77,13 @@ class Flood:
         return sum(w.rounds for w in chosen) / sum(w.seconds for w in chosen)
 
     def slower(self, than: str) -> float:
-        """By how much the flood slows training, against its neighbour window: the median over the run."""
+        """The slowdown of training by the flood, compared with the neighbour window: the median over the run."""
         floods = [w.rounds / w.seconds for w in self.windows if w.kind == "flood"]
         others = [w.rounds / w.seconds for w in self.windows if w.kind == than]
         return 1 - statistics.median(f / o for f, o in zip(floods, others, strict=True) if o)
 
     def refused(self, host: str, kind: str = "flood") -> Counter[str]:
-        """What had no effect at a host in windows of that kind, by reason."""
+        """Frames without effect at a host in windows of that kind, by reason."""
         total: Counter[str] = Counter()
         for window in self.windows:
             if window.kind == kind:
@@ -159,7 +159,7 @@ def _show(flood: Flood, out: Any) -> None:
 
 
 def measure(hosts: int, frames: int, seconds: float, cycles: int, reference: int) -> Flood:
-    """Run it in a lab of its own, the stranger being its last host."""
+    """Run it in a lab of its own, with the stranger as its last host."""
     per_window = -(-frames // cycles)
     with (
         open_folder("nicps-bench-") as folder,
@@ -233,7 +233,7 @@ def _window(
     start = time.monotonic()
     done = stranger.order(kind, seconds, count)
     end = time.monotonic()
-    time.sleep(_SETTLE_S)  # what is in the agents' queues still counts
+    time.sleep(_SETTLE_S)  # frames in the agents' queues still count
     after = _counters(agents)
     refused = {
         host: {r: n - before[host][r] for r, n in counted.items() if r not in _USED}
@@ -243,7 +243,7 @@ def _window(
 
 
 def _counters(agents: Sequence[AgentProcess]) -> dict[str, Counter[str]]:
-    """By host; what the agent has refused itself as `control_REASON`."""
+    """Counts by host; those that the agent has refused itself as `control_REASON`."""
     found = {}
     for agent in agents:
         status = agent.status()
@@ -270,7 +270,7 @@ class _Stranger:
         self._channel = Channel(connection)
 
     def order(self, kind: str, seconds: float, count: int) -> dict[str, float]:
-        """Let it send for so long; what it has sent, and the processor time that it took."""
+        """Let it send for so long; return the frames that it has sent, and its processor time."""
         if kind == "quiet":
             time.sleep(seconds)
             return {"sent": 0, "processor_s": 0.0}

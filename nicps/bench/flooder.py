@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stranger on the LAN, for `nicps bench flood`: frames with members' addresses, forged and overheard ones.
 
-It has no key and no agent. What it sends it makes of what it hears: a fragment with another payload, a token of a later
-generation, control frames of every kind, each with fresh numbers, a tag that is made up, and a member's number and MAC
-address; and whole frames again, just as they were. `python -m nicps.bench.flooder --barrier SOCKET` obeys orders.
+It has no key and no agent. It makes its frames from those that it overhears: a fragment with another payload, a token
+of a later generation, control frames of every kind, each with fresh numbers, a made-up tag, and a member's number and
+MAC address; and whole frames again, unchanged. `python -m nicps.bench.flooder --barrier SOCKET` obeys orders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nicps.session.channel import Channel, ChannelClosed
 
 _SOL_PACKET, _IGNORE_OUTGOING = 263, 23
 _KEPT = 512  # overheard frames to send again
-_LISTEN_S = 0.5  # between two looks at what is on the LAN
+_LISTEN_S = 0.5  # between two times of listening to the LAN
 _BATCH_S = 0.002
 _HEADER = wire.Layout.of(wire.Header)
 _SEQUENCE_AT = wire.ETHERNET_BYTES + _HEADER.offsets[_HEADER.names.index("sequence")]
@@ -42,7 +42,7 @@ class Flooder:
         self._heard: list[bytes] = []
 
     def listen(self) -> None:
-        """Overhear some frames, and forget older ones."""
+        """Overhear some frames, and drop older ones."""
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as sock:
             sock.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
             sock.bind((self._iface, wire.ETHERTYPE))
@@ -59,7 +59,7 @@ class Flooder:
         """So many forged frames and as many overheard ones, one after the other, over so many seconds.
 
         Args:
-            ethertype: of what is sent: with another one than ours nobody listens.
+            ethertype: of the frames sent: with another one than ours no host listens.
         """
         used, began = _used_s(), time.monotonic()
         sent, listened = 0, 0.0
@@ -78,7 +78,7 @@ class Flooder:
         return {"forged": sent // 2, "replayed": sent // 2, "processor_s": _used_s() - used}
 
     def _frames(self, ethertype: int) -> Iterator[bytes]:
-        """For ever: a forged one, an overheard one."""
+        """Without an end: a forged frame, an overheard one."""
         forged = [bytearray(frame) for frame in self._forged()]
         patch = struct.Struct(">IQ")
         kind = struct.pack(">H", ethertype)
@@ -125,7 +125,7 @@ def _ahead(header: wire.Header) -> wire.Header:
 
 
 def _control(mac: bytes, header: wire.Header) -> Iterator[tuple[wire.Header, wire.Body, bytes]]:
-    """Every kind, in the view and outside any, well formed."""
+    """Control frames of every kind, in the view and outside any, well formed."""
     stop = json.dumps(
         {
             "first_round": 0, "rounds": 0, "fragments": 0, "last_fragments": 0, "width": 0,
@@ -156,7 +156,7 @@ def _used_s() -> float:
 
 
 def main() -> int:
-    """Obey until the other end has gone."""
+    """Obey orders until the other end has gone."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--iface", default="eth1")
     parser.add_argument(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that all-reduces step by step with Gloo, and tells of each in a file: `python -m nicps.bench.gloo_steps`.
+"""One rank that all-reduces step by step with Gloo, and notes each in a file: `python -m nicps.bench.gloo_steps`.
 
-A line a step, and a line a failure; after a failure the same group is tried again, until somebody ends the process.
+A line a step, and a line a failure; after a failure the same group is tried again, until the process is ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
         rank=args.rank,
         world_size=args.hosts,
     )
-    # A group of its own: the first one's time-out is also for how far apart the ranks may start.
+    # A group of its own: the first group's time-out also limits how far apart the ranks may start.
     group = dist.new_group(timeout=timedelta(seconds=args.timeout)) if args.timeout else None
     vector = torch.ones(args.params)
     with args.out.open("wb", buffering=0) as out:

@@ -25,7 +25,7 @@ its digest. Memory is the peak of the largest agent, from its start to the job's
 
 @dataclass(frozen=True, slots=True)
 class Handout:
-    """What was measured."""
+    """The measurements."""
 
     hosts: int
     bytes: int
@@ -70,7 +70,7 @@ def measure(hosts: int, size: int, rate_bps: int, loss: float) -> Handout:
     """Run one hand-out in a lab of its own.
 
     Raises:
-        JobFailed: it did not arrive, or not whole.
+        JobFailed: the file did not arrive, or not whole.
     """
     settings = LabSettings(f"handout-{os.getpid()}", hosts, rate_bps, loss=loss)
     with open_folder("nicps-bench-") as folder:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training program of `nicps bench handout`: one large file for everybody, one round, the end."""
+"""The training program of `nicps bench handout`: one large file for all hosts, one round, the end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench idle`: what a network costs in which nobody trains, and how fast it wakes."""
+"""`nicps bench idle`: the cost of a network that trains nothing, and the time in which it wakes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ milliseconds from the offer until the first fragment is with the kernel."""
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What was measured; wake-ups in milliseconds over all hosts in turn, the token's holder among them."""
+    """The measurements; wake-ups in milliseconds over all hosts in turn, the token's holder among them."""
 
     hosts: int
     frames_per_second: float
@@ -77,7 +77,7 @@ def measure(hosts: int, seconds: float, wakes: int, silence_s: float) -> Idle:
             try:
                 settings = {
                     "batch": hosts,
-                    "quorum": 1.0 / hosts,  # one gradient makes a round
+                    "quorum": 1.0 / hosts,  # one gradient closes a round
                     "lane": "i32",
                     "wakes": wakes,
                     "barrier": str(server.path),
@@ -119,5 +119,5 @@ def _ticks(pids: list[int]) -> int:
 
 
 def _frames(lab: Lab) -> int:
-    """Frames that the switch has had from all hosts."""
+    """Frames that the switch has received from all hosts."""
     return sum(port.link.rx_packets for port in lab.counters().values())

@@ -20,7 +20,7 @@ _PARK_S = 0.05  # more than an idle turn takes
 
 
 def run(workdir: Path) -> None:
-    """Wait for the word; then one host after the other offers a gradient in an idle ring."""
+    """Wait for the message; then one host after the other offers a gradient in an idle ring."""
     session = Session.attach()
     wakes = int(session.settings["wakes"])
     barrier = BarrierClient(str(session.settings["barrier"]))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench kernel`: what adding one fragment costs in the kernel, without any network.
+"""`nicps bench kernel`: the cost of adding one fragment in the kernel, without any network.
 
-BPF_PROG_TEST_RUN repeats a program on one frame and tells the mean time of a run. A repeated fragment would be a
-duplicate, so the program that runs (`ebpf/nicps_bench.c`) first makes the next distinct one of it, and then goes on
-with the XDP program itself. The same loop with nothing behind it is measured beside it and subtracted: so what
-remains is the program's own time, on one core, with the payload in the processor's cache as after a DMA into it.
+BPF_PROG_TEST_RUN repeats a program on one frame and reports the mean time of a run. A repeated fragment would be a
+duplicate. So the program that runs (`ebpf/nicps_bench.c`) first makes the next distinct fragment from it, and then goes
+on with the XDP program itself. The same loop without the XDP program is measured beside it and subtracted. The
+difference is the program's own time, on one core, with the payload in the processor's cache as after a DMA into it.
 
-With a key that loop also signs each fragment, and what remains includes the check of the tag.
+With a key that loop also signs each fragment, and the difference includes the check of the tag.
 
 Every run is checked afterwards: the counters must have exactly one `added` for each run.
 """
@@ -104,7 +104,7 @@ class Kernel:
         Raises:
             NicpsError: not every one of them was added.
         """
-        # The program steps to the next fragment before it works: so start one before the first.
+        # The program steps to the next fragment before it works, so start one before the first.
         frame = bytearray(self.frame(width, fragments, round_, sender, 0))
         at = wire.ETHERNET_BYTES + wire.HEADER_BYTES
         struct.pack_into(">I", frame, at, 2**32 - 1)
@@ -123,12 +123,12 @@ class Kernel:
         unsigned = self.frame(width, 1, 1, 2, 0)
         frame = bpf.prog_test_run(self._programs[_SIGN], unsigned, mark=self._mark).frame
         took = bpf.prog_test_run(self._programs[_ONE], frame, runs).duration_ns
-        # Another EtherType is passed at once: the loop and the program's first two lines.
+        # Another EtherType is passed at once: that run is the loop and the program's first two lines.
         other = frame[:12] + b"\x08\x00" + frame[14:]
         return took, bpf.prog_test_run(self._programs[_ONE], other, runs).duration_ns
 
     def sign(self, width: int, runs: int) -> tuple[float, float]:
-        """The same for the program that signs one's own fragments; others' frames are the loop."""
+        """The same for the program that signs a host's own fragments; the loop has other hosts' frames."""
         frame, program = self.frame(width, 1, 1, 2, 0), self._programs[_SIGN]
         took = bpf.prog_test_run(program, frame, runs, self._mark).duration_ns
         return took, bpf.prog_test_run(program, frame, runs, 0).duration_ns
@@ -159,7 +159,7 @@ def _row(
     width: int, key: bool, case: str, passes: list[tuple[float, float]], fragments: int
 ) -> Row:
     loop_ns = statistics.median(loop for _, loop in passes)
-    # Each with the loop measured beside it: the processor's clock is not the same all the time.
+    # Each with its loop measured beside it, since the processor's clock varies.
     net = [took - loop for took, loop in passes]
     median = statistics.median(net)
     rate = wire.PAYLOAD_BYTES * 8 / max(median, 1e-9)
@@ -167,7 +167,7 @@ def _row(
 
 
 def measure(params: int, passes: int, widths: tuple[int, ...] = (32, 16, 8)) -> list[Row]:
-    """All rows: each width without a key and with one; warm, cold, first, repeat, and sign where there is a key.
+    """All rows: each width without a key and with one; warm, cold, first and repeat, and sign with a key.
 
     Args:
         params: lanes of the large map.
@@ -196,7 +196,7 @@ def _measure(bench: Kernel, key: bool, width: int, params: int, passes: int) -> 
     per_block = wire.BLOCK_LANES // wire.lanes_per_fragment(width)
     bench.maps.allocate(_WARM_BLOCKS)
     small = _WARM_BLOCKS * per_block
-    # Whole rounds, so that each pass begins with a round of its own: 1 in 63 is a slot's first.
+    # Whole rounds, so that each pass begins a new round: 1 in 63 is a slot's first.
     rounds = max(1, _WARM_RUNS // (small * _SENDERS))
     runs = rounds * small * _SENDERS
     warm = [bench.distinct(width, small, 1 + turn * rounds, 2, runs) for turn in range(passes + 1)][

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench kernel --servers`: what a parameter server's kernel does with a push fragment and a pull.
+"""`nicps bench kernel --servers`: the time of a parameter server's kernel for a push fragment and a pull.
 
 As `nicps.bench.kernel`, with the programs of `ebpf/nicps_bench_servers.c`: each run makes the next push or pull out of
 the answer to the last. One worker pushes to one server, which holds the whole vector.
@@ -82,7 +82,7 @@ class ServingKernel:
         """`runs` pushes or pulls of fragments in turn, each of them answered.
 
         Raises:
-            NicpsError: not every one of them was.
+            NicpsError: not all of them were answered.
         """
         frame, before = self._frame(kind, runs), self._count(kind)
         took = bpf.prog_test_run(self._programs[f"nicps_bench_{kind}"], frame, runs).duration_ns
@@ -96,7 +96,7 @@ class ServingKernel:
         return self.maps.counters()[_COUNTERS[kind]]
 
     def _frame(self, kind: str, runs: int) -> bytes:
-        """That before the first of so many: the program steps to the next before it works."""
+        """The fragment before the first of so many: the program steps to the next before it works."""
         config = self.maps.config
         width, room = int(config["width"]), int(config["room"])
         fragments = room if kind == "pull" else room * width // 32
@@ -147,7 +147,7 @@ def measure(
     Args:
         params: parameters of the large part.
         passes: measurements of each, at least 1.
-        row: takes width, whether there is a key, the case, the measurements, and how many fragments each has.
+        row: takes width, whether there is a key, the case, the measurements, and the number of fragments of each.
     """
     for key in (None, os.urandom(KEY_BYTES)):
         with serving_kernel(key) as bench:

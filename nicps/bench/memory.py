@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench memory`: what a host's part in a job takes, in the kernel and in its processes."""
+"""`nicps bench memory`: the memory of a host's part in a job, in the kernel and in its processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Memory of a host whose network sums float32 vectors, each round's in the last an
 of its agent, as the kernel accounts for them; the memory that agent and training program share; and what each of the
 two has for itself, less what it has with vectors of one number. The training program's own vectors are two, what it
 gives and the sum: 8 bytes a value of what `program` says. Figures are means over the hosts."""
-_ROUNDS = 4  # both banks are used, and every page of what rounding leaves over
+_ROUNDS = 4  # both banks are used, and every page of the residual
 _READY_S = 120.0
 _RATE = "1gbit"
 
@@ -46,7 +46,7 @@ class Held:
         return self.maps + self.shared + self.program + self.agent
 
     def less(self, other: Held) -> Held:
-        """What it holds beyond that."""
+        """The part of it beyond that."""
         mine, theirs = asdict(self), asdict(other)
         return Held(**{name: mine[name] - theirs[name] for name in mine})
 
@@ -116,7 +116,7 @@ def _row(exchange: str, lane: str, hosts: int, params: int, held: Held) -> Measu
 
 
 def _hold(running: Running, hosts: int) -> Held:
-    """What each host holds after all rounds but one."""
+    """The memory of each host after all rounds but one."""
     server = running.server
     server.accept(_READY_S, running.check)
     server.gather()

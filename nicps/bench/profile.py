@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the processors' time of a round goes: by mode of the machine, by process, and by BPF program."""
+"""How a round's processor time is divided: by mode of the machine, by process, and by BPF program."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Amounts = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Of a round, mean of those counted.
+    """Of a round, the mean of those counted.
 
     Attributes:
         machine: seconds of all processors by mode, idle ones left out. The kernel samples modes a hundred times a
-            second, so that only many rounds together say something.
+            second, so only the mean of many rounds is meaningful.
         bpf_seconds, bpf_runs: by program, of all the engine's agents together. The kernel counts a tail call as its
-            caller: so what `nicps_stripes` takes is in the time of `nicps_xdp`.
+            caller: so the time of `nicps_stripes` is in that of `nicps_xdp`.
     """
 
     machine: Amounts
@@ -38,7 +38,7 @@ class Profile:
 
 @dataclass
 class Profiler:
-    """Adds up what passes between `begin` and `end`: in these programs, and of the whole machine's modes."""
+    """Adds up the time between `begin` and `end`: of these programs, and of the whole machine's modes."""
 
     _programs: Sequence[tuple[str, int]]
     _machine: Amounts = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Profiler:
 
 @contextlib.contextmanager
 def statistics() -> Iterator[None]:
-    """In here the kernel measures every run of a BPF program."""
+    """In this context the kernel measures every run of a BPF program."""
     fd = bpf.enable_statistics()
     try:
         yield
@@ -106,7 +106,9 @@ def processor_seconds(pids: Sequence[int]) -> dict[int, float]:
 
 
 def seconds_since(before: Mapping[int, float]) -> float:
-    """What the processes of `processor_seconds` have taken since; one that has ended meanwhile does not count."""
+    """The time that the processes of `processor_seconds` have taken since; one that has ended meanwhile does not
+    count.
+    """
     now = processor_seconds(list(before))
     return sum(now[pid] - before[pid] for pid in now)
 

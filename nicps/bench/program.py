@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks' training programs share: started by agents as `prepare`, `run` and `report`."""
+"""Shared parts of the benchmarks' training programs: agents start them as `prepare`, `run` and `report`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _REST_S = 0.1  # after a round: the token still goes round for a while
 
 @dataclass
 class Times:
-    """Of one engine.
+    """The figures of one engine.
 
     Attributes:
         seconds: per counted round.
@@ -41,7 +41,7 @@ class Times:
         idle: processors that its processes take while the engines wait.
         last: the workers' last messages.
         stages: of the counted rounds.
-        exchanges: by which the counted rounds were summed, as the hosts say; empty where they say nothing.
+        exchanges: those by which the counted rounds were summed, as the hosts report; empty if they report none.
         profile: of a round, if that was asked for.
     """
 
@@ -101,7 +101,7 @@ def measure(engines: Sequence[Running], rounds: int, *, profile: bool) -> list[T
 
     Raises:
         JobFailed: the hosts' sums differ, or an engine's processes failed.
-        NetworkProblem: not all of an engine's processes have come.
+        NetworkProblem: not all of an engine's processes have connected.
     """
     for running in engines:
         running.server.accept(_READY_S, running.check)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench silence`: a host falls silent; when do the others go on? Ours, and Gloo in the same lab."""
+"""`nicps bench silence`: a host falls silent; the time until the others go on. Ours, and Gloo in the same lab."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _GO_ON_S = 30.0
 _BACK_S = 90.0
 _SETTLED = 60  # rounds between two silences
 _AFTERWARDS_S = 3.0
-_STEP_MOST_S = 0.05  # one that was under way may still end
+_STEP_MOST_S = 0.05  # a step that was under way may still end
 
 
 @dataclass(frozen=True)
 class Row:
-    """What survivors did: seconds until their next step, one for each silence; none where they took none."""
+    """The survivors' times: seconds until their next step, one for each silence; empty if they took none."""
 
     engine: str
     scene: str
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The line for users."""
         if not self.seconds:
             return "never"
         worst = f"{median(self.seconds):.2f} s, worst {max(self.seconds):.2f} s"
@@ -128,7 +128,7 @@ def _fall_silent(lab: Lab, host: str, scene: str, chosen: Sequence[Running]) -> 
 
 
 def _come_back(lab: Lab, host: str, scene: str, chosen: Sequence[Running]) -> None:
-    """Undo what can be undone; who was killed stays so."""
+    """Undo the silence where possible; a killed host stays killed."""
     if scene == "unplugged":
         lab.link(host, "up")
     elif scene == "stopped":
@@ -158,7 +158,7 @@ class _Ours:
             metrics.until(settled, f"{_SETTLED} rounds with all {everybody} hosts", _BACK_S)
 
     def measure(self, scene: str, repeat: int) -> Row:
-        """Every time another host."""
+        """Silence another host every time."""
         seconds, back = [], []
         for _ in range(repeat):
             self.settle()
@@ -256,7 +256,7 @@ class _Gloo:
         return Row(engine, scene, [], then + (", SOME STEPS IN BETWEEN" if alone else ""))
 
     def _watch(self, began: float, survivors: Sequence[Path]) -> float | None:
-        """Seconds until the last of them has failed; None: not all of them have."""
+        """Seconds until the last of them has failed; None if not all of them have."""
         while time.monotonic() < began + self._wait_s:
             firsts = [_errors(out)[:1] for out in survivors]
             if all(firsts):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a round's time goes at the slowest host: until the list is known, until all sums are here, and so on."""
+"""The stages of a round at the slowest host: until the list is known, until all sums are here, and so on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import orjson
 
 from nicps.agent.records import TIMELINE
 
-#: What ends each stage at a host: a kind of its time line, the first of a round or the last.
+#: The end of each stage at a host: a kind of its time line, the first of a round or the last.
 _ENDS = {"list": ("send", min), "exchange": ("sums", max), "commit": ("commit", max)}
 
 
@@ -27,18 +27,18 @@ class Stages:
     rounds: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
     def add(self, start: float, messages: Sequence[Mapping[str, Any]]) -> None:
-        """A round, as its hosts tell of it; of an engine that tells no rounds nothing is kept."""
+        """Keep a round, as its hosts report it; nothing is kept of an engine that reports no rounds."""
         if all("round" in message for message in messages):
             last = (max(message[name] for message in messages) for name in ("converted", "ended"))
             self.rounds[messages[0]["round"]] = start, *last
 
     def medians(self, folder: Path) -> dict[str, float]:
-        """Seconds of each stage by name, each measured up to the last host; an empty dictionary if they are not known.
+        """Seconds of each stage by name, each measured up to the last host; an empty dictionary if they are unknown.
 
         "conversion" overlaps "list" and "exchange". The others follow one another, and add up to a round.
 
         Args:
-            folder: of the engine, where its hosts have kept their time lines.
+            folder: the engine's, in which its hosts have kept their time lines.
         """
         found = _read(folder)
         rows = [row for round_ in self.rounds if (row := self._row(round_, found)) is not None]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nicps bench sums`: a run's saved gradients once more, through the XDP program as on a plain LAN.
 
-A switch that adds, and hosts that add, must come to the same. So the gradients that a run has kept (`save_gradients`)
-are made into fragments again, given to the XDP program by BPF_PROG_TEST_RUN, and its sums compared with those that the
-run has trained on, bit for bit.
+A switch that adds, and hosts that add, must give the same sums. So the gradients that a run has kept (`save_gradients`)
+are made into fragments again and given to the XDP program by BPF_PROG_TEST_RUN. Its sums are compared with those that
+the run has trained on, bit for bit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DESCRIPTION = """\
 Sum a run's saved gradients with the XDP program, as hosts on a plain LAN do, and compare with what the run has trained
 on. Each FOLDER is one host's part of the run, with its gradients in it: DIR/JOB/HOST."""
 
-#: What a member has saved of a round: its contribution, and the sum, unless it died before the commit.
+#: The arrays that a member has saved of a round: its contribution, and the sum, unless it died before the commit.
 Saved = Mapping[str, Any]
 
 
@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, and say so."""
+    """Compare, and report the result."""
     found = compare(read(args.folder), int(args.lane[1:]))
     if args.json:
         print(orjson.dumps(found).decode())
@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(folders: Sequence[Path]) -> dict[int, dict[int, Saved]]:
-    """What the members of a run have saved, by round and member number.
+    """The files that the members of a run have saved, by round and member number.
 
     Raises:
-        UsageProblem: there is nothing, or it cannot be read.
+        UsageProblem: there are none, or one cannot be read.
     """
     rounds: dict[int, dict[int, Saved]] = {}
     for folder in folders:
@@ -87,7 +87,7 @@ def _load(path: Path) -> Saved:
     try:
         with path.open("rb") as file, np.load(file) as saved:
             values = dict(saved)
-    # What is no such file at all: an array of its own, or nothing, is no context manager.
+    # A file of another kind (an array of its own, or an empty file) is no context manager.
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise UsageProblem(f"{path} cannot be read: {error or repr(error)}") from None
     wanted = _COMMITTED if "total" in values else _OFFERED
@@ -97,7 +97,7 @@ def _load(path: Path) -> Saved:
 
 
 def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, int]:
-    """Sum every round again; how many rounds and gradients there were.
+    """Sum every round again; return the number of rounds and gradients.
 
     Raises:
         JobFailed: a sum differs, or a gradient that was counted is missing.
@@ -125,7 +125,7 @@ def compare(rounds: Mapping[int, Mapping[int, Saved]], width: int) -> dict[str, 
             maps.allocate(-(-format.fragments // wire.fragments_per_block(width)))
             for number in counted:
                 saved = members[number]
-                life = number, str(saved.get("life", ""))  # in which its residual is kept
+                life = number, str(saved.get("life", ""))  # the life that its residual belongs to
                 quantiser = quantisers.setdefault(life, Quantiser(replace(format, members=0)))
                 quantiser.format = format
                 lanes, shifts = _fragments(quantiser, saved["vector"], unit)

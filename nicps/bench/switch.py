@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench switch`: how many fragments a second a BMv2 adds, and whether any is lost.
+"""`nicps bench switch`: the number of fragments a second that a BMv2 adds, and whether any is lost.
 
 The hosts of a lab send full fragments from their TX rings, all at once, each at most a window ahead of the sums that
 have come. The XDP program of each takes the sums, and wakes its sender after every half a window. There is no agent and
-no training: this is the switch, and what hosts need for it. In the end all sums must have come to all hosts, without
-one having been asked for, and what the XDP program of each has stored must be what the hosts have sent.
+no training: only the switch, and the hosts' part of it. In the end all sums must have come to all hosts, without a
+request for one, and the sums that each XDP program has stored must equal those of the hosts' contributions.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Sender:
         )
 
     def enter(self, macs: list[bytes], width: int, fragments: int, round_: int) -> None:
-        """Take sums of that round, and nothing else; nothing has been sent."""
+        """Take sums of that round only; nothing has been sent."""
         plane, config = self.plane, self.plane.maps.config
         blocks = -(-fragments // wire.fragments_per_block(width))
         if plane.maps.blocks != blocks:
@@ -134,7 +134,7 @@ class Sender:
         self._total, self._round = fragments, round_
 
     def advance(self) -> None:
-        """Send what the sums that have come make room for: no further than a window ahead of them."""
+        """Send the fragments that the sums allow: no further than a window ahead of them."""
         self.plane.doorbell.take()
         self._here, _ = self.plane.maps.reached(self._round, _VIEW, self._here, self._sent)
         end = min(self._total, self._here + self._window)
@@ -148,7 +148,7 @@ class Sender:
             self._sent += count
 
     def _send(self, rows: U8, payload: U8) -> None:
-        """So many fragments, as fast as the ring takes them."""
+        """Send so many fragments, as fast as the ring takes them."""
         tx, done = self.plane.tx, 0
 
         def room() -> int | None:
@@ -161,7 +161,7 @@ class Sender:
         tx.flush()
 
     def wait(self, round_: int) -> None:
-        """Until the token of that round is here.
+        """Wait until the token of that round is here.
 
         Raises:
             NetworkProblem: it does not come.
@@ -177,7 +177,7 @@ class Sender:
 
 
 def begin(bmv2: Bmv2, members: list[Sender], width: int, fragments: int, round_: int) -> None:
-    """The switch knows its members and nothing else, the hosts wait for sums."""
+    """Give the switch its members only; the hosts wait for sums."""
     macs = [member.plane.mac for member in members]
     with bmv2.connect() as switch:
         switch.setup(_NETWORK, [member.number for member in members], CONTROLLER)
@@ -187,7 +187,9 @@ def begin(bmv2: Bmv2, members: list[Sender], width: int, fragments: int, round_:
 
 
 def send_all(members: list[Sender], total: int, round_: int) -> float:
-    """All fragments of all at once; seconds from the first fragment to the last sum at the last host."""
+    """Send all fragments of all at once; return the seconds from the first fragment to the last sum at the last
+    host.
+    """
     poll = select.poll()
     by_bell = {member.plane.doorbell.fileno(): member for member in members}
     for bell in by_bell:
@@ -210,7 +212,7 @@ def lacking(members: list[Sender], total: int, round_: int) -> int:
 
 
 def _lanes(number: int) -> U8:
-    """What a member sends, uint8 (2 quanta, 1440): a window's are `_of_window`."""
+    """A member's payloads, uint8 (2 quanta, 1440): a window's are `_of_window`."""
     shape = 2 * wire.QUANTUM, wire.PAYLOAD_BYTES
     return np.random.default_rng(number).integers(0, 256, shape, np.uint8)
 
@@ -232,7 +234,7 @@ def _rows(number: int, width: int, fragments: int, round_: int) -> U8:
 
 
 def _token(number: int, members: int, round_: int) -> bytes:
-    """Of a closed list with everybody in it: all that the switch has to know."""
+    """The token of a closed list with all members in it: the switch needs nothing else."""
     header = wire.Header(network=_NETWORK, view=_VIEW, round=round_, sender=number)
     body = wire.Token(
         generation=round_,
@@ -252,7 +254,7 @@ def _token(number: int, members: int, round_: int) -> bytes:
 
 
 def count(members: list[Sender], lane: str, total: int, seconds: float, round_: int) -> Row:
-    """What came of it.
+    """The result.
 
     Raises:
         JobFailed: not every sum has come to every host.
@@ -265,10 +267,10 @@ def count(members: list[Sender], lane: str, total: int, seconds: float, round_: 
 
 
 def compare(banks: Mapping[int, I64], width: int, windows: int) -> None:
-    """Add by NumPy what has been sent, and compare it with the round's bank of each host, by its number.
+    """Add the payloads by NumPy, and compare the sums with the round's bank of each host, by its number.
 
     Raises:
-        JobFailed: a sum is another one. (Lanes that overflow wrap round, in the switch and here.)
+        JobFailed: a sum differs. (Lanes that overflow wrap round, in the switch and here.)
     """
     kind, per_window = f"i{width // 8}", wire.QUANTUM * wire.PAYLOAD_BYTES * 8 // width
     sent = [_lanes(number).view(f">{kind}").astype(kind) for number in banks]

@@ -56,7 +56,7 @@ class Metrics:
         self._rows: deque[dict[str, Any]] = deque()
 
     def fresh(self) -> Iterator[dict[str, Any]]:
-        """Rows that have been written and not been given yet."""
+        """Rows that have been written and not been returned yet."""
         self._read()
         while self._rows:
             yield self._rows.popleft()
@@ -80,7 +80,7 @@ class Metrics:
     def until(
         self, fits: Callable[[dict[str, Any]], bool], what: str, timeout_s: float
     ) -> dict[str, Any]:
-        """The first fresh row that fits.
+        """The first new row that fits.
 
         Raises:
             NetworkProblem: there was none in time.

@@ -40,7 +40,7 @@ COMMANDS: dict[str, str] = {
     "wire": "print the frame formats, read a capture",
 }
 
-#: What these commands start takes all arguments that follow, as if `--` stood before them.
+#: Commands whose program takes all arguments that follow, as if `--` stood before them.
 PASS_ON = frozenset({"dbn"})
 
 EXIT_FAILED = 1
@@ -83,12 +83,12 @@ def build_parser(command: str | None = None) -> CommandParser:
 
 
 def _own(arguments: Sequence[str]) -> Sequence[str]:
-    """Those of `nicps` itself: what follows `--` is another program's."""
+    """The arguments of `nicps` itself: those after `--` are another program's."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def _marked(arguments: list[str]) -> list[str]:
-    """With `--` after a command that passes its arguments on."""
+    """The arguments, with `--` after a command that passes its arguments on."""
     at = next((at for at, word in enumerate(arguments) if not word.startswith("-")), None)
     if at is None or arguments[at] not in PASS_ON:
         return arguments
@@ -100,7 +100,7 @@ def _command(own: Sequence[str]) -> str | None:
 
 
 def import_command(arguments: Sequence[str]) -> None:
-    """Import the module of the command that these arguments call; of what is wrong with it `main` speaks."""
+    """Import the module of the command that these arguments call; `main` reports its errors."""
     command = _command(_own(arguments))
     if command in COMMANDS:
         with contextlib.suppress(ImportError):

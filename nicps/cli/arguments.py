@@ -15,14 +15,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """`--socket`, where the agent of this host listens."""
+    """`--socket`, the address of this host's agent."""
     parser.add_argument(
         "--socket", default=DEFAULT_SOCKET, metavar="ADDRESS", help="the agent's (%(default)s)"
     )
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """`--data`, where a job finds its data. A path where nothing is is refused, even if the job needs no data."""
+    """`--data`, the path of a job's data. A path that does not exist is refused, even if the job needs no data."""
     parser.add_argument(
         "--data",
         type=_existing,

@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, and wait until the job has ended here.
+    """Send the request, and wait until the job has ended here.
 
     Raises:
         NetworkProblem: there is no job, or it does not end.
@@ -53,14 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def announcement(before: Status) -> str:
-    """What is about to happen."""
+    """A line about the request."""
     if _is_script(before):
         return f"the scripts of run {before.job} are ended on all hosts"
     return f"job {before.job} ends with its batch"
 
 
 def outcome(before: Status, after: Status) -> str:
-    """What has become of the job, as far as this host knows."""
+    """A line about the job's end, as far as this host knows."""
     last = after.last_job
     if last is not None and last != before.last_job:
         return (

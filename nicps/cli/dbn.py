@@ -13,7 +13,7 @@ APPLICATION = "trainer.dbn"
 
 
 def add_parser(subparsers: Any) -> None:
-    """All that follows is the application's, `--help` too."""
+    """All arguments that follow are the application's, `--help` too."""
     parser = subparsers.add_parser("dbn", help="train a deep belief network")
     parser.add_argument("arguments", nargs="*")
     parser.set_defaults(func=run)

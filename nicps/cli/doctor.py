@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps doctor`: check this host, and say how to mend what is wrong."""
+"""`nicps doctor`: check this host, and say how to repair what is wrong."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the rows; 3 when one failed, 4 when the LAN is to be mended."""
+    """Print the rows; return 3 when one failed, 4 when the LAN has a fault."""
     if args.network:
         return _network(args)
     from nicps import doctor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps join`: be in the network on an interface, until stopped."""
+"""`nicps join`: take part in the network on an interface, until stopped."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def group_address(text: str) -> bytes:
     """The six bytes of a multicast MAC address.
 
     Raises:
-        UsageProblem: it is none, or one that bridges keep for themselves.
+        UsageProblem: the address is not valid, or is one that bridges keep for themselves.
     """
     digits = re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", text.lower())
     address = bytes.fromhex(text.replace(":", "")) if digits else bytes(6)
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, interrupts: list[int]) -> int:
-    # The agent has no use for NumPy's threads. What it starts is given an environment of its own.
+    # The agent needs no threads of NumPy. Its child processes get an environment of their own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with startup.permanent():
         from nicps.agent import Agent, AgentSettings

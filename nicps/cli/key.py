@@ -3,7 +3,7 @@
 
 nicps key new [FILE]           a fresh one; copied to every host, for `nicps join --key FILE`
 
-The default file's folder is made where it is missing; that of a file which the user names is not.
+The default file's folder is made if it is missing; that of a file which the user names is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run_new(args: argparse.Namespace) -> int:
-    """Write it, and say what to do with it."""
+    """Write the key, and print what to do with it."""
     path = args.file.absolute()
     if path == DEFAULT_KEY:
         _make_folder(path.parent)

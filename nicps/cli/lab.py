@@ -44,7 +44,7 @@ from nicps.lab.teardown import require_root
 
 DEFAULT_NAME = "lab"
 
-#: Option, the word for a value that cannot be read, what happens to a frame.
+#: Option, the word for an invalid value, and the effect on a frame.
 FAULTS = (
     ("loss", "loss", "lost"),
     ("duplicate", "duplication", "arrives twice"),
@@ -230,7 +230,7 @@ def _settings(args: argparse.Namespace, name: str) -> LabSettings:
 
 
 def _switch_arguments(args: argparse.Namespace) -> tuple[str, ...]:
-    """More of `nicps switch xdp run`, but for its key."""
+    """Further arguments of `nicps switch xdp run`, except its key."""
     if args.switch == "bridge" and (args.memory is not None or args.key):
         option = "--key" if args.key else "--memory"
         raise UsageProblem(f"{option} needs --switch xdp")
@@ -274,7 +274,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _keys_folder(name: str) -> Path:
-    """Where a lab's keys are; it goes with the lab."""
+    """The folder of a lab's keys; it goes with the lab."""
     return state.LABS_DIR / f"{name}.keys"
 
 
@@ -295,7 +295,7 @@ def _status(args: argparse.Namespace) -> int:
     require_root()
     whole: list[Any] = []
     half: dict[str, str] = {}
-    with state.lock():  # so none is made or taken down meanwhile
+    with state.lock():  # so that no lab is made or taken down meanwhile
         for name in standing() if args.lab is None else [args.lab]:
             try:
                 lab = Lab.open(name)

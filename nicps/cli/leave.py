@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, and wait until the agent has gone."""
+    """Send the request, and wait until the agent has gone."""
     from nicps.session.channel import ChannelClosed
 
     with connect(args.socket) as channel:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps resume`: go on from the model that an alarm, or the last checkpoint, has left (R22)."""
+"""`nicps resume`: go on from the model of an alarm, or from the last checkpoint (R22)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start it, and show what it prints until it has ended everywhere."""
+    """Start the script, and show its output until it has ended on all hosts."""
     script = args.script.absolute()
     if not script.is_file():
         raise UsageProblem(f"{args.script} is not a file: name a Python script")
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
-    """The file for the result, if there is to be one."""
+    """The file for the result, if one is requested."""
     if path is None:
         yield None
         return
@@ -104,26 +104,26 @@ def _run(args: argparse.Namespace, script: Path, file: IO[bytes] | None) -> int:
                 if file is not None:
                     file.write(orjson.dumps(dict(message.result)) + b"\n")
                 return _finish(message.result, as_json=args.json)
-            elif not isinstance(message, Preparing):  # a script's folder is packed, and that is all
+            elif not isinstance(message, Preparing):  # a script's folder is only packed
                 show(message)
     raise AssertionError("a run ends with a result or an error")
 
 
 class _Lines:
-    """Whole lines of several hosts, each with the host's name in front, of the one stream and of the other."""
+    """Whole lines of several hosts, each with the host's name in front, of stdout and of stderr."""
 
     def __init__(self, stdout: Any, stderr: Any) -> None:
         self._files = {"stdout": stdout, "stderr": stderr}
         self._rest: dict[tuple[str, str], str] = {}
 
     def add(self, host: str, stream: str, text: str) -> None:
-        """More of what that host prints."""
+        """More output of that host."""
         rest = self._rest.get((host, stream), "")
         *whole, self._rest[host, stream] = (rest + text).split("\n")
         self._print(host, stream, whole)
 
     def close(self) -> None:
-        """Lines without an end."""
+        """The rest: lines without an end."""
         for (host, stream), rest in self._rest.items():
             self._print(host, stream, [rest] if rest else [])
 

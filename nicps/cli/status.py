@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(status: Status) -> str:
-    """Aligned for people."""
+    """Aligned for users."""
     lines = [
         f"network    {status.network}",
         f"interface  {status.iface} (XDP {status.xdp_mode})",

@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What a new job and one that is resumed have in common."""
+    """The arguments that a new job and a resumed one share."""
     add_data(parser)
     parser.add_argument(
         "--set",
@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace, job: Submit) -> int:
-    """Give the agent a job, with the data and the settings of the command line, and show how it goes; the exit code."""
+    """Give the agent a job, with the data and the settings of the command line, and show its progress; return the
+    exit code.
+    """
     with connect(args.socket) as channel:
         data = str(Path(args.data).absolute()) if args.data else None
         send(channel, replace(job, data=data, settings=parse_settings(args.set)))
@@ -126,7 +128,7 @@ def show(event: Event) -> None:
 
 
 def progress_line(report: Mapping[str, Any]) -> str:
-    """What a training program reports, in one line; keys that are not known here stand as they are."""
+    """A training program's report, in one line; unknown keys are printed as they are."""
     left = {k: v for k, v in report.items() if k not in ("round", "epoch")}
     done, total = left.pop("trained_rounds", report.get("round")), left.pop("rounds_total", None)
     parts = [f"round {done}{f'/{total}' if total else ''}"]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nicps switch p4`: run a BMv2 switch that follows the token. (`nicps switch xdp` is in `switch_xdp`.)
 
-nicps switch p4 connect                      what the switch is, and what it runs
+nicps switch p4 connect                      the switch's model, and its program
 nicps switch p4 load --ports 1,2,3,4         our program, for one network, on these ports
 nicps switch p4 run --iface cpu0 ...         the same, and record the members that the hosts agree on, until stopped
-nicps switch p4 members [N=MAC@PORT ...]     who is recorded; or record these by hand
+nicps switch p4 members [N=MAC@PORT ...]     the recorded members; or record these by hand
 nicps switch p4 counters | registers | reset
 """
 
@@ -140,7 +140,7 @@ def _load(args: argparse.Namespace) -> int:
 
 
 class _Prepared(NamedTuple):
-    """A switch that runs the program; it may have to be set up for this network and these ports."""
+    """A switch that runs the program; it may still have to be set up for this network and these ports."""
 
     network: int
     ports: list[int]
@@ -148,7 +148,7 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(args: argparse.Namespace, switch: Any) -> _Prepared:
-    """See to it that the program runs, and that the ports are there."""
+    """Make sure that the program runs, and that the ports exist."""
     from nicps.switch import program
 
     path = args.config or program.compiled()
@@ -168,7 +168,9 @@ def _prepare(args: argparse.Namespace, switch: Any) -> _Prepared:
 
 
 def _set_up(args: argparse.Namespace, switch: Any) -> bool:
-    """Set the switch up, unless it serves this network on these ports: then hosts may be training. Whether it did."""
+    """Set the switch up, unless it serves this network on these ports, as hosts may be training then. Return
+    whether it did.
+    """
     done = _prepare(args, switch)
     if args.linux_switch is not None and args.linux_switch not in done.ports:
         numbers = ", ".join(map(str, done.ports))
@@ -221,7 +223,7 @@ def _run(args: argparse.Namespace) -> int:
                     gone = False
                     while not ended:
                         _record(packets, recorder)
-                        switch.registers()  # it is still there
+                        switch.registers()  # fails if the switch is gone
             except NetworkProblem as problem:
                 if recorder is None:
                     raise
@@ -259,7 +261,7 @@ def _members(args: argparse.Namespace) -> int:
     with _switch(args) as switch:
         if wanted:
             switch.record({member.number: member for member in wanted})
-            switch.forget_token()  # of another network, which had higher numbers
+            switch.forget_token()  # that of another network, which had higher numbers
         found = switch.members()
     values = {f"{m.number}": f"{wire.mac_text(m.mac)} at port {m.port}" for m in found.values()}
     return _print(args, values)

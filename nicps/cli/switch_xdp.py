@@ -2,7 +2,7 @@
 """`nicps switch xdp`: a Linux box whose bridge adds (docs/linux-switch.md).
 
 nicps switch xdp run --ports eth1,eth2,eth3      add for the hosts behind these ports, until stopped
-nicps switch xdp status                          for whom it adds, and what became of frames
+nicps switch xdp status                          the members that it adds for, and counts of frames by outcome
 """
 
 from __future__ import annotations

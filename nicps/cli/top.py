@@ -32,9 +32,9 @@ DESCRIPTION = """\
 Show the network, its members, the job, the token, the traffic and the losses, as this host's agent sees them, and whom
 the round waits for. `q` or Ctrl-C ends it. docs/monitoring.md says what the columns mean."""
 _LEAST_S, _MOST_S = 0.1, 60.0
-_ONCE_LOOKS = 10  # in the interval of --once, to see who is waited for
-_WINDOW_S = 5.0  # rates are of so long
-_WIDTH = 100  # where the output is no terminal
+_ONCE_LOOKS = 10  # in the interval of --once, to see which members are waited for
+_WINDOW_S = 5.0  # the time over which rates are taken
+_WIDTH = 100  # if the output is no terminal
 _HEIGHT = 200
 
 
@@ -58,8 +58,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show frames until the user has seen enough."""
-    import rich  # noqa: F401  before anything else: one line says so where it is missing
+    """Show frames until the user ends it."""
+    import rich  # noqa: F401  before anything else: if it is missing, one line reports that
 
     if not (math.isfinite(args.interval) and _LEAST_S <= args.interval <= _MOST_S):
         raise UsageProblem(
@@ -87,7 +87,7 @@ def _look(channel: Channel) -> Status:
 
 
 def _statuses(channel: Channel, interval: float) -> Iterator[list[Status]]:
-    """The looks of the last seconds, each time with a new one."""
+    """The statuses of the last seconds, each time with a new one."""
     looks: deque[Status] = deque(maxlen=2 + int(_WINDOW_S / interval))
     while True:
         looks.append(_look(channel))
@@ -114,7 +114,7 @@ def _print(looks: list[Status]) -> None:
 
 
 def _show(channel: Channel, interval: float) -> None:
-    """On the whole terminal, which is given back as it was."""
+    """On the whole terminal, which is restored at the end."""
     from rich.console import Console
     from rich.live import Live
 
@@ -134,7 +134,7 @@ def _show(channel: Channel, interval: float) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """So that the terminal is put back before this process ends."""
+    """Raise an exception, so that the terminal is restored before this process ends."""
 
     def leave(number: int, _: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -149,7 +149,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """The keyboard's descriptor, which gives each key at once; None where there is none."""
+    """The keyboard's descriptor, which gives each key at once; None if there is none."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -163,7 +163,7 @@ def _keys() -> Iterator[int | None]:
 
 
 def _is_ended(keys: int, seconds: float) -> bool:
-    """Wait so long; whether the user has pressed `q`, or the terminal has gone."""
+    """Wait so long; return whether the user has pressed `q`, or the terminal has gone."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if select.select([keys], [], [], left)[0]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nicps top` shows: figures out of the last statuses, and a frame of them for a terminal (rich)."""
+"""The contents of `nicps top`: figures from the last statuses, and a frame of them for a terminal (rich)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-_LEAST_MEMBERS = 3  # lines of them, however low the terminal is
+_LEAST_MEMBERS = 3  # lines of them, however few lines the terminal has
 _LABEL = 10  # columns
 _REASONS = 5  # of the XDP program's counters, those that rise fastest
-_AWAITED_OFTEN = 0.5  # of the looks
+_AWAITED_OFTEN = 0.5  # the part of the statuses
 
 
 #: What the training program reports, by the line that shows it: a name, the key, the form.
@@ -37,7 +37,7 @@ _REPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the upper part: what it is about, what is said of it, and how that looks."""
+    """A line of the upper part: its label, its text, and its style."""
 
     label: str
     text: str
@@ -46,12 +46,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A member's line; rates are by the second, None where there is none yet."""
+    """A member's line; rates are per second, None if there is none yet."""
 
     number: int
     name: str
     state: str
-    awaited: float  # part of the looks in which the round waited for it
+    awaited: float  # part of the statuses in which the round waited for it
     samples: float | None
     asked: int
     resent: int
@@ -78,20 +78,20 @@ class Looks:
         self.seconds = began - kept[0][1].uptime_s
 
     def rate(self, figure: Callable[[Status, Activity], float]) -> float | None:
-        """How fast a count has risen, by the second; None without a look before."""
+        """The rate of a count, per second; None without an earlier status."""
         if self.seconds <= 0:
             return None
         return max(0.0, figure(self.now, self.activity) - figure(*self._first)) / self.seconds
 
     def awaited(self, number: int) -> float:
-        """The part of the looks at this job in which the round waited for that member."""
+        """The part of this job's statuses in which the round waited for that member."""
         now = self.now
         looks = [a for s, a in self._all if (s.job, s.view) == (now.job, now.view)]
         found = sum(m.awaited for a in looks for m in a.members if m.number == number)
         return found / len(looks)
 
     def round_seconds(self) -> float | None:
-        """The mean time of a round in these looks."""
+        """The mean time of a round in these statuses."""
         before, after = self._first[1].round_seconds, self.activity.round_seconds
         rounds = sum(after.counts) - sum(before.counts)
         return (after.sum - before.sum) / rounds if rounds > 0 else None
@@ -237,7 +237,7 @@ def _counter(reason: str) -> Callable[[Status, Activity], float]:
 
 
 def plain(text: str) -> str:
-    """What other hosts have sent, for a terminal: without characters that move its cursor."""
+    """A text of another host, for a terminal: without characters that move its cursor."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

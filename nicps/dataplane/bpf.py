@@ -15,7 +15,7 @@ import platform
 import struct
 from dataclasses import dataclass
 
-#: `__NR_bpf`: it differs between architectures, and libc has no wrapper.
+#: `__NR_bpf` differs between architectures, and libc has no wrapper.
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 
 MAP_CREATE = 0
@@ -68,7 +68,7 @@ def _attr(fmt: str, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
 def map_like(shape_fd: int, entries: int, name: str) -> int:
     """Create a map that differs from another in its number of entries only.
 
-    With its types too (BTF): Linux 6.1 takes no map without them in the place of one that has them.
+    With its types too (BTF): Linux 6.1 does not accept a map without types in the place of a map that has them.
     """
     raw = _info(shape_fd, _MAP_INFO_BYTES)
     kind, _, key, value, _, flags = struct.unpack_from("=6I", raw)
@@ -117,20 +117,22 @@ def map_update(map_fd: int, key: bytes, value: bytes) -> None:
 
 
 def map_delete(map_fd: int, key: bytes) -> None:
-    """Empty one element; nothing happens where it is empty. On a map of maps this returns as `map_update` does."""
+    """Empty one element, if it is not empty. On a map of maps this returns as `map_update` does."""
     k = ctypes.create_string_buffer(key, len(key))
     with contextlib.suppress(FileNotFoundError):
         _bpf(MAP_DELETE_ELEM, "map delete", _attr("I4xQ", map_fd, ctypes.addressof(k)))
 
 
 def map_freeze(map_fd: int) -> None:
-    """From now on only programs write: no system call, and no new mapping. There may be no writable mapping yet."""
+    """Freeze a map: from now on only programs write, and no system call or new mapping. There may be no writable
+    mapping yet.
+    """
     _bpf(MAP_FREEZE, "map freeze", _attr("I", map_fd))
 
 
 @dataclass(frozen=True, slots=True)
 class MapInfo:
-    """What the kernel says of a map; sizes in bytes."""
+    """The kernel's description of a map; sizes in bytes."""
 
     kind: int
     id: int
@@ -147,7 +149,7 @@ class MapInfo:
 
 
 def map_by_id(ident: int) -> int:
-    """A descriptor of a map that somebody else made; the caller owns it."""
+    """A descriptor of a map that another process made; the caller owns it."""
     return _bpf(MAP_GET_FD_BY_ID, f"map {ident}", _attr("I", ident))
 
 
@@ -189,7 +191,7 @@ def program_load(
     """Load a program as it is, without a compiler, as one of `PROGRAM_TYPES`; the caller owns it.
 
     Args:
-        log: takes what the verifier says, which makes it slower.
+        log: takes the verifier's messages; this makes it slower.
     """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"Dual BSD/GPL")
@@ -203,7 +205,7 @@ def program_load(
 
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:
-    """What the kernel says of a program."""
+    """The kernel's description of a program."""
 
     id: int
     name: str
@@ -229,7 +231,7 @@ def program_maps(program_fd: int) -> list[int]:
 def program_run_time(program_fd: int) -> tuple[int, int]:
     """Nanoseconds that a program has run, and how often, while statistics were on (`enable_statistics`).
 
-    What it goes on with by a tail call is in its own time, and not in that of the program that it calls.
+    The time of a program that it goes on with by a tail call is in its own time, and not in that of the called program.
     """
     run_ns, runs = struct.unpack_from("=QQ", _info(program_fd, _PROG_INFO_BYTES), _RUN_TIME_AT)
     return run_ns, runs
@@ -241,12 +243,12 @@ def enable_statistics() -> int:
 
 
 def open_program(ident: int) -> int:
-    """A descriptor of a program that somebody else loaded; the caller owns it."""
+    """A descriptor of a program that another process loaded; the caller owns it."""
     return _bpf(PROG_GET_FD_BY_ID, f"program {ident}", _attr("I", ident))
 
 
 def program_by_id(ident: int) -> ProgramInfo:
-    """The same as `program_info`, for a program that somebody else loaded."""
+    """The same as `program_info`, for a program that another process loaded."""
     fd = open_program(ident)
     try:
         return program_info(fd)
@@ -267,7 +269,7 @@ def tcx_link(program_fd: int, ifindex: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a test run gave: the program's verdict, the frame after it, and the mean time of one run."""
+    """The result of a test run: the program's verdict, the frame after it, and the mean time of one run."""
 
     verdict: int
     frame: bytes

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child process in which BCC compiles and loads a BPF source; see `nicps.dataplane.loader`.
 
-Reads one JSON request from stdin, answers with one JSON line on the socket whose descriptor is the only argument,
-and hands the descriptors of programs and maps over with it (SCM_RIGHTS), and that of the image in memory. What the
-compiler and the verifier write goes to stderr, which the parent keeps.
+Reads one JSON request from stdin, and answers with one JSON line on the socket whose descriptor is the only argument.
+With that line it hands over the descriptors of programs and maps (SCM_RIGHTS), and that of the image in memory.
+Messages of the compiler and the verifier go to stderr, which the parent keeps.
 """
 
 from __future__ import annotations

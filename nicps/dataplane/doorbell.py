@@ -14,7 +14,7 @@ from nicps.barrier import barrier
 from nicps.dataplane import bpf
 from nicps.layout import layout
 
-_HEAD_BYTES = 8  # before each record: its length, and what it is part of
+_HEAD_BYTES = 8  # before each record: its length, and its place in the ring
 _BUSY, _DISCARDED = 1 << 31, 1 << 30
 
 
@@ -41,7 +41,7 @@ class Ring:
 
     Args:
         fd: the map's; the caller keeps it open as long as this lives.
-        record: what the program writes.
+        record: the type of the program's records.
     """
 
     def __init__(self, fd: int, record: np.dtype[Any]) -> None:
@@ -69,7 +69,7 @@ class Ring:
         records = records[: written[0]] if len(written) else records
         barrier()
         copied = records["record"].copy()
-        barrier()  # they have been read: the program may write over them
+        barrier()  # they have been read: the program may overwrite them
         self._read[0] = begin + len(records) * self._record.itemsize
         return copied
 

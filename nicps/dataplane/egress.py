@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that signs at an interface's egress: attach it so that it goes when its process goes, clear it away.
+"""The program that signs at an interface's egress: attach it so that it goes with its process, and remove it.
 
 Kernels from 6.6 on have links for that (TCX). On older ones it is a filter of the clsact queueing discipline, which
-outlives a kill -9: it then does nothing, as no socket carries its mark any more, until the next run clears it away.
+outlives a kill -9. The filter then has no effect, as no socket carries its mark any more, until the next run removes
+it.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from nicps.errors import EnvironmentProblem
 
 Mode = Literal["tcx", "clsact"]
 
-#: The kernel keeps 15 characters of a program's name. What carries it is ours.
+#: The kernel keeps 15 characters of a program's name. A program with this name is ours.
 PROGRAM = "nicps_egress"
 
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
-#: A priority that nobody else has, and all protocols.
+#: A priority that no other program uses, and all protocols.
 _PLACE = {"parent": _EGRESS, "prio": 0x6E63, "protocol": 3}
 
 _log = logging.getLogger(__name__)
 
 
 def attach(program_fd: int, interface: Interface) -> tuple[Callable[[], object], Mode]:
-    """Attach the program; what takes it off again, and how it is attached.
+    """Attach the program; return the function that removes it, and the way in which it is attached.
 
     Raises:
         EnvironmentProblem: the kernel takes no program there.
@@ -39,7 +40,7 @@ def attach(program_fd: int, interface: Interface) -> tuple[Callable[[], object],
     try:
         return partial(os.close, bpf.tcx_link(program_fd, interface.index)), "tcx"
     except OSError as error:
-        if error.errno != errno.EINVAL:  # that of kernels that do not know it
+        if error.errno != errno.EINVAL:  # the error of kernels that do not have TCX
             raise EnvironmentProblem(
                 f"interface {interface.name} takes no program at its egress: {os.strerror(error.errno or 0)}"
             ) from None
@@ -62,7 +63,7 @@ def add_filter(program_fd: int, interface: Interface) -> None:
             try:
                 route.tc("add", "clsact", interface.index)
             except NetlinkError as error:
-                if error.code != errno.EEXIST:  # somebody else's, which we share
+                if error.code != errno.EEXIST:  # another program has made it, and we share it
                     raise
             route.tc("add-filter", "bpf", interface.index, ":1", **_PLACE, **rule)
         except NetlinkError as error:
@@ -73,9 +74,9 @@ def add_filter(program_fd: int, interface: Interface) -> None:
 
 
 def clear(interface: Interface) -> bool:
-    """Take away what an older run of ours left (or this one attached) as a filter; whether there was anything.
+    """Remove the filter that an earlier run of ours left (or this one attached); return whether there was one.
 
-    The clsact discipline goes too if nothing else is in it.
+    The clsact discipline is removed too if nothing else is in it.
     """
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
@@ -89,14 +90,14 @@ def clear(interface: Interface) -> bool:
             if found and not [*_rules(route, index, _EGRESS), *_rules(route, index, _INGRESS)]:
                 route.tc("del", "clsact", index)
     except NetlinkError as error:
-        if error.code != errno.ENODEV:  # gone, and the filter with it
+        if error.code != errno.ENODEV:  # the interface is gone, and the filter with it
             raise
         return False
     return bool(found)
 
 
 def _rules(route: Any, index: int, parent: int) -> Iterator[Any]:
-    """The filters there; the kernel also lists a head for each priority, without a handle."""
+    """The filters at the egress; the kernel also lists a head for each priority, without a handle."""
     return (rule for rule in route.get_filters(index, parent=parent) if rule["handle"])
 
 

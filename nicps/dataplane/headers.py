@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernel headers for BCC's compiler.
 
-BCC wants headers at run time, as one tree. Our programs only use the user API, so any recent
-`linux-headers` package serves where the running kernel has none. Debian splits them in two (what is common, and
-what belongs to an architecture): those are merged into a folder of links.
+BCC needs headers at run time, as one tree. Our programs only use the user API, so any recent `linux-headers` package
+serves if the running kernel has none. Debian splits them in two (common files, and those of an architecture): these are
+merged into a folder of links.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nicps.errors import KernelHeadersMissing
 
-#: Root's, and gone with the next start of the machine.
+#: Root's, and removed with the next start of the machine.
 CACHE = Path("/run/nicps")
 
 _GENERATED = Path("include/generated/autoconf.h")
@@ -45,9 +45,9 @@ class Headers:
     trees: tuple[Path, ...]
 
     def folder(self, cache: Path = CACHE) -> Path | None:
-        """The trees as one, for BCC_KERNEL_SOURCE; None where BCC finds its headers by itself.
+        """The trees as one, for BCC_KERNEL_SOURCE; None if BCC finds its headers by itself.
 
-        Several are merged as links below `cache`, once for each state of theirs.
+        Several are merged as links below `cache`, once for each of their states.
         """
         if len(self.trees) < 2:
             return self.trees[0] if self.trees else None
@@ -55,7 +55,7 @@ class Headers:
         merged = cache / f"headers-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
         if not merged.is_dir():
             cache.mkdir(mode=0o755, parents=True, exist_ok=True)
-            # Made aside and renamed: another process never sees half of it.
+            # Made aside and renamed, so that another process never sees a part of it.
             with tempfile.TemporaryDirectory(prefix="headers-", dir=cache) as aside:
                 whole = Path(aside) / "whole"
                 self._link(whole)
@@ -79,7 +79,7 @@ def find(root: Path = Path("/")) -> Headers:
     """The headers that a compilation uses, the running kernel's first.
 
     Raises:
-        KernelHeadersMissing: there are none; names the package to install.
+        KernelHeadersMissing: there are none; the message names the package to install.
     """
     given = os.environ.get("BCC_KERNEL_SOURCE")
     if given:

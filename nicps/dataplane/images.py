@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What BCC has compiled, kept until the machine starts again: to load it once more takes no compiler.
+"""Programs that BCC has compiled, kept until the machine starts again: loading them again needs no compiler.
 
-BCC compiles whenever it loads. An image is what came of it: the shapes of the maps, and the instructions, where a
-map's place in the list stands instead of its descriptor (BPF_PSEUDO_MAP_FD, in the kernel's linux/bpf.h).
+BCC compiles whenever it loads. An image is the result: the shapes of the maps, and the instructions, in which a map's
+place in the list stands instead of its descriptor (BPF_PSEUDO_MAP_FD, in the kernel's linux/bpf.h).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NESTED = re.compile(r'BPF_ARRAY_OF_MAPS\((\w+), "(\w+)"')
 
 
 def place(request: Mapping[str, Any], kernel_source: Path | None) -> Path:
-    """Where the image of that request is, if there is one."""
+    """The path of the image for that request, if there is one."""
     words = orjson.dumps(
         [list(os.uname()), str(kernel_source), request], option=orjson.OPT_SORT_KEYS
     )
@@ -47,15 +47,15 @@ def place(request: Mapping[str, Any], kernel_source: Path | None) -> Path:
 
 
 def make(text: str, programs: Mapping[str, bytes], maps: Mapping[str, int]) -> bytes:
-    """An image, as it is kept.
+    """Make an image.
 
     Args:
-        text: the source. It says which maps hold maps; the kernel does not.
+        text: the source. It says which maps hold maps; the kernel does not report this.
         programs: by name, the instructions that name the maps by their descriptors.
         maps: by name, these descriptors.
     """
     nested = dict(_NESTED.findall(text))
-    names = sorted(maps, key=lambda name: name in nested)  # what others are made of comes first
+    names = sorted(maps, key=lambda name: name in nested)  # maps that others refer to come first
     shapes = {}
     for name in names:
         info = bpf.map_info(maps[name])
@@ -75,14 +75,14 @@ def keep(path: Path, image: bytes) -> None:
     """Write an image.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: it cannot be written; no part of it is left.
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as aside:
         try:
             aside.write(image)
             aside.flush()
-            os.rename(aside.name, path)  # another process never sees half of it
+            os.rename(aside.name, path)  # another process never sees a part of it
         except BaseException:
             os.unlink(aside.name)
             raise
@@ -97,9 +97,9 @@ def load(
     """Load an image: descriptors of its programs and of its maps, by name; the caller owns them.
 
     Args:
-        kinds: what is to be loaded, and as what (`bpf.PROGRAM_TYPES`).
-        later: programs whose instructions are wanted, for these maps; by name, they come third.
-        shared: maps that are there already, by name. They are used, and not among those that are returned.
+        kinds: the programs to be loaded, and their types (`bpf.PROGRAM_TYPES`).
+        later: programs whose instructions for these maps are returned, by name, as the third result.
+        shared: maps that exist already, by name. They are used, and are not among those that are returned.
 
     Raises:
         OSError: the kernel refuses it.
@@ -136,7 +136,7 @@ def _check_shape(name: str, fd: int, shape: tuple[int, int, int]) -> None:
 
 
 def codes(data: bytes, names: Iterable[str], maps: Mapping[str, int]) -> dict[str, bytes]:
-    """Of an image, the instructions of these programs, by name, for the descriptors of those maps.
+    """The instructions of these programs in an image, by name, for the descriptors of those maps.
 
     Raises:
         LookupError, ValueError: it is damaged.
@@ -151,7 +151,7 @@ def _codes(image: Any, names: Iterable[str], maps: Mapping[str, int]) -> dict[st
 
 
 def _exchanged(code: bytes, values: Mapping[int, int]) -> bytes:
-    """The instructions, with other values where they name a map."""
+    """The instructions, with other values in those that name a map."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     source = instructions["registers"] >> _SOURCE_SHIFT & 15
     names_map = (instructions["code"] == _LOAD_64) & (source == _MAP_DESCRIPTOR)

@@ -30,11 +30,12 @@ class Wanted:
 
 
 def make(fds: Mapping[str, int], wanted: tuple[Wanted, ...], what: str) -> list[int]:
-    """Their descriptors, in this order; the caller owns them. The kernel clears their memory, which takes long.
+    """Make the maps; return their descriptors, in this order. The caller owns them. The kernel clears their memory,
+    which takes long.
 
     Args:
         fds: the loaded maps' descriptors by name.
-        what: they hold, for the error's message.
+        what: their content, for the error's message.
 
     Raises:
         EnvironmentProblem: there is not enough memory.
@@ -61,7 +62,7 @@ def put(outer_fd: int, inner_fd: int) -> None:
 
 
 def take_out(outer_fd: int) -> None:
-    """Leave the program no inner map there. Returns as `put` does; a map that nobody else holds is freed then."""
+    """Take the inner map away from the program. Returns as `put` does; a map that no process holds is freed then."""
     bpf.map_delete(outer_fd, bytes(4))
 
 
@@ -73,7 +74,8 @@ def view(fd: int, dtype: np.dtype[Any], banks: int, writable: bool = True) -> np
 
 @contextmanager
 def disabled(config: Any) -> Iterator[None]:
-    """The program takes no frames inside this context, and never one with a mixture of old and new settings or maps.
+    """The program takes no frames inside this context, and never a frame with a mixture of old and new settings or
+    maps.
 
     The caller must call `put` twice in the context. After the first call no run of the program is active. A run that
     finds `enabled` set again sees all that was written before the second call.
@@ -87,7 +89,7 @@ def disabled(config: Any) -> Iterator[None]:
 
 
 def find_reach(here: npt.NDArray[np.bool_], first: int) -> tuple[int, int]:
-    """How far they have come, of which the first has the number `first`.
+    """How far the elements have come; the first has the number `first`.
 
     Returns the number of the first that is not there (one past the last if all are), and one past the last that is
     (`first` if none is).
@@ -100,7 +102,9 @@ def find_reach(here: npt.NDArray[np.bool_], first: int) -> tuple[int, int]:
 
 
 def find_gaps(here: npt.NDArray[np.bool_], first: int, limit: int) -> list[tuple[int, int]]:
-    """At most `limit` ranges (number, count) that are not there; the first of the array has number `first`."""
+    """At most `limit` ranges (number, count) of elements that are not there; the first of the array has number
+    `first`.
+    """
     edges = np.flatnonzero(np.diff(np.concatenate(([True], here, [True]))))
     firsts, ends = edges[0::2][:limit], edges[1::2][:limit]
     return list(zip((firsts + first).tolist(), (ends - firsts).tolist(), strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network interface, seen from the network namespace that this process is in."""
+"""A network interface in the network namespace of this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ARPHRD_ETHER = 1
 _RTMGRP_LINK, _RTM_NEWLINK, _RTM_DELLINK = 1, 16, 17
 _MESSAGE = struct.Struct("=IHHIIBxHi")  # struct nlmsghdr, and struct ifinfomsg up to its index
 
-#: A send's errors where the interface's queue has no room, or the kernel no memory: try again.
+#: A send's errors if the interface's queue has no room, or the kernel no memory: try again.
 QUEUE_FULL = (errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -39,10 +39,10 @@ class Interface:
 
 
 def read_interface(name: str) -> Interface:
-    """Look at an interface.
+    """Read an interface's properties.
 
     Raises:
-        InterfaceMissing: there is none of that name; the message lists those that there are.
+        InterfaceMissing: there is none of that name; the message lists the interfaces that exist.
         InterfaceUnfit: it is not an Ethernet interface.
     """
     try:
@@ -67,8 +67,8 @@ def usable(name: str) -> Interface:
     """An interface that can carry our frames now.
 
     Raises:
-        InterfaceMissing, InterfaceUnfit: as `read_interface`; or the MTU is too small, or it is a port of a bridge or
-            the like.
+        InterfaceMissing, InterfaceUnfit: as `read_interface`; or the MTU is too small, or the interface is a port of a
+            bridge or the like.
         InterfaceDown: it is down.
     """
     found = read_interface(name)
@@ -93,7 +93,7 @@ def need_mtu(interface: Interface) -> None:
 
 @contextlib.contextmanager
 def _unless_gone(name: str) -> Iterator[None]:
-    """The interface may be deleted between two questions about it."""
+    """Handle that the interface may be deleted between two questions about it."""
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
@@ -117,10 +117,10 @@ def current_name(index: int, name: str) -> str:
 
 
 def still_usable(name: str) -> None:
-    """See whether an interface that was usable still is.
+    """Check that an interface that was usable still is.
 
     Raises:
-        InterfaceMissing: it has gone, perhaps since its name was found out.
+        InterfaceMissing: it has gone, perhaps since its name was read.
         InterfaceUnfit, InterfaceDown: as `usable`.
     """
     try:
@@ -130,7 +130,7 @@ def still_usable(name: str) -> None:
 
 
 def explain_send(name: str, error: OSError) -> NicpsError:
-    """The error to raise for a frame that the kernel did not take; a full queue is not one."""
+    """The error to raise for a frame that the kernel did not take; None for a full queue."""
     if error.errno == errno.ENETDOWN:
         return InterfaceDown(f"interface {name} has gone down")
     if error.errno in (errno.ENXIO, errno.ENODEV):
@@ -143,7 +143,7 @@ def explain_send(name: str, error: OSError) -> NicpsError:
 
 
 def read_traffic(name: str) -> tuple[int, int, int, int] | None:
-    """Bytes and frames that came, bytes and frames that left; None where the interface has gone.
+    """Bytes and frames received, bytes and frames sent; None if the interface has gone.
 
     Counted by the kernel (proc_net(5)), of all protocols.
     """
@@ -173,11 +173,11 @@ class LinkChanges:
             raise
 
     def fileno(self) -> int:
-        """Readable when a notice is there, of whatever interface."""
+        """Readable when a notice is there, of any interface."""
         return self._socket.fileno()
 
     def drain(self) -> bool:
-        """Take all notices; whether one is about this interface (about any, where there is no index)."""
+        """Take all notices; return whether one is about this interface (about any, without an index)."""
         changed = False
         while True:
             try:
@@ -187,7 +187,7 @@ class LinkChanges:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                changed = True  # more than the socket holds: some were lost
+                changed = True  # there were more than the socket holds: some were lost
 
     def _concerns(self, data: bytes) -> bool:
         at = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile and load BPF programs through BCC, in a child process.
 
-BCC's compiler takes 150 MB and writes to stderr from C++; both stay in the child, which ends before `load`
-returns. Only descriptors come back, and an image (`nicps.dataplane.images`): for the next time, and for programs
-that are loaded later.
+BCC's compiler takes 150 MB and writes to stderr from C++; both stay in the child, which ends before `load` returns. It
+returns only descriptors and an image (`nicps.dataplane.images`), for the next time and for programs that are loaded
+later.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ProgramKind = Literal["xdp", "sched_cls"]
 
 #: A compilation takes two to four seconds on a slow machine, a minute in a guest without KVM, and more if that is busy.
 TIMEOUT_S = 300.0
-#: BCC asks for -O2; what comes last counts. LLVM 19 then copies the ways through a program so often that the verifier
-#: gives up; -O1 is as fast in `nicps bench kernel`.
+#: BCC asks for -O2, and the last option counts. With -O2 LLVM 19 copies the paths through a program so often that the
+#: verifier gives up; -O1 is as fast in `nicps bench kernel`.
 _LEVEL = "-O1"
 _MESSAGE_BYTES = 1 << 16
-_LOG_BYTES = 1 << 24  # of the verifier, whose last line is what matters
+_LOG_BYTES = 1 << 24  # of the verifier, whose last line has the reason
 _MOST_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 
 
@@ -50,7 +50,9 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Descriptors of what was loaded, by name, which the caller owns; and what can be loaded, by name."""
+    """Descriptors of the loaded programs and maps, by name, which the caller owns; and the programs that can be
+    loaded, by name.
+    """
 
     programs: dict[str, int]
     maps: dict[str, int]
@@ -77,7 +79,7 @@ class Loaded:
             ) from None
 
     def close(self) -> None:
-        """Close all of them; nothing more can be loaded."""
+        """Close all of them; no more programs can be loaded."""
         for fd in (*self.programs.values(), *self.maps.values()):
             os.close(fd)
         self.programs.clear()
@@ -104,8 +106,8 @@ def load(
 
     Raises:
         NotRoot: without the privileges to load BPF programs.
-        KernelHeadersMissing: nothing to compile against.
-        BpfLoadError: BCC is missing, or the compiler or the verifier refuses; `.log` holds all that they said.
+        KernelHeadersMissing: there are none to compile with.
+        BpfLoadError: BCC is missing, or the compiler or the verifier refuses; `.log` holds all their messages.
     """
     need_root()
     later = later or {}
@@ -133,12 +135,13 @@ def load_beside(
     later: Mapping[str, ProgramKind],
     defines: Mapping[str, int] | None = None,
 ) -> Loaded:
-    """Compile `source`, unless that was done, for the maps of `others` as far as these have them. All others are made.
+    """Compile `source`, unless that was done, for the maps of `others` as far as these have them. All other maps are
+    made.
 
-    What comes back has the maps that were made, and `later`, whose programs `Loaded.open` loads.
+    Returns the maps that were made, and `later`, whose programs `Loaded.open` loads.
 
     Raises:
-        NotRoot, KernelHeadersMissing, BpfLoadError: as `load`; or a map of `others` is not what the source says.
+        NotRoot, KernelHeadersMissing, BpfLoadError: as `load`; or a map of `others` differs from the source's.
     """
     need_root()
     kernel_source = headers.find().folder()
@@ -149,7 +152,7 @@ def load_beside(
         return Loaded({}, maps, _later(source, later, codes))
     answer, fds, log = _compile(request, kernel_source)
     image = _kept(place, source, answer, fds, log)
-    for fd in fds:  # of the compiler's own maps
+    for fd in fds:  # those of the compiler's own maps
         os.close(fd)
     _, maps, codes = images.load(image, {}, later, others.maps)
     return Loaded({}, maps, _later(source, later, codes))
@@ -172,7 +175,7 @@ def _request(
 
 
 def _kept(place: Path, source: str, answer: dict[str, Any], fds: list[int], log: str) -> bytes:
-    """The image that has come last, kept for the next time."""
+    """The image that was received last, kept for the next time."""
     if "error" in answer:
         raise _error(source, answer, log)
     with open(fds.pop(), "rb") as file:
@@ -200,7 +203,7 @@ def _compile(
     }
     if kernel_source is not None:
         environment["BCC_KERNEL_SOURCE"] = str(kernel_source)
-    # -P: a folder that happens to be current must not give a root process its modules.
+    # -P: the current folder must not give a root process its modules.
     command = [sys.executable, "-P", "-m", "nicps.dataplane.compile", str(theirs.fileno())]
     with ours, theirs, tempfile.TemporaryFile() as said:
         child = subprocess.Popen(
@@ -232,7 +235,9 @@ def _compile(
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    """What the child has sent before it ended (socket.recv_fds ignores its flags: inheritable descriptors)."""
+    """The bytes and descriptors that the child has sent before it ended (socket.recv_fds ignores its flags:
+    inheritable descriptors).
+    """
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     fds = array.array("i")

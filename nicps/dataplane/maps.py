@@ -21,9 +21,9 @@ from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 
 #: Of SipHash.
 KEY_BYTES = 16
-#: The part of a count that says how many (`struct nicps_progress`).
+#: The part of a count that has the number (`struct nicps_progress`).
 _DISTINCT = np.uint64(0xFFFFFFFF)
-#: Tries to read what the kernel may be writing: it takes a microsecond for that, unless its processor is taken away.
+#: Tries to read memory that the kernel may be writing: writing takes a microsecond, unless its processor is taken away.
 _READS = 100
 
 I64 = npt.NDArray[np.int64]
@@ -31,25 +31,25 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Accumulators:
-    """Two banks of `blocks` blocks, all zero, that the program does not use yet (`Maps.use`)."""
+    """Two banks of `blocks` blocks, all zero, which the program does not use yet (`Maps.use`)."""
 
     blocks: int
     slots_fd: int
     sums_fd: int
 
     def close(self) -> None:
-        """They are not needed after all."""
+        """Free them, unused."""
         os.close(self.slots_fd)
         os.close(self.sums_fd)
 
 
 class Maps:
-    """Views of the maps, and what is read out of them.
+    """Views of the maps, and the values read from them.
 
     Args:
         fds: the maps' descriptors by name; the caller keeps them open as long as this lives.
 
-    Attributes: `stripes`, what there is for the exchange `stripes`; `servers`, for parameter servers, None before
+    Attributes: `stripes`, the maps of the exchange `stripes`; `servers`, for parameter servers, None before
     `add_servers`.
     """
 
@@ -83,7 +83,7 @@ class Maps:
         return np.frombuffer(bpf.map_memory(self._fds[name]), dtype, entries)
 
     def add_servers(self, fds: Mapping[str, int]) -> None:
-        """The program of servers is loaded, and these are the maps that it has besides; as `fds` of this class."""
+        """The program of servers is loaded, with these further maps; as `fds` of this class."""
         parts = self._config, self._ring, self._progress, self.quiesce
         self.servers = Servers({**self._fds, **fds}, *parts)
 
@@ -94,12 +94,12 @@ class Maps:
 
     @property
     def ring(self) -> Any:
-        """What the program saw of the token, `struct nicps_ring`."""
+        """The program's record of the token, `struct nicps_ring`."""
         return self._ring[0]
 
     @property
     def train(self) -> Any:
-        """What came of the train that this host was asked to count, `struct nicps_train`."""
+        """The counts of the train that this host was asked to count, `struct nicps_train`."""
         return self._train[0]
 
     def expect(self, nonce: int) -> Any:
@@ -110,17 +110,19 @@ class Maps:
 
     @property
     def slots_fd(self) -> int:
-        """Descriptor of the slots' map, for who reads sums while they come in; -1 before `use`."""
+        """Descriptor of the slots' map, for programs that read sums while they come in; -1 before `use`."""
         return self._slots_fd
 
     @property
     def sequence(self) -> int:
-        """Frames signed in this view, of the way out that had more; at 2^32 no more go out until the next view."""
+        """Frames signed in this view, on the way out that had more; at 2^32 no more are sent until the next view."""
         return int(max(self._outgoing[way][0] for way in ("sequence", "answers")))
 
     @property
     def sequence_of_switch(self) -> int:
-        """The same of the frames of a Linux switch that were taken in this view. It sends every sum by itself."""
+        """The same for the frames of a Linux switch that were taken in this view. The switch numbers its sums by
+        itself.
+        """
         window = self._windows[0]
         return int(max(window["highest"], window["answers"]))
 
@@ -144,7 +146,7 @@ class Maps:
         successor: int,
         key: bytes | None = None,
     ) -> None:
-        """From now on this host is a member of that view, and nothing of an older one is left.
+        """From now on this host is a member of that view, and all state of an older one is cleared.
 
         Tokens and fragments are dropped until the caller has set the rounds and `config["enabled"]`. Takes 10 to
         30 ms (`quiesce`).
@@ -176,17 +178,17 @@ class Maps:
         self.set_key(key)
 
     def saw(self, generation: int, hop: int) -> None:
-        """From now on only tokens newer than this one are taken: for every token that the agent sends.
+        """Take only tokens newer than this one from now on; called for every token that the agent sends.
 
-        The position is a word that only the agent writes. To raise `ring["seen"]` from here, by a comparison and a
-        store, could undo what the kernel stores between the two.
+        The position is a word that only the agent writes. Raising `ring["seen"]` from here, by a comparison and a
+        store, could undo a store of the kernel between the two.
         """
         position = np.uint64(generation << 32 | hop)
         if position > self.config["position"]:
             self.config["position"] = position
 
     def quiesce(self) -> None:
-        """Return when every program that saw the settings as they were has ended (10 to 30 ms).
+        """Return when every run of the program that saw the former settings has ended (10 to 30 ms).
 
         Between `enabled = 0` and this, no frame of the old view can be added any more.
         """
@@ -207,9 +209,9 @@ class Maps:
         return Accumulators(blocks, *inner.make(self._fds, wanted, "accumulators"))
 
     def use(self, reserved: Accumulators) -> None:
-        """From now on the program adds there; counts and seen-bits start again.
+        """From now on the program adds to these; counts and seen-bits start again.
 
-        Those who have the old ones mapped keep them. Takes no fragments while it works (10 to 30 ms).
+        Processes that have the old ones mapped keep them. Takes no fragments while it works (10 to 30 ms).
         """
         shapes, blocks = layout().records, reserved.blocks
         slots_fd, sums_fd = reserved.slots_fd, reserved.sums_fd
@@ -288,11 +290,11 @@ class Maps:
         return self.stripes.absent(round_, view, first, count, members)
 
     def counters(self) -> dict[str, int]:
-        """What became of our frames, by reason (`enum nicps_count`), since the program was loaded."""
+        """Counts of our frames by outcome (`enum nicps_count`), since the program was loaded."""
         return dict(zip(layout().counters, self._counters.tolist(), strict=True))
 
     def bounced(self) -> bytes | None:
-        """The token that the kernel handed on last, from the version byte on (R16).
+        """The token that the kernel forwarded last, from the version byte on (R16).
 
         None: there is none, or the kernel is writing it right now. Then ask again later.
         """
@@ -314,7 +316,7 @@ class Maps:
         self._slots_fd = self.accumulators_fd = -1
 
     def close(self) -> None:
-        """Close what is as large as a job's vectors; views that somebody holds stay readable."""
+        """Close the maps that are as large as a job's vectors; views of them stay readable."""
         self._release()
         self.stripes.close()
         if self.servers is not None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packet socket for single frames: what the XDP program raises comes up here, control frames go out."""
+"""The packet socket for single frames: it receives the frames that the XDP program passes up, and sends control
+frames.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ _LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x15, 0x
 class PacketSocket:
     """Frames of one EtherType on one interface, without those that this host sends.
 
-    They go to `destination`: to all, or to a multicast group. Those to all are heard in any case, and those to the
-    usual group, so that hosts of one network need not say the same.
+    They go to `destination`: to all, or to a multicast group. The socket always receives frames to all and to the usual
+    group, so hosts of one network need not use the same destination.
 
     Args:
-        all_destinations: hear what is for others too: a switch's controller.
-        seal: hear only frames with this destination: what the XDP program has let through (6 bytes).
+        all_destinations: receive frames to other hosts too: a switch's controller.
+        seal: receive only frames with this destination: those that the XDP program has passed up (6 bytes).
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class PacketSocket:
     ) -> None:
         self._name = interface.name
         self._head = destination + interface.mac + struct.pack(">H", ethertype)
-        # Unbound and without a protocol it hears nothing, so no frame of another interface can slip in.
+        # Unbound and without a protocol it receives nothing, so no frame of another interface can slip in.
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
@@ -100,7 +102,7 @@ class PacketSocket:
         Raises:
             InterfaceDown: the interface has gone down.
             InterfaceUnfit: its MTU is too small for the frame.
-            InterfaceMissing: it is not there any more.
+            InterfaceMissing: it no longer exists.
         """
         try:
             self._socket.send(self._head + frame)
@@ -132,7 +134,7 @@ def _take_only(packets: socket.socket, destination: bytes) -> None:
 
 
 def take_types(packets: socket.socket, ethertype: int, types: Collection[int]) -> None:
-    """Let the kernel drop all but frames of ours of these types."""
+    """Let the kernel drop all frames except ours of these types."""
     checks = [(_EQUAL, len(types) - at, 0, kind) for at, kind in enumerate(types)]  # to the end
     program = (
         (_LOAD_HALF, 0, 0, ETHERNET_BYTES - 2),

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class DataPlane:
     """Our XDP program on an interface, its maps, and frames in and out.
 
-    All of it goes with `close`, or with the process, however that ends.
+    All of it goes with `close`, or with the process, however the process ends.
 
     The program starts with `maps.config["enabled"] == 0`: control frames come up, tokens and fragments are dropped.
 
@@ -39,12 +39,12 @@ class DataPlane:
         iface: the interface's name, in this process's network namespace.
         network: the hash of the network's name (`wire.network_id`).
         ethertype: of our frames.
-        destination: of what this host sends: all hosts, or a multicast group (6 bytes).
+        destination: of the frames that this host sends: all hosts, or a multicast group (6 bytes).
         keyed: the network has a key: tokens and fragments are signed on their way out. `enter_view` then needs one.
 
     Raises:
         InterfaceMissing, InterfaceDown, InterfaceUnfit: the interface cannot serve.
-        InterfaceBusy: an XDP program is on it: another agent's, or somebody else's.
+        InterfaceBusy: another agent's XDP program, or an unknown one, is on it.
         NotRoot, KernelHeadersMissing, BpfLoadError: as `loader.load`.
     """
 
@@ -72,7 +72,7 @@ class DataPlane:
             self.maps = Maps(loaded.maps)
             undo.callback(self.maps.close)
             self.maps.config["network"] = network
-            seal = bytes((2, *os.urandom(5)))  # a unicast address that nobody has
+            seal = bytes((2, *os.urandom(5)))  # a unicast address that no host has
             self.maps.config["seal"] = np.frombuffer(seal, np.uint8)
             self.maps.config["everybody"] = np.frombuffer(destination, np.uint8)
             self.doorbell = Doorbell(loaded.maps["doorbell"])
@@ -117,9 +117,9 @@ class DataPlane:
             self._undo.close()
 
     def open_stripes(self) -> None:
-        """From now on frames of stripes are taken, where the view has aggregators; before, they are dropped as `mode`.
+        """From now on take frames of stripes, if the view has aggregators; before, they are dropped as `mode`.
 
-        Takes 0.15 s the first time, and may be called in any thread; nothing else waits for it but `close`.
+        Takes 0.15 s the first time, and may be called in any thread; only `close` waits for it.
 
         Raises:
             BpfLoadError: the kernel refuses the program.
@@ -128,10 +128,10 @@ class DataPlane:
             self._go_on_with(_STRIPES, lambda: self._loaded)
 
     def open_servers(self) -> None:
-        """From now on frames of servers are taken in the place of those of stripes; `maps.servers` has what they need.
+        """From now on take frames of servers in place of those of stripes; `maps.servers` has their maps.
 
-        The first time it takes 0.2 s, and 5 to 10 s once after the machine has started: it is compiled then. It may be
-        called in any thread, as `open_stripes`.
+        The first time it takes 0.2 s, and 5 to 10 s once after the machine has started, as it is compiled then. It may
+        be called in any thread, as `open_stripes`.
 
         Raises:
             KernelHeadersMissing, BpfLoadError: as `loader.load_beside`.
@@ -149,7 +149,7 @@ class DataPlane:
         return self._beside
 
     def _go_on_with(self, name: str, load: Callable[[], loader.Loaded]) -> None:
-        """Put that program into the room for the exchange; it is loaded once."""
+        """Put that program into the slot for the exchange; it is loaded once."""
         if name == self._room or not self._loaded.maps:  # or all is closed
             return
         if name not in self._rooms:
@@ -158,7 +158,7 @@ class DataPlane:
             self._undo.callback(os.close, program)
             del loaded.later[name]
         place = layout().limits["ROOM_EXCHANGE"].to_bytes(4, sys.byteorder)
-        # The kernel empties it once nobody has it open.
+        # The kernel empties the map once no process has it open.
         rooms = self._loaded.maps["nicps_rooms"]
         bpf.map_update(rooms, place, self._rooms[name].to_bytes(4, sys.byteorder))
         self._room = name
@@ -187,17 +187,17 @@ class DataPlane:
             )
 
     def check_interface(self) -> None:
-        """See whether the interface can still carry our frames, under whatever name it has now.
+        """Check that the interface can still carry our frames, under its present name.
 
         Raises:
-            InterfaceDown, InterfaceUnfit: not now.
-            InterfaceMissing: it is not there any more.
+            InterfaceDown, InterfaceUnfit: it cannot now.
+            InterfaceMissing: it no longer exists.
         """
         self.iface = current_name(self._ifindex, self.iface)
         still_usable(self.iface)
 
     def rx_fileno(self) -> int:
-        """Readable when `receive` has something."""
+        """Readable when `receive` would return frames."""
         return self._packets.fileno()
 
     def receive(self) -> list[tuple[bytes, bytes]]:

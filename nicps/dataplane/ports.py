@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces that are ports of another one, and so hear none or not all of their host's frames.
+"""Interfaces that are ports of another one, and so receive none or not all of their host's frames.
 
-The XDP program sees the frames of a bridge's port, but what it passes goes to the port's receive handler
+The XDP program sees the frames of a bridge's port. Frames that it passes go to the port's receive handler
 (`br_handle_frame`, `netdev_frame_hook` of Open vSwitch), and from there to the master, not to a socket on the port. A
-link of a bond or a team hears its frames, but the other end may send them on any of the links. The kernel names
+link of a bond or a team receives its frames, but the other end may send them on any of the links. The kernel names
 master and kind in every link's message: IFLA_MASTER, IFLA_INFO_SLAVE_KIND.
 """
 
@@ -21,7 +21,7 @@ _SHARED = ("bond", "team")
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What an interface is a port of, and the interfaces that hear its frames in its place."""
+    """The master of an interface, and the interfaces that receive its frames in its place."""
 
     kind: str
     master: str
@@ -37,7 +37,7 @@ class Port:
         return f"a port of {what}, which takes its frames"
 
     def mend(self, name: str) -> str:
-        """What to do about it, given the port's own name."""
+        """The advice to the user, given the port's own name."""
         if self.kind == _OPEN_VSWITCH:
             there = f" ({', '.join(self.instead)})" if self.instead else ""
             return f"give --iface an internal port of its bridge{there}, or run: ovs-vsctl del-port {name}"
@@ -45,7 +45,7 @@ class Port:
 
 
 def find_port(index: int) -> Port | None:
-    """What the interface with that index is a port of; None where it hears its own frames."""
+    """The master of the interface with that index; None if the interface receives its own frames."""
     from pyroute2 import IPRoute
 
     with IPRoute() as route:
@@ -64,7 +64,7 @@ def find_ports() -> dict[int, Port]:
 
 
 def _kind(link: Any) -> str | None:
-    """Of the master that takes this link's frames."""
+    """The index of the master that takes this link's frames."""
     if link.get_attr("IFLA_MASTER") is None:
         return None
     kind = str(link.get_nested("IFLA_LINKINFO", "IFLA_INFO_SLAVE_KIND") or "interface")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps of the XDP program's room for stripes (docs/stripes.md), and what is read out of them.
+"""The maps of the XDP program's room for stripes (docs/stripes.md), and the values read from them.
 
-Where a bank is meant, it is that of a round: its parity. A fragment's tag is view << 32 | round.
+A bank is that of a round: its parity. A fragment's tag is view << 32 | round.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StripesRoom:
-    """Own lanes and sums of vectors of `room` fragments, all zero, that the program does not use yet."""
+    """Own lanes and sums of vectors of `room` fragments, all zero, which the program does not use yet."""
 
     room: int
     own_fd: int
     sums_fd: int
 
     def close(self) -> None:
-        """They are not needed after all."""
+        """Free them, unused."""
         _close(self.own_fd, self.sums_fd)
 
 
 @dataclass(frozen=True, slots=True)
 class StripesPlaces:
-    """Places for an own stripe, `blocks` blocks a bank, all zero, that the program does not use yet."""
+    """Places for an own stripe, `blocks` blocks a bank, all zero, which the program does not use yet."""
 
     blocks: int
     gathers_fd: int
     blocks_fd: int
 
     def close(self) -> None:
-        """They are not needed after all."""
+        """Free them, unused."""
         _close(self.gathers_fd, self.blocks_fd)
 
 
@@ -79,7 +79,7 @@ class Stripes:
         sent = np.frombuffer(bpf.map_memory(fds["sent"]), np.uint64, words)
         self._sent = sent.reshape(self._banks, words // self._banks)
 
-    # ---- what the maps are
+    # ---- the maps
 
     def reserve(self, room: int) -> StripesRoom:
         """New own lanes and sums for `use`: that takes long, and may be done in another thread.
@@ -107,7 +107,7 @@ class Stripes:
         return StripesPlaces(blocks, *inner.make(self._fds, wanted, "places for an own stripe"))
 
     def use(self, reserved: StripesRoom) -> None:
-        """From now on the program takes lanes from there, and puts sums there; there are none.
+        """From now on the program takes lanes from these, and puts sums into these; both are empty.
 
         There are no places of the own stripe until `use_places`. A process that has mapped the old maps keeps them.
         Takes no frames while it works (20 to 60 ms).
@@ -126,7 +126,7 @@ class Stripes:
         self._forget_places()
 
     def use_places(self, reserved: StripesPlaces) -> None:
-        """From now on contributions to the own stripe go there; there are none.
+        """From now on contributions to the own stripe go to these places, which are empty.
 
         Takes no frames while it works (20 to 60 ms).
         """
@@ -141,16 +141,16 @@ class Stripes:
         self.gathers = inner.view(self._gathers_fd, gather, self._banks, writable=False)
 
     def retire_places(self) -> None:
-        """The program takes no contributions to the own stripe until `use_places`.
+        """Let the program take no contributions to the own stripe until `use_places`.
 
-        To be called while `config["enabled"]` is 0 and no frame is in the program, as after `Maps.enter_view`. What the
-        places hold stays for who has them mapped: a round of the view before may still be committed.
+        To be called while `config["enabled"]` is 0 and no frame is in the program, as after `Maps.enter_view`.
+        Processes that have the places mapped keep their content: a round of the view before may still be committed.
         """
         self._config["gather_blocks"] = 0
         self._forget_places()
 
     def retire(self) -> None:
-        """The job is over: the program takes no frames of stripes into these maps, and `release` frees them."""
+        """The job is over: the program takes no more frames of stripes into these maps, and `release` frees them."""
         self._config["room"] = self._config["gather_blocks"] = 0
         shapes = layout().records
         self.own = np.zeros((self._banks, 0), shapes["own"])
@@ -159,7 +159,7 @@ class Stripes:
         self._forget_places()
 
     def release(self) -> None:
-        """Give the memory of retired maps back to the kernel, unless others are in use since.
+        """Give the memory of retired maps back to the kernel, unless other maps are in use since.
 
         Takes up to 0.1 s, and may be done in another thread. A process that has mapped the maps keeps them.
         """
@@ -175,16 +175,16 @@ class Stripes:
         self.gathers = np.zeros((self._banks, 0), layout().records["gather"])
 
     def forget_own(self) -> None:
-        """No lanes are converted: another training program will write them."""
+        """Mark no lanes as converted: another training program will write them."""
         self.own["conversion"] = 0
         self.forget_sent()
 
     def close(self) -> None:
-        """Close the maps; views that somebody holds stay readable."""
+        """Close the maps; views of them stay readable."""
         _close(self.own_fd, self.sums_fd, self._gathers_fd, self.blocks_fd)
         self.own_fd = self.sums_fd = self._gathers_fd = self.blocks_fd = -1
 
-    # ---- what a view and a phase say
+    # ---- values of a view and a phase
 
     def set_ranks(self, open_: Sequence[int], later: Sequence[int]) -> None:
         """Set the aggregators of the view that was entered; this host may be one of them.
@@ -195,13 +195,13 @@ class Stripes:
         Args:
             open_: the aggregators' numbers, in the order of their ranks, in the open round; empty if it is not striped.
                 (0,) is a Linux switch that adds: the only aggregator then, and no member.
-            later: the same of later rounds.
+            later: the same for later rounds.
         """
         table = np.zeros((len(self._members), 2), np.uint8)
         for column, numbers in enumerate((open_, later)):
             table[list(numbers), column] = np.arange(1, len(numbers) + 1)
         counts = {"aggregators": len(open_), "aggregators_next": len(later)}
-        # No frame may be taken with the rank of the one order and the number of the other.
+        # No frame may be taken with the rank of one order and the number of the other.
         for name, count in counts.items():
             if self._config[name] != count:
                 self._config[name] = 0
@@ -214,14 +214,14 @@ class Stripes:
             self._config[name] = count
 
     def set_rest(self, round_: int, view: int, behind: int) -> None:
-        """What the program's own contributions to a Linux switch say of remainders (docs/linux-switch.md).
+        """Set the remainders that the program's own contributions to a Linux switch name (docs/linux-switch.md).
 
         To be called before the round's first fragment is sent.
 
         Args:
-            round_: in which the contributions are.
-            view: that in which the round was committed whose remainders belong to this one.
-            behind: that round is so many before this one, at most 255; 0: none belongs to it.
+            round_: the round of the contributions.
+            view: the view in which the round was committed whose remainders belong to this one.
+            behind: how many rounds before this one that round is, at most 255; 0: no remainder belongs to it.
         """
         if not 0 <= behind <= 255:
             raise ValueError(f"remainders of {behind} rounds before cannot be named")
@@ -229,30 +229,30 @@ class Stripes:
         self._config["rest_view"][0, bank] = view if behind else 0
         self._config["rest_behind"][0, bank] = behind
 
-    # ---- what has been sent
+    # ---- fragments that were sent
 
     def forget_sent(self) -> None:
-        """Nothing has been sent: another view has other stripes, another program other lanes."""
+        """Mark nothing as sent: another view has other stripes, another program other lanes."""
         self._sent[...] = 0
 
     def next_to_send(self, round_: int, aggregator: int) -> int:
-        """The fragment of that aggregator's stripe that is sent next; 0: nothing has been sent to it in that round."""
+        """The next fragment of that aggregator's stripe to send; 0: nothing has been sent to it in that round."""
         of, index = divmod(int(self._sent[round_ % self._banks, aggregator]), 1 << 32)
         return index if of == round_ else 0
 
     def set_sent(self, round_: int, aggregator: int, index: int) -> None:
-        """The agent sends what is before fragment `index` of that stripe. The program sends what follows.
+        """The agent sends the fragments before `index` of that stripe. The program sends those that follow.
 
-        The program raises the same word as sums come. Where it does so at this moment, some fragments are sent twice;
-        none is left out, because whoever raises the word sends what it has passed.
+        The program raises the same word as sums come. If it does so at this moment, some fragments are sent twice. None
+        is left out, because the side that raises the word sends the fragments that it has passed.
         """
         if self.next_to_send(round_, aggregator) < index:
             self._sent[round_ % self._banks, aggregator] = round_ << 32 | index
 
-    # ---- what has come
+    # ---- sums that have come
 
     def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
-        """Of the sums `first` to `end` (exclusive): how far they have come.
+        """How far the sums `first` to `end` (exclusive) have come.
 
         Returns the index of the first that is not here (`end` if all are), and one past the last that is (`first` if
         none is).
@@ -266,9 +266,9 @@ class Stripes:
         return inner.find_gaps(self._sums_here(round_, view, first, end), first, limit)
 
     def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
-        """How many records of `own` in a row, from `first` to at most `end`, are of that conversion (above 0).
+        """The number of consecutive records of `own`, from `first` to at most `end`, of that conversion (above 0).
 
-        None count as long as the own stripe has no places: this host must not enter a list before it has. Where a
+        None count as long as the own stripe has no places: this host must not enter a list before it has them. If a
         switch adds, no host has a stripe of its own.
         """
         if not self.places and not self._switch_adds(round_):
@@ -284,15 +284,15 @@ class Stripes:
     def absent(
         self, round_: int, view: int, first: int, count: int, members: int
     ) -> dict[int, int]:
-        """How many contributions of each member on the list, this host excepted, its own stripe is lacking.
+        """The number of contributions that this host's own stripe lacks of each member on the list, this host excepted.
 
-        A host's own lanes come in with the sum.
+        A host's own lanes are added with the sum.
 
         Args:
             first, count: the stripe.
             members: the list, bit number - 1.
 
-        Returns them by number, also where none is lacking.
+        Returns them by number, also if none is lacking.
         """
         places = self.gathers[round_ % self._banks, :count]
         tagged = places["tag"] == _tag(view, round_)
@@ -305,7 +305,7 @@ class Stripes:
         return {number: lacking[number - 1] for number in sorted(listed)}
 
     def _sums_here(self, round_: int, view: int, first: int, end: int) -> Flags:
-        """Whether each of these sums is here; those for which there is no room are not."""
+        """Whether each of these sums is here; sums without room are not."""
         tags = self.sums["tag"][round_ % self._banks, first:end]
         here = np.zeros(end - first, np.bool_)
         here[: len(tags)] = tags == _tag(view, round_)

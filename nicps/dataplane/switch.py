@@ -30,21 +30,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """Contributions to vectors of so many fragments come, and there is no room for them; told once for each size."""
+    """Contributions to vectors of so many fragments come, and there is no room for them; reported once for each
+    size.
+    """
 
     fragments: int
 
 
 @dataclass(frozen=True, slots=True)
 class OtherView:
-    """Contributions or questions of that view come, and it is not in force here; told once for each view."""
+    """Contributions or questions of that view come, and it is not in force here; reported once for each view."""
 
     view: int
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a contribution says of its sum: the list (bit number - 1), size, unit, and whose remainder belongs to it."""
+    """The fields of a contribution about its sum: the list (bit number - 1), size, unit, and the round of the
+    remainder.
+    """
 
     members: int
     fragments: int
@@ -55,9 +59,10 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """A contribution was refused because it says other things of its sum than the first one; told once for a round.
+    """A contribution was refused because its fields differ from those of the first one; reported once for a round.
 
-    Attributes: `sender`, of the one that was refused; `first`, what the first one said, and `refused`, what it said.
+    Attributes: `sender`, of the refused contribution; `first`, the fields of the first one; `refused`, those of the
+    refused one.
     """
 
     view: int
@@ -73,7 +78,7 @@ Message = TooLong | OtherView | Differing
 
 @dataclass(frozen=True, slots=True)
 class SwitchRoom:
-    """Memory for vectors of `fragments` fragments of lanes of `width` bits, all zero, that is not in use yet."""
+    """Memory for vectors of `fragments` fragments of lanes of `width` bits, all zero, which is not in use yet."""
 
     fragments: int
     width: int
@@ -82,7 +87,7 @@ class SwitchRoom:
     sums_fd: int
 
     def close(self) -> None:
-        """It is not needed after all."""
+        """Free it, unused."""
         for fd in (self.places_fd, self.blocks_fd, self.sums_fd):
             os.close(fd)
 
@@ -90,8 +95,8 @@ class SwitchRoom:
 class SwitchPlane:
     """The XDP program `nicps_switch` on the ports of a bridge, and its maps.
 
-    All of it goes with `close`, or with the process, however that ends. The switch adds for nobody until `enter_view`,
-    and has room for nothing until `grow`.
+    All of it goes with `close`, or with the process, however the process ends. The switch adds for no member until
+    `enter_view`, and has no room until `grow`.
 
     Args:
         ports: names of the interfaces, in this process's network namespace. They may be down.
@@ -100,8 +105,8 @@ class SwitchPlane:
         destination: of sums: all hosts, or a multicast group (6 bytes).
 
     Attributes:
-        ports: on which of them the program is, in which mode.
-        room: fragments of a vector, and bits of a lane, for which there is room; (0, 0) before the first `grow`.
+        ports: those that the program is on, and its mode.
+        room: the room, as fragments of a vector and bits of a lane; (0, 0) before the first `grow`.
         view, seed: of the list in force; None if there is none.
 
     Raises:
@@ -154,7 +159,7 @@ class SwitchPlane:
         return self.ports.changes.fileno()
 
     def check_ports(self) -> list[PortChange]:
-        """Let go of ports that have gone, and take those that are there again; what has changed since the last call."""
+        """Detach ports that have gone, and attach those that are back; return the changes since the last call."""
         return self.ports.check()
 
     # ---- the view and the memory
@@ -176,7 +181,7 @@ class SwitchPlane:
 
     @property
     def sequence(self) -> int:
-        """Frames that were signed with the key in force; at 2^32 no more go out until another key is."""
+        """Frames that were signed with the key in force; at 2^32 no more are sent until there is another key."""
         return self.maps.sequence
 
     def enter_view(
@@ -208,7 +213,7 @@ class SwitchPlane:
     def grow(self, fragments: int, width: int) -> None:
         """`reserve` and `use`: from now on there is room for such vectors, and all places are empty.
 
-        Where there was a room before, sums and remainders may be lost with it: then no view is in force afterwards, and
+        If there was a room before, sums and remainders may be lost with it. Then no view is in force afterwards, and
         the caller must begin another boot. Takes 0.05 s, and 0.5 s more for each GB; `reserve` may be called in another
         thread.
 
@@ -217,18 +222,18 @@ class SwitchPlane:
         """
         self.use(self.reserve(fragments, width))
 
-    # ---- what has happened
+    # ---- events
 
     def fileno(self) -> int:
         """Readable while `messages` would return something."""
         return self.maps.doorbell.fileno()
 
     def messages(self) -> list[Message]:
-        """What the program has told since the last call, oldest first; at most ten of each kind a second."""
+        """The program's messages since the last call, oldest first; at most ten of each kind a second."""
         return [read_message(record) for record in self.maps.doorbell.read()]
 
     def counters(self) -> dict[str, int]:
-        """What became of contributions and questions, by reason (`enum nicps_count`), since the program was loaded."""
+        """Counts of contributions and questions by outcome (`enum nicps_count`), since the program was loaded."""
         return self.maps.counters()
 
 
@@ -238,7 +243,7 @@ class SwitchMaps:
     Args:
         fds: the maps' descriptors by name; the caller keeps them open as long as this lives.
 
-    Attributes: `doorbell`, what the program tells, `struct nicps_message`; `view` and `seed`, of the list in force.
+    Attributes: `doorbell`, the program's messages, `struct nicps_message`; `view` and `seed`, of the list in force.
     """
 
     def __init__(self, fds: Mapping[str, int]) -> None:
@@ -282,19 +287,19 @@ class SwitchMaps:
     def enter_view(
         self, view: int, seed: bytes, members: Mapping[int, bytes], key: bytes | None
     ) -> None:
-        """Add for these members from now on. No frame of another view is taken for one of this.
+        """Add for these members from now on. No frame of another view counts for this one.
 
-        The program takes no frames while this works (20 to 60 ms). What it was doing before ends before anything
-        changes, with the former key and windows.
+        The program takes no frames while this works (20 to 60 ms). Runs that are under way end, with the former key and
+        windows, before anything changes.
 
         Args:
             view: its number.
-            seed: with which it was agreed on: together with the number it names the list.
+            seed: the one that was agreed on with the view: together with the number it names the list.
             members: MAC addresses (6 bytes) of the live members, by number from 1; at least two.
             key: SipHash's of the view, 16 bytes; None in a network without a key. Numbers start again with it.
 
         Raises:
-            ValueError: what was given cannot be; or the key was in force before, and another since: frames that were
+            ValueError: an argument is not valid; or the key was in force before, and another since: frames that were
                 signed with it would be taken again.
         """
         numbers = set(members)
@@ -327,11 +332,11 @@ class SwitchMaps:
             self.view, self.seed = view, seed
             if key is not None:
                 self._keys.add(key)
-            self._quiesce()  # whoever finds `enabled` set sees all of that
+            self._quiesce()  # a run that finds `enabled` set sees all of that
             config["enabled"] = 1
 
     def leave_view(self) -> None:
-        """Add for nobody until `enter_view`; what the program was doing has ended."""
+        """Add for no member until `enter_view`; returns when all runs of the program have ended."""
         with self._swapping:
             self._leave()
 
@@ -346,7 +351,7 @@ class SwitchMaps:
         self._quiesce()
 
     def _quiesce(self) -> None:
-        """Return when every run of the program that saw the settings as they were has ended, at all ports."""
+        """Return when every run of the program that saw the former settings has ended, at all ports."""
         used = self._reserved
         inner.put(self._fds["places"], used.places_fd if used else self._fds["places_shape"])
 
@@ -366,10 +371,10 @@ class SwitchMaps:
         return SwitchRoom(fragments, width, *inner.make(self._fds, wanted, "places of a switch"))
 
     def use(self, reserved: SwitchRoom) -> None:
-        """From now on the program adds there; all places are empty.
+        """From now on the program adds in this memory; all places are empty.
 
-        If there was a room before, no view is in force afterwards: sums that somebody lacks may be lost with it. The
-        program takes no frames while this works (40 to 120 ms).
+        If there was a room before, no view is in force afterwards, because sums that a member still lacks may be lost
+        with it. The program takes no frames while this works (40 to 120 ms).
         """
         with self._swapping:
             before = self._reserved
@@ -386,25 +391,25 @@ class SwitchMaps:
                 before.close()
 
     def counters(self) -> dict[str, int]:
-        """What became of frames, by reason."""
+        """Counts of frames by outcome."""
         return dict(zip(layout().counters, self._counters.tolist(), strict=True))
 
     def close(self) -> None:
-        """Close what is as large as vectors."""
+        """Close the maps that are as large as vectors."""
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
 
 
 def _sizes(fragments: int, width: int) -> dict[str, int]:
-    """How many records of which kind such a room has; both places of a fragment."""
+    """The number of records of each kind in such a room; both places of a fragment."""
     places, each = layout().limits["PLACES"], wire.fragments_per_block(width)
     blocks = -(-fragments // each)
     return {"place": places * fragments, "block": places * blocks, "lanes": places * fragments}
 
 
 def read_message(record: Any) -> Message:
-    """What a record of the doorbell says (`struct nicps_message`)."""
+    """The message in a record of the doorbell (`struct nicps_message`)."""
     limits = layout().limits
     view, round_ = divmod(int(record["tag"]), 1 << 32)
     if record["kind"] == limits["TOLD_ROOM"]:

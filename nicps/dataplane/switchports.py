@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class PortChange:
     """A port has come or gone.
 
-    Attributes: `mode`, of the program on it; None, there is none, and `reason` says why in one line.
+    Attributes: `mode`, of the program on it; None: there is no program, and `reason` is the reason in one line.
     """
 
     name: str
@@ -37,10 +37,10 @@ class _Attached:
 
 
 class SwitchPorts:
-    """The program on the ports. `check` attaches it anew where a port has come back.
+    """The program on the ports. `check` attaches it anew to a port that has come back.
 
-    All ports have one mode. A program in native mode does not send to a port in generic mode: its driver does not take
-    frames that are no socket buffers. So where one driver has no native mode all ports are in generic mode.
+    All ports have one mode. A program in native mode does not send to a port in generic mode, because that port's
+    driver takes only socket buffers. So if one driver has no native mode, all ports are in generic mode.
 
     Args:
         program_fd, ports_fd: the XDP program, and the devmap; the caller keeps them open as long as this lives.
@@ -78,7 +78,7 @@ class SwitchPorts:
         return [name for name in self._names if name in self._attached]
 
     def check(self) -> list[PortChange]:
-        """Let go of ports that have gone, and take those that are there again; what has changed."""
+        """Detach ports that have gone, and attach those that are back; return the changes."""
         self.changes.drain()
         found = []
         for name in self._names:
@@ -118,7 +118,7 @@ class SwitchPorts:
 
     def _be_generic(self, without: Interface) -> None:
         """The driver of that port has no native mode."""
-        self._put(without, "generic")  # if that fails all stays as it is
+        self._put(without, "generic")  # if that fails, no port changes
         _log.info("all ports in generic mode: %s has no native XDP", without.name)
         self.mode = "generic"
         for name in self.attached:
@@ -137,7 +137,7 @@ class SwitchPorts:
         self._attached[interface.name] = _Attached(interface.index, link_fd)
 
     def _detach(self, name: str) -> None:
-        """The kernel itself takes an interface that goes out of a devmap."""
+        """The kernel itself removes an interface that has gone from a devmap."""
         here = self._attached.pop(name, None)
         if here is not None:
             bpf.map_delete(self._ports_fd, _word(self._names.index(name)))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes in at a bridge's ports, heard before the bridge takes it, and what the bridge's own host sends to all.
+"""Frames that come in at a bridge's ports, received before the bridge takes them; and frames to all of the bridge's
+host.
 
-A bridge takes its ports' frames from sockets that ask for one EtherType; those that ask for all hear them before it
-does. So one socket hears all ports of this namespace, also those that come later.
+A bridge takes its ports' frames before sockets that ask for one EtherType receive them; sockets that ask for all
+EtherTypes receive them first. So one socket receives the frames of all ports of this namespace, also of ports that come
+later.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Tap:
         try:
             for _ in range(limit):
                 data, (name, *_) = self._socket.recvfrom(_LONGEST)
-                # Before the filter was there, others came in.
+                # Other frames came in before the filter was set.
                 ours = data[12:14] == self._ethertype and len(data) > ETHERNET_BYTES + 1
                 if ours and data[ETHERNET_BYTES + 1] in self._types:
                     frames.append((name, data[6:12], data[ETHERNET_BYTES:]))

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TX ring: batches of frames with lanes go from NumPy arrays to the interface, one system call a batch.
 
-An AF_PACKET ring of TPACKET_V2 slots in memory that the kernel shares. Three rules of the kernel's, each found the
-hard way or read in its net/packet/af_packet.c:
+An AF_PACKET ring of TPACKET_V2 slots in memory that the kernel shares. The kernel has three rules, each found by trial
+or in its net/packet/af_packet.c:
 
 - Slots are used strictly in order, across calls too. So there is one position, ours, and a slot is filled only when
   it is the next in turn.
-- A slot is free again when its frame has left the interface's queue, not when it was handed over. So no more than
-  the ring's frames ever stand in that queue, and a shaped one (tbf) that holds a ring's worth is not overrun. A frame
-  that the queue refuses stays in its slot and goes out with the next `flush`, or is taken back.
+- A slot is free again when its frame has left the interface's queue, not when it was handed over. So no more than the
+  ring's frames ever stand in that queue, and a shaped one (tbf) that holds a ring's worth is not overrun. A frame that
+  the queue refuses stays in its slot and goes out with the next `flush`, or is taken back.
 - The socket does not bypass the queueing discipline (PACKET_QDISC_BYPASS is off): frames are shaped, and a program at
-  the interface's egress sees them: it signs those that carry this socket's mark.
+  the interface's egress sees them and signs those that carry this socket's mark.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TxRing:
     `flush`: while there are any `unsent`, flush again after a few milliseconds.
 
     Args:
-        destination: of frames whose own is not given: all hosts, or a multicast group.
+        destination: of frames without one of their own: all hosts, or a multicast group.
         frames: slots, a multiple of 2. 512 are 6.2 ms at 1 Gbit/s.
     """
 
@@ -69,7 +69,7 @@ class TxRing:
         self._name = interface.name
         self._next = 0
         self._full = False
-        # Protocol 0: this socket hears nothing.
+        # Protocol 0: this socket receives nothing.
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._epoll = select.epoll()
         try:
@@ -85,7 +85,7 @@ class TxRing:
         self._socket.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
         request = struct.pack("IIII", block, size // block, _SLOT_BYTES, self.frames)
         self._socket.setsockopt(_SOL_PACKET, _PACKET_TX_RING, request)
-        # Twice of this is the limit; the kernel wakes a writer when less than half of that limit is in flight.
+        # Twice this is the limit; the kernel wakes a writer when less than half of that limit is in flight.
         self._socket.setsockopt(
             socket.SOL_SOCKET, _SO_SNDBUFFORCE, max(self.frames * _ACCOUNTED_BYTES // 2, 1 << 16)
         )
@@ -145,7 +145,7 @@ class TxRing:
             frames[:, ETHERNET_BYTES:body] = headers[there]
             frames[:, body : body + PAYLOAD_BYTES] = payload[there]
             self._length[here] = body + PAYLOAD_BYTES
-            # Last, as it gives the slot away. What is not ordered by this is by the system call in `flush`.
+            # Last, since this gives the slot away. All other order follows from the system call in `flush`.
             self._status[here] = _STATUS_SEND_REQUEST
             self._next = (self._next + part) % self.frames
             done += part
@@ -153,12 +153,12 @@ class TxRing:
         return count
 
     def flush(self) -> None:
-        """Hand over to the kernel what it takes without waiting; the rest stays, see `unsent`.
+        """Hand the kernel all frames that it takes without waiting; the rest stays, see `unsent`.
 
         Raises:
-            InterfaceDown: the interface has gone down; what was not sent stays.
-            InterfaceUnfit: its MTU is too small for a fragment; what was not sent stays.
-            InterfaceMissing: it is not there any more.
+            InterfaceDown: the interface has gone down; frames that were not sent stay.
+            InterfaceUnfit: its MTU is too small for a fragment; frames that were not sent stay.
+            InterfaceMissing: it no longer exists.
         """
         try:
             self._socket.send(b"", socket.MSG_DONTWAIT)
@@ -180,13 +180,13 @@ class TxRing:
         return int(np.count_nonzero(self._status == _STATUS_SEND_REQUEST))
 
     def take_back(self) -> None:
-        """Frames that the kernel has not taken over do not go out."""
+        """Take back the frames that the kernel has not taken over."""
         refused = np.flatnonzero(self._status == _STATUS_SEND_REQUEST)
         self._status[refused] = _STATUS_AVAILABLE
-        self._next = (self._next - len(refused)) % self.frames  # they are the last ones before it
+        self._next = (self._next - len(refused)) % self.frames  # these are the last ones before it
         self._full = self._available() == 0
 
     def close(self) -> None:
-        """Close the socket; what is in the interface's queue still goes out."""
+        """Close the socket; frames in the interface's queue are still sent."""
         self._epoll.close()
         self._socket.close()

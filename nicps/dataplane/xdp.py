@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XDP programs on interfaces: attach one that goes when its process goes, see and clear away what is there."""
+"""XDP programs on interfaces: attach one that goes with its process, read and remove those that are there."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nicps.errors import EnvironmentProblem, InterfaceBusy
 
 Mode = Literal["native", "generic"]
 
-#: The kernel keeps 15 characters of a program's name. What carries it is ours.
+#: The kernel keeps 15 characters of a program's name. A program with this name is ours.
 PROGRAM = "nicps_xdp"
-#: That on the ports of a Linux switch.
+#: The program on the ports of a Linux switch.
 SWITCH_PROGRAM = "nicps_switch"
 
 _FLAGS: dict[Mode, int] = {"native": bpf.XDP_FLAGS_DRV_MODE, "generic": bpf.XDP_FLAGS_SKB_MODE}
@@ -66,10 +66,10 @@ def _program_id(xdp: Any) -> int:
 
 
 def clear(interface: Interface) -> bool:
-    """Take away what an older run of ours left without an owner; whether there was anything.
+    """Remove the program that an earlier run of ours left without an owner; return whether there was one.
 
     Raises:
-        InterfaceBusy: a program is there that belongs to a living process, or is not ours.
+        InterfaceBusy: the program there belongs to a living process, or is not ours.
     """
     there = attached(interface.index)
     if there is None:
@@ -90,7 +90,7 @@ def clear(interface: Interface) -> bool:
     except NetlinkError as error:
         if error.code != errno.EBUSY:
             raise
-        # The kernel does not let a program go that a link holds, and only a process (or a pin) holds a link.
+        # The kernel does not detach a program that a link holds, and only a process (or a pin) holds a link.
         what = "nicps" if there.name == PROGRAM else "nicps switch xdp"
         raise InterfaceBusy(
             f"{what} runs on interface {interface.name} already (XDP program id {there.id}); see: {what} status"
@@ -104,8 +104,8 @@ def attach(
 ) -> tuple[int, Mode]:
     """Attach a program in the first of these modes that the driver has: natively, else in generic mode.
 
-    Returns the link's descriptor, with whose closing (at the latest when the process ends, however) the program
-    goes, and the mode.
+    Returns the link's descriptor and the mode. The program goes when the descriptor is closed, at the latest when the
+    process ends.
 
     Raises:
         InterfaceBusy: another program is there.

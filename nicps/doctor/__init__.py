@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nicps doctor` looks at, one function a check; each gives a row and raises nothing.
+"""The checks of `nicps doctor`, one function each; each returns a row and raises nothing.
 
-Imports nothing that may be missing until it has been found to be there.
+Imports a package only after a check has found it.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def examine(
     data: Path | None = None,
     key: Path | None = None,
 ) -> list[Check]:
-    """All rows for this host, in the order in which one would mend them.
+    """All rows for this host, in the order in which to repair them.
 
-    The interface's rows attach a program for a moment where none is attached; with a key also one that signs nothing.
+    The interface's rows attach a program for a moment if there is none; with a key also one that signs nothing.
     """
     packages = check_packages()
     rows = [
@@ -96,7 +96,7 @@ def examine(
         check_training(),
         check_bcc(),
     ]
-    if packages.state != "fail":  # what follows imports some of them
+    if packages.state != "fail":  # the further checks import some of them
         from nicps.doctor.interface import check_interface
 
         rows += [check_headers(), check_sources(), *check_interface(iface, key is not None)]
@@ -112,7 +112,7 @@ def worst(rows: list[Check]) -> State:
 
 
 def table(rows: list[Check]) -> str:
-    """The rows as aligned text; what is to be done stands below its row."""
+    """The rows as aligned text; the advice stands below its row."""
     width = max(len(row.name) for row in rows)
     lines = []
     for row in rows:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the user that trains can read the interpreter, the packages, the job and the data.
+"""Whether the training user can read the interpreter, the packages, the job and the data.
 
-The kernel itself is asked, from a child process that has become that user: modes, groups, access
-lists and mount options all count.
+The kernel itself is asked, from a child process that has become that user. So modes, groups, access lists and mount
+options all count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGES = ("nicps", "trainer", "torch", "numpy")
 
 
 def closed_path(paths: Iterable[Path], user: pwd.struct_passwd) -> str | None:
-    """The first file or folder that `user` cannot read or enter, as "FOLDER (why)"; None: all open.
+    """The first file or folder that `user` cannot read or enter, as "FOLDER (why)"; None if there is none.
 
     Must be root to ask for another user than one's own.
     """
@@ -95,7 +95,7 @@ def interpreter_paths() -> list[Path]:
 
 
 def check_access(user_name: str, job: Path | None, data: Path | None) -> list[Check]:
-    """One row for the user, and one each for interpreter, job and data (where they are named)."""
+    """One row for the user, and one each for interpreter, job and data (if they are named)."""
     try:
         user = pwd.getpwnam(user_name)
     except KeyError:

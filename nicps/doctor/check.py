@@ -11,7 +11,7 @@ State = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, what was found, and how to mend it (empty when nothing is to be done)."""
+    """The subject of the check, its result, and the advice (empty when there is nothing to do)."""
 
     name: str
     state: State

@@ -40,13 +40,13 @@ CAPABILITIES = {
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """(6, 1) of "6.1.0-13-amd64"; (0, 0) where there is no number."""
+    """(6, 1) of "6.1.0-13-amd64"; (0, 0) without a number."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
 def check_kernel(release: str | None = None) -> Check:
-    """New enough for what the XDP program and its maps use."""
+    """The kernel is new enough for the XDP program and its maps."""
     release = os.uname().release if release is None else release
     version = kernel_version(release)
     if version < OLDEST_KERNEL:
@@ -61,7 +61,7 @@ def check_kernel(release: str | None = None) -> Check:
 
 
 def check_btf(path: Path = Path("/sys/kernel/btf/vmlinux")) -> Check:
-    """The kernel's own types; today's programs do without."""
+    """The kernel's own types; the present programs do without."""
     if path.exists():
         return ok("BTF", str(path))
     mend = "nothing to do: only programs that are compiled ahead of time will need it"
@@ -110,14 +110,16 @@ def check_bcc(python: str = sys.executable) -> Check:
 
 
 def effective_capabilities(status: str) -> set[str]:
-    """The names, of those that nicps needs, that `status` (/proc/PID/status) grants."""
+    """The names of the capabilities that nicps needs and `status` (/proc/PID/status) grants."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.M)
     mask = int(found.group(1), 16) if found else 0
     return {name for name, bit in CAPABILITIES.items() if mask >> bit & 1}
 
 
 def check_privileges(status: str | None = None) -> Check:
-    """What the agent needs: BPF, the interface, raw sockets, and another user with a network namespace to train."""
+    """The agent's capabilities: BPF, the interface, raw sockets, and another user with a network namespace for
+    training.
+    """
     held = effective_capabilities(
         Path("/proc/self/status").read_text() if status is None else status
     )
@@ -148,7 +150,7 @@ def check_memory(path: Path = Path("/proc/meminfo")) -> Check:
 
 
 def _versions(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Of installed packages, with their names; and those that are not installed."""
+    """The installed packages with their versions, and those that are not installed."""
     found, absent = [], []
     for name in names:
         try:

@@ -28,9 +28,9 @@ MOST_MTU = 3500
 
 
 def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
-    """Rows for the interface `name`; with no name, one row that lists what could be named.
+    """Rows for the interface `name`; without a name, one row that lists the interfaces that could be named.
 
-    Takes away programs that an older run of ours left, and attaches one for a moment where there is none.
+    Removes programs that an earlier run of ours left, and attaches one for a moment if there is none.
 
     Args:
         keyed: whether the network has a key, so that tokens and fragments are to be signed.
@@ -68,7 +68,7 @@ def _read_or_none(name: str) -> Interface | None:
 
 
 def _ethtool(name: str, command: int, size: int) -> bytes | None:
-    """What the driver answers, `size` bytes from the command on; None where it does not."""
+    """The driver's answer, `size` bytes from the command on; None if it gives none."""
     answer = ctypes.create_string_buffer(struct.pack("=I", command), size)
     request = struct.pack("16sP", name.encode(), ctypes.addressof(answer))
     try:
@@ -80,13 +80,13 @@ def _ethtool(name: str, command: int, size: int) -> bytes | None:
 
 
 def driver(name: str) -> str:
-    """The driver of an interface as ethtool tells it; "unknown" where it does not."""
+    """The driver of an interface as ethtool reports it; "unknown" if it does not."""
     answer = _ethtool(name, ETHTOOL_GDRVINFO, 196)
     return answer[4:36].split(b"\0")[0].decode(errors="replace") if answer else "unknown"
 
 
 def has_carrier(name: str) -> bool:
-    """Whether something is at the other end; taken for granted where the driver does not tell."""
+    """Whether a link partner is there; assumed if the driver does not report it."""
     answer = _ethtool(name, ETHTOOL_GLINK, 8)
     return answer is None or struct.unpack("=II", answer)[1] != 0
 
@@ -115,7 +115,7 @@ def check_mtu(link: Interface) -> Check:
 
 
 def _check_xdp(link: Interface) -> Check:
-    """The mode that `join` will get, tried with a program attached for a moment."""
+    """The mode of a later `join`, tried with a program attached for a moment."""
     try:
         program = load_pass_program("nicps_doctor")
     except OSError as error:
@@ -147,7 +147,7 @@ def _check_xdp(link: Interface) -> Check:
 
 
 def check_signing(link: Interface) -> Check:
-    """Whether a program can be at the egress, tried with one for a moment; run after XDP has been tried."""
+    """Whether a program can be attached at the egress, tried with one for a moment; run after XDP has been tried."""
     try:
         program = _load("sched_cls", TC_ACT_UNSPEC, "nicps_doctor")
     except OSError as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measurement of the LAN says (`nicps doctor --network`): a table, and what to change.
+"""The result of a measurement of the LAN (`nicps doctor --network`): a table, and what to change.
 
-The measurement is the agent's (docs/socket.md, `probe`); nothing here touches the network.
+The agent measures (docs/socket.md, `probe`); nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from nicps.wire import BROADCAST, FRAGMENT_HEADER_BYTES, LEAST_MTU, PAYLOAD_BYTES, mac_text
 
-#: Part of a train that may be lost: repairs cost little up to here.
+#: The part of a train that may be lost: repairs cost little up to here.
 LOSS = 0.005
 #: A round trip between two agents, idle hosts and one switch: about 0.2 ms.
 ROUND_TRIP_US = 2000.0
-#: Below this a LAN is no use for gradients.
+#: Below this rate a LAN is not suitable for gradients.
 LEAST_BPS = 50e6
 _UNITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (0.0, "bit/s"))
 _FRAME_BYTES = 14 + FRAGMENT_HEADER_BYTES + PAYLOAD_BYTES
@@ -24,21 +24,21 @@ _FRAME_BYTES = 14 + FRAGMENT_HEADER_BYTES + PAYLOAD_BYTES
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, and what to do about it."""
+    """A fault, and the advice."""
 
     found: str
     mend: str
 
 
 def loss(train: Mapping[str, Any], seen: Mapping[str, Any] | None) -> float | None:
-    """Part of a train that did not arrive, 0 to 1, below 0 if more came than was sent; None where no answer came."""
+    """Part of a train that did not arrive, 0 to 1, below 0 if more arrived than was sent; None without an answer."""
     if seen is None or not train["sent"]:
         return None
     return 1.0 - float(seen["received"]) / float(train["sent"])
 
 
 def findings(report: Mapping[str, Any]) -> list[Finding]:
-    """What to change, host by host."""
+    """The changes to make, host by host."""
     found = [finding for host in report["hosts"] for finding in _of_host(report, host)]
     fastest = max(train["offered_bps"] for train in report["trains"])
     if fastest < LEAST_BPS:
@@ -83,7 +83,7 @@ def _of_host(report: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[Fin
 def _throttled(
     report: Mapping[str, Any], host: Mapping[str, Any], lost: Sequence[float | None]
 ) -> Iterator[Finding]:
-    """Loss that begins at some rate, or is there at any."""
+    """A fault for loss that begins at some rate, or occurs at any."""
     name, trains = host["name"], report["trains"]
     bad = [at for at, share in enumerate(lost) if share is not None and share > LOSS]
     if not bad:
@@ -110,7 +110,7 @@ def _throttled(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """A line a host: what was lost of each train, round trips, and the highest rate that came."""
+    """A line a host: the loss of each train, round trips, and the highest rate that arrived."""
     trains = report["trains"]
     heads = ["HOST", *map(_asked, trains), "ROUND TRIP MIN", "MEDIAN", "MAX", "RECEIVES"]
     rows = [heads]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which memory of the kernel's a job uses: accumulators, and where the exchange has stripes, room for these."""
+"""The kernel's memory that a job uses: accumulators, and for the exchange `stripes` its lanes, sums and places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Sizes: TypeAlias = tuple[int, int, int]  # blocks, room and places
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What there is in each of two banks, and the how manieth of its kind it is: a program must map what is new.
+    """The memory in each of two banks, each kind with a serial number: a program must map new memory.
 
     `blocks` of accumulators; `room`, fragments of own lanes and sums; `places`, blocks of the own stripe.
     """
@@ -38,7 +38,7 @@ class Memory:
     made: tuple[int, int, int] = (0, 0, 0)
 
     def since(self, shown: tuple[int, int, int]) -> Memory:
-        """What of it is new to who has been shown those."""
+        """The kinds of it that are new to a program that has mapped those."""
         return Memory(
             self.blocks if self.made[0] != shown[0] else 0,
             self.room if self.made[1] != shown[1] else 0,
@@ -47,12 +47,13 @@ class Memory:
 
 
 class Accumulators:
-    """Those that are in use.
+    """The memory that is in use.
 
-    A hand-out has its own, also where those of training have the size: a training program may still be reading the
-    last sum there, or the disk the last window, when the next phase writes to that bank.
+    A hand-out has memory of its own, also where that of training has the size: a training program may still be reading
+    the last sum there, or the disk the last window, when the next phase writes to that bank.
 
-    Attributes: `memory`, what there is. `refused`: why this host's kernel takes no frames of stripes; else empty.
+    Attributes: `memory`, the memory that exists. `refused`: why this host's kernel takes no frames of stripes; else
+    empty.
     """
 
     def __init__(self, node: NodeInfo, tasks: Tasks, owner: object) -> None:
@@ -60,26 +61,30 @@ class Accumulators:
         self.memory = Memory()
         self.refused = ""
         self._of_hand_out = False
-        self._reserved: dict[int, _Sizes] = {}  # what is made, and not in use yet, by number
-        self._awaited = 0  # the how manieth places that the own stripe waits for are
+        self._reserved: dict[int, _Sizes] = {}  # memory that is made, and not in use yet, by number
+        self._awaited = 0  # the serial number of the places that the own stripe waits for
 
     @property
     def lacks_places(self) -> bool:
-        """The own stripe waits for its places, and the list for this host: its training program is not to blame."""
+        """Whether the own stripe waits for its places. The list then waits for this host, and its training program
+        is not to blame.
+        """
         return bool(self.memory.room and not self.memory.places)
 
     def refuses(self, phase: Phase) -> bool:
-        """The phase has stripes, and this host's kernel takes none."""
+        """Whether the phase has stripes, and this host's kernel takes none."""
         return bool(self.refused) and phase.exchange.absolute
 
     def fit(self, phase: Phase) -> bool:
-        """Whether the phase can use them."""
+        """Whether the phase can use this memory."""
         return not phase.blocks or not any(self._lacks(phase))
 
     def reserve(
         self, phase: Phase, then: Callable[[float, int], Orders], refuse: Callable[[], Orders]
     ) -> BeginTask:
-        """Make what lacks for the phase; `then` takes its number, `refuse` follows if the kernel takes no stripes."""
+        """Make the memory that the phase lacks; `then` takes its number, `refuse` follows if the kernel takes no
+        stripes.
+        """
         sizes = self._lacks(phase)
 
         def made(now: float, outcome: int | StripesRefused) -> Orders:
@@ -92,20 +97,20 @@ class Accumulators:
         return self._tasks.begin(self._owner, ReserveAccumulators(*sizes), made)
 
     def use(self, phase: Phase, number: int) -> Orders:
-        """What was reserved comes into use."""
+        """Use the memory that was reserved."""
         self._change(phase, self._reserved.pop(number))
         return [UseAccumulators(number)]
 
     def drop(self, number: int) -> Orders:
-        """The phase that they were reserved for does not come."""
+        """Drop a reservation: its phase does not come."""
         self._reserved.pop(number, None)
         return [DropAccumulators(number)]
 
     def renew(self, phase: Phase, then: Callable[[float], Orders]) -> Orders:
-        """The phase goes on at once, in another view: others, where these do not fit.
+        """The phase goes on at once, in another view: make other memory if the present one does not fit.
 
-        Places of an own stripe take long. They are made meanwhile, and what is sent to it is dropped, and asked for
-        again. `then` follows as they come into use.
+        The places of an own stripe take long. They are made meanwhile; contributions to the stripe are dropped, and
+        members ask for its sums again. `then` follows as the places come into use.
         """
         if self.fit(phase) or self.refuses(phase):
             return []
@@ -129,11 +134,11 @@ class Accumulators:
         return [RetirePlaces(), self._tasks.begin(self._owner, task, made)]
 
     def _lacks(self, phase: Phase) -> _Sizes:
-        """Blocks, room and places that must be made; 0 for what is there."""
+        """Blocks, room and places that must be made; 0 for those that exist."""
         hands_out, there = phase.kind is wire.PhaseKind.HANDOUT, self.memory
         fragments = max(phase.fragments, phase.last_fragments)
         aggregators = phase.aggregators(self._node.view.live)
-        # Stripes need no accumulators, but for the test rounds in between.
+        # Stripes need no accumulators, except for the test rounds in between.
         blocks = 1 if phase.exchange.absolute else phase.blocks
         if (there.blocks, self._of_hand_out) == (blocks, hands_out):
             blocks = 0
@@ -141,16 +146,16 @@ class Accumulators:
             return blocks, 0, 0
         room = fragments if fragments != there.room else 0
         longest = 1 if phase.exchange.central else fragments // len(aggregators) + 1
-        places = -(-longest // phase.per_block)  # a block, also where there is no own stripe
+        places = -(-longest // phase.per_block)  # one block, even without an own stripe
         return blocks, room, places if room or places != there.places else 0
 
     def _change(self, phase: Phase, new: _Sizes) -> None:
-        """From now on there is that."""
+        """Note that this memory exists from now on."""
         there = self.memory
         if new[0]:
             self._of_hand_out = phase.kind is wire.PhaseKind.HANDOUT
         if new[2]:
-            self._awaited += 1  # those that are being made are not needed any more
+            self._awaited += 1  # those that are being made are no longer needed
         sizes = (there.blocks, there.room, there.places)
         blocks, room, places = (n or old for n, old in zip(new, sizes, strict=True))
         first, second, third = (made + bool(n) for made, n in zip(there.made, new, strict=True))

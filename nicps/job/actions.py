@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the life of a job asks of its host. Actions are carried out in order; what comes of them is an event of `Life`.
+"""The actions of the life of a job at its host. They are carried out in order; their outcomes are events of `Life`.
 
-Frames for the LAN are the node's (`nicps.protocol.Send`). What takes time is a `Task`, which a `BeginTask` numbers:
+Frames for the LAN are the node's (`nicps.protocol.Send`). Slow work is a `Task`, which a `BeginTask` numbers:
 `Life.task_done` or `Life.task_failed` answers it. Tasks are done one after the other, in the order in which they began.
 """
 
@@ -21,7 +21,7 @@ from nicps.session.fields import Message
 
 
 class Source(Enum):
-    """Where the payload of fragments comes from."""
+    """The source of a fragment's payload."""
 
     PROGRAM = "the training program's memory"
     STREAM = "the stream that this host hands out"
@@ -35,17 +35,17 @@ class Transmit:
     fragments: SendFragments
     phase: Phase
     source: Source
-    stream: int = 0  # where that is the source
+    stream: int = 0  # used if that is the source
 
 
 @dataclass(frozen=True, slots=True)
 class DropFragments:
-    """What has not gone out of this host's contributions does not; each `Transmit` counts as sent."""
+    """Drop the parts of this host's contributions that have not been sent; each `Transmit` counts as sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnterView:
-    """The kernel takes tokens and fragments of this view, in which this host has `number`; so do the keys."""
+    """Let the kernel and the keys take frames of this view, in which this host has `number`."""
 
     view: View
     number: int
@@ -53,19 +53,19 @@ class EnterView:
 
 @dataclass(frozen=True, slots=True)
 class LeaveView:
-    """The kernel takes no tokens and fragments until there is a view again."""
+    """Let the kernel take no tokens and fragments until there is a view again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountFragments:
-    """For the job's records: how many fragments of that round the kernel has taken, in the view that it is in."""
+    """For the job's records: count the fragments of that round that the kernel has taken, in the view that it is in."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class UseAccumulators:
-    """The outcome of a `ReserveAccumulators` comes into use; the former ones go once nobody reads them.
+    """Use the outcome of a `ReserveAccumulators`; the former ones are freed once no process reads them any more.
 
     `Life.room_made` follows.
     """
@@ -75,14 +75,14 @@ class UseAccumulators:
 
 @dataclass(frozen=True, slots=True)
 class DropAccumulators:
-    """The outcome of a `ReserveAccumulators` is not needed."""
+    """Free the outcome of a `ReserveAccumulators`, which is not needed."""
 
     accumulators: int
 
 
 @dataclass(frozen=True, slots=True)
 class RenewAccumulators:
-    """New accumulators of so many blocks a bank come into use at once, and what stripes need; 0: what there is does.
+    """Use new accumulators of so many blocks a bank at once, and new maps of stripes; 0: keep the present ones.
 
     `room`: fragments in a bank of own lanes and sums. The own stripe has no places then.
     """
@@ -96,7 +96,7 @@ class RetirePlaces:
     """The own stripe is another one, in a view that the kernel has just entered: it has no places until others are
     made.
 
-    What the old ones hold stays for the training program.
+    The training program keeps the content of the old ones.
     """
 
 
@@ -107,7 +107,7 @@ class RetirePlaces:
 class StartProgram:
     """Run the job's training program, the `program`-th at this host: `python -m ENTRY run`, or the user's own.
 
-    `adopts`: of a group. It runs already, and waits at the agent's socket or comes there.
+    `adopts`: the program of a group. It runs already, and waits at the agent's socket or connects to it.
     """
 
     program: int
@@ -118,7 +118,7 @@ class StartProgram:
 
 @dataclass(frozen=True, slots=True)
 class EndProgram:
-    """End it, whatever it is doing, and free the memory that is shared with it; nothing more is heard of it.
+    """End it, in any state, and free the memory that is shared with it; no more messages of it are handled.
 
     `saved`: its state is saved, and it has a moment to write its residual beside that.
     """
@@ -144,7 +144,7 @@ class ShareArena:
 
 @dataclass(frozen=True, slots=True)
 class ShowNeed:
-    """In the shared memory: so many samples still make the quorum of the round (R13)."""
+    """In the shared memory: set the number of samples that still make the quorum of the round (R13)."""
 
     program: int
     round: int
@@ -153,7 +153,7 @@ class ShowNeed:
 
 @dataclass(frozen=True, slots=True)
 class ShowClosed:
-    """In the shared memory: the round closes without this member."""
+    """In the shared memory: set that the round closes without this member."""
 
     program: int
     round: int
@@ -161,7 +161,7 @@ class ShowClosed:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Answer the program that has connected: this message, and where the job's files are."""
+    """Answer the program that has connected: send this message, and the folder of the job's files."""
 
     program: int
     message: shared_form.Welcome
@@ -177,10 +177,10 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class EnterPhase:
-    """A message that sends the program into a phase of the network's.
+    """Send the program a message for a phase of the network's.
 
-    In the shared memory its number is the newest phase, and no round from its first one on is closed. With `blocks` go
-    the accumulators' descriptors.
+    In the shared memory set its number as the newest phase, and reopen all rounds from its first one on. With `blocks`
+    send the accumulators' descriptors.
     """
 
     program: int
@@ -191,7 +191,7 @@ class EnterPhase:
 
 
 class Folder(Enum):
-    """Where files are."""
+    """A folder for files."""
 
     PREPARED = "what the preparation of a submitted job has left"
     WORK = "the job's working folder at this host"
@@ -209,8 +209,8 @@ class OpenJob:
 class CloseJob:
     """The job is over: once its programs are gone and the tasks that have begun are done, remove its files.
 
-    `keep_records`: what agent and programs have written down goes into the run's folder first. `saved`: so does the
-    residual, as the job's state is saved.
+    `keep_records`: copy the records of agent and programs into the run's folder first. `saved`: copy the residual too,
+    as the job's state is saved.
     """
 
     keep_records: bool = False
@@ -230,7 +230,7 @@ class NoteEvent:
 class NoteCommit:
     """For the job's time line: a training step, or a test, is committed here, with that round.
 
-    `counted`: samples by member number. `rounds`: so many it has taken.
+    `counted`: samples by member number. `rounds`: the number of rounds of the step.
     """
 
     round: int
@@ -244,7 +244,7 @@ class Receive:
     """Open the receiving end of a hand-out, in place of the former one.
 
     `collected_from`: a member whose records come; they go into the run's folder under that name. Otherwise files go
-    into the working folder. `keep`: the files are written; otherwise the stream is only hashed.
+    into the working folder. `keep`: write the files; otherwise only hash the stream.
     """
 
     size: int
@@ -257,24 +257,24 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
-    """Nothing more is read from this stream."""
+    """Close a stream, from which nothing more is read."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveState:
-    """The state that was handed out has been loaded: its file goes, for the next one may be another."""
+    """The state that was handed out has been loaded: remove its file, since the next one may be another."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSubmission:
-    """The job that was submitted here needs its preparation no more: end that, and remove its files."""
+    """The job that was submitted here no longer needs its preparation: end the preparation, and remove its files."""
 
     submission: int
 
 
-# ---- people
+# ---- users
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ class RunHook:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Nothing, after all that has begun before: what was handed out is on the disk then."""
+    """Do nothing. It is done after all tasks that began before; files that were handed out are on the disk then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ class ReserveAccumulators:
     """Make accumulators of so many blocks a bank, if any; the outcome is a number for them, or `StripesRefused`.
 
     `room`: fragments in a bank of own lanes and sums, which stripes need; `places`: blocks in a bank of the own stripe.
-    0: none are made.
+    0: make none.
     """
 
     blocks: int
@@ -322,7 +322,7 @@ class ReserveAccumulators:
 
 @dataclass(frozen=True, slots=True)
 class StripesRefused:
-    """The outcome of a `ReserveAccumulators` with `room`: this host's kernel refuses the program that takes stripes."""
+    """The outcome of a `ReserveAccumulators` with `room`: this host's kernel refuses the program for stripes."""
 
     reason: str
 
@@ -338,7 +338,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamSize:
-    """How long a stream is, and its index."""
+    """The length of a stream, and its index."""
 
     size: int
     index_bytes: int
@@ -348,8 +348,8 @@ class StreamSize:
 class StoreWindow:
     """Store `size` bytes of a hand-out: from the round's bank, or at its source out of `stream`.
 
-    The outcome is a `Stored` of the last window, otherwise None. `reads_job`: what was handed out is a job, which is
-    then read (`prepared.json`).
+    The outcome is a `Stored` of the last window, otherwise None. `reads_job`: a job was handed out, whose
+    `prepared.json` is then read.
     """
 
     round: int
@@ -371,7 +371,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class KeepCheckpoint:
-    """Copy that state of the training program into the run's folder, with what `nicps resume` needs beside it."""
+    """Copy that state of the training program into the run's folder, with the files that `nicps resume` needs."""
 
     name: str
 
@@ -383,7 +383,7 @@ class KeepResidual:
 
 @dataclass(frozen=True, slots=True)
 class KeepRecords:
-    """Copy what the training program has left, and this host's facts, into the run's folder.
+    """Copy the training program's files, and this host's facts, into the run's folder.
 
     The outcome is the names of the files that the lead collects. `last_round`: no record can be of a later one.
     """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one host keeps of a job that may have to be resumed: of an alarm, or where no majority is left (R18, R22)."""
+"""The checkpoints of one host, of a job that may have to be resumed: after an alarm, or without a majority (R18,
+R22).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _ANSWER_LIMIT_S = 60.0  # for the training program, which may be in the middle o
 
 
 def resumed_from(prepared: Mapping[str, Any]) -> tuple[str, str]:
-    """The run that a prepared job goes on from, and the digest of the state with which it does; empty if from none."""
+    """The run that a prepared job goes on from, and the digest of its state; empty if there is none."""
     found = prepared.get("resume")
     if not isinstance(found, dict):
         return "", ""
@@ -32,7 +34,7 @@ def resumed_from(prepared: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def rounds_before(prepared: Mapping[str, Any]) -> int:
-    """The rounds that were trained before the one with which a prepared job begins: of the run that it goes on from."""
+    """The rounds that were trained before a prepared job begins, in the runs that it goes on from."""
     found = prepared.get("resume")
     rounds = found.get("round") if isinstance(found, dict) else 0
     return rounds if isinstance(rounds, int) and rounds > 0 else 0
@@ -43,21 +45,21 @@ class Checkpoints:
 
     Args:
         owner: of the tasks.
-        folder: where they are kept, for the user.
+        folder: the folder of the checkpoints, for the user.
     """
 
     def __init__(self, node: NodeInfo, tasks: Tasks, owner: object, folder: str) -> None:
         self._node, self._tasks, self._owner = node, tasks, owner
         self.folder = folder
-        self._cut = ""  # why nobody may go on here, until the user has been told
+        self._cut = ""  # why no host may go on here, until the user is told
         self._until = 0.0
 
     def describe(self, rounds: int) -> str:
-        """For the user: where the one with the state after so many rounds of training is."""
+        """For the user: the path of the checkpoint with the state after so many rounds of training."""
         return f"saved after {rounds} rounds of training in {self.folder}"
 
     def keep_state(self, name: str, then: Callable[[str], Orders]) -> BeginTask:
-        """Keep what the program saved under that name; `then` takes an error, or an empty text."""
+        """Keep the file that the program saved under that name; `then` takes an error, or an empty text."""
 
         def failed(now: float, error: str) -> Orders:
             return [Warn(f"no checkpoint in {self.folder}: {error}"), *then(error)]
@@ -65,13 +67,15 @@ class Checkpoints:
         return self._tasks.begin(self._owner, KeepCheckpoint(name), lambda now, _: then(""), failed)
 
     def write(self, rounds: int, error: str) -> Orders:
-        """The program has written one, with the state after so many rounds of training; or it could not."""
+        """The program has written a checkpoint, with the state after so many rounds of training; or it could not."""
         if error:
             return self._show_outcome(error)
         return [self.keep_state(CHECKPOINT, lambda error: self._show_outcome(error, rounds))]
 
     def keep_residual(self, error: str) -> Orders:
-        """The program has written its residual; or `error` says why it has not, or why the former one is dropped."""
+        """The program has written its residual; or `error` is the reason why it has not, or why the former one is
+        dropped.
+        """
 
         def failed(now: float, error: str) -> Orders:
             return [Warn(f"no residual in {self.folder}: {error}")]
@@ -83,9 +87,9 @@ class Checkpoints:
     # ---- no majority (R18)
 
     def save_without_majority(self, now: float, reason: str, program: Program | None) -> Orders:
-        """Nobody may train on here, and perhaps the others never come back: save what there is, and tell the user.
+        """No host may train on here, and perhaps the others never come back: save the state, and tell the user.
 
-        The phase goes on, in case they are heard again.
+        The phase goes on, in case the others are heard again.
         """
         self._cut, self._until = reason, now + _ANSWER_LIMIT_S
         if program is None or program.ended or not program.holds_state:
@@ -103,7 +107,7 @@ class Checkpoints:
         return self._until if self._cut else math.inf
 
     def tick(self, now: float) -> Orders:
-        """A program that does not answer must not keep the user from being told."""
+        """A program that does not answer must not delay the message to the user."""
         if not self._cut or now < self._until:
             return []
         return self._show_outcome(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which exchange a job's next training phase has, at its lead."""
+"""The choice of a job's next exchange for training, at its lead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nicps.protocol import Phase
 class Wait:
     """Training is to begin, and a Linux switch that is heard is not ready yet.
 
-    `number`: the how manieth wait this is; `joined`: members that train from now on.
+    `number`: the serial number of this wait; `joined`: members that train from now on.
     """
 
     number: int
@@ -26,14 +26,14 @@ class Wait:
 
 
 class Choice:
-    """A Linux switch where one is ready, or what the plan has without one.
+    """A Linux switch if one is ready, or the plan's exchange without one.
 
     An exchange that has made no sums is given up for the rest of the job.
 
     Args:
         failed: exchanges that were given up before this host has led, or that it does not believe.
 
-    Attributes: `exchange`, without a Linux switch; `wait`, for one that is there.
+    Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there.
     """
 
     def __init__(self, plan: Plan, node: NodeInfo, failed: Collection[Exchange] = ()) -> None:
@@ -51,7 +51,7 @@ class Choice:
         """The exchange of the next training phase; None: wait for the switch first.
 
         Args:
-            fragments: of its vectors.
+            fragments: the size of its vectors.
             joined: members that train from now on.
         """
         view, self.wait = self._node.view, None
@@ -68,7 +68,7 @@ class Choice:
         return self.exchange.among(len(view.live))
 
     def explain(self, exchange: Exchange, fragments: int) -> Orders:
-        """What was chosen, and why: said once, and again when that is another exchange, or for another reason."""
+        """The choice and its reason: logged once, and again if the exchange or the reason changes."""
         if not self._tries_switch:
             return []
         why = self._node.switch.find_lack(fragments, self._plan.width)
@@ -84,7 +84,9 @@ class Choice:
         return [Log(text)]
 
     def improves(self, phase: Phase, fragments: int) -> bool:
-        """A switch has become ready, and could take over. A program of all-reduces expects no new phase for that."""
+        """Whether a switch has become ready that could take over. A program of all-reduces expects no new phase for
+        that.
+        """
         if phase.exchange.central or not self._tries_switch or not self._plan.feedback:
             return False
         return not self._node.switch.find_lack(fragments, self._plan.width)
@@ -97,22 +99,22 @@ class Choice:
 
     @property
     def switch_failed(self) -> bool:
-        """The Linux switch was tried, and is not taken any more in this job, whoever leads it."""
+        """The Linux switch was tried, and is not used any more in this job, whichever host leads it."""
         return self._plan.tries_switch and Exchange.LINUX_SWITCH in self._failed
 
     def has_failed(self, exchange: Exchange) -> bool:
-        """It has been given up."""
+        """Whether it has been given up."""
         return exchange in self._failed
 
     def refuse_stripes(self, reason: str) -> Orders:
-        """A member's kernel takes no frames of stripes, which are a Linux switch's too: every host adds for itself."""
+        """A member's kernel takes no frames of stripes, and so none of a Linux switch: every host adds for itself."""
         self._failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
         self.exchange = Exchange.BROADCAST
         text = f"{reason}: every host adds for itself from now on (exchange {self.exchange.name})"
         return [PublishEvent("warning", {"message": text})]
 
     def give_up(self, exchange: Exchange) -> Orders:
-        """It makes no sums: another one takes its place, which has not been given up before."""
+        """The exchange makes no sums: replace it by one that has not been given up before."""
         self._failed.add(exchange)
         if exchange.fallback is None:
             return []

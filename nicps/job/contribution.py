@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long this host's contribution has been on its way, and whether sums of it come."""
+"""The time that this host's contribution has been on its way, and whether its sums come."""
 
 from __future__ import annotations
 
 
 class Contribution:
-    """Of one round after the other."""
+    """The contributions of one round after the other."""
 
     def __init__(self) -> None:
         self._offered_at = self._sending_s = 0.0
         self._lacked = -1  # the last round in which sums of the switch had not come
 
     def begin(self, now: float) -> None:
-        """It is ready."""
+        """The contribution is ready."""
         self._offered_at, self._sending_s = now, 0.0
 
     def note_sent(self, seconds: float) -> None:
@@ -20,10 +20,10 @@ class Contribution:
         self._sending_s += seconds
 
     def seconds_waited(self, now: float) -> float:
-        """What has passed since it was ready, its own sending left out."""
+        """The time since it was ready, without that of its own sending."""
         return max(0.0, now - self._offered_at - self._sending_s)
 
     def lacks_sums_anew(self, round_: int) -> bool:
-        """Sums of a switch have not come in that round; whether that is the first round in a row."""
+        """Sums of a switch have not come in that round; return whether that is the first round in a row."""
         before, self._lacked = self._lacked, round_
         return round_ > before + 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The course of a job, as its lead steers it: hand out, train and test, take hosts back, collect, stop.
+"""The course of a job, under its lead: hand out, train and test, take hosts back, collect, stop.
 
 R5 to R7, R14, R15, R20 to R22. The starter's course begins with the hand-out. The lead of a later view has one too,
-which begins where the job is; what the lead before it had decided and nobody has carried out is decided again.
+which begins where the job is. It repeats decisions of the former lead that were not carried out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Course:
     """The lead's decisions. Every event returns the orders that follow from it.
 
     Args:
-        found: how far the job is, where another host has led before.
+        found: how far the job is, if another host has led before.
 
     Attributes: `able`, this host has the whole job. `waits`, this host leads while the job is on its way to its disk:
     another course begins, and is told that the view is installed, once the host is `able` to lead.
@@ -64,20 +64,20 @@ class Course:
         self._collecting = False
         self._waiting: dict[bytes, Answered] = {}  # hosts that want to come back
         self._refused: set[bytes] = set()  # hosts that cannot come back
-        self._purpose = ""  # of the hand-out that is being got ready or is under way
-        self._streaming = False  # it is being got ready
+        self._purpose = ""  # of the hand-out that is being prepared or is under way
+        self._streaming = False  # it is being prepared
         self._opening = False  # training has been decided on, and is not agreed yet
         self._alarm: str | None = (
             None  # why the model is saved after the batch, and the job stopped
         )
-        self._cancelled = False  # that is because a user wants it
-        self._saving = False  # for that reason
+        self._cancelled = False  # a user has asked for that
+        self._saving = False  # it is being saved
         self._stop: Phase | None = None
 
-    # ---- what has happened
+    # ---- events
 
     def view_installed(self, view: View) -> Orders:
-        """Every member has installed a view that this host leads. What nobody has carried out is decided again."""
+        """Every member has installed a view that this host leads. Decisions that were not carried out are repeated."""
         node, phase = self._node, self._node.phase_in_force
         self._opening = self._saving = False
         self._waiting = {
@@ -115,7 +115,7 @@ class Course:
         if handing_out and phase is not None and not over:
             return self._lose_source() if phase.settings["source"] not in view.live else []
         if handing_out and self._purpose:
-            return []  # it is over: `hand_out_ended` goes on
+            return []  # the hand-out is over: `hand_out_ended` goes on
         if self._purpose:
             return self._hand_out_again()
         if phase is None or handing_out:
@@ -130,7 +130,7 @@ class Course:
         return []  # the training program is going to judge the last round
 
     def stream_opened(self, purpose: str, source: int, size: int, index_bytes: int) -> Orders:
-        """What is handed out next is ready (R5, R6)."""
+        """The stream that is handed out next is open (R5, R6)."""
         self._streaming = False
         if self.stopping:
             return []
@@ -149,7 +149,7 @@ class Course:
         if purpose == "collect" and self._collecting:
             return self._collect_next()
         if purpose == "files":
-            self._waiting.clear()  # they tell how far they have got when they are called next
+            self._waiting.clear()  # their next answers say how far they have got
             # A group has no state that its agents know of; its members' programs wait for this.
             return self._train(self._node.learners if self.plan.group else frozenset())
         if purpose == "state":
@@ -166,7 +166,7 @@ class Course:
         return []
 
     def round_judged(self, round_: int, what: str, *, saves: bool = False) -> Orders:
-        """The training program here says what comes after a round: "continue", "test" or "end" (R14, R15).
+        """The training program here has decided what follows a round: "continue", "test" or "end" (R14, R15).
 
         "more": the round was not the last one of its step.
 
@@ -178,9 +178,9 @@ class Course:
         self._decided = round_, what, saves
         phase = self._node.phase_in_force
         if round_ != self._node.open_round - 1:
-            return []  # said again by a program that lags behind a new lead: it judges the later rounds yet
+            return []  # repeated by a program that lags: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
-            return []  # decided on: the phase is what came of it
+            return []  # decided on: the phase followed from it
         if self.plan.group:
             return self._group_judged(what, phase)
         if what == "more":
@@ -195,7 +195,7 @@ class Course:
         if what == "end":
             return self._finish()
         if self._streaming or self._opening:
-            return []  # a round before the one that training goes on from: its end is the time to take hosts back
+            return []  # an earlier round: hosts are taken back after the one that training goes on from
         if taken := self._take_back():
             return taken
         trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
@@ -204,11 +204,11 @@ class Course:
         return self._train()
 
     def _group_judged(self, what: str, phase: Phase | None) -> Orders:
-        """The same of a group's program: "continue", "admit" or "end"."""
+        """The same for a group's program: "continue", "admit" or "end"."""
         if what == "end":
             return self.stop(None)
         if self._streaming or self._opening or self._purpose:
-            return []  # hosts are being taken in: what is decided then opens the next round
+            return []  # hosts are being taken in: the decision that follows opens the next round
         if what == "admit" and (taken := self._take_back()):
             return taken
         trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
@@ -217,11 +217,11 @@ class Course:
     def round_committed(self, unit: int, exchange: Exchange) -> None:
         """A training round counts, in a phase with that exchange; `unit` is the next round's."""
         self._trained = True
-        if not exchange.absolute:  # in which every round has its own
+        if not exchange.absolute:  # otherwise every round has its own unit
             self.unit, self._unit_of = unit, exchange
 
     def model_saved(self, error: str = "") -> Orders:
-        """The model is safe, or `error` says why it is not: stop (R22)."""
+        """The model is saved, or `error` is the reason why not: stop (R22)."""
         if self._alarm is None or self.stopping:
             return []
         unsaved = f", and the model could not be saved: {error}" if error else ""
@@ -264,7 +264,7 @@ class Course:
     def exchange_fails(self, exchange: Exchange) -> Orders:
         """There are no sums: the exchange is replaced from now on, and the round is run again.
 
-        What is said of a phase before, or again before the next one is in force, changes nothing.
+        A report about a former phase, or a second one before the next phase is in force, changes nothing.
         """
         phase = self._node.phase_in_force
         if self.stopping or self._finishing or self._saving or self.choice.has_failed(exchange):
@@ -286,7 +286,7 @@ class Course:
         return [*told, *self._train()]
 
     def _go_on_without_stripes(self, refused: Mapping[int, str]) -> Orders:
-        """Kernels of these members, which say why, take no frames of stripes; the phase that has them is in force."""
+        """These members' kernels take no frames of stripes, and their reasons; the phase in force has stripes."""
         if self.stopping or self._finishing:
             return []
         reason = f"{self._node.view.names(refused)}: {refused[min(refused)]}"
@@ -295,7 +295,7 @@ class Course:
         return [*self.choice.refuse_stripes(reason), *self._train()]
 
     def switch_changed(self) -> Orders:
-        """What is known of a Linux switch has changed: perhaps training waits for it."""
+        """The state of a Linux switch has changed: perhaps training waits for it."""
         wait, switch = self.choice.wait, self._node.switch
         if wait is None or (switch.heard and switch.find_lack(self.fragments, self.plan.width)):
             return []
@@ -338,7 +338,7 @@ class Course:
         return [Decide(phase)]
 
     def _train(self, joined: frozenset[int] = frozenset()) -> Orders:
-        """Train (on), with all members but those that have no state yet; and with `joined`, who have just got it."""
+        """Train (on), with all members but those that have no state yet; and with `joined`, which have just got it."""
         node, plan = self._node, self.plan
         if plan.script:
             return self._finish()
@@ -353,7 +353,7 @@ class Course:
             self.unit, self._unit_of = (
                 plan.unit,
                 exchange,
-            )  # it was as coarse as gradients are large
+            )  # that one was as coarse as gradients are large
         first_round = node.open_round + 1
         phase = plan.training(node.view, first_round, counted, self.fragments, self.unit, exchange)
         return [*told, *self._decide(phase)]
@@ -390,17 +390,17 @@ class Course:
         view, learners = self._node.view, self._node.learners
         missing = len(view.live) < len(view.members) or bool(learners) or self.plan.admit
         calls = missing and not self.stopping
-        # Of a group that is under way a host is told that would form one; of a job, if it admits nobody.
+        # A host is told of a group that is under way if it would form one; of a job, if that admits no host.
         told = self.plan.group or not self._admits
         return [CallHosts(self.plan.called(view), calls, closed=told)]
 
     @property
     def _admits(self) -> bool:
-        """Hosts that are not in the list may come in."""
+        """Whether hosts that are not in the list may come in."""
         return self.plan.admit and len(self._node.view.members) < wire.MAX_MEMBERS
 
     def _learners(self, stage: wire.Stage) -> frozenset[int]:
-        """Members without the state that have got so far."""
+        """Members without the state that are at that stage."""
         view = self._node.view
         stages = {view.number_of(mac): answer.stage for mac, answer in self._waiting.items()}
         return frozenset(k for k in self._node.learners if stages.get(k) is stage)
@@ -423,7 +423,7 @@ class Course:
         return []
 
     def _give(self) -> Orders:
-        """A learner that has nothing gets the files, one that waits for the state gets it."""
+        """Hand the files to a learner that has nothing, and the state to one that waits for it."""
         if self._learners(wire.Stage.NOTHING):
             return self._open_stream("files")
         if waiting := self._learners(wire.Stage.WAITING):
@@ -438,13 +438,13 @@ class Course:
         self._purpose, self._streaming = purpose, True
         return [OpenHandOut(purpose)]
 
-    # ---- what a change of the view has interrupted
+    # ---- decisions that a change of the view has interrupted
 
     def _hand_out_again(self) -> Orders:
-        """A hand-out was decided, and has not begun."""
+        """Whether a hand-out was decided, and has not begun."""
         return self._open_stream("job") if self._purpose == "job" else self._give()
 
     def _lose_source(self) -> Orders:
-        """The member that handed out has left in the middle of it."""
+        """Whether the source of a hand-out has left in the middle of it."""
         self._purpose = ""
         return self._train()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from an event: actions of the node, orders of the parts, and in the end actions for the host.
+"""The consequences of an event: actions of the node, orders of the parts, and in the end actions for the host.
 
-Orders of the parts are carried out at once. Actions of the node wait in a queue until those before them are done with,
-since frames must leave in the order in which the node made them.
+Orders of the parts are carried out at once. Actions of the node wait in a queue until those before them are carried
+out, since frames must leave in the order in which the node made them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Dispatcher:
     def __init__(self, settings: LifeSettings, node: Node, roles: Roles) -> None:
         self.settings, self.node, self.roles = settings, node, roles
         self.turns = 0
-        self._turns_before = 0  # this job
+        self._turns_before = 0  # before this job
         self._queue: deque[protocol.Action] = deque()
         self._out: list[Action] = []
 
@@ -55,7 +55,7 @@ class Dispatcher:
     def process(
         self, now: float, actions: Sequence[protocol.Action], orders: Sequence[Order] = ()
     ) -> list[Action]:
-        """All that follows from these: what the host must do."""
+        """Carry these out; return the actions for the host."""
         if not actions and not orders:  # as after most frames
             return []
         self._queue.extend(actions)
@@ -65,7 +65,7 @@ class Dispatcher:
         out, self._out = self._out, []
         return out
 
-    # ---- what the node asks for
+    # ---- the node's actions
 
     def _carry_out_action(self, now: float, action: protocol.Action) -> None:
         part, lead, roles = self.part, self.roles.lead, self.roles
@@ -167,7 +167,7 @@ class Dispatcher:
         if roles.lead is not None:
             return roles.end_own_job(phase) if stops else roles.lead.decision_agreed(phase, answers)
         if stops and self.part is not None:
-            return roles.end_others_job(phase)  # it departs, and has decided that before
+            return roles.end_others_job(phase)  # this host departs, and has decided that before
         return []
 
     def _fail_job(self, reason: str) -> Orders:
@@ -182,10 +182,10 @@ class Dispatcher:
         """A view is in force: the kernel follows it, and the job goes on in it."""
         view, roles = action.view, self.roles
         roles.publisher.trouble = roles.publisher.other_job = ""
-        # The network that it was about to start is there; evicted, it comes back to it.
+        # The network that this host was about to start is there; if it was evicted, it comes back to it.
         self.node.busy = False
         orders: Orders = [
-            DropFragments(),  # of the view before
+            DropFragments(),  # those of the view before
             EnterView(view, action.number),
             Log(f"network {self.settings.network}: view {view.number}, {view.names(view.live)}"),
         ]
@@ -199,22 +199,22 @@ class Dispatcher:
             orders += self.part.enter_view(now, action)
         orders += roles.follow_lead(now, self.node.leaving)
         if self.part is not None and self.part.cancelled:
-            orders.append(ask.Cancel())  # perhaps a lead was told that has gone since
+            orders.append(ask.Cancel())  # perhaps the lead that was told has gone since
         return orders
 
     def _cut_off(self, now: float, silent: str) -> Orders:
-        """R18: nobody may go on here; what there is must not be lost if the others never come back."""
+        """R18: no host may go on here; the state must not be lost if the others never come back."""
         text = f"{silent} cannot be heard, and there is no majority without: standing by"
         trouble, part = ask.ShowTrouble(text), self.part
         if part is None:
             return [trouble, RunHook(text)]
-        if part.group:  # nobody could save anything
+        if part.group:  # a group's state cannot be saved
             return [trouble, *part.programs.end(text), ask.Depart(text, agreed=False)]
         noted = part.note_event("alarm", why=text)
         return [trouble, noted, *part.checkpoints.save_without_majority(now, text, part.program)]
 
     def _differ(self, now: float, action: protocol.Differs) -> Orders:
-        """Members that hold other weights than most stand by and take the state again; a tie is for the user."""
+        """Members whose weights differ from most stand by and take the state again; of a tie the user is told."""
         view, lead = self.node.view, self.roles.lead
         if not action.numbers:
             if lead is not None:
@@ -236,7 +236,7 @@ class Dispatcher:
             orders.append(ask.Evict(action.numbers))
         return orders
 
-    # ---- what the parts ask for
+    # ---- the parts' orders
 
     def _carry_out_orders(self, now: float, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -249,7 +249,7 @@ class Dispatcher:
                 self._out.append(order)  # type: ignore[arg-type]
 
     def _order_node(self, now: float, order: Order) -> Sequence[protocol.Action] | None:
-        """What the node makes of an order; None if it is not for the node."""
+        """Carry out an order for the node and return its actions; None if it is not for the node."""
         node = self.node
         match order:
             case ask.Acknowledge(number, answer):
@@ -289,7 +289,7 @@ class Dispatcher:
             return self.node.fail(now, str(error))
 
     def _order_part(self, now: float, order: Order) -> Orders | None:
-        """What follows from an order for another part; None if it is an action for the host."""
+        """Carry out an order for another part and return what follows; None if it is an action for the host."""
         part, roles, lead = self.part, self.roles, self.roles.lead
         match order:
             case ask.PublishEvent(event, values):
@@ -326,14 +326,14 @@ class Dispatcher:
         return None
 
     def _warn(self, text: str) -> Orders:
-        """The watchers of the job that is here are warned."""
+        """Warn the watchers of the job that is here."""
         if self.part is None:
             return []
         values = {"message": f"{self.settings.name}: {text}"}
         return self.roles.publish_event("warning", self.part.id, values)
 
     def _offer_stream(self, now: float, purpose: str, stream: int, size: StreamSize) -> Orders:
-        """What the lead hands out is open."""
+        """The stream that the lead hands out is open."""
         lead = self.roles.lead
         if lead is None:
             return [CloseStream(stream)]

@@ -20,10 +20,10 @@ from nicps.protocol import Offer, Phase
 
 
 class Entry:
-    """Of one phase after the other.
+    """Handles one phase after the other.
 
-    Attributes: `phase`, the one that this host is in or getting ready for; `waiting`, the one that waits for the
-    training program to be ready, or to have the state.
+    Attributes: `phase`, the one that this host is in or prepares for; `waiting`, the one that waits for the training
+    program to be ready, or to have the state.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class Entry:
         """The phase goes on in another view.
 
         Args:
-            again: the training program was told of a phase that now does not come.
+            again: the training program was told of a phase that does not come now.
         """
         if self._accumulators.refuses(phase) and not self._node.leads:
-            # The lead before knew, and this one does not: it hears of it when this host comes back.
+            # The former lead knew that this host takes no stripes; this lead learns it when the host comes back.
             return [Depart(f"no stripes here: {one_line(self._accumulators.refused)}")]
-        # It was getting ready for another phase, or stripes are longer now.
+        # It was preparing for another phase, or stripes are longer now.
         orders: Orders = self._accumulators.renew(phase, self._show_places)
         program = self._program_in(phase)
         if program is None:
             return orders  # a program that was in no phase yet comes into a later one
-        # The samples that were enough in the view before are not those of this one.
+        # The samples that make the quorum in this view are other ones.
         memory = self._accumulators.memory
         shown = program.show_view(now, self._node, phase, memory)
         orders += [ShowNeed(program.number, 0, 0), *shown]
@@ -61,7 +61,7 @@ class Entry:
         program = self._program_in(self.phase)
         if program is None:
             return []
-        program.note_movement(now)  # it could do nothing meanwhile
+        program.note_movement(now)  # without places the program could do nothing
         return program.show_view(now, self._node, self.phase, self._accumulators.memory)
 
     def _program_in(self, phase: Phase | None) -> Program | None:
@@ -70,18 +70,18 @@ class Entry:
         if phase is None or phase.kind is wire.PhaseKind.HANDOUT or not self.has_share(phase):
             return None
         if self._accumulators.refuses(phase):
-            return None  # the lead decides on another one
+            return None  # the lead decides on another phase
         return program if program is not None and program.holds_state else None
 
     def has_share(self, phase: Phase) -> bool:
-        """This host takes part in it."""
+        """Whether this host takes part in it."""
         return bool(phase.shares[self._node.number - 1])
 
     def make_room(self, phase: Phase, entering: Program | None, now: float) -> Orders:
-        """The accumulators that the phase needs, unless there is another phase by that time.
+        """Make the accumulators that the phase needs, and use them unless there is another phase by that time.
 
         Args:
-            entering: the training program that goes into the phase.
+            entering: the training program that enters the phase.
         """
         if phase is not self.phase:
             return []
@@ -100,7 +100,7 @@ class Entry:
         return [*used, *self._use_room(phase, entering, now)]
 
     def _refuse(self, phase: Phase) -> Orders:
-        """The phase has stripes, and the kernel does not take them: the lead is told, which decides on another one."""
+        """The phase has stripes, and the kernel does not take them: tell the lead, which decides on another phase."""
         if phase is not self.phase:
             return []
         reason = one_line(self._accumulators.refused)
@@ -114,7 +114,7 @@ class Entry:
         if entering is None:
             return [Acknowledge(phase.number)]
         if entering is not self._programs.current or entering.ended:
-            return []  # it has been lost meanwhile
+            return []  # the program has been lost meanwhile
         memory = self._accumulators.memory
         return entering.enter(now, phase, phase.first_round, memory, self._node)
 
@@ -122,13 +122,13 @@ class Entry:
         """Bring the training program into the phase that waits for it, if both are there.
 
         Args:
-            handed_out: the digest of what was handed out.
-            has_state: another's is here, that the program has not loaded yet.
+            handed_out: the digest of the hand-out.
+            has_state: another member's state is here, which the program has not loaded yet.
         """
         phase, program, node = self.waiting, self._programs.current, self._node
         if phase is None or program is None or not program.ready:
             return []
-        if program.ended:  # the end was decided, and the lead of this phase has not heard of it
+        if program.ended:  # the end was decided, and the lead of this phase does not know it
             return self._programs.fail(
                 "the training program has saved and ended, and cannot train on"
             )
@@ -138,12 +138,12 @@ class Entry:
         same_state = program.digest == str(phase.settings.get("model", ""))
         learns = node.number in node.learners
         if same_files and learns and not same_state and has_state:
-            # What the hand-out brought (R20); once it is loaded the program comes here again.
+            # Let the program load the state of the hand-out (R20); once it is loaded the program comes here again.
             loads = program.duty == "load"
             return [] if loads else program.change_state(now, "load", node)
         fresh = not (same_state or program.holds_state)
         if fresh and not learns and self._programs.is_blank(program):
-            return []  # this host departs, since it has lost the one before, and comes back with the state
+            return []  # this host departs, as its program was lost, and returns with the state
         self.waiting = None
         if not same_files:
             return [Fail("what was handed out has arrived damaged")]
@@ -155,6 +155,6 @@ class Entry:
                 "versions of Python and PyTorch are needed on every host"
             )
             return [Fail(reason)]
-        # A state that differs after rounds of training is judged by all, after the next one.
+        # If the state differs after rounds of training, all judge it after the next round.
         self.phase = phase
         return self.make_room(phase, program, now)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a job at a host: the program saves, what it leaves is kept, and the lead collects it (R14)."""
+"""The end of a job at a host: the program saves, its files are kept, and the lead collects them (R14)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _NOTHING = json.dumps({"bytes": 0, "index_bytes": 0}).encode()
 
 
 class Finish:
-    """What one host's part in a job has come to.
+    """The end of one host's part in a job.
 
     Args:
         owner: of the tasks.
         streams: numbers for streams.
 
     Attributes: `expected`, fragments that the kernel must have taken in the committed rounds; `asked_again`, fragments
-    sent again because the switch's sums of them had not come; `differed`, hosts whose weights were not the others'.
+    sent again because the switch's sums of them had not come; `differed`, hosts whose weights differed from the
+    others'.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Finish:
 
     @property
     def kept(self) -> bool:
-        """What the program left is in the run's folder."""
+        """Whether the program's files are in the run's folder."""
         return self._answer is not None
 
     def acknowledge_nothing(self, phase: Phase) -> Orders:
-        """There is nothing here that the lead could collect."""
+        """Nothing at this host can be collected by the lead."""
         return [Acknowledge(phase.number, _NOTHING)]
 
     def begin(
@@ -75,7 +76,7 @@ class Finish:
         return program.enter(now, phase, 0, Memory(), node)
 
     def keep(self, train_rounds: int, before: int) -> Orders:
-        """The program has ended well: what it leaves goes into the run's folder, once.
+        """The program has ended well: copy its files into the run's folder, once.
 
         Args:
             before: rounds of the run that this one goes on from.
@@ -99,14 +100,14 @@ class Finish:
         return self.open_records()
 
     def open_records(self) -> Orders:
-        """What was kept is handed out next; the answer to FINISH is how much that is."""
+        """The kept files are handed out next; the answer to FINISH is their size."""
         self._opening = stream = next(self._streams)
         files = [{"path": name, "store": "all"} for name in self._names]
         task = OpenStream(stream, Folder.KEPT, files)
         return [self._tasks.begin(self._owner, task, partial(self._opened, stream))]
 
     def _opened(self, stream: int, now: float, size: StreamSize) -> Orders:
-        """Tell the lead, if it asks now, how much there is to collect."""
+        """Tell the lead, if it asks now, the size of the files to collect."""
         if stream != self._opening:
             return [CloseStream(stream)]  # FINISH was decided again, and has another stream
         sizes = {"bytes": size.size, "index_bytes": size.index_bytes}

@@ -17,8 +17,8 @@ class HandOut:
     Args:
         window: fragments in a round.
 
-    Attributes: `outgoing`, the stream that this host hands out next, 0 for none. `keeps`, what comes is written, not
-    only hashed. `collected`, hosts whose records have come (the lead).
+    Attributes: `outgoing`, the stream that this host hands out next, 0 for none. `keeps`, received files are written,
+    not only hashed. `collected`, hosts whose records have come (the lead).
     """
 
     def __init__(self, node: NodeInfo, window: int) -> None:
@@ -39,7 +39,7 @@ class HandOut:
         return stream if stream == self.outgoing else 0
 
     def prepare(self, phase: Phase, has_job: bool) -> Orders:
-        """A hand-out is decided: open what receives it. `has_job`: the job's files are here already.
+        """A hand-out is decided: open its receiving end. `has_job`: the job's files are here already.
 
         Raises:
             JobFailed: this host is to hand out and has nothing.
@@ -96,13 +96,13 @@ class HandOut:
         return self.withdraw() if stream and stream == self.outgoing else []
 
     def offer(self, stream: int) -> Orders:
-        """This is handed out next; what is left of the last stream is not sent."""
+        """This stream is handed out next; the rest of the last stream is not sent."""
         dropped: Orders = [DropFragments()] if self.outgoing else []
         orders = [*dropped, *self.withdraw()]
         self.outgoing = stream
         return orders
 
     def withdraw(self) -> Orders:
-        """Nothing of this host's is handed out."""
+        """Hand out nothing of this host's."""
         stream, self.outgoing = self.outgoing, 0
         return [CloseStream(stream)] if stream else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lead's side of a job: its course, and what that needs of this host's own part (R5 to R7, R14, R20 to R22)."""
+"""The lead's side of a job: its course, and what it needs of this host's own part (R5 to R7, R14, R20 to R22)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MOST_ERROR = 100  # characters: a decision must fit a frame
 
 
 class Lead:
-    """One job that this host leads: from the start, or since the lead before it has left.
+    """One job that this host leads: from the start, or since the former lead has left.
 
     Args:
-        found: how far the job is, where another host has led before.
+        found: how far the job is, if another host has led before.
 
-    Attributes: `training_s` and `handout_s`, how long these took; `saved`, for the user, where the model is after an
-    alarm. `over`: this host leads no more, and what is still on its way to the lead is for nothing.
+    Attributes: `training_s` and `handout_s`, the durations of these; `saved`, for the user, the path of the model after
+    an alarm. `over`: this host leads no more, and messages that are on their way to the lead are dropped.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class Lead:
         self.over = False
         self._node, self._tasks, self._streams = node, tasks, streams
         self._mark = now
-        self._cancel_at = math.inf  # the job is stopped then, whatever the batch does
+        self._cancel_at = math.inf  # the job is stopped then, whatever the batch's state
         self._awaited: Wait | None = None  # the wait for a Linux switch that ends at this time
         self._switch_by = math.inf
 
     @property
     def figures(self) -> dict[str, Any]:
-        """For the result."""
+        """The figures for the result."""
         return {
             "job_id": self.plan.job,
             "seconds": round(self.training_s, 3),
             "seconds_handout": round(self.handout_s, 3),
         }
 
-    # ---- what has happened
+    # ---- events
 
     def view_installed(self, view: View, keyed: bool) -> Orders:
         """Every member has installed a view that this host leads."""
@@ -99,7 +99,7 @@ class Lead:
         return self.course.model_built(program.fragments)
 
     def round_judged(self, now: float, round_: int, what: str, *, saves: bool = False) -> Orders:
-        """R14, R15: the training program here says what comes after a round."""
+        """R14, R15: the training program here has decided what follows a round."""
         if what == "end":
             self.training_s = now - self._mark
         return self.course.round_judged(round_, what, saves=saves)
@@ -113,7 +113,7 @@ class Lead:
             return self.fail(f"a member's answer cannot be read: {error!r}")
 
     def fail(self, reason: str) -> Orders:
-        """The job cannot go on; all members are told."""
+        """The job cannot go on; tell all members."""
         return [] if self.course.stopping else self.course.stop(one_line(reason))
 
     def cancel(self, now: float, name: str) -> Orders:
@@ -135,7 +135,7 @@ class Lead:
         return min(self._cancel_at, self._switch_by)
 
     def tick(self, now: float) -> Orders:
-        """A batch that does not end must not keep a job from being cancelled, nor a switch it from training."""
+        """A batch that does not end must not prevent the end of a cancelled job, nor a switch the begin of training."""
         wait = self.course.choice.wait
         if wait is not self._awaited:
             self._awaited = wait
@@ -147,7 +147,7 @@ class Lead:
         self._cancel_at = math.inf
         return self.course.model_saved(f"the batch has not ended for {CANCEL_S:g} s")
 
-    # ---- what the course asks for
+    # ---- the course's orders
 
     def complete(self, phase: Phase, part: Part | None) -> Phase:
         """A decision with the job's name, and the digests that every member compares before it trains or tests.
@@ -172,7 +172,7 @@ class Lead:
     def open_hand_out(
         self, now: float, purpose: str, part: Part | None, submission: Submission | None
     ) -> Orders:
-        """Get ready what is handed out."""
+        """Prepare a hand-out."""
         if purpose == "state":
             return [SaveState(Saving.STATE)]
         if purpose == "files":
@@ -184,7 +184,7 @@ class Lead:
         return [*warning, self._open(purpose, Folder.PREPARED, submission.files)]
 
     def _find_unknown_hosts(self, settings: Mapping[str, Any]) -> Orders:
-        """A setting `slow.HOST` for a host that is not there may be a slip."""
+        """Warn of a setting `slow.HOST` for a host that is not there, since it may be a slip."""
         names = [member.name for member in self._node.view.members]
         nobody = [key for key in settings if key.removeprefix("slow.") not in (key, *names)]
         if not nobody:

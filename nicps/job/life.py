@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The life of a job at one host: what is told to this host, and what it does about that (R1 to R22).
+r"""The life of a job at one host: the events of this host, and the actions that follow from them (R1 to R22).
 
 `Life` owns the node of the protocol and this host's roles in a job. Every method that takes `now` is an event, and
 returns the actions to carry out, in order.
@@ -28,18 +28,18 @@ from nicps.job.under_way import UnderWay
 from nicps.protocol import Group, Node, NodeState
 from nicps.session.shared_form import FromProgram
 
-_GOODBYE_S = 2.0  # that an agent which leaves waits for the others
+_GOODBYE_S = 2.0  # how long an agent that leaves waits for the others
 
 
 class Life:
     """One host in the network, and its part in one job after the other.
 
     Args:
-        receiver: what has arrived (the kernel's maps).
+        receiver: the fragments that have arrived (the kernel's maps).
         nonce: fresh random 64-bit numbers, never 0.
 
-    Attributes: `comes_late`, name and size of the group that is under way and that a program here wants to come into
-    now; `late_calls`, how often that group's lead has called.
+    Attributes: `comes_late`, name and size of the group under way that a program here wants to join; `late_calls`, the
+    number of calls of that group's lead.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Life:
         self.roles = Roles(settings, self.node, self._tasks)
         self._dispatcher = Dispatcher(settings, self.node, self.roles)
         self._nonce = nonce
-        self._leaves_by = math.inf  # once a user wants this host to leave
+        self._leaves_by = math.inf  # this host leaves then, if a user wants it
         self._awaited = False  # all members wait for the rest of this host's gradient
         self.comes_late: tuple[str, int] | None = None
         self.late_calls = 0
 
-    # ---- what others look at
+    # ---- read by others
 
     @property
     def turns(self) -> int:
@@ -79,7 +79,7 @@ class Life:
 
     @property
     def busy_with(self) -> str:
-        """Why no job can be submitted here, and nothing measured; an empty text if nothing is under way."""
+        """Why no job can be submitted here, and no measurement made; an empty text if nothing is under way."""
         standing_by = self.node.state is NodeState.STANDBY
         if standing_by and self.part is None and self.roles.submission is None:
             return ""
@@ -93,7 +93,7 @@ class Life:
         return self.roles.part
 
     def _stage(self, job_id: str) -> wire.Stage | None:
-        """How much of a job is here, for the lead that calls (R20); None: it is not for this host."""
+        """How much of a job is here, for the lead that calls (R20); None: the job is not for this host."""
         if self._leaves_by < math.inf or job_id == self.roles.declined:
             return None
         if (group := UnderWay.read(job_id)) is not None:
@@ -133,7 +133,7 @@ class Life:
         frame_at: float,
         bounced: bytes | None,
     ) -> None:
-        """State of the XDP program, before `on_frame` of what it passed up (`Node.kernel_saw`)."""
+        """State of the XDP program, read before `on_frame` of the frames that it passed up (`Node.kernel_saw`)."""
         self.node.kernel_saw(now, seen, token_at, frame_at, bounced)
 
     def sums_came(self, now: float) -> list[Action]:
@@ -149,7 +149,7 @@ class Life:
     def fragments_sent(
         self, now: float, fragments: protocol.SendFragments, started: float | None = None
     ) -> list[Action]:
-        """A `Transmit` is with the kernel, which has taken since `started`; or it was dropped (None)."""
+        """A `Transmit` is with the kernel, which has taken fragments since `started`; or it was dropped (None)."""
         orders: Orders = []
         phase, part = self.node.phase, self.part
         if started is not None and part is not None and phase is not None:
@@ -172,7 +172,7 @@ class Life:
         return self._dispatcher.process(now, actions, orders)
 
     def deadline(self) -> float:
-        """When `tick` must be called next; infinity where nothing is waited for."""
+        """The time of the next `tick` at the latest; infinity if nothing is waited for."""
         due, part, lead = self.node.deadline(), self.roles.part, self.roles.lead
         if part is not None:
             due = min(due, part.deadline(self._awaited))
@@ -183,10 +183,10 @@ class Life:
         actions = self.node.renew(now, key_is_spent=key_is_spent)
         return self._dispatcher.process(now, actions) if actions else []
 
-    # ---- events: tasks, and what could not be done
+    # ---- events: tasks, and actions that failed
 
     def task_done(self, now: float, ticket: int, outcome: Any = None) -> list[Action]:
-        """A task has come to its outcome."""
+        """A task has been done."""
         return self._dispatcher.process(now, (), self._tasks.finish(now, ticket, outcome))
 
     def task_failed(self, now: float, ticket: int, reason: str) -> list[Action]:
@@ -200,7 +200,7 @@ class Life:
         )
 
     def warn(self, now: float, text: str) -> list[Action]:
-        """Something at this host that ends nothing."""
+        """Warn of something at this host that ends nothing."""
         return self._dispatcher.process(now, (), [Warn(text)])
 
     # ---- events: the training program
@@ -233,7 +233,7 @@ class Life:
             self.part.programs.detach(number)
 
     def program_message(self, now: float, message: FromProgram) -> list[Action]:
-        """The training program says something."""
+        """The training program has sent a message."""
         if self.part is None:
             return []
         try:
@@ -249,7 +249,7 @@ class Life:
         return self._dispatcher.process(now, self.node.advance(now))
 
     def room_made(self, now: float) -> list[Action]:
-        """Memory of the kernel's has come into use (`UseAccumulators`)."""
+        """Kernel memory has come into use (`UseAccumulators`)."""
         return self._dispatcher.process(now, self.node.advance(now))
 
     def program_unstarted(self, now: float, number: int, reason: str) -> list[Action]:
@@ -290,7 +290,7 @@ class Life:
             raise NetworkProblem(f"a job is under way: {why}")
 
     def submit(self) -> int:
-        """A job is submitted here, and is prepared now: the submission's number. Nobody else hears of it yet.
+        """A job is submitted here, and is prepared now; return the submission's number. No other host hears of it yet.
 
         Raises:
             NetworkProblem: another one is under way.
@@ -299,7 +299,7 @@ class Life:
         return self.roles.submit().number
 
     def form_group(self, group: Group) -> int:
-        """A program here waits for a group, which this host begins to form: the submission's number.
+        """A program here waits for a group, which this host begins to form; return the submission's number.
 
         Raises:
             NetworkProblem: a job is under way.
@@ -309,7 +309,7 @@ class Life:
         return self.roles.submit(group).number
 
     def withdraw_group(self, now: float) -> tuple[list[Action], tuple[str, ...]]:
-        """The program waits no more: what follows, and the hosts that were found, this one included."""
+        """The program no longer waits; return the actions, and the hosts that were found, this one included."""
         self.node.wait_for(None)
         submission = self.roles.submission
         if submission is None or submission.group is None or self.node.state is NodeState.MEMBER:
@@ -319,7 +319,7 @@ class Life:
         return self._dispatcher.process(now, (), orders), found
 
     def withdraw_submission(self) -> None:
-        """It cannot even be prepared."""
+        """The submission cannot even be prepared."""
         self.roles.withdraw_submission()
 
     def submission_prepared(
@@ -357,7 +357,7 @@ class Life:
         """The job that is here is to end on all hosts.
 
         Raises:
-            NetworkProblem: there is none, or this host is not in it now, or cannot end it as the others are not heard.
+            NetworkProblem: there is none, this host is not in it now, or it cannot end it as the others are not heard.
         """
         roles, node = self.roles, self.node
         if node.state is NodeState.MEMBER:
@@ -381,7 +381,7 @@ class Life:
         return self._dispatcher.process(now, (), roles.fail_submission(reason, Cancelled.exit_code))
 
     def leave(self, now: float) -> list[Action]:
-        """This agent ends: the others go on without it, or the job stops for all where they cannot."""
+        """This agent ends: the others go on without it, or the job stops for all if they cannot."""
         self._leaves_by = now + _GOODBYE_S
         reason = f"{self.settings.name} has left the network"
         if self.node.state is not NodeState.MEMBER:
@@ -395,7 +395,7 @@ class Life:
         return self._dispatcher.process(now, self.node.fail(now, reason), noted)
 
     def has_left(self, now: float) -> bool:
-        """Whether an agent that leaves may end: the others go on without it, or have said nothing for too long."""
+        """Whether an agent that leaves may end: the others go on without it, or have not answered for too long."""
         return self.node.state is not NodeState.MEMBER or now >= self._leaves_by
 
     def end(self, now: float, reason: str) -> list[Action]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a job read of this host's node."""
+"""The parts of this host's node that the parts of a job read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NodeInfo(Protocol):
 
     @property
     def open_round(self) -> int:
-        """The round that is open; 0 before any."""
+        """The open round; 0 before the first."""
 
     @property
     def phase(self) -> Phase | None:
@@ -49,4 +49,4 @@ class NodeInfo(Protocol):
 
     @property
     def switch(self) -> SwitchLink:
-        """What is known of a Linux switch that adds."""
+        """The state of a Linux switch that adds."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a job ask of the node and of one another. What they ask of the host is in `nicps.job.actions`."""
+"""Orders of the parts of a job to the node and to one another. Those to the host are in `nicps.job.actions`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from nicps.job.actions import Action, StreamSize
 from nicps.protocol import Joiner, Offer, Phase
 
-# ---- of the node
+# ---- to the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class MarkRead:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job cannot go on here, and so nowhere (`Node.fail`)."""
+    """The job cannot go on here, and so at no host (`Node.fail`)."""
 
     reason: str
 
@@ -67,7 +67,7 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class CommitNext:
-    """The lead: the next round may be committed (`Node.go_on`, R14); it `saves` the state after that."""
+    """The lead: the next round may be committed (`Node.go_on`, R14); with `saves` it saves the state after that."""
 
     saves: bool = False
 
@@ -81,7 +81,7 @@ class RebuildView:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """These members hold other weights than the rest: they must go (`Node.evict`)."""
+    """The weights of these members differ from the rest: evict them (`Node.evict`)."""
 
     numbers: frozenset[int]
 
@@ -95,11 +95,11 @@ class CallHosts:
     closed: bool
 
 
-# ---- of one another
+# ---- to one another
 
 
 class Saving(Enum):
-    """What the training program saves its state for."""
+    """The reason why the training program saves its state."""
 
     STATE = "for hosts that come back (R20)"
     ALARM = "before the job is stopped (R22)"
@@ -107,7 +107,7 @@ class Saving(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenHandOut:
-    """The course: get ready what is handed out, "job", "files" or "state"; `Course.stream_opened` follows."""
+    """The course: prepare a hand-out, "job", "files" or "state"; `Course.stream_opened` follows."""
 
     purpose: str
 
@@ -130,7 +130,7 @@ class OfferStream:
 
 @dataclass(frozen=True, slots=True)
 class PublishEvent:
-    """The lead: the submitter and the watchers of the job hear of an event (docs/socket.md)."""
+    """The lead: publish an event to the job's submitter and watchers (docs/socket.md)."""
 
     event: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -138,14 +138,16 @@ class PublishEvent:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """This host: something that ends nothing, for the operator and the watchers."""
+    """This host: publish a warning that ends nothing to the operator and the watchers."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShowTrouble:
-    """This host stands by in the middle of a job: as `Warn`, and in `nicps status`; `hook`: the hook is run with it."""
+    """This host stands by in the middle of a job: as `Warn`, and in `nicps status`; `hook`: run the alarm's hook
+    with it.
+    """
 
     text: str
     hook: bool = False
@@ -176,7 +178,7 @@ class ModelBuilt:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """The training program has written its state, or `error` says why not."""
+    """The training program has written its state, or `error` is the reason why not."""
 
     saving: Saving
     error: str
@@ -184,9 +186,9 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class RoundJudged:
-    """The training program says what comes after a round: "continue", "test" or "end" (R14, R15).
+    """The training program has decided what follows a round: "continue", "test" or "end" (R14, R15).
 
-    `saves`: if it is the lead's, it will write a checkpoint after the round that comes next.
+    `saves`: if it is the lead's, it will write a checkpoint after the next round.
     """
 
     round: int

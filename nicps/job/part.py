@@ -63,13 +63,13 @@ class Part:
     Args:
         programs, streams: numbers for training programs and streams.
         window: fragments in a hand-out's round.
-        checkpoints: the folder that they are kept in, for the user.
+        checkpoints: the folder of the checkpoints, for the user.
 
-    Attributes: `steps` of training. `digest`, of what was handed out, once all of it is here; `prepared`, what that
-    says of the job. `unit`, the next training round's, once one has counted; `unit_of`: the exchange of the phase in
-    which it has. `exchange`, of the last training phase, None before the first; `switch_failed`: a Linux switch was
-    given up before that; `rest`: the committed round whose remainders such a switch adds next. `finishing`: the end has
-    been decided. `cancelled`: the user of this host has cancelled the job.
+    Attributes: `steps` of training. `digest` of the hand-out, once all of it is here; `prepared`, the job's settings
+    from it. `unit`, the next training round's, once one has counted; `unit_of`: the exchange of the phase in which it
+    has. `exchange`, of the last training phase, None before the first; `switch_failed`: a Linux switch was given up
+    before that; `rest`: the committed round whose remainders such a switch adds next. `finishing`: the end has been
+    decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Part:
         self.exchange: Exchange | None = None
         self.rest = NO_REST
         self._saving: Saving | None = None
-        # Another's state is here, that the program has not loaded yet; a group's program has said that it ends.
+        # Another member's state is here, which the program has not loaded yet; a group's program has reported its end.
         self._has_state = self._left = False
 
     @property
     def phase(self) -> Phase | None:
-        """The phase that this host is in or getting ready for."""
+        """The phase that this host is in or prepares for."""
         return self._entry.phase
 
     @property
@@ -122,12 +122,12 @@ class Part:
 
     @property
     def group(self) -> bool:
-        """It is no job but a group of programs (`nicps.collective`)."""
+        """Whether it is no job but a group of programs (`nicps.collective`)."""
         return is_group(self.settings)
 
     @property
     def script(self) -> bool:
-        """It is no job but a script (`nicps run`)."""
+        """Whether it is no job but a script (`nicps run`)."""
         return is_script(self.settings)
 
     @property
@@ -137,7 +137,7 @@ class Part:
 
     @property
     def stage(self) -> wire.Stage | None:
-        """How much of the job is here (R20); None: no training program can be started any more."""
+        """How much of the job is here (R20); None: a training program can no longer be started."""
         if not self.digest:
             return wire.Stage.NOTHING
         if self.programs.lacking:
@@ -148,11 +148,11 @@ class Part:
     # ---- what the report shows
 
     def note_event(self, kind: str, **values: Any) -> NoteEvent:
-        """An event at this host, for the time line."""
+        """Note an event at this host for the time line."""
         return NoteEvent(kind, self._node.open_round, values)
 
     def note_view(self) -> NoteEvent:
-        """The view in force, by the hosts' names."""
+        """Note the view in force, by the hosts' names."""
         view = self._node.view
         live = [view.members[k - 1].name for k in view.order]
         lead = view.members[view.lead - 1].name
@@ -161,13 +161,13 @@ class Part:
     # ---- phases and views
 
     def prepare(self, now: float, phase: Phase) -> Orders:
-        """A decision's turn has come; `Acknowledge` follows once this host is ready for it.
+        """A decision's turn has come; `Acknowledge` follows once this host is prepared for it.
 
         Raises:
-            JobFailed, LookupError, TypeError: this host cannot get ready for it, or nobody can mean it.
+            JobFailed, LookupError, TypeError: this host cannot prepare for it, or the decision is not valid.
         """
         entry = self._entry
-        entry.waiting = None  # of a decision before, which does not come
+        entry.waiting = None  # an earlier decision's, which does not come
         if phase.kind is wire.PhaseKind.TRAIN:
             self.exchange, self.rest = phase.exchange, phase.rest
             self.switch_failed = bool(phase.settings.get("switch_failed"))
@@ -181,26 +181,26 @@ class Part:
         if phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
             entry.phase = phase
-            if phase.settings.get("script"):  # it is here once what was handed out is on disk
+            if phase.settings.get("script"):  # its files are here once the hand-out is on disk
                 return [self._begin_settling(lambda now: self.finish.acknowledge_nothing(phase))]
             trained = self.steps.trained, rounds_before(self.prepared)
             return self.finish.begin(now, phase, self.programs, *trained)
         if not entry.has_share(phase):
-            entry.phase = phase  # it only passes on what others train
+            entry.phase = phase  # this host only passes on what others train
             return entry.make_room(phase, None, now)
         entry.waiting = phase
-        return [self._begin_settling(self._enter_training)]  # what was handed out is on disk then
+        return [self._begin_settling(self._enter_training)]  # the hand-out is on disk then
 
     def _begin_settling(self, then: Callable[[float], Orders]) -> Order:
         return self._tasks.begin(self, Settle(), lambda now, _: then(now))
 
     def enter_view(self, now: float, action: Installed) -> Orders:
-        """Another view is in force, and the phase goes on in it, or none does."""
+        """Another view is in force, and the phase goes on in it; or no phase does."""
         self.checkpoints.note_majority()
         phase, program = action.phase, self.program
         noted = self.note_view()
         if self._node.number in self._node.learners:
-            self.rest = NO_REST  # it has missed rounds
+            self.rest = NO_REST  # this host has missed rounds
         self._entry.phase, self._entry.waiting = phase, None
         if phase is None:
             memory = self.accumulators.memory
@@ -262,7 +262,7 @@ class Part:
         return [*orders, HandOutEnded(phase)]
 
     def show_need(self, round_: int, samples: int) -> Orders:
-        """Tell the training program what still makes the quorum (R13)."""
+        """Tell the training program how many samples still make the quorum (R13)."""
         program = self.program
         if program is None or not program.ready:
             return []
@@ -287,13 +287,13 @@ class Part:
         text = f"{action.exchange.lost} have not come: sending their fragments again"
         return [Warn(f"round {action.round}: {text}")]
 
-    # ---- the training program: what it says (R8)
+    # ---- the training program: its messages (R8)
 
     def handle_message(self, now: float, message: says.FromProgram) -> Orders:
-        """A message from it.
+        """Handle a message of the program.
 
         Raises:
-            JobFailed: it cannot be meant.
+            JobFailed: the message is not valid.
         """
         program = self.program
         if program is None or program.ended:
@@ -304,7 +304,7 @@ class Part:
                 return [] if program.lags else [MarkReady(round_, samples)]
             case says.Offer(round_, samples, unit, skip, conversion):
                 if program.lags:
-                    return []  # it will offer the round again
+                    return []  # the program will offer the round again
                 program.excuse()
                 self.contribution.begin(now)
                 return [Offer(round_, samples, unit, skip, conversion)]
@@ -346,7 +346,7 @@ class Part:
         read: Orders = [*self.steps.read(round_, digest)]
         if round_ < self._node.open_round:
             read.append(MarkRead(round_, shorten(digest)))
-        # It may have come to the state that the next phase begins with.
+        # The program may have reached the state that the next phase begins with.
         return [*read, *self._enter_training(now)]
 
     def _program_prepared(self, program: Program, number: int) -> Orders:
@@ -380,7 +380,7 @@ class Part:
         return program.change_state(now, "save", self._node)
 
     def forget_saving(self) -> None:
-        """This host leads no more: nobody waits for the state."""
+        """This host leads no more: the state is not waited for."""
         self._saving = None
 
     def start_missing_program(self, now: float) -> Orders:
@@ -390,10 +390,10 @@ class Part:
         return self.programs.start_again(now, self.entry, self.settings)
 
     def note_ended(self, now: float, number: int, code: int, last: str) -> Orders:
-        """A program's process is gone: after the end, because the job is broken, or because somebody killed it.
+        """A program's process is gone: after the end, because the job is broken, or because it was killed.
 
         Args:
-            last: what it said last, or what has ended it.
+            last: its last line, or the signal or status that has ended it.
         """
         program = self.programs.find(number)
         if program is None:
@@ -409,13 +409,13 @@ class Part:
         program.gateway = False
         if code >= 0:
             return self.programs.fail(f"the gateway ended: {last}") if code else []
-        ended = program.end("its gateway is gone")  # without that it reaches nobody
+        ended = program.end("its gateway is gone")  # without the gateway it reaches no agent
         return [*ended, *self._lose_program(now, code, f"its gateway: {last}")]
 
     def _lose_program(self, now: float, code: int, last: str) -> Orders:
         if self.group:
             return [] if self._left else self.programs.lose_of_group(last)
-        if self.finishing and not code:  # whatever phase a change of the view has gone back to
+        if self.finishing and not code:  # in whatever phase after a change of the view
             return self.finish.keep(self.steps.trained, rounds_before(self.prepared))
         reason = f"the training program ended: {last}"
         self.programs.crash = f"{self._node.name}: {reason}"
@@ -447,6 +447,6 @@ class Part:
         return [*orders, *self._lose_program(now, -9, stalled)] if stalled else orders
 
     def close(self, reason: str, *, saved: bool = False) -> Orders:
-        """The job is over, however it ended; `saved`: so that it can be resumed."""
+        """The job is over, however it ended; with `saved` it can be resumed."""
         self._tasks.forget(self)
         return self.programs.end(reason, saved=saved)

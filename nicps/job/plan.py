@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's settings fix, and the phases that its lead decides on."""
+"""The values that a job's settings fix, and the phases that its lead decides on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.view import View
 from nicps.session.shared_form import has_steps
 
-#: Key of a member's answer to a training phase with stripes: why its kernel takes none.
+#: Key of a member's answer to a training phase with stripes: the reason why its kernel takes none.
 REFUSED = "refused"
 
 _STOP_BYTES = 900  # of the reason, as JSON in a frame
@@ -33,16 +33,15 @@ WINDOW_FRAGMENTS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the job's settings fix.
+    """The values that the job's settings fix.
 
     `alarm_below`: with fewer members than this part of those that began, the job is saved and stopped (R22).
     `admit`: hosts that were not there at the start may come in (R20). `redeal`: every host has all files; otherwise
-    nobody can hand them out a second time. `exchange`: that of training rounds, where no Linux switch adds;
-    `tries_switch`: one is taken where it is ready; `names_switch`: the user has asked for it. `feedback`: what rounding
-    leaves over goes into later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no
-    job but a group (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no
-    feedback, and nothing that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
-    and that is all. `steps`: a step of training takes several rounds of any size, by stripes, with all members and
+    they cannot be handed out a second time. `exchange`: that of training rounds without a Linux switch; `tries_switch`:
+    one is used if it is ready; `names_switch`: the user has asked for it. `feedback`: rounding errors are added to
+    later rounds (`Phase.feedback`). `window`: fragments in a hand-out's round. `group`: it is no job but a group
+    (`nicps.collective`): programs that agents have not started, rounds of any size by stripes, no feedback, and nothing
+    that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
     without feedback: its program knows what they hold.
     """
 
@@ -73,9 +72,11 @@ class Plan:
         *,
         believes_switch: bool = False,
     ) -> Plan:
-        """Out of a prepared job's settings, and the lead's own; `believes_switch`: it believes a Linux switch."""
+        """Make the plan of a prepared job's settings, and the lead's own; `believes_switch`: the lead believes a
+        Linux switch.
+        """
         asked, group, steps = _asked(settings), is_group(settings), has_steps(settings)
-        alone = group or steps  # its sums are made by the members alone
+        alone = group or steps  # the members alone make its sums
         waits_for = (settings["group"]["name"], settings["group"]["size"]) if group else ("", 0)
         return cls(
             job,
@@ -102,21 +103,21 @@ class Plan:
         return self.group or self.steps
 
     def called(self, view: View) -> str:
-        """What hosts on standby are called for."""
+        """The names that hosts on standby are called for."""
         return str(UnderWay(*self.waits_for, len(view.members))) if self.group else self.job
 
     @staticmethod
     def choose(
         settings: Mapping[str, Any], own: Exchange, *, believes_switch: bool = False
     ) -> Exchange:
-        """The exchange of a job with these settings, where no Linux switch is ready: a P4 switch's, or `stripes`.
+        """The exchange of a job with these settings without a ready Linux switch: a P4 switch's, or `stripes`.
 
         Args:
-            own: `Exchange.SWITCH` where this host believes a P4 switch.
-            believes_switch: it believes a Linux switch.
+            own: `Exchange.SWITCH` if this host believes a P4 switch.
+            believes_switch: this host believes a Linux switch.
 
         Raises:
-            JobFailed: the setting is no exchange, or one that this host has not been told to believe.
+            JobFailed: the setting is no exchange, or one that this host does not believe.
         """
         name = _asked(settings)
         if has_steps(settings):
@@ -209,7 +210,7 @@ def _asked(settings: Mapping[str, Any]) -> str:
 
 
 def test_round(view: View, first_round: int, counted: Collection[int]) -> Phase:
-    """These members tell how many of their test records succeeded and failed (R15)."""
+    """These members count how many of their test records succeeded and failed (R15)."""
     shares = tuple(int(m.number in counted) for m in view.members)
     return Phase(
         number=0,
@@ -238,13 +239,12 @@ def stop(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How far the job is at a host that takes the lead over.
+    """The stage of the job at a host that takes the lead over.
 
-    `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what comes
-    after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
-    counted; `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed
-    here. `crash`: what ended this host's last training program, if
-    one has crashed.
+    `able`: it has the job's files. `trained`: its training program has committed rounds, and repeats its decision after
+    the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has counted;
+    `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed here. `crash`:
+    the end of this host's last training program, if one has crashed.
     """
 
     able: bool

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training program (R8): what it owes, what it is told, and how long it may say nothing."""
+"""One training program (R8): what it owes, what it is told, and how long it may send nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nicps.job.orders import Orders
 from nicps.protocol import Committed, Phase
 from nicps.session import shared_form
 
-STALL_S = 60.0  # the job's `stall_s`: without a word of a program that others wait for
+STALL_S = 60.0  # the job's `stall_s`: the time without a message of a program that others wait for
 _KINDS = {wire.PhaseKind.TRAIN: "train", wire.PhaseKind.TEST: "test", wire.PhaseKind.FINISH: "end"}
-_LONGER = {"start": 5, "end": 5}  # where it has nothing to say until it is done
+_LONGER = {"start": 5, "end": 5}  # for duties in which it sends nothing until it is done
 _SHORTER = 1 / 20  # while all wait for the rest of its gradient
 _OWN_PHASES = 1 << 30  # saving and loading: none of the network's phases has such a number
 
@@ -27,15 +27,15 @@ class Program:
     """One training program, from its start to its end.
 
     Args:
-        number: of the program: the how manieth of this host's agent.
+        number: the program's serial number at this host's agent.
         stall_s: the job's setting.
-        patient: nothing is expected of it at any time, but the rest of what it has begun to convert.
+        patient: no message is expected of it at any time, except the rest of a gradient that it has begun to convert.
 
     Attributes: `attached`, it has connected; `gateway`, a process connects for it. `ready`, it has built the model,
     whose gradient has `fragments`. `ended`, its process is gone. `digest`, of the state that it holds (hexadecimal).
     `holds_state`: that was the others' state, too, so it is no new program. `trained`, the last round that it was told
-    of; `saved`, how many rounds the state has that it saved last. `duty`, what it has to do ("start", "work", "save",
-    "load", "judge" or "end"); empty while it waits for this host.
+    of; `saved`, the number of rounds of the state that it saved last. `duty`, what it has to do ("start", "work",
+    "save", "load", "judge" or "end"); empty while it waits for this host.
     """
 
     def __init__(self, number: int, stall_s: float, now: float, *, patient: bool = False) -> None:
@@ -47,13 +47,13 @@ class Program:
         self.digest = ""
         self.fragments = 0
         self.trained = self.saved = 0
-        self._moved = now  # it has said something, or was told what to do
-        self._unanswered = 0  # phases; until it is in the last one that it was told of, it speaks of an earlier one
+        self._moved = now  # when it sent a message, or was told what to do
+        self._unanswered = 0  # phases that it was told of and is not in yet
         self._trains = False
-        self._closed = False  # the open round, without it: nothing of it is to be computed any more
-        self._unread = False  # the last sum that it was told of
-        self._unjudged = False  # the same, where it leads
-        self._shown = (0, 0, 0)  # which memory of the kernel's it has mapped
+        self._closed = False  # the open round is closed without it: it computes no more for it
+        self._unread = False  # it has not read the last sum that it was told of
+        self._unjudged = False  # it has not judged that round, as the lead's program
+        self._shown = (0, 0, 0)  # the memory of the kernel's that it has mapped
         self._saving = 0  # number of the phase in which it saves or loads
         self._own_phase = _OWN_PHASES
         self._first_round = 0  # of the phase that it was told of last
@@ -63,7 +63,7 @@ class Program:
     # ---- time
 
     def describe_moment(self, open_round: int) -> str:
-        """In which round it is, for an error message."""
+        """The round that it is in, for an error message."""
         if self.duty == "end":
             return " after the last round"
         return f" in round {open_round}" if self.holds_state else " before its first round"
@@ -73,14 +73,15 @@ class Program:
         self.duty, self._moved = duty, now
 
     def excuse(self) -> None:
-        """It has nothing more to do in the open round until that is committed, but to judge the one before."""
+        """It has nothing more to do in the open round until that is committed, except to judge the one before."""
         if self.duty == "work":
             self.duty = "judge" if self._unjudged else ""
 
     def close_round(self, round_: int) -> None:
-        """The open round closes without it. The sum of the round before may still be its to read, and to judge.
+        """The open round closes without it. It may still have to read the sum of the round before, and to judge that
+        round.
 
-        A round of the phase before, whose ring hears of it late, excuses nothing.
+        A round of the phase before, whose ring learns of it late, excuses nothing.
         """
         if round_ < self._first_round:
             return
@@ -89,11 +90,11 @@ class Program:
             self.excuse()
 
     def note_movement(self, now: float) -> None:
-        """It has said something, or could not."""
+        """It has sent a message, or could not."""
         self._moved = now
 
     def silent_at(self, awaited: bool) -> float:
-        """When it will have been silent for too long; never while it may be silent.
+        """The time at which it will have been silent for too long; infinity while it may be silent.
 
         Args:
             awaited: all members wait for the rest of its gradient.
@@ -102,10 +103,10 @@ class Program:
         return self._moved + self.silence_limit_s(awaited) if awaited or owes else math.inf
 
     def silence_limit_s(self, awaited: bool) -> float:
-        """For how long it may be silent."""
+        """How long it may be silent."""
         return self.stall_s * (_SHORTER if awaited else _LONGER.get(self.duty, 1))
 
-    # ---- what it is told
+    # ---- messages to it
 
     def welcome(self, node: NodeInfo, settings: Mapping[str, Any]) -> Orders:
         """It has connected."""
@@ -118,12 +119,12 @@ class Program:
     def enter(
         self, now: float, phase: Phase, first_round: int, memory: Memory, node: NodeInfo
     ) -> Orders:
-        """Leave whatever it does, and go into this phase, with that memory of the kernel's."""
+        """Let it leave whatever it does, and enter this phase, with that memory of the kernel's."""
         self._trains = phase.kind is wire.PhaseKind.TRAIN
         self.holds_state |= phase.kind is not wire.PhaseKind.FINISH
         self._first_round = first_round
         self._closed = self._unread = False
-        # R14: a lead that comes back to a phase says again what comes after the round before.
+        # R14: a lead that comes back to a phase repeats its decision after the round before.
         self._unjudged = node.leads and first_round > phase.first_round
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
         new = self._show(memory)
@@ -157,16 +158,16 @@ class Program:
         return [Post(self.number, message)]
 
     def show_view(self, now: float, node: NodeInfo, phase: Phase | None, memory: Memory) -> Orders:
-        """Hosts have come or gone; the phase goes on, or none does. Its stripe may be another one."""
+        """Hosts have come or gone; the phase goes on, or none does. The program's stripe may be another one."""
         leads_now = node.leads and not self._leads
         between = phase is None or node.open_round <= phase.first_round
         if leads_now and not between:
-            self._unjudged = True  # R14: it says again what comes next
+            self._unjudged = True  # R14: it repeats its decision
             if not self.duty:
                 self.give_duty(now, "judge")
         view, self._leads = node.view, node.leads
         places = 0
-        # A program that has been in no phase of stripes, or has not connected, gets all with its first one.
+        # A program that has been in no phase of stripes, or has not connected, gets all of it with its first one.
         if self._shown[1]:
             places = memory.since(self._shown).places
             self._shown = (*self._shown[:2], memory.made[2])
@@ -192,24 +193,24 @@ class Program:
         return [Post(self.number, message)]
 
     def _show(self, memory: Memory) -> Memory:
-        """What of the kernel's memory it has not mapped yet."""
+        """The memory of the kernel's that it has not mapped yet."""
         if memory.made == (0, 0, 0):
             return memory
         new, self._shown = memory.since(self._shown), memory.made
         return new
 
     def end(self, reason: str, *, saved: bool = False) -> Orders:
-        """End it, whatever it is doing, and let go of what was shared with it; `saved`: the job's state is."""
+        """End it, in any state, and free the memory that was shared with it; `saved`: the job's state is saved."""
         if self._released:
             return []
         self.ended = self._released = True
         return [EndProgram(self.number, reason, saved and self.holds_state)]
 
-    # ---- what it says
+    # ---- its messages
 
     @property
     def lags(self) -> bool:
-        """It was told of a phase that it is not in yet: what it says is of an earlier one."""
+        """Whether it was told of a phase that it is not in yet: its messages are about an earlier one."""
         return self._unanswered > 0
 
     def note_prepared(self) -> None:
@@ -217,7 +218,7 @@ class Program:
         self._unanswered -= 1
 
     def note_read(self, round_: int, digest: str) -> None:
-        """It has read a round's sum, and holds the state after it. The next round's may wait for it already."""
+        """It has read a round's sum, and holds the state after it. The next round's sum may wait for it already."""
         self.digest = digest or self.digest
         self._unread = round_ < self.trained
         if not self.lags:
@@ -226,9 +227,9 @@ class Program:
                 self.excuse()
 
     def note_judged(self, round_: int, what: str) -> None:
-        """It has said what comes after a round."""
+        """It has judged a round."""
         if round_ < self.trained:
-            return  # the round after that has been committed meanwhile: it owes that one's
+            return  # the next round has been committed meanwhile: it owes that judgement
         self._unjudged = False
         if self.duty == "judge":
             self.duty = ""
@@ -240,7 +241,7 @@ class Program:
         self.ready, self.fragments, self.digest, self.duty = True, fragments, digest, ""
 
     def note_state(self, number: int, digest: str) -> bool:
-        """It has saved its state, or loaded another's; whether it was told to do that last."""
+        """It has saved its state, or loaded another's; return whether that was its last order."""
         if number != self._saving:
             return False
         self._saving = 0

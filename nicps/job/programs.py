@@ -14,18 +14,18 @@ from nicps.job.orders import Depart, Fail, Orders, Warn
 from nicps.job.plan import is_group
 from nicps.job.program import STALL_S, Program
 
-_MOST_STARTS = 4  # of a program that is killed again and again before it has trained a round
-_AWAY_S = 2.0  # between two ticks: this agent has stood still itself
+_MOST_STARTS = 4  # of a program that is killed repeatedly before it has trained a round
+_AWAY_S = 2.0  # between two ticks: then this agent has stood still itself
 _TICK_S = 1.0
 
 
 class Programs:
-    """The training program that there is now, and its processes.
+    """The present training program, and its processes.
 
     Args:
         numbers: for programs, of all jobs of this agent.
 
-    Attributes: `current`, the last one that was started, even if it has ended. `crash`, what ended the last one that
+    Attributes: `current`, the last one that was started, even if it has ended. `crash`, the end of the last one that
     did not end well.
     """
 
@@ -38,17 +38,17 @@ class Programs:
 
     @property
     def lacking(self) -> bool:
-        """No process is there."""
+        """Whether no process is there."""
         return self.current is None or self.current.ended
 
     @property
     def restarted(self) -> bool:
-        """The current one has taken the place of one that was lost, and has not trained since."""
+        """Whether the current one has taken the place of one that was lost, and has not trained since."""
         return self._starts > 1
 
     @property
     def can_start(self) -> bool:
-        """Another one may be started: they have not been killed again and again."""
+        """Whether another one may be started: they have not been killed repeatedly."""
         return self._starts < _MOST_STARTS
 
     def find(self, number: int) -> Program | None:
@@ -59,7 +59,7 @@ class Programs:
 
     @property
     def moment(self) -> str:
-        """In which round the current one is, for an error message."""
+        """The round that the current one is in, for an error message."""
         program = self.current
         return program.describe_moment(self._node.open_round) if program is not None else ""
 
@@ -84,7 +84,7 @@ class Programs:
     def start_again(
         self, now: float, entry: str, settings: Mapping[str, Any], last: str = ""
     ) -> Orders:
-        """The current one has been lost: start another, unless it is lost again and again."""
+        """The current one has been lost: start another, unless programs are lost repeatedly."""
         if self.can_start:
             return self.start(now, entry, settings)
         times = f"{_MOST_STARTS} times in a row, without a round in between"
@@ -102,11 +102,11 @@ class Programs:
         return [DropFragments(), Depart(self.crash)]
 
     def is_blank(self, program: Program) -> bool:
-        """Whether it has taken the place of one that was lost, and has not got that one's state."""
+        """Whether it has taken the place of one that was lost, and does not have that one's state."""
         return self.restarted and not program.holds_state
 
     def note_unstarted(self, number: int, reason: str) -> Orders:
-        """There is no process for a program that was to start: its files are spoilt, or there is no memory."""
+        """A program that was to start has no process: its files are damaged, or there is no memory."""
         program = self.find(number)
         if program is None:
             return []
@@ -115,11 +115,11 @@ class Programs:
         return self.fail(f"{again}{reason}")
 
     def end(self, reason: str, *, saved: bool = False) -> Orders:
-        """End the current one, whatever it is doing; `saved`: the job's state is."""
+        """End the current one, in any state; `saved`: the job's state is saved."""
         return self.current.end(reason, saved=saved) if self.current is not None else []
 
     def fail(self, reason: str) -> Orders:
-        """It cannot go on, and no other could. The lead names the host, as it does with a FAIL frame's."""
+        """It cannot go on, and no other could. The lead names the host, as for a FAIL frame."""
         node = self._node
         return [Fail(f"{node.name}: {reason}" if node.leads else reason)]
 
@@ -171,7 +171,7 @@ class Programs:
         return min(self._ticked + _TICK_S, program.silent_at(awaited))
 
     def find_stall(self, now: float, awaited: bool) -> tuple[str, Orders]:
-        """Whether the program that others wait for does nothing: why it was ended, or an empty text.
+        """Whether the program that others wait for does nothing: return why it was ended, or an empty text.
 
         Args:
             awaited: all members wait for the rest of its gradient.
@@ -186,7 +186,7 @@ class Programs:
             return "", []
         silence = f"it has not moved for {program.silence_limit_s(awaited):g} s"
         reason = f"{silence} (the job's stall_s is {program.stall_s:g})"
-        if program.duty in ("", "work", "judge") and len(self._node.view.live) == 1:  # nobody waits
+        if program.duty in ("", "work", "judge") and len(self._node.view.live) == 1:  # alone
             program.note_movement(now)
             return "", [Warn(f"the training program: {reason}")]
         return reason, program.end(reason)

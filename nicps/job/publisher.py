@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users see of a job: its events and its end, and what `nicps status` shows."""
+"""Messages to users about a job: its events and its end, and the contents of `nicps status`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nicps.session.messages import Error, LastJob, Result
 
 
 class Publisher:
-    """For the operator, the submitter and the watchers.
+    """Publishes to the operator, the submitter and the watchers.
 
     Attributes: `trouble`, why this host stands by in the middle of a job; `other_job`, the name of a job that is under
-    way without this host; `progress`, what its training program reported last; `last_job`, how the last job ended that
+    way without this host; `progress`, the last report of its training program; `last_job`, the end of the last job that
     was submitted here or led from here (docs/socket.md).
     """
 
@@ -31,10 +31,10 @@ class Publisher:
         self.last_job: LastJob | None = None
 
     def note_other_job(self, job: str) -> Orders:
-        """A job is under way that admits nobody, so not this host; or, without a name, it is over.
+        """A job is under way that admits no host, so not this one; or, without a name, it is over.
 
         Args:
-            job: as any host may have sent it.
+            job: its name, as any host may have sent it.
         """
         before, self.other_job = self.other_job, one_line(job)
         if UnderWay.read(self.other_job) is not None:
@@ -47,7 +47,7 @@ class Publisher:
     def make_event(
         self, event: str, job_id: str, values: Mapping[str, Any], submission: Submission | None
     ) -> Orders:
-        """An event of a job, which may be the one that was submitted here."""
+        """Publish an event of a job, which may be the one that was submitted here."""
         mine = submission is not None and submission.job_id == job_id
         message = EVENTS[event](job_id, **values)
         return [Publish(message, submission.number if submission is not None and mine else 0)]
@@ -63,7 +63,7 @@ class Publisher:
         """A job that was submitted here, or led from here, has ended.
 
         Args:
-            code: the exit code that the submitter ends with where there is an error.
+            code: the exit code of the submitter after an error.
         """
         self.last_job = LastJob(job_id, error, result)
         message = Result(result) if error is None else Error(error, code)
@@ -71,7 +71,7 @@ class Publisher:
 
 
 def exit_code(settings: Mapping[str, Any]) -> int:
-    """Of a submitter whose job has ended with a STOP of these settings."""
+    """The error for a submitter whose job has ended with a STOP of these settings."""
     if settings.get("cancelled"):
         return Cancelled.exit_code
     saved = settings.get("alarm") and settings.get("saved")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's roles in a job: it has submitted it, it leads it, it takes part. How each of them begins and ends."""
+"""A host's roles in a job: submitter, lead and member. How each of them begins and ends."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from nicps.session.events import Warned
 
 @dataclass(frozen=True, slots=True)
 class LifeSettings:
-    """What `nicps join` was told, as far as the life of a job needs it.
+    """The settings of `nicps join` that the life of a job needs.
 
-    `exchange`: that of the jobs that this host leads, and the one whose sums it believes; `believes_switch`: those of
-    a Linux switch, too. `keyed`: the network has a key. `runs`: where jobs leave their results, for the user.
-    `window`: fragments in a hand-out's round.
+    `exchange`: that of the jobs that this host leads, and the one whose sums it believes; `believes_switch`: it
+    believes those of a Linux switch, too. `keyed`: the network has a key. `runs`: the folder of jobs' results, for the
+    user. `window`: fragments in a hand-out's round.
     """
 
     name: str
@@ -55,14 +55,14 @@ class LifeSettings:
     timings: Timings = field(default_factory=Timings)
 
     def believes(self, exchange: Exchange) -> bool:
-        """Whether this host takes part in it: its user has said so where others' sums must be believed."""
+        """Whether this host takes part in it: if others' sums must be believed, its user has allowed that."""
         if exchange.central:
             return self.believes_switch
         return not exchange.needs_trust or self.exchange.needs_trust
 
 
 class Roles:
-    """What this host is in the job that is here.
+    """This host's roles in the job that is here.
 
     Attributes: `part`, `lead` and `submission`, the roles. `declined`, the job that this host has left to the others.
     """
@@ -80,11 +80,11 @@ class Roles:
 
     @property
     def job_id(self) -> str:
-        """The job in which this host takes part; empty if in none."""
+        """The job in which this host takes part; empty if there is none."""
         return self.part.id if self.part is not None else ""
 
     def publish_event(self, event: str, job_id: str, values: Mapping[str, Any]) -> Orders:
-        """The submitter and the watchers of a job hear of an event."""
+        """Publish an event to the submitter and the watchers of a job."""
         return self.publisher.make_event(event, job_id, values, self.submission)
 
     # ---- the submitter
@@ -96,12 +96,12 @@ class Roles:
         return self.submission
 
     def withdraw_submission(self) -> None:
-        """It cannot even be prepared."""
+        """The submission cannot even be prepared."""
         self.submission = None
         self._node.busy = False
 
     def fail_submission(self, reason: str, code: int = JobFailed.exit_code) -> Orders:
-        """The job that was submitted here has not come into the network. `code`: for the submitter to end with."""
+        """The job that was submitted here has not come into the network. `code`: the submitter's exit code."""
         submission, self.submission = self.submission, None
         self._drop_lead()
         self._node.busy = False
@@ -118,7 +118,7 @@ class Roles:
         """A job reaches this host.
 
         Raises:
-            JobFailed: its name cannot be a folder's.
+            JobFailed: its name cannot name a folder.
         """
         if not is_run_name(job_id):
             raise JobFailed(f"{job_id!r} is not a valid run name")
@@ -143,10 +143,10 @@ class Roles:
         return [*orders, OpenJob(job_id), self.part.note_view(), Log(f"job {job_id}")]
 
     def end_part(self, reason: str, keep_records: bool = False, saved: bool = False) -> Orders:
-        """The job is over at this host. Its records are kept where others go on, and this host may come back.
+        """The job is over at this host. If others go on, its records are kept, and this host may come back.
 
         Args:
-            saved: the job's state is, and so is this host's residual.
+            saved: the job's state is saved, and so is this host's residual.
         """
         part, self.part = self.part, None
         self.publisher.progress = {}
@@ -155,7 +155,7 @@ class Roles:
         return [DropFragments(), *part.close(reason, saved=saved), CloseJob(keep_records, saved)]
 
     def decline(self, reason: str) -> Orders:
-        """This host has come to the others' job, and cannot take part: it leaves the job to them."""
+        """This host has only come to the others' job, and cannot take part: it leaves the job to them."""
         if self._left_group and self.part is None:
             return [Log(f"this host has left the group: {reason}")]
         trouble = ShowTrouble(f"out of the job until `nicps join` is run again: {reason}")
@@ -173,7 +173,7 @@ class Roles:
         return self.lead
 
     def follow_lead(self, now: float, leaving: bool) -> Orders:
-        """A view is in force: this host leads in it, or it does not."""
+        """A view is in force: begin or end this host's lead in it."""
         others_stay = leaving and len(self._node.view.live) > 1
         if not self._node.leads or others_stay:
             self._drop_lead()
@@ -191,14 +191,14 @@ class Roles:
         return orders
 
     def depart(self, reason: str) -> Orders:
-        """This host departs: it leads no more, unless nobody else is left."""
+        """This host departs: it leads no more, unless no other host is left."""
         if len(self._node.view.live) > 1:
             self._drop_lead()
         noted: Orders = [self.part.note_event("departs", why=reason)] if self.part else []
         return [Log(reason), *noted]
 
     def _take_over(self, now: float) -> Orders:
-        """R22: the lead before us has left; this host acts as node 1 from now on."""
+        """R22: the former lead has left; this host acts as node 1 from now on."""
         part, node = self.part, self._node
         orders: Orders = []
         able = part is not None and bool(part.digest) and node.number not in node.learners
@@ -225,9 +225,9 @@ class Roles:
         return [*orders, *self.begin_lead(now, plan, found).model_built(now, part)]
 
     def _exchange_of(self, part: Part) -> Exchange:
-        """With which a job goes on that this host takes over, without a Linux switch.
+        """The exchange with which a job goes on that this host takes over, without a Linux switch.
 
-        It is that with which the job was trained; before the first training phase, what its settings say.
+        It is the one with which the job was trained; before the first training phase, the one in its settings.
         """
         settings = self._settings
         if part.accumulators.refused:
@@ -243,7 +243,7 @@ class Roles:
         return part.exchange if settings.believes(part.exchange) else Exchange.BROADCAST
 
     def _failed_in(self, part: Part) -> frozenset[Exchange]:
-        """The exchanges that a job does not go on with where this host leads it."""
+        """The exchanges that a job does not use while this host leads it."""
         switches = Exchange.LINUX_SWITCH, Exchange.SWITCH
         failed = {exchange for exchange in switches if not self._settings.believes(exchange)}
         if part.accumulators.refused:
@@ -251,7 +251,7 @@ class Roles:
         return frozenset(failed | ({Exchange.LINUX_SWITCH} if part.switch_failed else set()))
 
     def _drop_lead(self) -> None:
-        """What is still on its way to the lead is for nothing."""
+        """Drop messages that are still on their way to the lead."""
         if self.lead is not None:
             self.lead.over = True
             self.lead = None
@@ -261,7 +261,7 @@ class Roles:
     # ---- the end of a job (R14, R22)
 
     def note_eviction(self, action: Evicted) -> Orders:
-        """R19: the others have gone on without this host, or there is nothing to go on with."""
+        """R19: the others have gone on without this host, or there is no job to go on with."""
         self._drop_lead()
         part = self.part
         if action.ending:
@@ -279,7 +279,7 @@ class Roles:
         return [LeaveView(), *stands_by, ShowTrouble(f"standing by: {action.reason}")]
 
     def _end_unheard(self, ending: wire.Ending, lead: str, crash: str) -> Orders:
-        """It ended while this host was not heard."""
+        """The job ended while this host was not heard."""
         done = ending is wire.Ending.DONE
         how = "is done" if done else "was stopped"
         said = f"the job {how} while this host was not heard; {lead} led it"
@@ -320,7 +320,7 @@ class Roles:
         return [*orders, *told]
 
     def end_own_job(self, stop: Phase) -> Orders:
-        """The lead: all members stand by. Make the result, draw the run, and tell how it went."""
+        """The lead: all members stand by. Make the result, draw the run, and report the end."""
         lead, part, submission = self.lead, self.part, self.submission
         assert lead is not None
         self.submission = None
@@ -353,12 +353,12 @@ class Roles:
             return [*orders, *self._publish_end(lead, number, {}, None, stop.settings)]
         if kept is not None:
             orders.append(self._draw_report(lead.plan.job, kept.entry, number, list))
-        if stop.settings.get("saved") and lead.saved:  # by this host, not by a lead before it
+        if stop.settings.get("saved") and lead.saved:  # saved by this host, not by a former lead
             message += f"; {lead.saved}: `nicps resume` goes on from there"
         return [*orders, *self._publish_end(lead, number, {}, message, stop.settings)]
 
     def _launch_script(self, submission: int = 0) -> Orders:
-        """The files of a script are at all hosts: it begins once the network stands by."""
+        """The files of a script are at all hosts: the script begins once the network stands by."""
         part, node = self.part, self._node
         if part is None or not part.script or not part.digest:
             return []
@@ -369,7 +369,9 @@ class Roles:
     def _make_result(
         self, lead: Lead, entry: str, names: Sequence[str], about: Mapping[str, Any], number: int
     ) -> Orders:
-        """Long runs leave long records, and a picture of them takes a second or two: the host may take another job."""
+        """Draw in the background: long runs leave long records, and drawing takes a second or two. The host may
+        take another job.
+        """
         job_id = lead.plan.job
 
         def failed(now: float, reason: str) -> Orders:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script in place of a job (`nicps run`, docs/run.md): the job's life hands its files out, and that is its end."""
+"""A script in place of a job (`nicps run`, docs/run.md): the job's life only hands its files out, and ends."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ class LaunchScript:
         number: int,
         submission: int,
     ) -> LaunchScript:
-        """In the view in which the files were handed out; ranks follow the members' numbers."""
+        """Make the start of a script in the view of its hand-out; ranks follow the members' numbers."""
         live = sorted(view.live)
         hosts = tuple((view.members[k - 1].name, view.members[k - 1].mac) for k in live)
         starter = live.index(view.lead)
         return cls(job, entry, settings, hosts, live.index(number), starter, submission)
 
     def environment(self, weights: str) -> dict[str, str]:
-        """What torchrun sets, without a rendezvous; `weights`: the file for what is said of the weights at the end."""
+        """The variables that torchrun sets, without a rendezvous; `weights`: the file for the weights' digest at
+        the end.
+        """
         environment = {
             "RANK": str(self.rank),
             "LOCAL_RANK": "0",

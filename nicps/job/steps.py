@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training steps at one host: each is one round, or in a phase of sized rounds as many as its program makes of it.
+"""The training steps at one host: a step is one round, or in a phase of sized rounds as many as its program makes of
+it.
 
-A step of several rounds is whole when the program has applied it: with the last round's sum it tells the digest of the
-state after it. Users hear of steps only.
+A step of several rounds is complete when the program has applied it: with the last round's sum it reports the digest of
+the state after it. Users see steps only.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from nicps.protocol import Committed
 
 
 class Steps:
-    """What is counted of them.
+    """Counts the steps.
 
-    Attributes: `trained`, how many this host has trained in this run.
+    Attributes: `trained`, the number of steps that this host has trained in this run.
     """
 
     def __init__(self) -> None:
         self.trained = 0
         self._rounds = 0  # of the step that is under way
-        self._last = 0  # its last one
-        self._counted: Mapping[int, int] = {}  # in that: samples by member
+        self._last = 0  # the last round of that step
+        self._counted: Mapping[int, int] = {}  # samples in that round, by member
 
     def commit(self, commit: Committed, *, mine: bool, several: bool) -> list[NoteCommit]:
         """A round is committed.
@@ -44,7 +45,7 @@ class Steps:
         return []
 
     def read(self, round_: int, digest: str) -> list[NoteCommit]:
-        """The program has read a round's sum; `digest`: of the state after it, if that makes a step whole."""
+        """The program has read a round's sum; `digest`: of the state after it, if that completes a step."""
         if not digest or not self._rounds or round_ != self._last:
             return []
         self.trained += 1

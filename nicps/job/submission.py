@@ -34,10 +34,10 @@ class Submission:
         *,
         believes_switch: bool = False,
     ) -> Plan:
-        """The job is prepared: what its settings fix. The rest is what this host believes (`Plan.choose`).
+        """The job is prepared: make the plan of its settings, with what this host believes (`Plan.choose`).
 
         Raises:
-            JobFailed: the preparation left nothing that can be used.
+            JobFailed: the preparation left no valid files.
         """
         try:
             settings = prepared["settings"]
@@ -53,7 +53,7 @@ class Submission:
 
     @property
     def files(self) -> Sequence[Mapping[str, Any]]:
-        """What is handed out."""
+        """The files that are handed out."""
         files: Sequence[Mapping[str, Any]] = self.prepared["files"]
         return files
 
@@ -65,5 +65,5 @@ class Submission:
 
     @property
     def about(self) -> dict[str, Any]:
-        """For the result."""
+        """The entries for the result."""
         return {"data": self.prepared.get("data"), "settings": self.prepared.get("settings")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that have begun, and what follows when they are done: as long as the job that they are for is there."""
+"""Tasks that have begun, and what follows when they are done, while the job that they are for exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Pending:
 
 
 class Tasks:
-    """Gives each task its ticket, and takes its outcome in."""
+    """Gives each task its ticket, and takes its outcome."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -34,21 +34,23 @@ class Tasks:
         done: Callable[[float, Any], Orders],
         failed: Callable[[float, str], Orders] = lambda now, reason: [Fail(reason)],
     ) -> BeginTask:
-        """A task begins; `done` takes its outcome, `failed` why there is none. By default the job cannot go on then."""
+        """A task begins; `done` takes its outcome, `failed` its error. By default the job cannot go on after an
+        error.
+        """
         self._last += 1
         self._pending[self._last] = _Pending(owner, done, failed)
         return BeginTask(self._last, task)
 
     def finish(self, now: float, ticket: int, outcome: Any) -> Orders:
-        """It is done. Nothing follows for a job that is over."""
+        """The task is done. If its job is over, nothing follows."""
         pending = self._pending.pop(ticket, None)
         return pending.done(now, outcome) if pending is not None else []
 
     def fail(self, now: float, ticket: int, reason: str) -> Orders:
-        """It has failed; the same."""
+        """The task has failed. If its job is over, nothing follows."""
         pending = self._pending.pop(ticket, None)
         return pending.failed(now, reason) if pending is not None else []
 
     def forget(self, owner: object) -> None:
-        """Nothing follows any more from the tasks of that owner."""
+        """Forget the tasks of that owner: nothing follows from them any more."""
         self._pending = {k: p for k, p in self._pending.items() if p.owner is not owner}

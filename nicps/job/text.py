@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training program says, for people and for the token."""
+"""Texts of a training program, for users and for the token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST_TEXT = 300
 
 
 def one_line(text: object) -> str:
-    """For people: printable, in one line, and not too long for a frame."""
+    """For users: printable, in one line, and not too long for a frame."""
     plain = "".join(c if c.isprintable() else " " for c in str(text))
     return " ".join(plain.split())[:_MOST_TEXT]
 

@@ -12,9 +12,9 @@ _TEXT = re.compile(r"group (.+) \(size ([0-9]{1,2}), members ([1-9][0-9]?)\)")
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """In a call it stands where a job's name does, which has no blanks.
+    """In a call it takes the place of a job's name; a job's name has no blanks.
 
-    `size`: that its programs have asked for; `members`: in its list, those that are lost included.
+    `size`: the size that its programs have asked for; `members`: the number in its list, lost ones included.
     """
 
     name: str
@@ -26,10 +26,10 @@ class UnderWay:
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """None: it is a job's name."""
+        """Read it; None: the text is a job's name."""
         found = _TEXT.fullmatch(text)
         return cls(found[1], int(found[2]), int(found[3])) if found is not None else None
 
     def is_for(self, name: str, size: int) -> bool:
-        """Whether a program means this group that waits for one of that name and size."""
+        """Whether it is the group of a program that waits for one of that name and size."""
         return name == self.name and size in (0, self.size, self.members)

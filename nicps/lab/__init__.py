@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The namespace lab: a LAN of network namespaces on one machine, joined by a bridge.
 
-Library and `nicps lab` stand for real hosts on a real switch; nothing outside this folder may know
-that it runs in one.
+Library and `nicps lab` stand for real hosts on a real switch; no code outside this folder may know that it runs in a
+lab.
 """
 
 from nicps.lab.errors import AgentFailed, LabExists, LabNotFound, LabProblem

@@ -33,7 +33,7 @@ class Keys:
 
     @classmethod
     def make(cls, folder: Path) -> Keys:
-        """Fresh ones, in a folder that is there."""
+        """Make new ones, in a folder that exists."""
         keys = cls(folder / "network.key", folder / "switch.key")
         for path in (keys.network, keys.switch):
             write_key(path)
@@ -41,14 +41,14 @@ class Keys:
 
 
 def trusting(keys: Keys | None) -> list[str]:
-    """What makes `nicps join` believe the switch."""
+    """The options that make `nicps join` believe the switch."""
     if keys is None:
         return ["--trust-switch"]
     return ["--key", str(keys.network), "--switch-key", str(keys.switch)]
 
 
 def key_arguments(keys: Keys | None) -> list[str]:
-    """What `nicps switch xdp run` is told of them."""
+    """The options of `nicps switch xdp run` for these keys."""
     return [] if keys is None else ["--key", str(keys.switch)]
 
 
@@ -71,8 +71,8 @@ def start(lab: Lab, *arguments: str, log: Path | None = None) -> subprocess.Pope
     """Start the switch, and wait until it is on its ports; it ends with the lab, if not before.
 
     Args:
-        arguments: more of `nicps switch xdp run`; `start_again` gives the same.
-        log: where it says what it does (that of the lab).
+        arguments: further ones of `nicps switch xdp run`; `start_again` gives the same.
+        log: the file of its output (that of the lab).
 
     Raises:
         LabNotFound: the lab's switch does not add.
@@ -95,7 +95,7 @@ def start(lab: Lab, *arguments: str, log: Path | None = None) -> subprocess.Pope
 
 
 def start_again(lab: Lab) -> subprocess.Popen[Any]:
-    """Start it with what it was started with before."""
+    """Start it with its former arguments."""
     require_adding(lab)
     found = state.read(lab.name)
     return start(lab, *(found.switch if found is not None else ()))
@@ -103,7 +103,7 @@ def start_again(lab: Lab) -> subprocess.Popen[Any]:
 
 @contextlib.contextmanager
 def serving(lab: Lab, *arguments: str, log: Path | None = None) -> Iterator[subprocess.Popen[Any]]:
-    """A switch that runs meanwhile."""
+    """Run a switch during the context."""
     process = start(lab, *arguments, log=log)
     try:
         yield process

@@ -32,7 +32,7 @@ _POLL_S = 0.02
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process; in a checkout with the path of its packages, so that any folder serves."""
+    """The environment of this process; in a checkout with the path of its packages, so that it works in any folder."""
     environment = dict(os.environ)
     root = Path(nicps.__file__).resolve().parent.parent
     if root.name not in ("site-packages", "dist-packages"):
@@ -42,13 +42,13 @@ def environment() -> dict[str, str]:
 
 
 def nicps_command(*arguments: str) -> list[str]:
-    """`nicps ARGUMENTS` by this interpreter; a folder that happens to be current gives it no modules."""
+    """`nicps ARGUMENTS` by this interpreter, without modules of the current folder."""
     return [sys.executable, "-P", "-m", "nicps", *arguments]
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where an agent keeps its files: its log, its jobs' results, and what its jobs work in."""
+    """An agent's folders: for its log, its jobs' results, and its jobs' work."""
 
     log: Path
     runs: Path
@@ -64,7 +64,7 @@ class Folders:
 
 
 def join_command(interface: str, name: str, user: str, folders: Folders | None = None) -> list[str]:
-    """`nicps join` with what every agent is told; without `folders` it keeps its files where an installation does."""
+    """`nicps join` with the options of every agent; without `folders` it keeps its files where an installation does."""
     command = nicps_command("join", "--iface", interface, "--name", name, "--user", user)
     if folders is not None:
         command += ["--runs", str(folders.runs), "--work", str(folders.work)]
@@ -82,7 +82,7 @@ class AgentProcess:
 
     @property
     def log(self) -> Path:
-        """The file with all that the agent says."""
+        """The file with all output of the agent."""
         return self.folders.log
 
     def connect(self) -> Channel:
@@ -101,7 +101,7 @@ class AgentProcess:
         return False
 
     def status(self) -> dict[str, Any]:
-        """What `nicps status --json` prints there."""
+        """The output of `nicps status --json` there."""
         with contextlib.closing(self.connect()) as channel:
             return values(ask(channel, AskStatus(), Status, 10.0))
 
@@ -138,8 +138,8 @@ def start_agent(
     """Start `nicps join` on a host; it does not answer yet.
 
     Args:
-        arguments: more of `nicps join`.
-        user: who trains.
+        arguments: further ones of `nicps join`.
+        user: the user that trains.
         wrap: a command that runs it.
         options: of `Lab.run`.
     """
@@ -159,7 +159,7 @@ def await_agents(agents: Sequence[AgentProcess], timeout_s: float | None = None)
 
     Raises:
         AgentFailed: one has ended, with its own error.
-        NetworkProblem: some do not answer in time; with the last words of the first.
+        NetworkProblem: some do not answer in time; with the last lines of the first.
     """
     limit_s = READY_S if timeout_s is None else timeout_s
     deadline = time.monotonic() + limit_s
@@ -183,9 +183,9 @@ def await_agents(agents: Sequence[AgentProcess], timeout_s: float | None = None)
 def joined(
     lab: Lab, hosts: Sequence[str | Host], folder: Path, *arguments: str
 ) -> Iterator[list[AgentProcess]]:
-    """Agents that answer on these hosts, each with a folder of its own in `folder`; ended at the end.
+    """Agents that answer on these hosts, each with a folder of its own in `folder`; they are ended at the end.
 
-    What the caller puts into the list is ended, too.
+    Processes that the caller puts into the list are ended, too.
     """
     agents: list[AgentProcess] = []
     try:
@@ -203,7 +203,7 @@ def joined(
 
 @contextlib.contextmanager
 def open_folder(prefix: str) -> Iterator[Path]:
-    """A new folder that every user may enter, as agents' training users must; gone at the end."""
+    """A new folder that every user may enter, as agents' training users must; removed at the end."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=SCRATCH) as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's delay line: frames wait in this process, for want of a place in the kernel.
+"""The lab's delay line: frames wait in this process, since the kernel has no place for them.
 
     python -I -S delayline.py FAULTS_FD INTERFACE
 
-What a port's program (`ebpf/lab_port.c`) does not let pass at once comes in at INTERFACE, with port
-and direction in its mark, and goes out there again when its time has come. The time is the port's
-delay, which is read from the map behind FAULTS_FD; a frame that others shall overtake waits for up
-to `LATE_S` more. Frames with the same delay keep their order.
+Frames that a port's program (`ebpf/lab_port.c`) does not pass at once come in at INTERFACE, with port and direction in
+their mark, and go out there again when their time has come. The time is the port's delay, which is read from the map
+behind FAULTS_FD; a frame that others shall overtake waits for up to `LATE_S` more. Frames with the same delay keep
+their order.
 
-As a script it prints the number of the process that serves, and leaves it to itself. It imports the
-standard library only. Linux 5.19 or newer.
+As a script it prints the number of the process that serves, and detaches that process. It imports the standard library
+only. Linux 5.19 or newer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DELAY_AT = 32
 
 #: Seconds that a frame which others shall overtake waits beyond its delay.
 LATE_S = (0.0005, 0.005)
-#: What waits beyond that is lost.
+#: The number of frames that wait; further ones are lost.
 MOST_BYTES = 256 << 20
 
 _TO_HOST = 1
@@ -61,7 +61,7 @@ class DelayLine:
         self._arrived = 0
 
     def serve(self) -> None:
-        """Until the process is ended."""
+        """Run until the process is ended."""
         while True:
             wait_s = max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else None
             select.select([self._socket], [], [], wait_s)

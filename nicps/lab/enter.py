@@ -29,7 +29,7 @@ MNT_DETACH = 2
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
-# What is mounted below /sys on common systems, and would be hidden by a new sysfs.
+# File systems that common systems mount below /sys, and that a new sysfs would hide.
 _BELOW_SYS = (
     "/sys/fs/cgroup",
     "/sys/fs/bpf",
@@ -71,7 +71,7 @@ def unmount(target: str) -> None:
 
 
 def path_of(netns: str) -> str:
-    """Where the namespace of that name is, as iproute2 has it; a path stands for itself."""
+    """The path of the namespace of that name, as iproute2 has it; a path stands for itself."""
     return os.path.join(NETNS_DIR, netns)
 
 
@@ -93,9 +93,9 @@ def enter(netns: str) -> None:
 
 
 def _become_slave() -> bool:
-    """What is unmounted outside (a lab's names, above all) goes away in here as well.
+    """A name that is unmounted outside (a lab's names, above all) goes away in here as well.
 
-    False in a chroot whose root is no mount point: then only what is mounted below it is a slave.
+    False in a chroot whose root is no mount point: then only mounts below it are slaves.
     """
     try:
         mount("none", "/", flags=MS_SLAVE | MS_REC)
@@ -122,7 +122,7 @@ def become_user(user: str) -> None:
 
 
 def become_command(command: list[str]) -> int:
-    """Replace this process by `command`; only returns, with an exit code, when that fails."""
+    """Replace this process by `command`; returns only if that fails, with an exit code."""
     try:
         os.execvp(command[0], command)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a lab, as branches of the tree in nicps.errors.
+"""The errors of a lab, as branches of the tree in nicps.errors.
 
     UsageProblem                    exit code 2
     ├── LabExists                       a lab of that name stands already

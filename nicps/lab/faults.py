@@ -21,16 +21,16 @@ from nicps.lab.port import PortCount, PortFaults
 from nicps.lab.settings import Faults
 from nicps.lab.state import LabState, ProcessRecord
 
-#: Whose process the delay line is, in the lab's state; and the switch among what is cut.
+#: The owner of the delay line's process, in the lab's state; and the name of the switch in a cut.
 SWITCH = "switch"
-#: Of no interface: where the side of a cut is kept that a switch which adds is on.
+#: An index of no interface, at which the side of a switch that adds in a cut is kept.
 SWITCH_INDEX = 0
 
 Change = Callable[[PortFaults], PortFaults]
 
 
 def install(found: LabState, loaded: Loaded) -> LabState:
-    """Put the programs onto the ports; the state that tells of them, which the caller writes."""
+    """Put the programs onto the ports; return the state that describes them, which the caller writes."""
     ports, line = links.add_faults(found.settings, loaded)
     maps = loaded.maps
     if found.settings.adds:
@@ -44,7 +44,7 @@ def install(found: LabState, loaded: Loaded) -> LabState:
 
 
 def told(lab: str, ports: dict[str, int]) -> dict[str, PortFaults]:
-    """What the ports are told, by host; `ports` are their indices."""
+    """The settings of the ports, by host; `ports` are their indices."""
     found = state.read(lab)
     if found is None or found.faults_map is None:
         return {host: PortFaults() for host in ports}
@@ -53,7 +53,7 @@ def told(lab: str, ports: dict[str, int]) -> dict[str, PortFaults]:
 
 
 def counted(lab: str, ports: dict[str, int]) -> dict[str, tuple[PortCount, PortCount]]:
-    """What the ports have counted, by host: from it, to it."""
+    """The counts of the ports, by host: from it, to it."""
     found = state.read(lab)
     if found is None or found.counts_map is None:
         return {host: (PortCount(), PortCount()) for host in ports}
@@ -62,9 +62,9 @@ def counted(lab: str, ports: dict[str, int]) -> dict[str, tuple[PortCount, PortC
 
 
 def change(lab: str, ports: dict[str, int], hosts: Iterable[str], how: Change) -> None:
-    """Tell the ports of these hosts something else; the first time, the programs are loaded.
+    """Change the settings of these hosts' ports; the first time, the programs are loaded.
 
-    A switch that adds is no host, but it may be on a side of a cut: where `ports` names it, by an index of its own.
+    A switch that adds is no host, but it may be on a side of a cut: `ports` may name it, by an index of its own.
     """
     with _installed(lab) as (found, faults):
         new = {host: how(port.read_faults(faults, ports[host])) for host in hosts}
@@ -109,7 +109,7 @@ def _installed(lab: str) -> Iterator[tuple[LabState, int]]:
             with port.opened(found.faults_map) as faults:
                 yield found, faults
             return
-    # A compiler may run for seconds: not under the lock.
+    # A compiler may run for seconds, so it does not run under the lock.
     with port.fault_programs() as loaded, state.lock():
         found = _read(lab)
         if found.faults_map is None:

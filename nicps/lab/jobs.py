@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nicps lab run`: a lab, an agent on each host, one job, and everything taken down again.
 
-It uses the commands that a person would use on real hosts (`nicps join`, `nicps submit`), and knows
-of them what a person sees.
+It uses the commands that a user would use on real hosts (`nicps join`, `nicps submit`), and relies only on their
+output.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from nicps.lab.settings import LabSettings
 from nicps.lab.teardown import require_root
 
 UNPRIVILEGED = "nobody"
-_END_S = 10.0  # for a submission that is ended, and for files that are put aside
-_CHECK_S = 300.0  # for what a job's code does as it is read
+_END_S = 10.0  # for a submission that is ended, and for files that are moved aside
+_CHECK_S = 300.0  # for a job's code when it is read
 _POLL_S = 0.02
 
 _TRAINER = (sys.executable, "-P", "-m", "trainer")
@@ -63,10 +63,11 @@ for path in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What to run where. `settings` go over the job's own; `user` None lets the lab choose. `switch` is more of `nicps
-    switch xdp run`, where the switch adds; `keyed`: there are keys. With `script` it is no job, but `nicps run` of that
-    script with these `arguments`, and `job` is the script's folder.
-    `as_json`: stdout is for the result alone."""
+    """The settings of a run. `settings` go over the job's own; `user` None lets the lab choose. `switch` has
+    further arguments of `nicps switch xdp run`, if the switch adds; `keyed`: there are keys. With `script` it is no
+    job, but `nicps run` of that script with these `arguments`, and `job` is the script's folder. `as_json`: stdout
+    is for the result alone.
+    """
 
     job: Path
     shape: LabSettings
@@ -89,7 +90,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the submission ended: its exit code, and its result if there is one."""
+    """The end of a submission: its exit code, and its result if there is one."""
 
     exit_code: int
     result: dict[str, Any] | None
@@ -98,11 +99,11 @@ class Outcome:
 def run_job(settings: RunSettings) -> Outcome:
     """Make the lab, run the job, take the lab down; progress goes to stderr.
 
-    Agents' logs end up beside the host's results, or, when the job fails, stay in a folder that a
-    line on stderr names.
+    Agents' logs are moved beside the host's results or, when the job fails, stay in a folder that a line on stderr
+    names.
 
     Raises:
-        UsageProblem: job, script or a setting is wrong, as far as that can be said without a lab.
+        UsageProblem: job, script or a setting is wrong, as far as that can be checked without a lab.
         AgentFailed: an agent ended before it answered, with that agent's own error.
         NetworkProblem: an agent does not answer in time.
         JobFailed: the submission ended without a result.
@@ -119,7 +120,7 @@ def run_job(settings: RunSettings) -> Outcome:
         raise UsageProblem(f"{work} is in the way: remove it, or choose another --runs") from None
     agents: list[AgentProcess] = []
     try:
-        # What agents leave there when they are killed goes away with the lab.
+        # Files that killed agents leave in this folder go away with the lab.
         with open_folder("nicps-lab-") as scratch:
             lab = Lab(settings.shape, scratch)
             try:
@@ -156,7 +157,7 @@ def run_job(settings: RunSettings) -> Outcome:
             shutil.rmtree(work, ignore_errors=True)
         raise
     if outcome.exit_code == UsageProblem.exit_code and outcome.result is None:
-        shutil.rmtree(work, ignore_errors=True)  # it has been refused: nothing was done
+        shutil.rmtree(work, ignore_errors=True)  # it was refused, so there are no results
     elif outcome.exit_code:
         _print_line(f"the agents' logs and files are in {work}")
     else:
@@ -181,10 +182,10 @@ def choose_user(settings: RunSettings) -> str:
 
 
 def check(settings: RunSettings, user: str) -> None:
-    """Refuse what is wrong with the job or the script before anything is made; as the user whose code it will be.
+    """Refuse a job or script with errors before anything is made, as the user that will run its code.
 
     Raises:
-        UsageProblem, EnvironmentProblem, JobFailed: with the line that the trainer says.
+        UsageProblem, EnvironmentProblem, JobFailed: with the trainer's line.
     """
     if settings.settings.get("exchange") == "switch" and not settings.shape.adds:
         raise UsageProblem(
@@ -208,7 +209,7 @@ def check(settings: RunSettings, user: str) -> None:
 
 
 def _run_as(user: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """As a user who starts training programs, with nothing to read.
+    """Run as a user that starts training programs, without input.
 
     Raises:
         KeyError: there is no such user.
@@ -242,7 +243,9 @@ def _barrier(paths: list[str]) -> str | None:
 
 
 def submission(settings: RunSettings, result: Path) -> list[str]:
-    """The command that submits the job, waits, and prints its result as the last line; a script's goes to a file."""
+    """The command that submits the job, waits, and prints its result as the last line; a script's result goes to a
+    file.
+    """
     data = ["--data", str(settings.data.resolve())] if settings.data is not None else []
     if settings.script is not None:
         script = str(settings.script.resolve())
@@ -254,7 +257,8 @@ def submission(settings: RunSettings, result: Path) -> list[str]:
 
 
 def _folders(settings: RunSettings, host: Host, work: Path, scratch: Path) -> Folders:
-    """Each host has its own disk in life, so only h1, where the user sits, gets the real folder.
+    """The results folder of a host. Real hosts have disks of their own, so only h1, the user's host, gets the real
+    folder.
 
     The training user can enter `scratch`, and need not be able to enter the others.
     """
@@ -268,7 +272,7 @@ def _folders(settings: RunSettings, host: Host, work: Path, scratch: Path) -> Fo
 def _submit(lab: Lab, settings: RunSettings, work: Path) -> Outcome:
     result = work / "result.json"
     printed: Any = subprocess.PIPE
-    if settings.script is not None:  # what it prints is for the user
+    if settings.script is not None:  # the script's output is for the user
         printed = sys.stderr if settings.as_json else None
     process = lab.run(
         "h1",
@@ -280,7 +284,7 @@ def _submit(lab: Lab, settings: RunSettings, work: Path) -> Outcome:
     try:
         out = process.communicate()[0]
     except BaseException:
-        process.terminate()  # before its agent goes, of which it would speak
+        process.terminate()  # end it before its agent, whose end it would report
         with contextlib.suppress(subprocess.TimeoutExpired):  # the lab ends it
             process.wait(_END_S)
         raise
@@ -303,9 +307,10 @@ def _last_object(text: str) -> dict[str, Any] | None:
 
 
 def put_aside(scratch: Path, count: int) -> None:
-    """What scripts of so many hosts have left, and their agents could not keep, outlives the lab and its `scratch`.
+    """Move the files of scripts that their agents could not keep out of the lab's `scratch`, so that they outlive the
+    lab.
 
-    The agents put it there a moment after the run has ended.
+    The agents put them there a moment after the run has ended.
     """
     deadline = time.monotonic() + _END_S
     while len(found := sorted(scratch.glob("nicps-left-*"))) < count:
@@ -318,7 +323,7 @@ def put_aside(scratch: Path, count: int) -> None:
 
 
 def _mode(modes: set[str | None]) -> str:
-    """Native only if every host's is."""
+    """The XDP mode of all hosts: native only if every host's is."""
     if None in modes:
         return "none"
     return "native" if modes == {"native"} else "generic"

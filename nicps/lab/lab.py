@@ -58,7 +58,7 @@ class Host:
 
 @dataclass(frozen=True)
 class PortCounters:
-    """The switch port of one host. Link counters as seen from the port: rx came from the host."""
+    """The switch port of one host. Link counters are those of the port: rx came from the host."""
 
     link: LinkStatus
     from_host: PortCount
@@ -71,7 +71,7 @@ class Lab:
         with Lab(LabSettings(name="two", hosts=2)) as lab:
             lab.run("h1", ["ping", "-c1", lab.hosts[1].ip]).wait()
 
-    `Lab.open` gives one that stands already; leaving its context then leaves it standing. `scratch` is a folder that is
+    `Lab.open` opens one that is up already; leaving its context then leaves it up. `scratch` is a folder that is
     removed with the lab, also by `down` when this process has been killed.
 
     Raises:
@@ -98,7 +98,7 @@ class Lab:
 
     @property
     def ports_netns(self) -> str:
-        """The namespace of p1 to pN, which do to frames what the lab's faults are."""
+        """The namespace of p1 to pN, whose programs apply the lab's faults to frames."""
         return links.ports_netns(self.settings)
 
     @property
@@ -108,7 +108,7 @@ class Lab:
 
     @classmethod
     def open(cls, name: str | None = None) -> Lab:
-        """The lab of that name, which must stand; without a name the only one that stands."""
+        """The lab of that name, which must be up; without a name the only one that is up."""
         require_root()
         if name is None:
             name = the_only()
@@ -140,15 +140,15 @@ class Lab:
         self.close()
 
     def up(self) -> None:
-        """Make the lab; whatever goes wrong on the way, nothing of it is left.
+        """Make the lab; after any error no part of it is left.
 
-        Where Ctrl-C may come between this and the next statement, put both into a `try` whose
-        `finally` calls `close`: that does nothing before `up` has begun to make something.
+        If Ctrl-C may come between this and the next statement, put both into a `try` whose `finally` calls `close`:
+        that does nothing before `up` has begun to make something.
         """
         require_root()
         self._refuse_if_taken()
         try:
-            # A compiler may run for seconds: not under the lock.
+            # A compiler may run for seconds, so it does not run under the lock.
             lossy = port.fault_programs() if self.settings.loss else nullcontext()
             with port.pass_program() as xdp_program, lossy as loaded, state.lock():
                 self._refuse_if_taken()
@@ -163,7 +163,7 @@ class Lab:
             raise LabProblem(f"lab {self.name} cannot be made: {describe_error(error)}") from error
 
     def close(self) -> None:
-        """Take the lab down, if this process made it, with everything that was started in it."""
+        """Take the lab down, if this process made it, with all processes that were started in it."""
         with shielded():
             try:
                 if self._made:
@@ -187,7 +187,7 @@ class Lab:
         """Start `argv` on a host, or at a `switch` that adds, as a direct child with a session of its own.
 
         `options` go to `subprocess.Popen`. The process ends with the lab, if it has not before.
-        A command that is not there ends with exit code 127.
+        A command that does not exist ends with exit code 127.
         """
         name, netns = (host.name, host.netns) if isinstance(host, Host) else self._place(host)
         child = processes.start(self.name, netns, argv, user, options)
@@ -196,7 +196,7 @@ class Lab:
         return child
 
     def become(self, host: str, argv: Sequence[str]) -> int:
-        """Let this very process become `argv` on a host; returns only if that fails (126, 127)."""
+        """Replace this process by `argv` on a host; returns only if that fails (126, 127)."""
         name, netns = self._place(host)
         self.record(os.getpid(), name, argv)
         os.environ.update(processes.environment(self.name, {}))
@@ -236,15 +236,15 @@ class Lab:
         return {name: PortCounters(link, *counted[name]) for name, link in found.items()}
 
     def faults(self) -> dict[str, PortFaults]:
-        """What every switch port does to frames, and on which side of a cut it is, by host."""
+        """The faults of every switch port, and its side of a cut, by host."""
         return faults.told(self.name, self._ports())
 
     def switch_side(self) -> int:
-        """Of a switch that adds: its side of a cut."""
+        """The side of a cut of a switch that adds."""
         return faults.told(self.name, self._sides())[faults.SWITCH].side
 
     def switch_ports(self) -> dict[str, LinkStatus]:
-        """The ports eth1 to ethN of a switch that adds, those that there are."""
+        """The existing ports of eth1 to ethN of a switch that adds."""
         found = links.read_links(self.switch_netns)
         names = [links.switch_port_name(host.number) for host in self.hosts]
         return {name: found[name] for name in names if name in found}
@@ -263,8 +263,9 @@ class Lab:
         reorder: float | None = None,
         delay_ms: float | None = None,
     ) -> None:
-        """Change what the switch ports of some hosts (`h1`, `h1,h3`, `all`) do to frames, in each
-        direction on its own; see `Faults`. What is None stays as it is, 0 takes it off."""
+        """Change the faults of the switch ports of some hosts (`h1`, `h1,h3`, `all`), in each direction on its own;
+        see `Faults`. None leaves a value as it is, 0 removes it.
+        """
         given = {
             "loss": loss,
             "duplicate": duplicate,
@@ -273,7 +274,7 @@ class Lab:
             "delay_ms": delay_ms,
         }
         changes = {name: value for name, value in given.items() if value is not None}
-        Faults(**changes)  # refuse what cannot be before a compiler runs
+        Faults(**changes)  # refuse invalid values before a compiler runs
 
         def how(before: PortFaults) -> PortFaults:
             return replace(before, faults=replace(before.faults, **changes))
@@ -288,8 +289,9 @@ class Lab:
         )
 
     def lose_next(self, hosts: str, frame_type: int, count: int) -> None:
-        """Lose the next `count` frames of a type (`wire.FrameType`) that each of these hosts sends, at its port: so
-        nobody hears them. What was still to be lost before is not any more."""
+        """Lose the next `count` frames of a type (`wire.FrameType`) that each of these hosts sends, at its port, so
+        that no host receives them. This replaces a former number of frames to lose.
+        """
         if count < 0:
             raise UsageProblem(f"the number of frames to be lost must be at least 0, not {count}")
 
@@ -301,7 +303,7 @@ class Lab:
     def cut(self, hosts: str) -> None:
         """Cut these hosts from all others, but not from one another. Cuts add up until `heal`.
 
-        A `switch` that adds is on a side too: what it says itself others do not hear, nor it them.
+        A `switch` that adds is on a side too: hosts on the other side do not receive its own frames, nor it theirs.
         """
         faults.cut(self.name, self._sides(), self._select_all(hosts))
 
@@ -323,20 +325,20 @@ class Lab:
                 links.set_link(self.ports_netns, end, how != "unplugged")
 
     def pause(self, hosts: str, part: Part = "both") -> list[Running]:
-        """Stop (SIGSTOP) the hosts' agents, what the agents have started, or both; who was.
+        """Stop (SIGSTOP) the hosts' agents, the processes that agents have started, or both; return the hosts.
 
-        Of `all` hosts those where nothing of the kind runs are left out, here and below. `switch` is the one that adds.
+        `all` leaves out hosts without such a process, here and below. `switch` is the one that adds.
         """
         return self._signalled(hosts, part, signals.pause)
 
     def resume(self, hosts: str, part: Part = "both") -> list[Running]:
-        """Let what `pause` has stopped go on."""
+        """Let the processes that `pause` has stopped go on."""
         return self._signalled(hosts, part, signals.resume)
 
     def kill(self, hosts: str, part: Part = "both") -> list[Running]:
-        """Kill (SIGKILL) the hosts' agents, what the agents have started, or both; who was.
+        """Kill (SIGKILL) the hosts' agents, the processes that agents have started, or both; return the hosts.
 
-        What an agent has started ends with it in any case.
+        Processes that an agent has started end with it in any case.
         """
         return self._signalled(hosts, part, signals.kill)
 
@@ -347,7 +349,7 @@ class Lab:
         return [self.host(name.strip()).name for name in hosts.split(",")]
 
     def _select_all(self, hosts: str) -> list[str]:
-        """The same, a `switch` that adds included."""
+        """The names, a `switch` that adds included."""
         given = [name.strip() for name in hosts.split(",")]
         if faults.SWITCH not in given or not self.settings.adds:
             return self.select(hosts)
@@ -382,7 +384,7 @@ class Lab:
         return {name: link.index for name, link in self._port_links().items()}
 
     def _sides(self) -> dict[str, int]:
-        """All that can be cut off: the ports, and where the side of a switch that adds is kept."""
+        """All indices that can be cut off: those of the ports, and the one of a switch that adds."""
         switch = {faults.SWITCH: faults.SWITCH_INDEX} if self.settings.adds else {}
         return self._ports() | switch
 

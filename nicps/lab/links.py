@@ -9,7 +9,7 @@
 
                [line]---[wait]  there too: a veth between the ports' programs and the delay line
 
-Where the switch adds, each cable has a middle, because what XDP sends passes no queueing discipline:
+If the switch adds, each cable has a middle, because frames sent by XDP pass no queueing discipline:
 
 [ p1 ]         [ p2 ]         namespace nicps-<lab>-cables; tbf towards the host, faults
   |b1            |b2          a bridge for each cable
@@ -64,12 +64,12 @@ def port_name(number: int) -> str:
 
 
 def far_port_name(number: int) -> str:
-    """Where the switch adds: the other end of the middle of host `number`'s cable."""
+    """If the switch adds: the other end of the middle of host `number`'s cable."""
     return f"q{number}"
 
 
 def switch_port_name(number: int) -> str:
-    """Where the switch adds: its port for host `number`."""
+    """If the switch adds: its port for host `number`."""
     return f"eth{number}"
 
 
@@ -85,7 +85,7 @@ def mac_of(number: int) -> str:
 
 
 def port_mac_of(number: int) -> str:
-    """The address of the switch's end; nobody speaks to it."""
+    """The address of the switch's end; no frame is sent to it."""
     return f"02:00:0a:4e:00:{number:02x}"
 
 
@@ -281,14 +281,16 @@ def attach(ipr: Any, index: int, xdp_program: int) -> None:
 
 
 def disable_offloads(name: str) -> None:
-    """What `ethtool -K NAME tx off rx off tso off gso off gro off` does; in this thread's namespace."""
+    """Like `ethtool -K NAME tx off rx off tso off gso off gro off`; in this thread's namespace."""
     _switch_off(
         name, _ETHTOOL_GTXCSUM, _ETHTOOL_GRXCSUM, _ETHTOOL_GTSO, _ETHTOOL_GGSO, _ETHTOOL_GGRO
     )
 
 
 def _switch_off(name: str, *offloads: int) -> None:
-    """Those that are on: a veth whose peer has an XDP program refuses to set what that has switched off."""
+    """The offloads that are on: a veth whose peer has an XDP program refuses to set those that the program has
+    switched off.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for read in offloads:
             if _ethtool(control, name, read):
@@ -296,7 +298,7 @@ def _switch_off(name: str, *offloads: int) -> None:
 
 
 def _ethtool(control: socket.socket, name: str, command: int) -> int:
-    """What is there after a command with the value 0."""
+    """The value after a command with the value 0."""
     value = array.array("I", [command, 0])
     request = struct.pack("16sQ16x", name.encode(), value.buffer_info()[0])
     fcntl.ioctl(control, _SIOCETHTOOL, request)
@@ -309,8 +311,8 @@ def _add_line(ipr: Any, mtu: int) -> int:
         ends = {"mtu": mtu, "txqlen": 10_000}
         ipr.link("add", ifname=LINE, kind="veth", peer={"ifname": LINE_FAR_END, **ends}, **ends)
     index = index_of(ipr, LINE)
-    # A packet socket hears frames as they are: whole, with their checksums. That ends, for this
-    # interface, segmentation offload too.
+    # A packet socket must receive frames unchanged: whole, with their checksums. This also ends segmentation offload
+    # for this interface.
     _switch_off(LINE, _ETHTOOL_GTXCSUM)
     for end in (index, index_of(ipr, LINE_FAR_END)):
         ipr.link("set", index=end, state="up")
@@ -319,7 +321,7 @@ def _add_line(ipr: Any, mtu: int) -> int:
 
 def _hook(ipr: Any, index: int, programs: Sequence[tuple[int, str, int]]) -> None:
     """Give the interface a clsact with (parent, name, program) and nothing else."""
-    with contextlib.suppress(NetlinkError):  # from an attempt that was broken off
+    with contextlib.suppress(NetlinkError):  # from an attempt that was interrupted
         ipr.tc("del", "clsact", index)
     ipr.tc("add", "clsact", index)
     for parent, name, program in programs:

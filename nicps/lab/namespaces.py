@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named network namespaces: made, found, entered by a thread, removed.
 
-Only names of the form `nicps-<lab>-switch`, `-cables` and `-h<number>` are ever touched. Entering
-a namespace is a property of a thread, so every piece of work inside one runs in a thread of its
-own, which ends with the work: the caller's thread never leaves its namespace, whatever happens.
+Only names of the form `nicps-<lab>-switch`, `-cables` and `-h<number>` are ever touched. Entering a namespace is a
+property of a thread. So every piece of work inside one runs in a thread of its own, which ends with the work, and the
+caller's thread never leaves its namespace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def switch_name(lab: str) -> str:
 
 
 def cables_name(lab: str) -> str:
-    """The namespace in the middle of the cables, where the switch adds (`LabSettings.switch`)."""
+    """The namespace in the middle of the cables, if the switch adds (`LabSettings.switch`)."""
     return f"nicps-{lab}-cables"
 
 
@@ -53,7 +53,7 @@ def find() -> dict[str, list[str]]:
 
 
 def identity(path: str | Path) -> tuple[int, int] | None:
-    """What tells one namespace from another: device and inode; None when nothing is there."""
+    """The identity of a namespace: device and inode; None if there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -78,7 +78,7 @@ class _Work(threading.Thread, Generic[T]):
             self._done.set()
 
     def result(self) -> T:
-        """The work's result. Ctrl-C waits until the work is done: it is short, and never halved.
+        """The work's result. Ctrl-C waits until the work is done: it is short, and is never interrupted.
 
         An event, not `join`: a `join` that is interrupted may take the thread for ended (CPython 3.11).
         """
@@ -138,7 +138,7 @@ def create(names: Sequence[str]) -> None:
 
 
 def remove(names: Sequence[str]) -> None:
-    """Take the names away; a namespace ends when no process is left in it."""
+    """Remove the names; a namespace ends when no process is left in it."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name} is not a namespace of ours")
@@ -146,14 +146,14 @@ def remove(names: Sequence[str]) -> None:
         try:
             enter.unmount(path)
         except OSError as error:
-            # EINVAL: nothing mounted there, left over from an `up` that was killed half-way.
+            # EINVAL: nothing is mounted there; an `up` that was killed half-way has left it.
             if error.errno not in (errno.EINVAL, errno.ENOENT):
                 raise
         Path(path).unlink(missing_ok=True)
 
 
 def _share_directory() -> None:
-    """What `ip netns` does: names show, and vanish, in every mount namespace alike."""
+    """Do as `ip netns`: names appear, and vanish, in every mount namespace alike."""
     os.makedirs(enter.NETNS_DIR, mode=0o755, exist_ok=True)
     try:
         enter.mount("none", enter.NETNS_DIR, flags=enter.MS_SHARED | enter.MS_REC)

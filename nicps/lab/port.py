@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs on the lab's switch ports: what they are told, and what they have counted.
+"""The programs on the lab's switch ports: their settings and their counts.
 
-Every port carries an XDP program, two instructions that let all pass: a frame that leaves a veth by
-XDP_TX in native mode reaches the other end only if that end has a program too. The first fault puts
-`ebpf/lab_port.c` onto all ports, beside it.
+Every port carries an XDP program of two instructions that passes all frames: a frame that leaves a veth by XDP_TX in
+native mode reaches the other end only if that end has a program too. The first fault puts `ebpf/lab_port.c` onto all
+ports, beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PASS = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_PASS, 0x95, 0, 0, 0)
 
 @dataclass(frozen=True)
 class PortCount:
-    """What one direction of one port has done to frames, since the first fault.
+    """The counts of one direction of one port, since the first fault.
 
     `dropped` were lost at random, `severed` were to cross a cut, `reordered` were held back,
     `delayed` sent late. `passed` went on, copies and late ones among them.
@@ -45,8 +45,9 @@ class PortCount:
 
 @dataclass(frozen=True)
 class PortFaults:
-    """What a port is told: faults, its side of a cut, the interface to the delay line; and that the next `lose_left`
-    frames of `lose_type` that its host sends are lost."""
+    """The settings of a port: faults, its side of a cut, the interface to the delay line; and the number of frames
+    of `lose_type` from its host that are lost next, `lose_left`.
+    """
 
     faults: Faults = _NO_FAULTS
     side: int = 0
@@ -57,7 +58,7 @@ class PortFaults:
 
 @contextmanager
 def pass_program() -> Iterator[int]:
-    """The XDP program; where it is attached when the context ends, it stays."""
+    """The XDP program; if it is attached when the context ends, it stays."""
     fd = bpf.program_load(bpf.PROGRAM_TYPES["xdp"], _PASS, bpf.F_XDP_HAS_FRAGS, "lab_pass")
     try:
         yield fd
@@ -67,7 +68,7 @@ def pass_program() -> Iterator[int]:
 
 @contextmanager
 def fault_programs() -> Iterator[Loaded]:
-    """Compile and load `lab_port.c`; what is attached when the context ends stays, maps and all."""
+    """Compile and load `lab_port.c`; the program stays with its maps if it is attached when the context ends."""
     loaded = loader.load(
         "lab_port.c",
         {
@@ -84,7 +85,7 @@ def fault_programs() -> Iterator[Loaded]:
 
 @contextmanager
 def opened(map_id: int) -> Iterator[int]:
-    """A descriptor of the map, for the while."""
+    """A descriptor of the map during the context."""
     fd = bpf.map_by_id(map_id)
     try:
         yield fd
@@ -93,13 +94,13 @@ def opened(map_id: int) -> Iterator[int]:
 
 
 def write_middles(map_fd: int, indices: dict[int, int]) -> None:
-    """Tell all ports that cables have a middle: the ports' own indices by host number."""
-    for number, index in {0: 1, **indices}.items():  # at 0: that there is one
+    """Write to all ports that cables have a middle: the ports' own indices by host number."""
+    for number, index in {0: 1, **indices}.items():  # index 0 says that there is one
         bpf.map_update(map_fd, struct.pack("=I", number), struct.pack("=I", index))
 
 
 def read_counts(map_fd: int, ifindex: int) -> tuple[PortCount, PortCount]:
-    """What the port did to frames from its host and to it."""
+    """The counts of the port for frames from its host and to it."""
     with bpf.map_memory(map_fd) as memory:
         at = 2 * ifindex * _COUNT.size
         from_host = PortCount(*_COUNT.unpack_from(memory, at))
@@ -107,18 +108,18 @@ def read_counts(map_fd: int, ifindex: int) -> tuple[PortCount, PortCount]:
 
 
 def read_faults(map_fd: int, ifindex: int) -> PortFaults:
-    """What the port was told."""
+    """The settings of the port."""
     with bpf.map_memory(map_fd) as memory:
         found = FAULTS.unpack_from(memory, 2 * ifindex * FAULTS.size)
     *thresholds, delay_ns, side, line, lose_left, lose_type = found
-    # Nine digits: what was given, whatever its threshold was rounded to.
+    # Nine digits: the given value, whatever its threshold was rounded to.
     loss, duplicate, corrupt, reorder = (round(share / 2**32, 9) for share in thresholds)
     faults = Faults(loss, duplicate, corrupt, reorder, delay_ns / 1e6)
     return PortFaults(faults, side, line, max(0, lose_left), lose_type)
 
 
 def write_faults(map_fd: int, ifindex: int, told: PortFaults) -> None:
-    """Tell the port, for both directions."""
+    """Write the settings to the port, for both directions."""
     faults = told.faults
     shares = (faults.loss, faults.duplicate, faults.corrupt, faults.reorder)
     thresholds = [round(share * 2**32) for share in shares]

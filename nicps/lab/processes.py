@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that were started in a lab: started, found again, ended.
 
-A process is the lab's if its environment carries NICPS_LAB=<lab> (descendants inherit it, however
-they detach themselves), if the state file names it with its start time, or if it descends from
-such a process. Nothing else is ever signalled, and a pidfd makes sure that a number which the
-kernel gave away again is not either.
+A process is the lab's if its environment carries NICPS_LAB=<lab> (descendants inherit it, however they detach
+themselves), if the state file names it with its start time, or if it descends from such a process. No other process is
+ever signalled. A pidfd makes sure that a number which the kernel has given to another process is not signalled either.
 """
 
 from __future__ import annotations
@@ -47,7 +46,9 @@ class Running:
 
 
 def program(command: str) -> str:
-    """What runs, in a word: `agent` (`nicps join`), another command of ours, `trainer`; of others' how they begin."""
+    """The kind of a process: `agent` (`nicps join`), another command of ours, `trainer`; the first words of other
+    commands.
+    """
     found = _OURS.fullmatch(command)
     if found is None:
         return command[:40]
@@ -87,7 +88,7 @@ def start(
 ) -> subprocess.Popen[Any]:
     """Start `argv` inside `netns`, as a direct child with a session of its own.
 
-    `options` go to Popen; `user` is who the command runs as (the launcher itself needs root).
+    `options` go to Popen; `user` is the user that the command runs as (the launcher itself needs root).
     """
     options = {"start_new_session": True, **options}
     options["env"] = environment(lab, options.get("env"))
@@ -159,7 +160,7 @@ def _signal(
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
-        # Wake now and then even if none ends: one may have started another meanwhile.
+        # Wake at intervals even if none ends: one may have started another meanwhile.
         remaining = deadline - time.monotonic()
         while fds and remaining > 0:
             if poll.poll(min(remaining, 0.5) * 1000):
@@ -207,7 +208,7 @@ class _Stat:
 
 
 def _stat(pid: int) -> _Stat | None:
-    """What the kernel says of a live process."""
+    """The kernel's description of a live process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab is made of, and the units that people write it in."""
+"""The settings of a lab, and the units of its options."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LabSettings:
 
 @dataclass(frozen=True)
 class Faults:
-    """What a switch port does to frames, in each direction on its own.
+    """The faults of a switch port, in each direction on its own.
 
     Probabilities, 0 to 1: `loss`; `duplicate`, two frames arrive instead of one; `corrupt`, one byte
     behind the Ethernet header becomes another; `reorder`, the frame is held back for up to 5 ms,
@@ -96,7 +96,7 @@ class Faults:
             )
 
     def __str__(self) -> str:
-        """`loss 5%, delay 3 ms`; empty where there is none."""
+        """`loss 5%, delay 3 ms`; empty without faults."""
         shares = asdict(self)
         delay_ms = shares.pop("delay_ms")
         words = [f"{name} {100 * share:.4g}%" for name, share in shares.items() if share]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals while something must be finished, and signals that end a command in order."""
+"""Signals during work that must be finished, and signals that end a command in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def shielded() -> Iterator[None]:
     """Hold back SIGINT, SIGTERM and SIGHUP until the block is done; then they take effect.
 
-    Outside the main thread, which is where Python delivers signals, there is nothing to hold back.
+    Outside the main thread, in which Python delivers signals, there is nothing to hold back.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -45,7 +45,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless it is ignored, unwind the program as Ctrl-C does, not end it at once."""
+    """Let SIGTERM, and SIGHUP unless it is ignored, unwind the program as Ctrl-C does, instead of ending it at once."""
     numbers = ending_signals(signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _stop) for number in numbers}
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab shows of itself, for programs and for people."""
+"""The views of a lab, for programs and for users."""
 
 from __future__ import annotations
 

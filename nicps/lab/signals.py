@@ -19,10 +19,11 @@ _POLL_S = 0.005
 
 
 def choose(host: str, running: Sequence[Running], part: Part) -> list[Running]:
-    """Of what runs on a host: the agent (`nicps join`), what agents have started, or both. Of a switch that adds: it.
+    """The processes on a host: the agent (`nicps join`), those that agents have started, or both. At a switch that
+    adds: its process.
 
     Raises:
-        NothingRuns: there is nothing of the kind.
+        NothingRuns: there is no such process.
     """
     if host == "switch":
         if switches := [p for p in running if processes.program(p.command) == "switch"]:

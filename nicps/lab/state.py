@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known about a lab outside the process that made it: /run/nicps/labs/<name>.json.
+"""The state of a lab outside the process that made it: /run/nicps/labs/<name>.json.
 
-Written whole and renamed into place, under one lock for all labs. The file is a help, not the
-truth: a lab whose file is missing or damaged is still found, and removed, by its namespaces.
+Written whole and renamed into place, under one lock for all labs. The file is only a help: a lab whose file is missing
+or damaged is still found, and removed, by its namespaces.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class ProcessRecord:
 
 @dataclass(frozen=True)
 class LabState:
-    """`ready` is False while `up` works. The maps are the kernel's ids of what the ports are told and
-    of what they count; None until the first fault. `scratch` is a folder that goes with the lab. `switch` is more of
-    `nicps switch xdp run`, as the switch was started last."""
+    """`ready` is False while `up` works. The maps are the kernel's ids of the ports' settings and counts; None
+    until the first fault. `scratch` is a folder that goes with the lab. `switch` has the last further arguments of
+    `nicps switch xdp run`.
+    """
 
     settings: LabSettings
     ready: bool = False
@@ -50,7 +51,7 @@ class LabState:
 
 @contextmanager
 def lock() -> Iterator[None]:
-    """Hold all labs' state for yourself; the kernel lets go when the holder dies."""
+    """Hold all labs' state exclusively; the kernel releases it when the holder dies."""
     LABS_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
     fd = os.open(LABS_DIR, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -66,7 +67,7 @@ def path_of(name: str) -> Path:
 
 
 def switch_log(name: str) -> Path:
-    """What the lab's switch says, where that adds."""
+    """The output of the lab's switch, if it adds."""
     return LABS_DIR / f"{name}.switch.log"
 
 
@@ -76,7 +77,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> LabState | None:
-    """The lab's state; None when there is none, or none that can be read."""
+    """The lab's state; None if there is none, or it cannot be read."""
     try:
         raw = json.loads(path_of(name).read_bytes())
         if raw["version"] != VERSION:
@@ -116,14 +117,14 @@ def write(state: LabState) -> None:
 
 
 def remove(name: str) -> None:
-    """Take the lab's state away, and drafts that a killed process left."""
+    """Remove the lab's state, and drafts that a killed process left."""
     path = path_of(name)
     for leftover in (path, switch_log(name), *LABS_DIR.glob(f".{path.name}.*")):
         leftover.unlink(missing_ok=True)
 
 
 def add_process(name: str, record: ProcessRecord, keep: Callable[[ProcessRecord], bool]) -> None:
-    """Note a process; of the earlier ones only those that `keep` says are kept."""
+    """Note a process; earlier ones are kept if `keep` returns true for them."""
     with lock():
         state = read(name)
         if state is not None:

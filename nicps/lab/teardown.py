@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which labs stand, and taking one down, also one that a crash left half made."""
+"""The labs that are up, and taking one down, also one that a crash left half made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nicps.programs import require_programs
 
 @dataclass(frozen=True)
 class Removed:
-    """What `down` found: `strangers` were not started by the lab, and go on running."""
+    """The result of `down`: `strangers` were not started by the lab, and go on running."""
 
     namespaces: tuple[str, ...]
     ended: tuple[Running, ...]
@@ -26,15 +26,15 @@ class Removed:
 
 
 def standing() -> list[str]:
-    """The names of all labs that stand, or of which something is left."""
+    """The names of all labs that are up, or of which a part is left."""
     return sorted({*state.names(), *namespaces.find()})
 
 
 def the_only() -> str:
-    """The name of the lab that is meant where none is named.
+    """The name of the lab to use if none is named.
 
     Raises:
-        LabNotFound: none stands, or several do.
+        LabNotFound: none is up, or several are.
     """
     names = standing()
     if not names:
@@ -45,10 +45,10 @@ def the_only() -> str:
 
 
 def down(name: str = "lab") -> Removed:
-    """Take a lab down, also one that a crash left half made. Nothing there: nothing happens."""
+    """Take a lab down, also one that a crash left half made. Does nothing if there is none."""
     require_root()
     try:
-        # Ending processes can take seconds: not under the lock. Under it, none can be added.
+        # Ending processes can take seconds, so it is not done under the lock. Under it, none can be added.
         found = state.read(name)
         ended = processes.end(name, found.processes if found else ())
         with state.lock():
@@ -74,7 +74,7 @@ def remove(name: str) -> Removed:
     ended = processes.end(name, recorded)
     names = namespaces.find().get(name, [])
     left = processes.strangers(names, ())
-    # The switch first: its bridge and all its cables go at once.
+    # The switch first: its bridge and all its cables are removed at once.
     shared = (namespaces.switch_name(name), namespaces.cables_name(name))
     for netns in sorted(names, key=lambda netns: netns not in shared):
         if _mounted(netns):
@@ -91,7 +91,7 @@ def _mounted(netns: str) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """What netlink or the system says."""
+    """The message of netlink or the system."""
     if isinstance(error, NetlinkError):
         return f"netlink: {error.args[1] if len(error.args) > 1 else error}"
     if isinstance(error, OSError):

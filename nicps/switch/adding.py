@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Linux switch that adds does while hosts come and go (docs/linux-switch.md).
+"""The state machine of a Linux switch that adds, while hosts come and go (docs/linux-switch.md).
 
-It asks which view is in force (HELLO, with a fresh nonce), members grant it theirs (GRANT), and once a majority of a
-list has, the switch adds for that list and says so (READY). Frames and times come in; frames and lines for the user go
-out. The memory and the maps are behind `Places`.
+It asks which view is in force (HELLO, with a fresh nonce), and members grant it theirs (GRANT). Once a majority of a
+list has granted, the switch adds for that list and announces it (READY). Frames and times come in; frames and lines for
+the user go out. The memory and the maps are behind `Places`.
 
-A *boot* is a time in which no sum of the switch is lost. Whatever is not of this boot is void: a grant names the boot
-that it is for, and a member grants a view to one boot only. So in one view one boot makes sums.
+A *boot* is a time in which no sum of the switch is lost. State of another boot is void: a grant names the boot that it
+is for, and a member grants a view to one boot only. So in one view one boot makes sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nicps.switch.tally import Tally
 from nicps.switchauth import SwitchKey
 
 _EVERY_S = 1.0  # between HELLOs, and between READYs
-_LEAST_S = 0.1  # the same, where there is something to ask
+_LEAST_S = 0.1  # the same, if there is something to ask
 _FRESH_S = 3.0  # a nonce counts so long
 _QUIET_S = 3.0  # without a grant of the list in force, one of a lower number may follow it
 _LATE_S = 0.5  # members answer at once
@@ -35,20 +35,20 @@ class NoRoom(EnvironmentProblem):
 
 
 class Places(Protocol):
-    """The switch's memory: where it adds."""
+    """The switch's memory, in which it adds."""
 
     def grow(self, fragments: int, width: int) -> None:
         """Replace all places by zeroed ones, with room for vectors of so many fragments of lanes of so many bits.
 
         Raises:
-            NoRoom: there is no memory for it; all stays as it was.
+            NoRoom: there is no memory for it; nothing has changed.
         """
 
     def enter_view(self, granted: Granted) -> None:
         """Add for this list from now on."""
 
     def leave_view(self) -> None:
-        """Add for nobody until a list is in force."""
+        """Add for no member until a list is in force."""
 
 
 class Adding:
@@ -62,7 +62,7 @@ class Adding:
 
     Attributes:
         granted: the list in force, if there is one.
-        members: who has granted it, with their names.
+        members: those that have granted it, with their names.
         room: fragments and bits of a lane for which there is room.
         refused: grants that were not believed, by reason.
     """
@@ -86,16 +86,16 @@ class Adding:
         self._answers: Tally[Granted, Grant] = Tally()
         self._under: dict[
             int, Tally[Granted, Grant]
-        ] = {}  # by nonce: of lists that do not come after
+        ] = {}  # by nonce: those of lists that do not follow
         self._granted_at = 0.0  # when the list in force was granted last
         self._ready_at: float | None = None
         self._late_at: float | None = None
-        self._heard_at: float | None = None  # hosts, before any has granted
+        self._heard_at: float | None = None  # when hosts were heard, before any has granted
         self._lines: deque[str] = deque()
         self._hinted: set[str] = set()
         self._past: set[tuple[int, bytes]] = set()  # lists that were in force, by number and seed
         self._asked_room: tuple[int, int] | None = (
-            None  # refused, until something else is asked for
+            None  # a size that was refused, until another one is asked for
         )
         self.boot = boot
         self.granted: Granted | None = None
@@ -105,14 +105,14 @@ class Adding:
 
     @property
     def missing(self) -> list[str]:
-        """Live members that have not granted, by their addresses: nobody has told their names."""
+        """Live members that have not granted, by their addresses: their names are unknown."""
         if self.granted is None:
             return []
         live = self.granted.live
         return [wire.mac_text(live[number]) for number in live if number not in self.members]
 
     def ask(self, now: float) -> None:
-        """Find out which view is in force, as soon as may be."""
+        """Find out as soon as possible which view is in force."""
         self._hello_at = min(self._hello_at, max(now, self._hello_before + _LEAST_S))
 
     def hear_of(self, now: float, view: int) -> None:
@@ -151,7 +151,7 @@ class Adding:
         self._on_grant(now, grant)
 
     def frames(self, now: float) -> list[bytes]:
-        """What is to be sent to all now, from `wire.SWITCH`, each from the version byte on."""
+        """The frames to be sent to all now, from `wire.SWITCH`, each from the version byte on."""
         made = []
         if now >= self._hello_at:
             self._forget_nonces(now)
@@ -167,12 +167,12 @@ class Adding:
         return made
 
     def wait(self, now: float, most_s: float) -> float:
-        """Seconds until there is something to send or to say, at most so many."""
+        """Seconds until there is a frame or a line to send, at most so many."""
         due = [self._hello_at, self._ready_at, self._late_at]
         return max(0.0, min([most_s, *(at - now for at in due if at is not None)]))
 
     def lines(self, now: float) -> list[str]:
-        """What has happened, for the user."""
+        """The lines for the user."""
         if self._late_at is not None and (now >= self._late_at or not self.missing):
             self._late_at = None
             self._lines.append(self._describe())
@@ -187,7 +187,7 @@ class Adding:
         return lines
 
     def _forget_nonces(self, now: float) -> None:
-        """With all that was granted to those that do not count any more."""
+        """Drop a list, with all grants that no longer count."""
         while self._nonces and now - self._nonces[0][1] > _FRESH_S:
             self._under.pop(self._nonces.popleft()[0], None)
 
@@ -201,7 +201,7 @@ class Adding:
             if grant.number not in self.members:
                 self.members[grant.number] = grant.name
                 self._ready_at = now
-                if self._late_at is None:  # it was named as missing
+                if self._late_at is None:  # it was reported as missing
                     self._late_at = now
             if grant.number == grant.granted.lead:
                 self._make_room(now, grant)
@@ -215,7 +215,7 @@ class Adding:
                 self._enter(now, grant.granted, heard)
 
     def _on_lower(self, now: float, grant: Grant) -> None:
-        """Of a network that has begun anew, or of one that does not matter any more."""
+        """Whether a list is of a network that has begun anew, or of one that no longer counts."""
         tally = self._under.setdefault(grant.nonce, Tally())
         if tally.add(grant.granted, grant.granted.view, grant.number, grant) is None:
             return
@@ -253,7 +253,7 @@ class Adding:
             self._places.enter_view(granted)
 
     def _make_room(self, now: float, lead: Grant) -> None:
-        """The lead says how long the vectors of its job are."""
+        """The lead's grant has the size of the vectors of its job."""
         fragments, width = self.room
         wanted = (lead.fragments, lead.width)
         if not lead.fragments or (lead.width == width and lead.fragments <= fragments):
@@ -273,7 +273,7 @@ class Adding:
             self._begin_boot(now)
 
     def _begin_boot(self, now: float) -> None:
-        """From now on nothing counts that was granted before."""
+        """From now on no earlier grant counts."""
         self._places.leave_view()
         self.boot += 1
         self.granted, self.members = None, {}

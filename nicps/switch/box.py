@@ -23,13 +23,15 @@ from nicps.switch.ports import check_ports, read_ports
 from nicps.switchauth import SwitchKey
 
 _TYPES = (wire.FrameType.VIEW, wire.FrameType.SWITCH)
-_MOST_S = 1.0  # between looks at what may have changed
+_MOST_S = 1.0  # between checks for changes
 _LEAST_MEMORY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class BoxSettings:
-    """`ports`: names. `bridge`: that they must be in. `memory`: bytes for sums; None: half of what is free."""
+    """`ports`: names. `bridge`: the one that they must be in. `memory`: bytes for sums; None: half of the free
+    memory.
+    """
 
     ports: tuple[str, ...]
     bridge: str | None = None
@@ -90,7 +92,7 @@ class Box:
         self._undo.close()
 
     def step(self, *wake: Any) -> None:
-        """Wait for something to do, or for one of these to be readable, and do it."""
+        """Wait for something to do, or for one of these descriptors to be readable, and do it."""
         now = time.monotonic()
         wait_s = self._adding.wait(now, _MOST_S)
         watched = [self._tap, self.plane, self.plane.ports_fileno(), *wake]
@@ -104,13 +106,13 @@ class Box:
         for message in self.plane.messages():
             self._on_message(now, message)
         for frame in self._adding.frames(now):
-            with contextlib.suppress(InterfaceDown):  # what was not sent is sent again
+            with contextlib.suppress(InterfaceDown):  # frames that were not sent are sent again
                 self._sender.send(frame)
         for line in self._adding.lines(now):
             self._say(line)
 
     def counters(self) -> Mapping[str, int]:
-        """What became of frames, and of grants."""
+        """Counts of frames and grants by outcome."""
         refused = {f"grants_{why}": count for why, count in sorted(self._adding.refused.items())}
         return {**self.plane.counters(), **refused}
 
@@ -136,7 +138,7 @@ class Box:
         """`Places.leave_view`"""
         self.plane.leave_view()
 
-    # ---- what happens meanwhile
+    # ---- events
 
     def _check_ports(self) -> None:
         """Ports may have come or gone."""
@@ -156,7 +158,7 @@ class Box:
                 self._say(f"port {name} has its carrier back")
 
     def _on_message(self, now: float, message: Message) -> None:
-        """The XDP program tells something."""
+        """The XDP program has sent messages."""
         if isinstance(message, OtherView):
             self._adding.hear_of(now, message.view)
         elif isinstance(message, TooLong):
@@ -181,7 +183,7 @@ def free_memory() -> int:
 
 
 def _describe(version: Version) -> str:
-    """What a contribution says of its sum."""
+    """The fields of a contribution about its sum."""
     members = ", ".join(map(str, sorted(numbers(version.members))))
     rest = f"remainder of {version.behind} rounds before in view {version.view}"
     return (

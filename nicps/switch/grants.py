@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What members tell a Linux switch that adds: GRANT frames, checked and taken apart (docs/linux-switch.md)."""
+"""The members' frames to a Linux switch that adds: GRANT frames, checked and taken apart (docs/linux-switch.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Granted:
 
     @property
     def view(self) -> View:
-        """The view, as far as a switch knows it: without who is not live, and without names."""
+        """The view as a switch knows it: without members that are not live, and without names."""
         live = frozenset(number for number, _ in self.macs)
         members = tuple(Member(number, mac, "") for number, mac in self.macs)
         return View(self.number, members, live, self.lead, seed=self.seed)
@@ -41,7 +41,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One member's: `number`, `name` and the room that it asks for; `fragments` is 0 where it does not know."""
+    """The grant of one member: `number`, `name` and the room that it asks for; `fragments` is 0 if it does not know."""
 
     granted: Granted
     boot: int
@@ -53,7 +53,7 @@ class Grant:
 
 
 class Refused(WireError):
-    """A grant that cannot be meant. `hint`: it tells the user what is configured wrongly."""
+    """A grant that is not valid. `hint`: it tells the user which setting is wrong."""
 
     def __init__(self, message: str, *, hint: bool = False) -> None:
         super().__init__(message)
@@ -68,8 +68,8 @@ def read_grant(frame: bytes, source: bytes, network: int, key: SwitchKey | None)
         source: MAC address that it came from.
 
     Raises:
-        Refused: it is not sealed as it must be, or not made by a live member of the list that it names.
-        WireError: it is no frame of ours.
+        Refused: it is not sealed correctly, or not made by a live member of the list that it names.
+        WireError: it is not a frame of ours.
     """
     sealed = _is_sealed(frame)
     if key is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ports of a Linux switch that adds: what is wrong with them before it begins, and what becomes of them later."""
+"""The ports of a Linux switch that adds: the checks before it begins, and the changes afterwards."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ MOST_PORTS = 64
 
 @dataclass(frozen=True, slots=True)
 class PortState:
-    """A port that is there. `carrier`: it is up, and something is at the other end of its cable."""
+    """A port that exists. `carrier`: it is up, and something is at the other end of its cable."""
 
     interface: Interface
     carrier: bool
 
 
 def check_ports(names: Sequence[str], bridge: str | None) -> Interface:
-    """See whether a switch can add on these ports; the bridge that they are in.
+    """Check that a switch can add on these ports; return the bridge that they are in.
 
     Args:
-        bridge: that they must be in; None: any.
+        bridge: the one that they must be in; None: any.
 
     Raises:
         UsageProblem: a port is named twice, or there are too many or too few.
-        InterfaceMissing, InterfaceUnfit, InterfaceDown: a port or the bridge is not there, or cannot serve.
+        InterfaceMissing, InterfaceUnfit, InterfaceDown: a port or the bridge does not exist, or cannot serve.
         InterfaceBusy: an XDP program is on a port.
     """
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -90,7 +90,7 @@ def check_ports(names: Sequence[str], bridge: str | None) -> Interface:
 
 
 def read_ports(names: Sequence[str], bridge: int) -> dict[str, PortState]:
-    """Those of the ports that are in the bridge with that index now, by name.
+    """The ports that are in the bridge with that index now, by name.
 
     Raises:
         InterfaceMissing: the bridge has gone.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our P4 program: where it is, and the numbers and names in its text."""
+"""Our P4 program: its path, and the numbers and names in its text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def folder() -> Path:
     """The folder of the P4 sources: the checkout's `p4/`, else the packaged copy `nicps/_p4`.
 
     Raises:
-        EnvironmentProblem: neither is there.
+        EnvironmentProblem: neither exists.
     """
     for candidate in (_PACKAGE.parent / "p4", _PACKAGE / "_p4"):
         if (candidate / "nicps.p4").is_file():
@@ -39,7 +39,7 @@ def numbers() -> dict[str, int]:
 
 @cache
 def reasons() -> tuple[str, ...]:
-    """What the counter `frames` counts, in order: `switched`, `control`, `token`, ..."""
+    """The names that the counter `frames` counts, in order: `switched`, `control`, `token`, ..."""
     count = numbers()["COUNTERS"]
     named = {v: k for k, v in numbers().items() if k.startswith("COUNT_")}
     return tuple(named[place].removeprefix("COUNT_").lower() for place in range(count))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller does while hosts come and go: it records in the switch whom they have agreed on (R3, R4, R19).
+"""The controller's state machine while hosts come and go: it records in the switch the members that they have agreed on
+(R3, R4, R19).
 
-The switch sends it the lists that are put in force. A list alone proves nothing, for anybody can send yesterday's
-again. So the controller asks, with a fresh nonce, and every member answers with the list that is in force at it; once
-the members that have answered with the same list are a majority of it, it is in force. With the network's key, none
-but members can answer. The switch also tells at which port an answer has come in: that is where this member is.
+The switch sends it the lists that are put in force. A list alone proves nothing, because anybody can send an old one
+again. So the controller asks, with a fresh nonce, and every member answers with the list that is in force at it. Once
+the members that have answered with the same list are a majority of it, it is in force. With the network's key, only
+members can answer. The switch also reports the port at which an answer has come in: that is the member's port.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nicps.switch.tally import Tally
 
 _ASKS_S = 2.0  # after a list that is not known to be in force
 _FIRST_S, _MOST_S = 0.03, 0.3  # between questions
-_FRESH_S = 1.0  # so long an answer counts
+_FRESH_S = 1.0  # the time for which an answer counts
 _LATE_S = 0.5  # members answer at once
 _PORTS = 512
 
@@ -41,7 +42,7 @@ class _List:
 
 
 class Recorder:
-    """One network at one switch. Who is recorded there already stays so until a list is known to be in force.
+    """One network at one switch. Members that are recorded there already stay so until a list is known to be in force.
 
     Args:
         network: the hash of its name.
@@ -77,18 +78,18 @@ class Recorder:
         self._interval = _FIRST_S
         self._asked_at = -_FIRST_S
         self._nonce = nonce()
-        self._nonce_until = 0.0  # until then it may bring a list; later, only who is missing yet
+        self._nonce_until = 0.0  # until then it may bring a list; later, only missing members
         self._answers: Tally[tuple[int, bytes], int] = Tally()  # the members' ports
-        self._late_at: float | None = None  # who has not answered by then is named
+        self._late_at: float | None = None  # members that have not answered by then are reported
         self._changed = False
-        self._unheard: str | None = None  # why no host will ever answer, to be said
+        self._unheard: str | None = None  # why no host will ever answer, to be reported
         self._tagged = False
         self.view = 0
         self.refused = 0
 
     @property
     def missing(self) -> list[str]:
-        """Members that are in, and have not answered: nobody knows at which port they are."""
+        """Live members that have not answered: their ports are unknown."""
         if self._list is None:
             return []
         successor = self._list.successor
@@ -96,7 +97,7 @@ class Recorder:
         return [member.name for member in successor.members if member.number in late]
 
     def ask(self, now: float) -> None:
-        """Find out what is in force."""
+        """Find out which list is in force."""
         self._asks_at = max(now, self._asked_at + _FIRST_S)
         if now >= self._nonce_until:
             self._renew(now)
@@ -130,7 +131,7 @@ class Recorder:
         """A frame that the switch has sent up: the port that it came in at in place of its destination."""
         port, source = int.from_bytes(frame[:6], "big"), frame[6:12]
         data = frame[wire.ETHERNET_BYTES :]
-        if port >= _PORTS:  # not the switch's copy: somebody knows our address
+        if port >= _PORTS:  # not the switch's copy: the sender knows our address
             return
         if self._key is not None and not self._key.verify(data, source):
             self.refused += 1
@@ -173,7 +174,7 @@ class Recorder:
                 self._take_over(now, its, heard)
 
     def _take_over(self, now: float, its: _List, ports: dict[int, int]) -> None:
-        """This list is in force. Who has not answered yet, and was a member, stays where it was."""
+        """This list is in force. A member that has not answered yet, and was a member before, keeps its port."""
         macs = {m.number: m.mac for m in its.successor.members if m.number in its.successor.live}
         before, self.view = self.view, its.number
         self._list, self._nonce_until, self._answered = its, 0.0, set(ports)
@@ -182,7 +183,7 @@ class Recorder:
         self._record(stay | {k: Member(k, macs[k], port) for k, port in ports.items()})
         token = self._switch.registers()["view"]
         if token > its.number or (token == its.number and before >= its.number):
-            self._switch.forget_token()  # of another network, with numbers of its own
+            self._switch.forget_token()  # that of another network, with numbers of its own
 
     def _record(self, members: dict[int, Member]) -> None:
         self._members = dict(sorted(members.items()))
@@ -192,7 +193,7 @@ class Recorder:
             self._asks_until = 0.0
 
     def describe_change(self, now: float) -> str | None:
-        """What is recorded, for the user, once all have answered or some have not in time."""
+        """A line about the record for the user, once all have answered or some have not in time."""
         if self._unheard is not None:
             hint, self._unheard = self._unheard, None
             return hint
@@ -209,7 +210,7 @@ class Recorder:
         return f"view {self.view}: {', '.join(said)}"
 
     def again(self, now: float, switch: Switch) -> None:
-        """Go on with this connection, to a switch that may know no members any more."""
+        """Go on with this connection, to a switch that may have lost its members."""
         self._switch = switch
         switch.record(self._adds | self._members)
         self.ask(now)

@@ -2,8 +2,8 @@
 """A running `simple_switch`, through its own run-time API (Thrift).
 
 Source: BMv2's thrift_src/standard.thrift, simple_pre_lag.thrift and targets/simple_switch/thrift/simple_switch.thrift.
-BMv2's Python modules come with BMv2 (the p4lang project's package p4lang-bmv2), Thrift's with it or from PyPI, so they
-are looked for only here, when a switch is spoken to.
+BMv2's Python modules come with BMv2 (the p4lang project's package p4lang-bmv2), Thrift's with it or from PyPI. So they
+are looked for only here, when a connection to a switch is made.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Port:
 
 
 class Program(Enum):
-    """What a switch runs."""
+    """The program and model of a switch."""
 
     OURS = "nicps"
     OTHER_NICPS = "nicps, but not as compiled here: an older one, or with other settings"
@@ -69,7 +69,7 @@ class Program(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What a switch says of itself."""
+    """The state of a switch."""
 
     ports: tuple[Port, ...]
     runs: Program
@@ -87,7 +87,7 @@ class Member:
 class Switch:
     """A connection to a switch. Use as a context manager, or `close` it.
 
-    Raises (every method): NetworkProblem, the switch has gone, or refuses what our program must have.
+    Raises (every method): NetworkProblem, the switch has gone, or does not have what our program needs.
     """
 
     def __init__(self, transport: Any, standard: Any, multicast: Any, simple: Any) -> None:
@@ -103,7 +103,7 @@ class Switch:
             EnvironmentProblem: BMv2's Python modules are not installed.
             NetworkProblem: no switch listens there.
         """
-        logging.getLogger("thrift").addHandler(logging.NullHandler())  # our error says it
+        logging.getLogger("thrift").addHandler(logging.NullHandler())  # our error reports it
         sockets = _module("thrift.transport.TSocket")
         transports = _module("thrift.transport.TTransport")
         binary = _module("thrift.protocol.TBinaryProtocol")
@@ -133,10 +133,10 @@ class Switch:
         """Close the connection; the switch goes on."""
         self._transport.close()
 
-    # ---- what it is, and what it runs
+    # ---- its state and its program
 
     def info(self) -> Info:
-        """Its ports, and what it runs."""
+        """Its ports, and its program."""
         with _told():
             ports = tuple(
                 Port(found.port_num, found.iface_name, bool(found.is_up))
@@ -149,7 +149,7 @@ class Switch:
         return Info(tuple(sorted(ports, key=lambda port: port.number)), runs)
 
     def load(self, config: str) -> bool:
-        """Run this program (p4c's JSON) if it is not running already; whether it had to be loaded.
+        """Run this program (p4c's JSON) if it is not running already; return whether it had to be loaded.
 
         Raises:
             NetworkProblem: the switch cannot change its program while it runs.
@@ -168,7 +168,7 @@ class Switch:
             return True
 
     def serves(self, network: int, ports: Sequence[int], controller: int | None) -> bool:
-        """Whether it is set up for just that already, as `setup` does it."""
+        """Whether it is set up for exactly that already, as `setup` does it."""
         with _told():
             entries = self._standard.bm_mt_get_entries(_CONTEXT, _NETWORKS)
             groups = json.loads(self._multicast.bm_mc_get_entries(_CONTEXT))
@@ -210,12 +210,12 @@ class Switch:
     # ---- members (R4)
 
     def members(self) -> dict[int, Member]:
-        """Who is recorded, by number."""
+        """The recorded members, by number."""
         with _told():
             return dict(sorted((member.number, member) for _, member in self._recorded()))
 
     def record(self, members: Mapping[int, Member]) -> None:
-        """These are the members from now on; who is recorded already as it is here is left alone."""
+        """Record these members; leave those alone that are recorded already with the same port and address."""
         with _told():
             here: set[Member] = set()
             for handle, member in self._recorded():
@@ -233,7 +233,7 @@ class Switch:
                     self._add(_MEMBERS, "NicpsIngress.members.member", *key)
 
     def _recorded(self) -> list[tuple[int, Member]]:
-        """(handle of the entry, who it is)"""
+        """(handle of the entry, the member)"""
         found = []
         for entry in self._standard.bm_mt_get_entries(_CONTEXT, _MEMBERS):
             number, mac, port = (part.exact.key for part in entry.match_key)
@@ -254,10 +254,10 @@ class Switch:
         options = types.BmAddEntryOptions(priority=0)
         self._standard.bm_mt_add_entry(_CONTEXT, table, params, action, [], options)
 
-    # ---- what it has seen
+    # ---- its counts
 
     def counters(self) -> dict[str, int]:
-        """Frames by what became of them."""
+        """Counts of frames by outcome."""
         with _told():
             return {
                 name: int(self._standard.bm_counter_read(_CONTEXT, _FRAMES, place).packets)
@@ -276,13 +276,13 @@ class Switch:
         }
 
     def forget_token(self) -> None:
-        """A new network begins: the next token is taken whatever its view is, and no sum is whole any more."""
+        """A new network begins: the next token is taken whatever its view is, and no sum is complete any more."""
         with _told():
             for register in (*_TOKEN.values(), *_SLOTS):
                 self._standard.bm_register_reset(_CONTEXT, register)
 
     def reset(self) -> None:
-        """Forget token, sums, members and what was counted; the program and its ports stay."""
+        """Forget token, sums, members and counts; the program and its ports stay."""
         self.forget_token()
         self.record({})
         with _told():
@@ -299,7 +299,7 @@ def _groups(ports: Sequence[int], controller: int | None) -> dict[int, dict[int,
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """What the switch answers, or its silence, as one of our errors."""
+    """The switch's error, or its silence, as one of our errors."""
     thrift = _module("thrift.Thrift").TException
     try:
         yield
@@ -319,10 +319,10 @@ def _word(value: int) -> bytes:
 
 
 def missing_modules() -> tuple[str, ...]:
-    """The Python modules that a switch is spoken to with, and that cannot be imported.
+    """The Python modules for connections to a switch that cannot be imported.
 
-    A BMv2 with a prefix of its own has its modules in PREFIX/lib/python3.N, where this Python does not look: from here
-    on it does, after everywhere else.
+    A BMv2 with a prefix of its own has its modules in PREFIX/lib/python3.N, which is not on this Python's path: this
+    adds it, behind all other folders.
     """
     if importlib.util.find_spec("bm_runtime") is None and (switch := find_program("simple_switch")):
         library = Path(switch).resolve().parent.parent / "lib"
@@ -333,7 +333,7 @@ def missing_modules() -> tuple[str, ...]:
 
 
 def require_modules() -> None:
-    """See to it that the Python modules can be imported.
+    """Make sure that the Python modules can be imported.
 
     Raises:
         EnvironmentProblem: one is missing.

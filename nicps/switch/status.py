@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Linux switch that adds is doing, seen from outside its process: its program on the ports, and its maps."""
+"""The state of a Linux switch that adds, read from outside its process: its program on the ports, and its maps."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from nicps.protocol.view import numbers
 
 @dataclass(frozen=True, slots=True)
 class SwitchStatus:
-    """Of one process.
+    """The state of one process.
 
     Attributes:
         ports: modes of the program by interface.
-        view: for which it adds; 0: for none.
+        view: the one for which it adds; 0: none.
         members: numbers of the live ones.
-        keyed: what it takes and sends is signed.
-        fragments, width: for which there is room; 0: for none yet.
-        counters: frames by what became of them.
+        keyed: the frames that it takes and sends are signed.
+        fragments, width: the room; 0: none yet.
+        counters: frames by outcome.
     """
 
     ports: dict[str, str]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has answered a question with which list: a majority of a list's own members puts it in force."""
+"""The answers of members about their list: a majority of a list's own members puts it in force."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Tally(Generic[K, T]):
-    """Answers by list, each with what came along with it; a member's first answer counts."""
+    """Answers by list, each with its further value; a member's first answer counts."""
 
     def __init__(self) -> None:
         self._answers: dict[K, dict[int, T]] = {}
@@ -29,10 +29,10 @@ class Tally(Generic[K, T]):
         return self.agreed(name, view)
 
     def agreed(self, name: K, view: View) -> dict[int, T] | None:
-        """The same, as it stands."""
+        """The answers with this list so far."""
         heard = self._answers.get(name, {})
         return dict(heard) if view.agreed(heard) else None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all answers."""
         self._answers.clear()

@@ -11,8 +11,11 @@ callbacks.py  futures whose callbacks make calls
 compress.py   DDP's gradients in narrow lanes, averaged over the hosts that were counted
 elastic.py    hosts that come back, or late: the state that they get
 factors.py    matrices as products of thin factors: PowerSGD's arithmetic, the same bits everywhere
+guarded.py    tensors and states that wait before their value is used
 join.py       rank and world size from the agent
 low_rank.py   DDP's gradients as such factors
+parts.py      a step of an optimizer, part by part, as sums arrive
+pending.py    parameters that wait for their update, and the loop around them
 staging.py    tensors of a GPU
 store.py      the store that all ranks share
 tcp.py        what goes over TCP: Gloo

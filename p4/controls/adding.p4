@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adding mode: a fragment is added to the sum in its slot, once for each member
 // of the round's closed list; with the last of them the sum goes to all. Members
-// send at the same time. A slot keeps its sum until all have it: who sends again
-// what is in a whole sum is answered with it. Who is not in the list may only
+// send at the same time. A slot keeps its sum until all have it: a member that sends
+// a fragment of a whole sum again gets the sum. A member outside the list may only
 // ask.
 //
 // All have it once a fragment that is two quanta further on comes, since a
@@ -11,7 +11,7 @@
 
 control Adding(inout headers_t headers, inout metadata_t meta, in token_state_t newest) {
     register<bit<96>>(NICPS_SLOTS) slot_tag; /* view, round, index */
-    register<bit<64>>(NICPS_SLOTS) slot_seen; /* bit k - 1: member k's is in it */
+    register<bit<64>>(NICPS_SLOTS) slot_seen; /* bit k - 1: member k's fragment is in it */
     Lanes() lanes;
 
     apply {

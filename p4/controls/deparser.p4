@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A frame goes out as it came in.
+// A frame leaves in the form in which it came.
 
 control NicpsDeparser(packet_out packet, in headers_t headers) {
     apply {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A flooded frame does not go back to where it came from; a sum does. In the
+// A flooded frame does not go back to its ingress port; a sum does. In the
 // controller's copy the destination is the port that the frame came in at.
 
 control NicpsEgress(inout headers_t headers, inout metadata_t meta,

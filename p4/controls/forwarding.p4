@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A learning switch: a source's port is kept in the slot that its MAC address
-// hashes to; who is not there, and every group address, is flooded to.
+// hashes to; frames to unknown and group addresses are flooded.
 
 control Forwarding(in headers_t headers, in metadata_t meta,
                    inout standard_metadata_t standard) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a frame. In ring mode the switch lets through what the hosts
-// would take, and they add, each for itself or in stripes for each other;
+// The verdict on a frame. In ring mode the switch forwards the frames that the hosts
+// would accept, and they add, each for itself or in stripes for each other;
 // fragments with the flag ADD it adds itself.
 
 control NicpsIngress(inout headers_t headers, inout metadata_t meta,
@@ -85,7 +85,7 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
             }
         }
         if (meta.refused) {
-            /* It goes no further, and nothing is learnt from it. */
+            /* The frame goes no further, and nothing is learnt from it. */
         } else if (!meta.sum) {
             forwarding.apply(headers, meta, standard);
         } else if (meta.asked) {

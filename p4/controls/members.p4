@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // R4: tokens and fragments only of recorded members, each at its own port. The
 // controller records them from the lists that the hosts put in force. Number 0 is
-// a Linux switch that adds, at the port that the controller was told.
+// a Linux switch that adds, at the port that the controller was given.
 
 control Members(in headers_t headers, in standard_metadata_t standard, out bool known) {
     action member() {

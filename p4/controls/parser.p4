@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our frames down to what a verdict needs; of all others the Ethernet header.
+// Parses our frames as far as a verdict needs; of all others the Ethernet header.
 
 parser NicpsParser(packet_in packet, out headers_t headers, inout metadata_t meta,
                    inout standard_metadata_t standard) {

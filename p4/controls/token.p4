@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The token as it passes: the newest one says which view is in force, who may
-// broadcast (R10), and whose gradients are to be added. Nobody has to tell the
-// switch of a new view or round. Stripes, and fragments that the switch adds,
-// are everybody's at once.
+// The token as it passes: the newest one tells which view is in force, who may
+// broadcast (R10), and whose gradients are to be added. So the switch learns of a
+// new view or round by itself. Frames of stripes, and fragments that the switch adds,
+// may be sent by all members at once.
 
 control Token(in headers_t headers, inout metadata_t meta, out token_state_t newest) {
     /* Of two words each, the high one first: the run-time API reads 63 bits. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a frame is counted by reason, once.
+// The outcome of a frame is counted by reason, once.
 
 control Verdict(inout metadata_t meta, inout standard_metadata_t standard) {
     counter(NICPS_COUNTERS, CounterType.packets) frames;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the switch keeps of a frame while it handles it, and why frames are
+// The switch's values of a frame while it handles it, and the reasons for which frames are
 // refused. nicps/switch reads sizes and names from the text of this file.
 #ifndef NICPS_STATE_P4
 #define NICPS_STATE_P4
@@ -18,20 +18,20 @@ typedef bit<48> mac_t;
 #define NICPS_SLOTS 512
 #endif
 
-// What became of a frame; the numbers are places in the counter `frames`.
+// The outcomes of frames; the numbers are places in the counter `frames`.
 #define NICPS_COUNT_SWITCHED 0  /* not ours, or of another network */
 #define NICPS_COUNT_CONTROL 1   /* ours, neither token nor fragment */
 #define NICPS_COUNT_TOKEN 2     /* a member's token, passed on */
 #define NICPS_COUNT_FRAGMENT 3  /* the holder's fragment, passed on */
-#define NICPS_COUNT_TRUNCATED 4 /* shorter than it says, or than its type */
+#define NICPS_COUNT_TRUNCATED 4 /* shorter than its length field, or than its type */
 #define NICPS_COUNT_VERSION 5   /* another version of the format */
 #define NICPS_COUNT_TYPE 6      /* unknown type */
 #define NICPS_COUNT_STRANGER 7  /* R4: not this member's MAC address and port */
 #define NICPS_COUNT_VIEW 8      /* another view than the token's */
 #define NICPS_COUNT_STALE 9     /* token not newer than the last one seen */
-#define NICPS_COUNT_HOLDER 10   /* R10: fragment for hosts, of somebody who has not got the token */
-#define NICPS_COUNT_MALFORMED 11 /* fields that cannot be */
-#define NICPS_COUNT_ADDED 12    /* fragment added to its sum, which still lacks some */
+#define NICPS_COUNT_HOLDER 10   /* R10: fragment for hosts, of a member that does not have the token */
+#define NICPS_COUNT_MALFORMED 11 /* fields that are not valid */
+#define NICPS_COUNT_ADDED 12    /* fragment added to its sum, which still lacks others */
 #define NICPS_COUNT_SUMMED 13   /* fragment that its sum lacked: the sum went to all */
 #define NICPS_COUNT_ANSWERED 14 /* the sum, once more, to a member that lacks it */
 #define NICPS_COUNT_DUPLICATE 15 /* fragment that is in its sum already */
@@ -66,7 +66,7 @@ struct headers_t {
     nicps_view_t view;
 }
 
-// The newest token, as far as fragments hang on it.
+// The newest token, as far as fragments depend on it.
 struct token_state_t {
     bit<32> view;
     bit<64> position;     /* generation << 32 | hop */
@@ -80,7 +80,7 @@ struct metadata_t {
     bool ours;            /* of the network that this switch serves */
     bool refused;
     bit<32> reason;       /* of the counter `frames` */
-    bool sum;             /* the frame goes out as a sum: to all, or to who asked */
+    bool sum;             /* the frame goes out as a sum: to all, or to the member that asked */
     bool asked;
 }
 

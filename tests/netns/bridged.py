@@ -28,13 +28,13 @@ from nicps.lab import enter
 from tests.netns.planes import until
 from tests.netns.wires import run
 
-#: r0 = XDP_PASS; exit. A veth takes redirected frames only where its other end has a program.
+#: r0 = XDP_PASS; exit. A veth takes redirected frames only if its other end has a program.
 _PASS = bytes.fromhex("b70000000200000095000000" + "00000000")
 
 
 @dataclass
 class Host:
-    """One of them; it hears all frames, and sends what it is told to."""
+    """One of the hosts; it receives all frames, and sends those that it is given."""
 
     number: int
     pid: int
@@ -48,7 +48,7 @@ class Host:
 
     @property
     def there(self) -> str:
-        """What a command line begins with that is to run in its namespace."""
+        """The beginning of a command line that is to run in its namespace."""
         return f"nsenter --target {self.pid} --net"
 
     def send(self, frame: bytes) -> None:

@@ -37,12 +37,12 @@ STEPS, DIES_AT = 12, 6
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
 def digest(model: nn.Module) -> str:
-    """Of all weights."""
+    """The digest of all weights."""
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
@@ -56,7 +56,7 @@ def made(name: str = "") -> tuple[DistributedDataParallel, torch.optim.Optimizer
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """That rank's, of that step: the targets follow from the inputs."""
+    """The data of that rank, of that step: the targets follow from the inputs."""
     random = torch.Generator().manual_seed(step * 100 + rank)
     x = torch.randn(16, 32, generator=random)
     return x, x[:, :8].sin()
@@ -137,7 +137,7 @@ def train(lane: str, dies: int | None = None) -> None:
         times.append(time.monotonic() - began)
         losses.append(loss.item())
     missing = 0.0
-    if dies is None:  # what was given is in the sums or in the residuals
+    if dies is None:  # rounding errors are in the sums or in the residuals
         kept = handle.state_dict()
         for name, total in given.items():
             both = torch.stack([total, kept[name].double().view(total.shape)])

@@ -6,8 +6,8 @@
 PyTorch's wheel has them: `torch/testing/_internal/distributed/distributed_test.py`. They start all ranks on one host.
 Here each rank is forked, and enters the network namespace of its host, where an agent runs, before it joins.
 
-The file's conditions name the backends that it knows. It is loaded with a name that compares equal to "gloo", so that
-whatever Gloo is tested for is tested here, too, and without the conditions that let only MPI or NCCL through.
+The file's conditions name the backends that they apply to. It is loaded with a name that compares equal to "gloo". So
+all tests for Gloo run here, without the conditions that let only MPI or NCCL through.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SUITE = "torch.testing._internal.distributed.distributed_test"
 _LIMIT_S = 120
 
 NOT_HERE = "not ours: "
-#: Errors that are not the backend's to mend.
+#: Errors that the backend cannot avoid.
 NOT_OURS = {
     "monitored_barrier is only implemented for GLOO": "torch refuses it for any backend that is not called gloo",
     "ProcessGroupGloo::alltoall: invalid tensor size": "a subgroup is Gloo's, which takes tensors of one size only",
 }
-#: Why a test may be skipped: a GPU, or what is not about this backend or machine.
+#: The reasons for which a test may be skipped: a GPU, or a subject other than this backend or machine.
 _REASONS = (
     r"Need at least \d CUDA devices?",
     r"CUDA is not available\.",
@@ -121,7 +121,7 @@ def load() -> types.ModuleType:
 
 
 def wait_for_agents(lab: str) -> None:
-    """Until all stand by: the ranks of the test before may have left without a word."""
+    """Wait until all stand by: the ranks of the test before may have left without LEAVE frames."""
     from nicps.lab import namespaces
     from nicps.session.channel import DEFAULT_SOCKET, Channel
     from nicps.session.commands import ask
@@ -171,7 +171,7 @@ def tests_on(lab: str, verbose: bool) -> type[unittest.TestCase]:
                 raise
 
         def call_dist_op(self, title: str, *arguments: Any, **options: Any) -> None:
-            """What Gloo does, in a subgroup or for us, a profiler calls Gloo's."""
+            """Names of a profiler's events of Gloo, in a subgroup or for us."""
             groups = [*arguments, *options.values()]
             if title == ":all_to_all" or any(
                 isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD
@@ -184,7 +184,7 @@ def tests_on(lab: str, verbose: bool) -> type[unittest.TestCase]:
 
 
 def is_a_reason(why: str) -> bool:
-    """Whether a test may be skipped for that."""
+    """Whether a test may be skipped for that reason."""
     return any(re.fullmatch(each, why) for each in _REASONS)
 
 
@@ -222,7 +222,7 @@ def hosts(lab: str) -> Iterator[str]:
 
 
 def last_line(text: str) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     found = [
         line

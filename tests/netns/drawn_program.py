@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 

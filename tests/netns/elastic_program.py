@@ -24,7 +24,7 @@ import nicps.torch
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
@@ -38,7 +38,7 @@ def make(kind: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    """Of the data of that step and rank."""
+    """The data of that step and rank."""
     random = torch.Generator().manual_seed(1000 * step + rank)
     x, y = torch.randn(16, 32, generator=random), torch.randn(16, 8, generator=random)
     return nn.functional.mse_loss(model(x), y)
@@ -50,9 +50,9 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 def train(settings: dict[str, Any]) -> None:
-    """Whoever is there, until so many steps after the last time that somebody has come."""
+    """Train with the present ranks, until so many steps after the last arrival."""
     kind, every = settings.get("optimizer", "sgd"), settings.get("sync_every", 1)
-    inner, _ = make(kind, seed=dist.get_rank())  # what a late one makes is another model
+    inner, _ = make(kind, seed=dist.get_rank())  # a late process makes another model
     model = DistributedDataParallel(inner, find_unused_parameters=True)
     _, optimizer = make(kind, 0)
     optimizer = type(optimizer)(model.parameters(), **optimizer.defaults)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a group, started by a test and by no agent: `python -m tests.netns.group_program SETTINGS`.
 
-It prints a JSON object a line: `formed`, then what came of each call that was drawn, then `closed`.
+It prints a JSON object a line: `formed`, then the result of each drawn call, then `closed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.collectives import draw
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 

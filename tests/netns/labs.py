@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the lab share."""
+"""Helpers that the tests of the lab share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> A
 
 
 def leftovers(name: str) -> dict[str, Any]:
-    """What there is of a lab, empty if nothing."""
+    """The parts that exist of a lab, empty if none."""
     there = {
         "namespaces": namespaces.find().get(name, []),
         "state": [path.name for path in state.LABS_DIR.glob(f"*{name}.json*")],

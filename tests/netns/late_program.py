@@ -24,17 +24,17 @@ LENGTH = 2000
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
 def vector_of(rank: int, step: int) -> Any:
-    """What that rank gives in that step."""
+    """The contribution of that rank in that step."""
     return np.random.default_rng([rank, step]).integers(0, 1 << 20, LENGTH, np.int64)
 
 
 class Program:
-    """The state, and how it goes on."""
+    """The state, and its next step."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -49,7 +49,7 @@ class Program:
         )
 
     def run(self) -> None:
-        """Until so many steps after the last time that somebody has come."""
+        """Until so many steps after the last arrival."""
         group = self.group
         say(formed=group.rank, size=group.size, late=group.late)
         while self.step < self.end:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer's preparation of a job for `light_trainer`, without PyTorch.
 
-The job's functions are loaded, but of PyTorch only the layers below are there, which know their tensors and compute
-nothing. What is tried on two samples is `light_trainer`'s model. All else is the trainer's own.
+The job's functions are loaded, but of PyTorch only the layers below exist, which know their tensors and compute
+nothing. The model that is tried on two samples is `light_trainer`'s. All else is the trainer's own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Sequential(Module):
 
 
 def training_of(loaded: job.Job, records: int) -> LightTraining:
-    """What is tried, and whose tensors are handed out."""
+    """The model that is tried, and whose tensors are handed out."""
     module: Any = loaded.model()
     groups = {
         "parameter": module.parameters,
@@ -87,7 +87,7 @@ def training_of(loaded: job.Job, records: int) -> LightTraining:
 
 
 class Torch(ModuleType):
-    """Has whatever a job names of PyTorch. What is called does nothing, but the layers above."""
+    """Has every name of PyTorch that a job uses. Calls do nothing, except those of the layers above."""
 
     def __getattr__(self, name: str) -> Torch:
         if name.startswith("__"):
@@ -99,7 +99,7 @@ class Torch(ModuleType):
 
 
 def without_torch() -> None:
-    """Whoever imports PyTorch from here on gets the layers above."""
+    """From here on an import of PyTorch gives the layers above."""
     torch, nn = Torch("torch"), Torch("torch.nn")
     torch.Tensor, torch.nn = type("Tensor", (), {}), nn
     for layer in (Module, Linear, ReLU, BatchNorm1d, Sequential):

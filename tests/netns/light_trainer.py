@@ -3,10 +3,10 @@
 
     python -P light_trainer.py [FOLDER]
 
-PyTorch's import alone costs more processor time than most scenes, and none of it is what they look at. Here everything
-else is the trainer's own: its loop, its states and checkpoints, its metrics. The model has the tensors of the job's, as
-they were handed out. Each of its lanes is drawn, with momentum, to the mean of one column of the field "x" (samples,
-columns); the averaged buffers follow the same means. What the settings say holds; the job's functions are not called.
+PyTorch's import alone costs more processor time than most scenes, and is not what they test. All other parts are the
+trainer's own: its loop, its states and checkpoints, its metrics. The model has the tensors of the job's, as they were
+handed out. Each of its lanes is drawn, with momentum, to the mean of one column of the field "x" (samples, columns);
+the averaged buffers follow the same means. The settings hold; the job's functions are not called.
 
 The job's hooks.py may define these functions, and finds os, time, `host()` and `found(type's name)`:
 
@@ -146,7 +146,7 @@ class Momentum:
 
 
 class Job:
-    """What `Training` asks of a job."""
+    """The methods of a job that `Training` calls."""
 
     scheduler = staticmethod(lambda *_: None)
     blame = staticmethod(lambda *_: contextlib.nullcontext())
@@ -156,7 +156,7 @@ class Job:
         self._model = model
 
     def call(self, hook: str, *arguments: Any, otherwise: Any = None) -> Any:
-        """What the hook returns, `otherwise` where the job has none."""
+        """The hook's result, or `otherwise` if the job has no such hook."""
         return self._hooks[hook](*arguments) if hook in self._hooks else otherwise
 
     def optimizer(self, parameters: Array) -> Momentum:

@@ -26,14 +26,14 @@ STEPS, DIES_AT, OVERFLOWS_AT = 14, 6, 9
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
 def train(dies: int | None) -> None:
     """Steps of a model of several buckets; one rank may be killed, and one's gradient is infinite once."""
     rank = dist.get_rank()
-    torch.manual_seed(rank)  # DDP gives all what rank 0 has
+    torch.manual_seed(rank)  # DDP gives all ranks the model of rank 0
     layers = nn.Sequential(nn.Linear(30, 300), nn.ReLU(), nn.Linear(300, 201), nn.Linear(201, 8))
     model = DistributedDataParallel(layers, bucket_cap_mb=0.1, gradient_as_bucket_view=True)
     handle = nicps.torch.compress(model, rank=2)

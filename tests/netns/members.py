@@ -97,7 +97,7 @@ class Run:
         return list(self.result["members"])
 
     def of(self, host: str) -> Path:
-        """What that host itself has kept."""
+        """The files that the host itself has kept."""
         return self.places[host] / self.result["job_id"] / host
 
     def metrics(self, host: str) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ class Run:
         return facts
 
     def gradients(self) -> dict[int, dict[int, dict[str, Any]]]:
-        """What `save_gradients` kept of committed rounds, by round and member number."""
+        """The files that `save_gradients` kept of committed rounds, by round and member number."""
         rounds: dict[int, dict[int, dict[str, Any]]] = {}
         for number, host in enumerate(self.members, 1):
             for path in (self.of(host) / "gradients").glob("*.npz"):
@@ -146,7 +146,7 @@ class Ended:
         return errors[0].removeprefix("nicps: error: ")
 
     def only_error(self, code: int) -> str:
-        """As `error`, where it is the only line of all."""
+        """As `error`, if it is the only line of all."""
         text = self.error(code)
         assert len(self.err.splitlines()) == 1, self.err
         return text
@@ -156,8 +156,8 @@ class Ended:
 class Network:
     """A lab with an agent on every host; all of them are given `arguments`.
 
-    `program` is the training program: None is the trainer of PyTorch, LIGHT where a test is about something else. What
-    it trains is then prepared without PyTorch too. A job that is submitted as `light` does without on any network.
+    `program` is the training program: None is the trainer of PyTorch, LIGHT for a test about something else. Jobs for
+    LIGHT are prepared without PyTorch too. A job that is submitted as `light` does without PyTorch on any network.
     """
 
     hosts: int
@@ -191,7 +191,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Take everything down; nothing may be left."""
+        """Take everything down; nothing of it may be left."""
         try:
             self.lab.close()
             assert leftovers(self.lab.name) == {}
@@ -221,7 +221,7 @@ class Network:
         )
 
     def more_arguments(self, host: str) -> list[str]:
-        """What the agent there is told beside the usual."""
+        """The agent's further arguments on that host."""
         if self.program is None:
             return list(self.arguments)
         command = [sys.executable, "-P", self.program, *self.program_arguments(host)]
@@ -247,14 +247,14 @@ class Network:
         return agent
 
     def status(self, host: str) -> dict[str, Any] | None:
-        """What `nicps status --json` says there; None where no agent is."""
+        """The output of `nicps status --json` there; None without an agent."""
         try:
             return self.agents[host].status()
         except (OSError, ChannelClosed, KeyError):
             return None
 
     def log(self, host: str) -> str:
-        """All that the agents there have said."""
+        """All output of the agents there."""
         return (self.folder / host / "agent.log").read_text(errors="replace")
 
     def stands_by(self, host: str) -> bool:
@@ -268,7 +268,7 @@ class Network:
         until(lambda: all(map(self.stands_by, names)), f"{names} stand by", timeout_s)
 
     def ready(self) -> None:
-        """See to it that an agent stands by on every host, whatever was before."""
+        """Make sure that an agent stands by on every host, whatever was before."""
         for host in self.names:
             agent = self.agents.get(host)
             if agent is not None and agent.process.poll() is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training program of Python's standard library alone, which writes down no more than docs/socket.md demands.
+"""A training program of Python's standard library alone, which records no more than docs/socket.md demands.
 
 It trains the job of `tests/netns/members.py` with a gradient of its own making: the weights themselves, so that they
-fall towards zero. What it computes is float64 rounded to float32, by operations that all processors do alike.
+fall towards zero. It computes in float64 and rounds to float32, by operations that all processors do alike.
 """
 
 import array

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session that keeps what it offers and sums outside of its working folder: that goes with a host that dies.
+"""A session that keeps its offers and sums outside of its working folder, which goes with a host that dies.
 
 FOLDER/ROUND.offer.npz: number, life, samples, vector. FOLDER/ROUND.sum.npz: number, life, counted, n, unit, members,
 exchange, view, aggregators, total, digest. A `life` ends where the rounding error of what was counted is forgotten:

@@ -19,7 +19,7 @@ _open = Loaded.open
 
 
 def refused(loaded: Loaded, name: str) -> int:
-    """The verifier sees a program whose last instruction is not `exit`."""
+    """Give the verifier a program whose last instruction is not `exit`."""
     program = loaded.later[name]
     loaded.later[name] = replace(program, code=program.code[:-_INSTRUCTION])
     return _open(loaded, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenes: a job that trains on four hosts while something goes wrong, and what must hold whatever it was.
+"""Scenes: a job that trains on four hosts while a fault happens, and the conditions that must hold after any fault.
 
 One job serves many scenes, as starting one takes longer than most of them. After each, all members must have the same
 state after every round, and every round's sum must be that of the gradients that counted, bit for bit.
@@ -122,7 +122,7 @@ class Drill:
         self.job_id = str(self.status(host)["job"])
 
     def ready(self) -> None:
-        """See to it that all train, whatever was before."""
+        """Make sure that all train, whatever was before."""
         if self.channel is not None and self.under_way():
             self.goes_on(*self.stage.names)
             return
@@ -140,13 +140,13 @@ class Drill:
         )
 
     def status(self, host: str) -> dict[str, Any]:
-        """What the agent there says of itself."""
+        """The status of the agent there."""
         status = self.stage.status(host)
         assert status is not None, self.stage.log(host)
         return status
 
     def lead(self) -> str:
-        """The host that acts as node 1, as a member says."""
+        """The host that acts as node 1, as a member reports it."""
         for host in self.stage.names:
             status = self.stage.status(host)
             if status is not None and status["state"] == "member":
@@ -175,7 +175,7 @@ class Drill:
         return {int(self.status(host)["view"]) for host in self.stage.names}
 
     def damage(self, host: str, what: str) -> set[int]:
-        """Let the training program's weights, buffers or optimizer there change behind its back.
+        """Change the training program's weights, buffers or optimizer there without its knowledge.
 
         It is found, and the host takes the state again; returns the rounds after which it differed.
         """
@@ -195,7 +195,7 @@ class Drill:
 
     @contextlib.contextmanager
     def half_sent(self, host: str) -> Iterator[int]:
-        """In the middle of a round, which it gives: the others' gradients are in, half of this host's is on its way."""
+        """Return in the middle of a round: the others' gradients are in, half of this host's is on its way."""
         folder = self.stage.records(host)
 
         def round_of(kind: str) -> int:
@@ -220,10 +220,12 @@ class Drill:
             for name in ("hold", "half"):
                 (folder / name).unlink(missing_ok=True)
 
-    # ---- what must come of it
+    # ---- the conditions
 
     def committed(self, round_: int) -> set[str]:
-        """Whose gradients are in that round's sum, as all say who have it; `exact` looks at the sum itself."""
+        """The members whose gradients are in that round's sum, as all holders of it record; `exact` checks the sum
+        itself.
+        """
         saved = [self.stage.records(host) / f"{round_}.sum.npz" for host in self.stage.names]
         found = [self._load(path)["counted"][:, 0].tolist() for path in saved if path.exists()]
         assert found and all(counted == found[0] for counted in found), (round_, found)
@@ -237,12 +239,12 @@ class Drill:
         return max(map(int, names), default=0)
 
     def counted(self, host: str, round_: int = 0) -> set[int]:
-        """Who was counted in that round, or in the last."""
+        """The members counted in that round, or in the last."""
         path = self.stage.records(host) / f"{round_ or self.last(host)}.sum.npz"
         return set(self._load(path)["counted"][:, 0].tolist()) if path.exists() else set()
 
     def goes_on(self, *hosts: str, rounds: int = 3, timeout_s: float = 60.0) -> None:
-        """Wait until these have trained so many rounds more in which all of them and nobody else was counted."""
+        """Wait until these have trained so many rounds more in which exactly they were counted."""
         begun = {host: self.last(host) for host in hosts}
         numbers = {self.number(host) for host in hosts}
 
@@ -276,7 +278,7 @@ class Drill:
     def stands_by(
         self, *hosts: str, saying: str = "", job: bool = True, timeout_s: float = 60.0
     ) -> None:
-        """Wait until these stand by, with their part of the job or (`job` False) out of it, and say why."""
+        """Wait until these stand by, with their part of the job or (`job` False) without it, and report the reason."""
 
         def waits(host: str) -> bool:
             status = self.stage.status(host)
@@ -290,7 +292,7 @@ class Drill:
         self.until(lambda: all(map(waits, hosts)), f"{hosts} stand by, {saying!r}", timeout_s)
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-        """`until`, with all that the agents have said where it fails."""
+        """`until`; if it fails, with all output of the agents."""
         try:
             return until(condition, what, timeout_s)
         except AssertionError as error:
@@ -308,7 +310,7 @@ class Drill:
         """Same state on all members after every round, and sums equal to the reference; the rounds.
 
         Args:
-            astray: hosts whose own state was damaged; what they sent was counted all the same.
+            astray: hosts whose own state was damaged; their gradients were counted all the same.
         """
         last = max(map(self.last, self.stage.names))  # the training goes on meanwhile
         rounds: dict[int, tuple[_Saved, _Saved]] = {}  # offers and sums, by member number
@@ -327,7 +329,7 @@ class Drill:
         if self.settings.get("exchange") in ("stripes", "switch"):
             striped_rounds.check(width, rounds, self.stage.boots())
         else:
-            # The life under which it was offered is what the sum's rounding belongs to.
+            # The sum's rounding errors belong to the life under which the gradient was offered.
             merged = {
                 round_: {k: sums.get(k, {}) | offers.get(k, {}) for k in offers | sums}
                 for round_, (offers, sums) in rounds.items()
@@ -349,11 +351,13 @@ class Drill:
         return {r for r, of in digests.items() if len(of) > 1 and r > self.forgiven}
 
     def forgive(self) -> None:
-        """Look no more at the states after the rounds until now."""
+        """Check no more states after the rounds until now."""
         self.forgiven = max(map(self.last, self.stage.names))
 
     def disown(self, host: str) -> int:
-        """Forget what this host has trained apart from the others in its life before this; how many rounds."""
+        """Forget the rounds that this host trained apart from the others in its life before this; return their
+        number.
+        """
         folder = self.stage.records(host)
         together = self.stage.hosts
         sums = {int(p.name.split(".")[0]): self._load(p) for p in folder.glob("[0-9]*.sum.npz")}
@@ -380,8 +384,9 @@ class Drill:
 
         Args:
             astray: hosts whose memory was damaged.
-            forgotten: who found the damage may have been killed since; the result knows nothing then (docs/open.md).
-            apart: hosts that have trained apart from the others for a while, and say so in their records.
+            forgotten: the agents that found the damage may have been killed since; the result knows nothing then
+                (docs/open.md).
+            apart: hosts that have trained apart from the others for a while, as their records show.
         """
         stage = self.stage
         members = set(hosts or stage.names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that tests start on hosts beside their agents, and what they say, line by line."""
+"""Programs that tests start on hosts beside their agents, and their output, line by line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Script:
         return line
 
     def until(self, step: int) -> dict[str, Any]:
-        """Wait until it has done that step."""
+        """Wait until the program has done that step."""
         while (line := self.take()) is not None:
             assert "error" not in line, line
             if line.get("step", -1) >= step:
@@ -57,7 +57,7 @@ class Script:
         return self.lines[-1]
 
     def errors(self) -> str:
-        """What it has said of errors, once it has ended."""
+        """Its stderr, once it has ended."""
         self.process.wait(LIMIT_S)
         assert self.process.stderr is not None
         return self.process.stderr.read()
@@ -69,7 +69,7 @@ class Script:
 
     @property
     def steps(self) -> dict[int, dict[str, Any]]:
-        """What it has said of each step."""
+        """Its output for each step."""
         return {line["step"]: line for line in self.lines if "step" in line}
 
 
@@ -95,7 +95,7 @@ class Scripts:
         self.network.all_stand_by()
 
     def agree(self) -> dict[int, dict[str, Any]]:
-        """All that did a step came to the same: what they said of each."""
+        """All that did a step had the same result: their output for each."""
         by_step: dict[int, dict[str, Any]] = {}
         for script in self.all:
             for step, line in script.steps.items():

@@ -22,14 +22,14 @@ PORT = 7077
 
 @dataclass
 class Cluster:
-    """The master is h1, and also where commands are given; the other hosts have a worker each."""
+    """The master is h1, on which commands are also given; the other hosts have a worker each."""
 
     network: Network
     folder: Path
     processes: dict[str, subprocess.Popen[Any]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        """The master answers, and knows all workers."""
+        """Whether the master answers, and knows all workers."""
         master, *workers = self.network.names
         self.start(master, "master.Master", "--port", str(PORT))
         self.await_text(master, "I have been elected leader")
@@ -76,11 +76,11 @@ class Cluster:
             )
 
     def log(self, host: str) -> str:
-        """What Spark has said there."""
+        """The log of Spark there."""
         return (self.folder / host / "spark.log").read_text(errors="replace")
 
     def await_text(self, host: str, text: str) -> None:
-        """Wait until Spark has said that there."""
+        """Wait until Spark has logged that there."""
 
         def said() -> bool:
             assert self.processes[host].poll() is None, self.log(host)
@@ -96,7 +96,7 @@ class Cluster:
         ]
 
     def kill_executor(self, host: str) -> Running:
-        """SIGKILL; which process it was."""
+        """SIGKILL; return the process."""
         (executor,) = self.java(host, EXECUTOR)
         with contextlib.suppress(ProcessLookupError):
             os.kill(executor.pid, signal.SIGKILL)

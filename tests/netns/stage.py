@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab of agents whose training programs write down what they offer and sum."""
+"""A lab of agents whose training programs record their offers and sums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
 
 @dataclass
 class Stage(Network):
-    """A lab whose training programs write down all that they offer and sum. Hosts in `away` have no agent yet.
+    """A lab whose training programs record all offers and sums. Hosts in `away` have no agent yet.
 
     `program` is LIGHT, or RECORDING where the scene is about PyTorch's own tensors.
     """
@@ -50,13 +50,13 @@ class Stage(Network):
             if all(self.agents[host].process.poll() is None for host in self.names):
                 self.all_stand_by(timeout_s=5.0)
                 return
-        # All at once: a job that is under way would go on with those who are left.
+        # All at once: a job that is under way would go on with the hosts that are left.
         for host in self.names:
             self.end(host, signal.SIGKILL)
         super().ready()
 
     def clear(self) -> None:
-        """Forget what was written down."""
+        """Forget the records."""
         for host in super().names:
             place = self.records(host)
             shutil.rmtree(place, ignore_errors=True)
@@ -64,7 +64,7 @@ class Stage(Network):
             place.chmod(0o777)
 
     def records(self, host: str) -> Path:
-        """What the training programs of that host have written down."""
+        """The records of that host's training programs."""
         return self.folder / "records" / host
 
     def more_arguments(self, host: str) -> list[str]:

@@ -25,12 +25,12 @@ THREADS, ADDS = 4, 10
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
 def refused(call: Callable[[], Any]) -> tuple[type[BaseException], str]:
-    """What it raises."""
+    """The error that it raises."""
     try:
         call()
     except Exception as error:
@@ -91,7 +91,7 @@ def shares(store: Store) -> None:
 
 
 def complain(store: Store) -> None:
-    """What TCPStore raises."""
+    """The errors that TCPStore raises."""
     usual = store.timeout
     for wait in (
         lambda: store.wait(["a", "b"], timedelta(milliseconds=300)),
@@ -113,7 +113,7 @@ def complain(store: Store) -> None:
 
 
 def loses(store: Store) -> None:
-    """One host dies; the others ask its store on."""
+    """One host dies; the others go on asking its store."""
     rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD.group
     found: list[bytes] = []
     waiter = threading.Thread(target=lambda: found.append(store.get("after")))
@@ -170,7 +170,7 @@ def comes(store: Store) -> None:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Join, do that, and see that the store ends with the group."""
+    """Join, run that part, and check that the store ends with the group."""
     torch.set_num_threads(1)
     dist.init_process_group("nicps", timeout=timedelta(seconds=60))
     store = dist.distributed_c10d._get_default_store()

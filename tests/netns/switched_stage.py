@@ -19,7 +19,7 @@ _ROOM = re.compile(r"nicps: [\d,]+ fragments of lanes of \d+ bits take ")
 
 @dataclass
 class SwitchedStage(Stage):
-    """`doubters`: hosts that do not believe the switch. `told`: more of `nicps switch xdp run`."""
+    """`doubters`: hosts that do not believe the switch. `told`: further arguments of `nicps switch xdp run`."""
 
     doubters: set[str] = field(default_factory=set)
     told: Sequence[str] = ()
@@ -43,7 +43,7 @@ class SwitchedStage(Stage):
         self.switch = adding.start(self.lab, *key, *self.told)
 
     def serve(self) -> None:
-        """See to it that it runs."""
+        """Make sure that it runs."""
         if self.switch is None or self.switch.poll() is not None:
             self.start_switch()
 
@@ -55,7 +55,7 @@ class SwitchedStage(Stage):
         return [*more, *believes]
 
     def said(self) -> str:
-        """All that the switch has said since the lab stands."""
+        """All output of the switch since the lab was made."""
         return state.switch_log(self.lab.name).read_text(errors="replace")
 
     def boots(self) -> dict[int, int]:

@@ -31,7 +31,7 @@ def test_a_new_host_is_admitted() -> None:
 @pytest.mark.short("True")
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_new_host_is_told_of_a_job_that_admits_nobody(keyed: bool) -> None:
-    """Its log and its status say what runs. It takes part in the next job."""
+    """Its log and its status name the job that runs. It takes part in the next job."""
     with Drill(Stage(3, keyed=keyed, away={"h3"})) as drill:
         stage = drill.stage
         drill.begin()
@@ -57,7 +57,7 @@ def test_a_new_host_is_told_of_a_job_that_admits_nobody(keyed: bool) -> None:
 
 
 def test_a_new_host_that_cannot_take_part() -> None:
-    """No training program runs there: it leaves the job to the others, and is not asked again."""
+    """No training program runs there: the host leaves the job to the others, and is not asked again."""
     with Drill(Stage(3, keyed=True, away={"h3"}), settings={"admit": True}) as drill:
         stage = drill.stage
         drill.begin()

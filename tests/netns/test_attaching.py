@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The XDP program on real interfaces: attaching, what stands in its way, and what is below and above."""
+"""The XDP program on real interfaces: attaching, obstacles to it, and interfaces below and above."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.netns.wires import run, veth_pair
 
 
 def programs(name: str) -> str:
-    """What `ip` says of a program on the interface."""
+    """The output of `ip` about a program on the interface."""
     return "\n".join(
         line for line in run(f"ip -d link show {name}").splitlines() if "prog/xdp" in line
     )

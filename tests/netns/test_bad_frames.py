@@ -70,7 +70,7 @@ class Sender:
 
 
 def fragment(sender: Sender, /, index: int = 0, shift: int = 0, **fields: int) -> bytes:
-    """A fragment that would be taken, but for what is given."""
+    """A fragment that would be taken, except for the given fields."""
     body = wire.Fragment(index, 1 << 20, 720, 16, shift, 16)
     return wire.pack(sender.header(**fields), body, tail=PAYLOAD)
 
@@ -118,7 +118,7 @@ def send_control(sender: Sender, chance: random.Random) -> None:
         bare = replace(header, type=int(kind), length=wire.HEADER_BYTES)
         sender.send(wire.pack_one(bare))
         sender.send(wire.pack_one(bare), STRANGER)
-    # What node 1 alone may say, with its address, but not to be read.
+    # Frames that only node 1 may send, with its address, but malformed.
     boss = sender.header(host="h1")
     phase = Phase(0, 0, wire.PhaseKind.TRAIN, shares=(1, 1, 1, 1)).pack()
     wrong = ((b"[1,1,1,1]", b'[1,1,1,"a"]'), (b'"unit":0', b'"unit":"b"'), (b"{}", b"[]"))
@@ -141,7 +141,7 @@ def send_control(sender: Sender, chance: random.Random) -> None:
 
 
 def counters(network: Network) -> dict[str, int]:
-    """h1's, as a person sees them."""
+    """h1's status, as a user sees it."""
     done = network.command("h1", "status", "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)["counters"]

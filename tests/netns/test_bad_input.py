@@ -106,7 +106,7 @@ def test_data_that_is_not_there(network: Network) -> None:
     assert "'/nonexistent': No such file or directory" in text
 
 
-# ---- jobs that are wrong before anybody else hears of them
+# ---- jobs that are wrong before any other host hears of them
 
 DATA = {
     "train-images-idx3-ubyte": struct.pack(">4I", 0x803, 100, 28, 28) + bytes(100 * 784),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every benchmark of the network runs, in tiny sizes, and finds what it says it looks for. No time is judged here.
+"""Every benchmark of the network runs, in tiny sizes, and gives the figures that it promises. No time is judged here.
 
 `bench switch` is in tests/p4/test_benchmarks.py, `bench kernel` and `sums` are in tests/xdp.
 """
@@ -152,7 +152,7 @@ def test_allreduce_by_a_switch_that_adds(checkout: Path) -> None:
 def test_a_job_that_fails_is_told_at_once() -> None:
     command = "bench allreduce --hosts 2 --rounds 1 --lane i8 --against none"
     args = build_parser("bench").parse_args(command.split())
-    args.params = (-1,)  # what the command itself refuses
+    args.params = (-1,)  # values that the command itself refuses
     with pytest.raises(JobFailed, match="negative dimensions"):
         args.func(args)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others do on the same interfaces goes on untouched while training runs."""
+"""Other traffic on the same interfaces goes on untouched while training runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model():
 
 
 class Stream:
-    """Bytes over TCP from h2 to h3, counted and hashed at both ends, until it is told to stop."""
+    """Bytes over TCP from h2 to h3, counted and hashed at both ends, until the end of the context."""
 
     def __init__(self, network: Network) -> None:
         source, target = network.lab.host("h2"), network.lab.host("h3")
@@ -71,13 +71,13 @@ class Stream:
 
     @property
     def whole(self) -> bool:
-        """Whether exactly what was sent has arrived."""
+        """Whether exactly the sent bytes have arrived."""
         digests = [digest.digest() for digest in self._digests.values()]
         return self.sent == self.arrived and digests[0] == digests[1]
 
 
 def dropped(network: Network) -> int:
-    """Frames for which there was no room in front of h2 and h3: a cable that is full drops whatever comes."""
+    """Frames for which there was no room in front of h2 and h3: a full cable drops any frame."""
 
     def count() -> int:
         with IPRoute() as route:

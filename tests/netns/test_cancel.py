@@ -21,7 +21,7 @@ from tests.netns.test_saved import goes_on_from
 @pytest.mark.short("h3-True")
 @pytest.mark.parametrize(("host", "light"), [("h1", False), ("h3", True)])
 def test_a_job_is_cancelled(three: Network, open_path: Path, host: str, light: bool) -> None:
-    """It is saved on the host that leads it, whoever cancels it; from there `nicps resume` goes on."""
+    """It is saved on the host that leads it, whichever host cancels it; from there `nicps resume` goes on."""
     child = under_way(three, open_path, rounds=100_000, light=light)
     status = three.status("h1")
     assert status is not None

@@ -44,7 +44,7 @@ def run(network: Network, what: str) -> tuple[list[list[dict[str, Any]]], list[i
 
 @pytest.fixture(scope="module")
 def all_of_it(module_network: Network) -> tuple[list[list[dict[str, Any]]], list[int]]:
-    """One script for all: to start it costs more than what it does."""
+    """One script for all: its start costs more than its work."""
     said = run(module_network, "all")
     module_network.all_stand_by()
     return said
@@ -81,7 +81,7 @@ def test_a_loss_scaler_and_a_checkpoint(all_of_it: Any) -> None:
 
 
 def test_training_goes_on_without_a_rank_that_is_killed(all_of_it: Any) -> None:
-    """The others' backward goes on within a second, the mean is over them, and the script is told once."""
+    """The others' backward goes on within a second, the mean is over them, and the script is warned once."""
     assert all_of_it[1] == [0, 0, -signal.SIGKILL]
     said = told_by(all_of_it, slice(8, None))
     assert said[2] == [] and said[0][0]["weights"] == said[1][0]["weights"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training program cannot reach, and what the agent itself can do without: packaging/nicps@.service."""
+"""The limits of a training program, and the rights that the agent needs: packaging/nicps@.service."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def listener() -> Iterator[str]:
 
 
 def facts_of(folder: Path, listener: str, user: str, network_access: bool) -> dict[str, Any]:
-    """What a child of that user finds."""
+    """The result of a child of that user."""
     log = folder / "child.log"
     program = f"NAME = {listener!r}\n{FACTS}\nprint(json.dumps(facts()))"
     argv = [sys.executable, "-I", "-c", program]
@@ -125,7 +125,9 @@ def before_batch():
 def told(
     network: Network, folder: Path, function: str, *arguments: str, light: bool = False
 ) -> dict[str, Any]:
-    """What a function of job.py, or a hook of a `light` job, finds where it runs; it ends the job."""
+    """The result of a function of job.py, or of a hook of a `light` job, on the host on which it runs; it ends the
+    job.
+    """
     job = str(tiny_job(folder, TELL + function, hooks=TELL + HOOKS))
     text = network.command("h1", "submit", job, "--wait", *arguments, light=light).error(5)
     found = json.loads(re.findall(r"\{.*\}", text)[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training programs that crash: the job's error says what ended them, at which host, and in which round."""
+"""Training programs that crash: the job's error names the signal or status, the host and the round."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_program_that_exits_ends_the_job(
 
 
 def test_a_signal_at_every_host(network: Network, open_path: Path) -> None:
-    """The job's error is the crash, wherever it ends and whoever is told; not that nobody has its state."""
+    """The job's error is the crash, at every host and for every user that is told; not that the state is lost."""
     network.ready()
     job = tiny_job(open_path, hooks=CRASHES.format(how=KILLED, hosts=ALL))
     error = network.command("h1", "submit", str(job), "--wait", "--set", "rounds=9").error(5)
@@ -99,7 +99,7 @@ def tells():
 
 
 def kept_log(network: Network, error: str, host: str) -> str:
-    """What is in the log that an error names, which is a run's of that host."""
+    """The content of the log that an error names, which is a run's of that host."""
     said = re.search(r"; its log: (/\S+)$", error)
     assert said is not None, error
     path = Path(said[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data plane on real interfaces: frames over a wire, and what becomes of the interface."""
+"""The data plane on real interfaces: frames over a wire, and changes of the interface."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pair() -> Iterator[tuple[DataPlane, DataPlane]]:
 
 
 def test_an_interface_becomes_a_port(pair: tuple[DataPlane, DataPlane]) -> None:
-    """The kernel tells, and the program sees frames that the socket hears no more."""
+    """The kernel gives notice, and the program sees frames that the socket no longer receives."""
     left, right = pair
     run("ip link add br0 type bridge")
     run("ip link set br0 addrgenmode none up")
@@ -66,7 +66,7 @@ def test_an_interface_becomes_a_port(pair: tuple[DataPlane, DataPlane]) -> None:
 def test_what_the_program_has_not_looked_at_is_not_heard(
     pair: tuple[DataPlane, DataPlane], tag: str
 ) -> None:
-    """Linux takes VLAN tags off after the XDP program: what was behind one looks to a socket like any other frame."""
+    """Linux takes VLAN tags off after the XDP program: to a socket a frame behind one looks like any other frame."""
     left, right = pair
     expected = 1 if tag else 2
     frame = wire.pack(wire.Header(network=NETWORK), wire.Fail())
@@ -91,7 +91,7 @@ def test_fragments_over_the_wire(pair: tuple[DataPlane, DataPlane]) -> None:
     assert (right.maps.accumulators[1].reshape(-1, 360) == lanes << 4).all()
     assert right.maps.missing(1, VIEW, 1, count, 10) == []
     assert right.maps.counters()["added"] == count
-    # One frame wakes the agent, the one that completes the sender; a ring's own sender hears nothing.
+    # One frame wakes the agent, the one that completes the sender; a ring's own sender receives nothing.
     (frame,) = until(right.receive, "the last fragment is raised")
     assert frame[0] == left.mac
     assert wire.unpack_header(frame[1]).type == wire.FrameType.FRAGMENT

@@ -42,7 +42,7 @@ SOME = (
 
 
 def outcomes(network: Network, *tests: str, timeout_s: float) -> dict[str, dict[str, Any]]:
-    """What came of these, or of all, by name."""
+    """The outcomes of these tests, or of all, by name."""
     command = [sys.executable, "-m", "tests.netns.distributed_suite", "--lab", network.lab.name]
     done = subprocess.run([*command, *tests], capture_output=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr.decode()
@@ -63,7 +63,9 @@ def test_some_of_pytorchs_tests(network: Network) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_all_of_pytorchs_tests(network: Network) -> None:
-    """Nothing fails but what Gloo cannot do; what is skipped needs a GPU, more ranks or a library, or is for others."""
+    """Only tests fail that Gloo fails, too; skipped ones need a GPU, more ranks or a library, or are for other
+    backends.
+    """
     found = outcomes(network, timeout_s=3500)
     assert len(found) > 280
     failed = {name: row["why"] for name, row in found.items() if row["outcome"] == "failed"}

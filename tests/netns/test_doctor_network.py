@@ -16,7 +16,7 @@ from tests.netns.wires import run
 
 
 def measured(network: Network, host: str = "h1", seconds: str = "0.2") -> dict[str, Any]:
-    """What the command says, for programs."""
+    """The output of the command, for programs."""
     ended = network.command(host, "doctor", "--network", "--json", "--seconds", seconds)
     assert ended.code in (0, 4), ended.err
     report = json.loads(ended.out)
@@ -116,7 +116,7 @@ def test_who_stands_in_the_way(network: Network, open_path: Path) -> None:
 
 
 def test_with_a_key_and_alone(tmp_path: Path) -> None:
-    """Who lacks the key hears nothing, and where nobody answers there is one line."""
+    """A host without the key hears nothing, and if no host answers there is one line."""
     with Network(3) as network:
         key = tmp_path / "key"
         network.lab.up()

@@ -92,7 +92,7 @@ def test_the_host_that_leads_is_stopped_for_10_s(scripts: Scripts) -> None:
 
 
 def test_a_script_without_a_state_that_comes_late(scripts: Scripts) -> None:
-    """It is told at its first backward: alone it would train something else."""
+    """It gets an error at its first backward: alone it would train another model."""
     first = scripts.start("h1", "h2", "h3")
     first[1].until(3)
     first[1].kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that names no exchange, on a LAN that cannot do stripes: every host adds for itself, and nobody is evicted."""
+"""A job that names no exchange, on a LAN that cannot do stripes: every host adds for itself, and none is evicted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSED = [sys.executable, str(ROOT / "tests" / "netns" / "refused_stripes.py")]
 
 
 def lose_sums(lab: Lab) -> None:
-    """As where a driver has no XDP_TX: no sum leaves its aggregator."""
+    """Like a driver without XDP_TX: no sum leaves its aggregator."""
     lab.lose_next("all", FrameType.SUM, 1 << 30)
 
 
@@ -54,7 +54,7 @@ def test_a_network_that_cannot_do_stripes(lose: Callable[[Lab], None]) -> None:
 
 @pytest.mark.parametrize("refusing", ["h1", "h3"])
 def test_a_kernel_that_refuses_the_program_of_stripes(refusing: str) -> None:
-    """The lead's, or another host's; it is said once."""
+    """The lead's, or another host's; it is reported once."""
     with Network(HOSTS, program=LIGHT) as network:
         network.lab.up()
         for host in network.names:

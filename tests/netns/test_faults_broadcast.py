@@ -11,7 +11,7 @@ from nicps.lab import processes
 from tests.netns.scenes import Drill, Stage
 
 #: 336,000 parameters: 934 fragments, 0.23 s at 50 Mbit/s. The last 512 of them wait in the kernel, and go out in any
-#: case; so what dies within the first 0.1 s leaves a part unsent.
+#: case. So a host that dies within the first 0.1 s leaves a part unsent.
 LARGE = """
 def model():
     return nn.Sequential(nn.Linear(16, 4096), nn.BatchNorm1d(4096), nn.ReLU(), nn.Linear(4096, 64))
@@ -21,7 +21,7 @@ FRAGMENTS, IN_KERNEL = 934, 512
 
 @pytest.mark.long
 def test_a_host_dies_in_its_broadcast() -> None:
-    """Part of its gradient has arrived and nobody can repair it: the round is done again without it."""
+    """Part of its gradient has arrived and cannot be repaired: the round is done again without it."""
     with Drill(Stage(4, rate_bps=50_000_000), LARGE, settings={"lane": "i32"}) as drill:
         stage = drill.stage
         drill.begin()

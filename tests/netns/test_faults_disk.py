@@ -90,7 +90,7 @@ def test_the_leads_results_folder_is_full(drill: Drill, stage: SmallDisks) -> No
 
 @pytest.mark.parametrize("whose", ["a member", "the lead"])
 def test_a_working_folder_is_full(drill: Drill, stage: SmallDisks, whose: str) -> None:
-    """A host that cannot write down what it does ends the job: all stand by, and one line says whose disk it is."""
+    """A host that cannot write its records ends the job: all stand by, and one line names the host of that disk."""
     lead = drill.lead()
     host = lead if whose == "the lead" else next(h for h in stage.names if h != lead)
     with stage.full(host, "work"):
@@ -105,7 +105,7 @@ def test_a_working_folder_is_full(drill: Drill, stage: SmallDisks, whose: str) -
 
 
 def test_an_alarm_that_cannot_save(drill: Drill, stage: SmallDisks) -> None:
-    """R22: a job that was not saved is not told as one that was, and the former checkpoint stays."""
+    """R22: a job that was not saved is not reported as saved, and the former checkpoint stays."""
     drill.settings = {"alarm_below": 1.0}
     stage.end("h1", signal.SIGKILL)  # and with it the job without that setting
     drill.begin()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames that are lost, come twice, late, or spoilt; with a key, as only that tells a spoilt fragment (docs/faults.md).
+"""Frames that are lost, doubled, late, or damaged; with a key, which alone detects a damaged fragment (docs/faults.md).
 
 Without a key nothing in a fragment checks its payload: a byte that changed on the way would be added as it is.
 """
@@ -35,7 +35,7 @@ def lost_all(drill: Drill, host: str) -> bool:
 @pytest.mark.short("5")
 @pytest.mark.parametrize("count", [1, 5])
 def test_token_frames_are_lost(drill: Drill, count: int) -> None:
-    """R16: the last broadcaster broadcasts again; nobody is taken for dead."""
+    """R16: the last broadcaster broadcasts again; no host is taken for dead."""
     before = drill.views()
     for host in drill.stage.names:
         drill.stage.lab.lose_next(host, wire.FrameType.TOKEN, count)
@@ -55,7 +55,7 @@ def test_departure_frames_are_lost(drill: Drill, kind: wire.FrameType) -> None:
     stage.lab.pause("h3", "agent")
     try:
         drill.goes_on("h1", "h2", "h4")
-        if kind is wire.FrameType.VOTE:  # those who did not propose vote
+        if kind is wire.FrameType.VOTE:  # members that did not propose vote
             assert sum(lost_all(drill, host) for host in ("h1", "h2", "h4")) >= 2
         else:
             assert any(lost_all(drill, host) for host in ("h1", "h2", "h4"))
@@ -66,7 +66,7 @@ def test_departure_frames_are_lost(drill: Drill, kind: wire.FrameType) -> None:
 
 
 def test_a_farewell_is_lost(drill: Drill) -> None:
-    """LEAVE is repeated, and who is not heard at all is missed in any case."""
+    """LEAVE is repeated, and the failure detector finds a host that is not heard at all."""
     stage = drill.stage
     stage.lab.lose_next("h3", wire.FrameType.LEAVE, 3)
     stage.lab.kill("h3", "trainer")
@@ -77,7 +77,9 @@ def test_a_farewell_is_lost(drill: Drill) -> None:
 
 
 def test_loss_duplicates_corruption_and_reordering(drill: Drill) -> None:
-    """5 % loss, 1 % of all else, at every port and in each direction: it takes longer, and that is all."""
+    """5 % loss, 1 % of all else, at every port and in each direction: the job takes longer, and nothing else
+    changes.
+    """
     lab = drill.stage.lab
     lab.fault("all", loss=0.05, duplicate=0.01, corrupt=0.01, reorder=0.01)
     for _ in range(3):

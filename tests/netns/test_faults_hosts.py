@@ -130,7 +130,7 @@ def test_a_training_program_is_killed(drill: Drill) -> None:
 
 
 def test_a_training_program_that_is_always_killed(drill: Drill) -> None:
-    """Its host trains no more until somebody looks after it; for all others nothing ends."""
+    """Its host trains no more until a user acts; for all others nothing ends."""
     stage, rest = drill.stage, drill.others("h2")
 
     def no_more_part() -> bool:
@@ -147,11 +147,11 @@ def test_a_training_program_that_is_always_killed(drill: Drill) -> None:
 
 
 def test_an_agent_is_stopped_for_10_s(drill: Drill) -> None:
-    """It does not know that it was away: it finds out, stands by, and is taken back."""
+    """It does not know that it was away: it learns of it, stands by, and is taken back."""
     drill.stage.lab.pause("h4", "agent")
     try:
         drill.goes_on(*drill.others("h4"))
-        time.sleep(10.0)  # it is what the scene is about
+        time.sleep(10.0)  # the scene needs this pause
     finally:
         drill.stage.lab.resume("h4", "agent")
     drill.all_train(60.0)
@@ -178,12 +178,12 @@ def test_the_lead_is_killed_and_joins_again(drill: Drill) -> None:
     stage.end(lead, signal.SIGKILL)
     stage.join(lead)
     drill.all_train(60.0)
-    assert drill.lead() != lead  # who comes back does not take the lead again
+    assert drill.lead() != lead  # a host that comes back does not take the lead again
     drill.exact()
 
 
 def test_a_host_leaves_and_joins_again(drill: Drill) -> None:
-    """`nicps leave`; that nobody waits for it is what the last scene here is about."""
+    """`nicps leave`; the last scene here shows that no member waits for it."""
     stage = drill.stage
     process = stage.agents["h3"].process
     assert stage.command("h3", "leave").code == 0
@@ -205,7 +205,7 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
 
 
 def test_who_leaves_is_not_waited_for() -> None:
-    """`nicps leave` where nobody would be missed in less than a minute: it says that it goes."""
+    """`nicps leave` while no host would be missed in less than a minute: it sends LEAVE."""
     with Drill(Stage(3, keyed=True, arguments=("--silence", "60"))) as drill:
         stage = drill.stage
         drill.begin()
@@ -216,7 +216,7 @@ def test_who_leaves_is_not_waited_for() -> None:
 
 
 def test_a_submitter_that_missed_the_end_hears_of_it(made: Drill) -> None:
-    """It stands still until the others are done; its user is told who has the result."""
+    """It stands still until the others are done; its user is told which host has the result."""
     drill, rest = made, made.others("h4")
     drill.begin("h4")
     drill.stage.lab.pause("h4")

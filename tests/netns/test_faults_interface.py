@@ -43,7 +43,7 @@ def ip(network: Network, host: str, command: str) -> None:
 @pytest.mark.short("1400")
 @pytest.mark.parametrize("mtu", [1400, LEAST_MTU - 1])
 def test_the_mtu_is_lowered_during_a_job(drill: Drill, mtu: int) -> None:
-    """The others go on without that host, which says what to do, and comes back once it is done."""
+    """The others go on without that host, which reports what to do, and comes back once it is done."""
     host = drill.host(2)
     others = [name for name in drill.stage.names if name != host]
     said = f"interface eth1 has an MTU of {mtu} bytes, {LEAST_MTU} are needed; run: ip link set eth1 mtu {LEAST_MTU}"
@@ -58,7 +58,7 @@ def test_the_mtu_is_lowered_during_a_job(drill: Drill, mtu: int) -> None:
 
 
 def test_the_interface_becomes_a_port_of_a_bridge(drill: Drill) -> None:
-    """It hears no control frame then: the others go on without that host, which says what to do."""
+    """It receives no control frame then: the others go on without that host, which reports what to do."""
     host = drill.host(2)
     others = [name for name in drill.stage.names if name != host]
     ip(drill.stage, host, "link add br0 type bridge")
@@ -97,14 +97,14 @@ def test_hosts_join_on_a_bridge_in_place_of_its_port(open_path: Path) -> None:
 
 
 def test_the_interface_is_deleted(alone: Network) -> None:
-    """The agent ends, and says why."""
+    """The agent ends, and reports the reason."""
     ip(alone, "h1", "link delete eth1")
     assert alone.agents["h1"].process.wait(20.0) == 3
     assert alone.log("h1").splitlines()[-1] == "nicps: error: interface eth1 has gone"
 
 
 def test_the_interface_is_given_another_name(alone: Network) -> None:
-    """That changes nothing, but what the agent calls it."""
+    """That changes nothing, except the name that the agent uses."""
     ip(alone, "h1", "link set eth1 down")
     until(lambda: "interface eth1 is down" in alone.log("h1"), "the agent says so")
     ip(alone, "h1", "link set eth1 name lan")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Node 1, which has submitted the job, is killed in each phase (docs/faults.md).
 
-Before the job is at everybody's nobody can go on: all stand by, with one line that says why. From then on another host
-leads, and the job ends well without the first one.
+Before all hosts have the job none can go on: all stand by, with one line that gives the reason. From then on another
+host leads, and the job ends well without the first one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def begun(stage: Stage, more: str = "", hooks: str = "", **settings: int) -> Dri
 
 
 def killed(drill: Drill, when: Callable[[], Any], what: str) -> list[str]:
-    """h1 is killed as soon as something is so; the logs of the others up to then are forgotten."""
+    """h1 is killed as soon as a condition holds; the logs of the others up to then are forgotten."""
     stage = drill.stage
     drill.until(when, what, 60.0)
     stage.end("h1", signal.SIGKILL)  # with its process group
@@ -80,7 +80,7 @@ def ended_well(drill: Drill, hosts: list[str], job_id: str) -> Run:
 
 
 def test_while_it_calls(stage: Stage) -> None:
-    """Nobody has more than a call: nothing has begun."""
+    """No host has more than a call: nothing has begun."""
     drill = begun(stage)
     forming = lambda: (stage.status("h1") or {}).get("state") == "forming"  # noqa: E731
     rest = killed(drill, forming, "h1 calls")
@@ -90,7 +90,7 @@ def test_while_it_calls(stage: Stage) -> None:
 
 
 def test_while_it_hands_out(stage: Stage) -> None:
-    """Nobody has the whole job: it stops, and everybody is told why."""
+    """No member that is left has the whole job: it stops, and all users are told the reason."""
     drill = begun(stage, LARGE.format(width=1024))
     said = {host: len(stage.log(host)) for host in stage.names}
     rest = killed(drill, lambda: phase_of(stage, "h1") == "handout", "a hand-out")
@@ -104,7 +104,7 @@ def test_while_it_hands_out(stage: Stage) -> None:
 
 @pytest.mark.long
 def test_while_programs_start(stage: Stage) -> None:
-    """Everybody has the job, and nobody trains yet."""
+    """All have the job, and none trains yet."""
     drill = begun(stage, rounds=20)
 
     def has_job(host: str) -> bool:
@@ -137,7 +137,7 @@ def test_while_testing(stage: Stage) -> None:
 
 
 def last_round(drill: Drill, rounds: int) -> bool:
-    """The last round has been applied somewhere: its end is being decided."""
+    """The last round has been applied at a host: its end is being decided."""
     return any(
         len([*drill.stage.records(h).glob("[0-9]*.sum.npz")]) >= rounds for h in ("h2", "h3")
     )
@@ -156,7 +156,7 @@ def test_while_it_decides_the_end(stage: Stage) -> None:
 
 @pytest.mark.parametrize("what", [pytest.param("saving", marks=pytest.mark.long), "collecting"])
 def test_while_it_ends(stage: Stage, what: str) -> None:
-    """The end is agreed on: models are saved, then records collected. Whoever leads then collects anew."""
+    """The end is agreed on: models are saved, then records collected. The next lead collects anew."""
     for _ in range(5):
         drill = begun(stage, rounds=20)
         drill.until(partial(drill.last, "h2"), "training", 60.0)

@@ -49,7 +49,7 @@ def test_a_link_flaps(drill: Drill) -> None:
 
 
 def test_halves(drill: Drill) -> None:
-    """2 + 2: the half with the lowest member goes on, the other waits and says so."""
+    """2 + 2: the half with the lowest member goes on, the other waits and reports this."""
     by_number = [drill.host(number) for number in range(1, 5)]
     low, high = by_number[:2], by_number[2:]
     drill.stage.lab.cut(",".join(high))
@@ -86,7 +86,7 @@ def test_one_against_three(drill: Drill) -> None:
 
 
 def test_nobody_hears_anybody(drill: Drill) -> None:
-    """Four parts: nobody may go on, and all do as soon as they hear each other again."""
+    """Four parts: no host may go on, and all do as soon as they hear each other again."""
     for host in ("h2", "h3", "h4"):
         drill.stage.lab.cut(host)
     names = drill.stage.names
@@ -99,7 +99,7 @@ def test_nobody_hears_anybody(drill: Drill) -> None:
 
 
 def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
-    """Whoever has submitted it is told so, though it has not led any more."""
+    """The user that has submitted it is told so, though that host no longer leads."""
     if drill.lead() == "h1":
         drill.stage.lab.cut("h1")
         drill.goes_on("h2", "h3", "h4")

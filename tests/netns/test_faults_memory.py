@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that goes bad at one host: the digest tells, and the host takes the state again (docs/faults.md)."""
+"""Damaged memory at one host: the digest shows it, and the host takes the state again (docs/faults.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def damaged() -> list[str]:
 @pytest.mark.parametrize("what", ["weights", "buffers", "optimizer"])
 @pytest.mark.parametrize("who", ["h3", "the lead"])
 def test_damage(drill: Drill, damaged: list[str], who: str, what: str) -> None:
-    """A weight, BatchNorm's statistics, or the optimizer's momentum changes behind the training program's back."""
+    """A weight, BatchNorm's statistics, or the optimizer's momentum changes without the training program's
+    knowledge.
+    """
     host = drill.lead() if who == "the lead" else who
     astray = drill.damage(host, what)
     damaged.append(host)
@@ -48,7 +50,9 @@ def test_damage(drill: Drill, damaged: list[str], who: str, what: str) -> None:
 
 @pytest.mark.long
 def test_a_tie_raises_the_alarm() -> None:
-    """Two hosts that differ: nobody can say who is right. The model is saved, and all stand by (R22)."""
+    """Two hosts whose digests differ: it cannot be decided which is right. The model is saved, and all stand by
+    (R22).
+    """
     with Drill(Stage(2, program=RECORDING), settings=SLOWLY) as drill:
         stage = drill.stage
         drill.begin()
@@ -64,7 +68,7 @@ def test_a_tie_raises_the_alarm() -> None:
 
 
 def test_the_job_ends_well_after_all_this(drill: Drill, damaged: list[str]) -> None:
-    """The damage is in the records of those whose it was, and in the result."""
+    """The damage is in the records of the damaged hosts, and in the result."""
     run = drill.end(astray=drill.stage.names)
     differed = run.result["differed"]
     assert set(damaged) <= {entry["name"] for entry in differed}

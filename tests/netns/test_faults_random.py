@@ -63,7 +63,7 @@ class Chaos:
         self.lab.clear()
 
     def damaged(self, host: str) -> None:
-        """All must be there: where two are left and differ, nobody can say who is right."""
+        """All must be there: of two that differ it cannot be decided which is right."""
         self.drill.all_train(90.0)
         self.drill.damage(host, self.dice.choice(["weights", "buffers", "optimizer"]))
         self.astray.add(host)

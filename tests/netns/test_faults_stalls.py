@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training program that stands still, whatever it is doing, holds up the others for a while only (docs/faults.md).
+"""A training program that stands still, in any state, holds up the others only for a while (docs/faults.md).
 
 Its own agent ends it, and comes back with another one.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job that trains in stripes while something goes wrong; with a key (docs/faults.md).
 
-After every scene all train again, in one view, with the same state and exact sums in every round, also of what rounding
-had left over in each life of each member.
+After every scene all train again, in one view, with the same state and exact sums in every round, also of the rounding
+errors in each life of each member.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_an_aggregator_goes_away_in_mid_round(drill: Drill, how: str) -> None:
 
 
 def test_an_aggregator_stops_briefly(drill: Drill) -> None:
-    """Its kernel goes on adding and answering; nobody is missed."""
+    """Its kernel goes on adding and answering; no host is missed."""
     lab, before = drill.stage.lab, drill.views()
     for number in (1, 2, 3, 4) * 3:
         host = drill.host(number)
@@ -113,7 +113,7 @@ def test_an_aggregator_stops_briefly(drill: Drill) -> None:
 def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
     """The next of that kind that each host sends, the last of a round among them; they are asked for and sent again."""
     lab, before = drill.stage.lab, drill.views()
-    if kind is FrameType.ASK:  # somebody must ask
+    if kind is FrameType.ASK:  # a member must ask
         lab.fault("all", loss=0.05)
     lab.lose_next("all", kind, count)
     drill.until(
@@ -125,7 +125,7 @@ def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
 
 
 def test_loss_duplicates_and_reordering(drill: Drill) -> None:
-    """At every port and in each direction, over many rounds: it takes longer, and that is all."""
+    """At every port and in each direction, over many rounds: the job takes longer, and nothing else changes."""
     drill.stage.lab.fault("all", loss=0.05, duplicate=0.02, corrupt=0.01, reorder=0.05)
     drill.goes_on(*drill.stage.names, rounds=8)
     counted = [drill.status(host)["counters"] for host in drill.stage.names]
@@ -176,7 +176,7 @@ def test_a_switch_with_small_queues(drill: Drill, slow: str) -> None:
 
 
 def test_a_switch_forgets_where_hosts_are(drill: Drill) -> None:
-    """It sends everything to all: members drop what is for another, and nothing else changes."""
+    """It sends everything to all: members drop frames for another, and nothing else changes."""
     stage, before = drill.stage, drill.views()
     where = switch_name(stage.lab.name)
 
@@ -225,7 +225,7 @@ def test_a_slow_processor(drill: Drill) -> None:
 
 
 def test_a_port_that_passes_no_full_frames(drill: Drill) -> None:
-    """Tokens pass, and nothing that is added. That host is evicted, and is back once the port is mended."""
+    """Tokens pass, and no contributions or sums. That host is evicted, and is back once the port is mended."""
     host = drill.host(2)
     where, port = switch_name(drill.stage.lab.name), port_name(int(host.removeprefix("h")))
 
@@ -247,7 +247,7 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
     drill.end()
 
 
-#: Who has a slow round is not waited for.
+#: No member waits for one that has a slow round.
 UNEVEN = """
 import random
 

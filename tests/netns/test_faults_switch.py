@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose gradients a Linux box adds, while something goes wrong (docs/faults.md, docs/linux-switch.md).
 
-After every scene all train again, with the same state and exact sums in every round, those included that hold what
-rounding has left over of the round before.
+After every scene all train again, with the same state and exact sums in every round, those included that contain
+remainders of the round before.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def await_stripes(drill: Drill) -> None:
 
 
 def by_exchange(drill: Drill) -> dict[str, int]:
-    """How many rounds were summed by which, as h1 has them."""
+    """The number of rounds by exchange, in the records of h1."""
     found: dict[str, int] = {}
     for path in drill.stage.records("h1").glob("[0-9]*.sum.npz"):
         name = str(drill._load(path)["exchange"])
@@ -98,7 +98,7 @@ def test_nothing_goes_wrong(drill: Drill) -> None:
 
 
 def test_loss_duplicates_and_reordering(drill: Drill) -> None:
-    """At every port and in each direction, over many rounds: it takes longer, and that is all."""
+    """At every port and in each direction, over many rounds: the job takes longer, and nothing else changes."""
     before = by_exchange(drill)
     drill.stage.lab.fault("all", loss=0.05, duplicate=0.02, corrupt=0.01, reorder=0.05)
     drill.goes_on(*drill.stage.names, rounds=8)
@@ -117,7 +117,7 @@ def test_loss_duplicates_and_reordering(drill: Drill) -> None:
 def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
     """The next of that kind that each host sends; they are asked for and sent again."""
     lab, before = drill.stage.lab, drill.views()
-    if kind is FrameType.ASK:  # somebody must ask
+    if kind is FrameType.ASK:  # a member must ask
         lab.fault("all", loss=0.05)
     lab.lose_next("all", kind, count)
     drill.until(
@@ -129,7 +129,7 @@ def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
 
 
 def test_sums_are_lost_at_one_port(drill: Drill) -> None:
-    """Half of what one host hears is lost for a while; it asks for sums, which the switch has kept."""
+    """Half of the frames to one host are lost for a while; it asks for sums, which the switch has kept."""
     before = drill.views()
     for host in drill.stage.names:
         drill.stage.lab.fault(host, loss=0.3)
@@ -189,7 +189,7 @@ def test_the_switch_is_killed_in_mid_round_and_started_again(drill: Drill) -> No
 @pytest.mark.short("killed")
 @pytest.mark.parametrize("how", ["cut", "killed"])
 def test_the_switch_is_gone_in_mid_round(drill: Drill, how: str) -> None:
-    """Sums do not come: the hosts add from then on, nobody is evicted, and the job says so once."""
+    """Sums do not come: the hosts add from then on, none is evicted, and the job reports this once."""
     stage, host = stage_of(drill), drill.host(2)
     said = {name: len(stage.log(name)) for name in stage.names}
     with drill.half_sent(host) as round_:
@@ -219,7 +219,7 @@ def test_a_port_of_the_switch_is_gone(drill: Drill) -> None:
 
 
 def test_a_member_is_killed_in_mid_round(drill: Drill) -> None:
-    """The round is run again without it; what the round before has left over is still at the switch."""
+    """The round is run again without it; the remainders of the round before are still at the switch."""
     stage, host = stage_of(drill), drill.others(drill.lead())[-1]
     with drill.half_sent(host) as round_:
         stage.lab.kill(host)
@@ -267,7 +267,7 @@ def test_without_a_key_the_switch_is_started_again() -> None:
 @pytest.mark.short("i8")
 @pytest.mark.parametrize("lane", ["i8", "i16"])
 def test_narrow_lanes_lose_nothing_to_rounding(lane: str) -> None:
-    """Most of what a lane cannot hold is left over at the switch, and is in a later sum, whatever is lost meanwhile."""
+    """Most of a sum that a lane cannot hold stays at the switch, and is in a later sum, whatever is lost meanwhile."""
     with make(keyed=False, lane=lane) as drill:
         drill.begin()
         await_switch(drill)
@@ -280,7 +280,7 @@ def test_narrow_lanes_lose_nothing_to_rounding(lane: str) -> None:
 
 
 def test_a_host_that_does_not_believe() -> None:
-    """The job trains without the switch, and says whose grant is missing."""
+    """The job trains without the switch, and reports whose grant is missing."""
     stage = SwitchedStage(3, keyed=True, doubters={"h3"})
     with Drill(stage, LARGE, SLOW, SETTINGS) as drill:
         drill.begin()
@@ -292,7 +292,7 @@ def test_a_host_that_does_not_believe() -> None:
 
 
 def test_too_little_memory() -> None:
-    """The switch says what it lacks, and the hosts add."""
+    """The switch reports what it lacks, and the hosts add."""
     stage = SwitchedStage(3, keyed=True, told=("--memory", "1M"))
     with Drill(stage, LARGE, SLOW, SETTINGS) as drill:
         drill.begin()

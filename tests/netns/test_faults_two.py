@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts: who departs by itself leaves the job to the other, whichever it is (R17, R18, docs/faults.md)."""
+"""Two hosts: one that departs by itself leaves the job to the other, whichever it is (R17, R18, docs/faults.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs whose code means ill: what belongs to the training user keeps nobody waiting, and becomes nothing of root's."""
+"""Jobs with hostile code: files of the training user make no agent wait, and nothing in them runs as root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nicps.session.events import Warned
 from tests.netns.labs import until
 from tests.netns.members import Network, tiny_job
 
-#: Prepares and trains like any other, and names itself. Asked for a report, it says who draws it, from what.
+#: Prepares and trains like any other, and names itself. Asked for a report, it records its user and its files.
 ENTRY = """
 import json, os, sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An interface that is deleted while an agent asks what it is like."""
+"""An interface that is deleted while an agent reads its properties."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.netns.wires import veth_pair
 def test_an_interface_that_goes_while_it_is_looked_at(
     question: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent is told that its interface is down, and asks what it is like, while the interface is deleted."""
+    """An agent is told that its interface is down, and reads its properties, while the interface is deleted."""
     ask: Any = {
         "find_port": interface.find_port,
         "fcntl.ioctl": fcntl.ioctl,

@@ -23,7 +23,7 @@ BROADCAST = b"\xff" * 6
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name, of which nothing may be left after the test."""
+    """A lab's name; no part of that lab may be left after the test."""
     links_before = own_links()
     chosen = fresh_name()
     yield chosen
@@ -222,7 +222,7 @@ def test_open_finds_what_stands(name: str) -> None:
 
 
 def test_exit_codes_of_the_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of README's table: 2 wrong use, 4 no agent."""
+    """The exit codes of README's table: 2 wrong use, 4 no agent."""
     with Lab(LabSettings(name, hosts=2)):
         at, nowhere = ["--lab", name], ["--lab", f"{name}-x"]
         for code, words in (

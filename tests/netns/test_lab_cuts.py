@@ -20,7 +20,7 @@ HOSTS = ("h1", "h2", "h3", "h4")
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name, of which nothing may be left after the test."""
+    """A lab's name; no part of that lab may be left after the test."""
     links_before = own_links()
     chosen = fresh_name()
     yield chosen
@@ -40,7 +40,7 @@ def severed(lab: Lab) -> int:
 
 
 def hearing(lab: Lab) -> set[str]:
-    """Who hears whose broadcasts, as `hearer<speaker`."""
+    """The hosts that hear each other's broadcasts, as `hearer<speaker`."""
     before = severed(lab)
     with traffic(lab) as net:
         for number, host in enumerate(HOSTS, 1):

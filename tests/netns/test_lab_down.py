@@ -36,7 +36,7 @@ from tests.netns.labs import (
     until,
 )
 
-# Stops in the middle of `up`, at the n-th call of the function named, and says so.
+# Stops in the middle of `up`, at the n-th call of the named function, and reports that.
 HALF_WAY = """
 import importlib, sys
 from nicps.lab import Lab, LabSettings
@@ -58,7 +58,7 @@ Lab(LabSettings(name, hosts=3)).up()
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name, of which nothing may be left after the test."""
+    """A lab's name; no part of that lab may be left after the test."""
     links_before = own_links()
     chosen = fresh_name()
     yield chosen
@@ -139,7 +139,7 @@ def test_down_without_a_state_file(name: str) -> None:
 
 
 def test_a_lab_whose_namespaces_somebody_has_removed(name: str) -> None:
-    """It is named, with what takes it away; whoever asks for all labs still sees the others."""
+    """It is named, with the command that removes it; a command for all labs still sees the others."""
     with Lab(LabSettings(name, hosts=2)), Lab(LabSettings(fresh_name(), hosts=1)) as other:
         namespaces.remove([f"nicps-{name}-h2", f"nicps-{name}-switch"])
         says = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the lab's network: each of them happens, as often as asked, and to nobody else.
+"""Faults of the lab's network: each of them happens, as often as asked, and to no other host.
 
 h1      h2      h3      h4
 p1 ---- p2 - br0 - p3 - p4       faults are on p1 (what h1 says), or on p2 (what h2 hears)
@@ -40,7 +40,7 @@ HOSTS = ("h1", "h2", "h3", "h4")
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name, of which nothing may be left after the test."""
+    """A lab's name; no part of that lab may be left after the test."""
     links_before = own_links()
     chosen = fresh_name()
     yield chosen
@@ -56,13 +56,13 @@ def lab(name: str) -> Iterator[Lab]:
 
 
 def counts(lab: Lab, where: str) -> PortCount:
-    """Of the one port and direction that a fault of `where` can hit when h1 speaks."""
+    """The counts of the one port and direction that a fault of `where` can hit when h1 sends."""
     port = lab.counters()[where]
     return port.from_host if where == "h1" else port.to_host
 
 
 def hit_and_spared(where: str) -> tuple[list[str], list[str]]:
-    """Who hears h1 through the port of `where`, and who does not."""
+    """The hosts that hear h1 through the port of `where`, and those that do not."""
     return (["h2", "h3", "h4"], []) if where == "h1" else ([where], ["h3", "h4"])
 
 
@@ -142,7 +142,7 @@ def test_reordering(lab: Lab, where: str) -> None:
             for number in heard:
                 overtaken += number < newest
                 newest = max(newest, number)
-            # Those at the very end have nobody to overtake them.
+            # Those at the very end have no frame to overtake them.
             assert reordered / 2 < overtaken <= reordered
         for host in spared:
             assert net.numbers(host) == list(range(sent))
@@ -293,7 +293,7 @@ def test_what_waits_arrives_though_the_delay_is_taken_off(lab: Lab) -> None:
         net.send("h1", range(100))
         lab.clear()
         net.settle()
-        # What came to the port after that has overtaken the others.
+        # Frames that came to the port after that have overtaken the others.
         assert sorted(net.numbers("h2")) == list(range(100))
 
 

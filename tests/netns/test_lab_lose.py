@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdp
 
 
 def frame(mac: str, kind: int, number: int, ethertype: int = wire.ETHERTYPE) -> bytes:
-    """Only its head is looked at."""
+    """Only its head is read."""
     head = BROADCAST + mac_bytes(mac) + struct.pack(">HBB", ethertype, wire.VERSION, kind)
     return head + number.to_bytes(46, "big")
 

@@ -19,7 +19,7 @@ from nicps.errors import NicpsError, UsageProblem
 from nicps.lab import AgentFailed, LabSettings, agents, jobs
 from tests.netns.labs import ROOT, fresh_name, leftovers, nicps, until
 
-# What the stand-in does is a word in its environment.
+# A word in the stand-in's environment decides what it does.
 STAND_IN = """
 import json, os, signal, socket, subprocess, sys, time
 command, how = sys.argv[1], os.environ.get("STAND_IN", "")
@@ -66,7 +66,7 @@ else:
                       "arguments": sys.argv[1:]}))
 """
 
-# A job of which no more is there than what is looked at before it runs.
+# A job that has only the files that are checked before it runs.
 MINE = """
 from dataclasses import dataclass
 from trainer import Settings
@@ -107,7 +107,7 @@ class Driver:
 
     @contextlib.contextmanager
     def running(self, how: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-        """It, which must have ended by the end of the block: of a test that fails nothing may stay either."""
+        """The process, which must have ended by the end of the block, also after a test that fails."""
         child = self._start(how, *options)
         try:
             yield child
@@ -147,7 +147,7 @@ class Driver:
 
 @pytest.fixture
 def driver(open_path: Path) -> Iterator[Driver]:
-    """A driver, of whose lab nothing may be left after the test."""
+    """A driver; no part of its lab may be left after the test."""
     made = Driver(open_path)
     yield made
     assert leftovers(made.name) == {}
@@ -327,7 +327,7 @@ def test_no_such_job(driver: Driver) -> None:
 
 @pytest.mark.parametrize("user", ["no-such-user", ""])
 def test_no_such_user(driver: Driver, user: str) -> None:
-    """Told before anything is made: no folder with the agents' logs is left."""
+    """Refused before anything is made: no folder with the agents' logs is left."""
     code, out, err = driver.finish("", "--user", user)
     assert (code, out) == (3, "")
     assert f"there is no user {user!r}" in err and err.count("\n") == 1
@@ -362,7 +362,7 @@ def test_the_user_who_trains(driver: Driver, capfd: pytest.CaptureFixture[str]) 
     settings = jobs.RunSettings(driver.job, LabSettings(driver.name))
     readable = jobs.choose_user(settings)
     said = capfd.readouterr().err
-    # Depends on where this checkout lies; if root, then for a reason that is told.
+    # Depends on where this checkout lies; if it runs as root, the reason is printed.
     assert readable == "nobody" or "WARNING: training runs as root" in said
     if readable == "nobody":
         driver.job.chmod(0o700)

@@ -25,7 +25,7 @@ AGENT, TRAINER = "nicps join", "import subprocess"
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    """Two hosts, with a stand-in for an agent and something else on each."""
+    """Two hosts, with a stand-in for an agent and another process on each."""
     name = fresh_name()
     stand_in = tmp_path / "nicps"
     stand_in.write_text(STAND_IN)
@@ -39,7 +39,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 def running(lab: Lab, host: str) -> list[str]:
-    """What runs on a host, in a word each; small letters are stopped."""
+    """The processes on a host, in a word each; small letters are stopped."""
     words = {AGENT: "AGENT", TRAINER: "TRAINER", "sleep 1001": "WORKER", "sleep 1000": "OTHER"}
     found = []
     for process in lab.processes()[host]:

@@ -44,7 +44,7 @@ RATE_BPS = 10_000_000
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Three hosts; nothing runs on the switch."""
+    """Three hosts; no program runs on the switch."""
     links_before, name = own_links(), fresh_name()
     with Lab(LabSettings(name, hosts=3, rate_bps=RATE_BPS, switch="xdp")) as made:
         yield made
@@ -101,7 +101,7 @@ def test_a_bridge_alone_serves_hosts(lab: Lab) -> None:
 
 
 def test_both_directions_are_shaped_though_xdp_sends(lab: Lab) -> None:
-    """What comes back by XDP_TX from the switch's port passes the queue of the cable's middle."""
+    """Frames that the switch's port sends back by XDP_TX pass the queue of the cable's middle."""
     echo = struct.pack("=BBhiBBhi", 0xB7, 0, 0, bpf.XDP_TX, 0x95, 0, 0, 0)
     program = bpf.program_load(bpf.PROGRAM_TYPES["xdp"], echo, 0, "echo")
 
@@ -139,7 +139,7 @@ def test_both_directions_are_shaped_though_xdp_sends(lab: Lab) -> None:
 
 
 def test_a_cut_severs_the_switch_too(lab: Lab) -> None:
-    """Without more said, it stays with the hosts that are not cut off."""
+    """By default it stays with the hosts that are not cut off."""
     lab.cut("h1")
     assert not ping(lab, "h1", "h2") and ping(lab, "h2", "h3")
     assert not switch_hears(lab, "h1") and switch_hears(lab, "h2")
@@ -199,7 +199,7 @@ def test_a_plain_lab_has_no_such_switch(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_up_with_keys_kill_start_and_down() -> None:
-    """As a user does it; the switch goes on as it was started, and nothing is left, keys least of all."""
+    """As a user does it; the switch goes on with its former arguments, and nothing is left, not even keys."""
     name = fresh_name()
     at = ("--lab", name)
 
@@ -240,7 +240,7 @@ def test_a_switch_that_cannot_start_leaves_no_lab() -> None:
 
 
 def test_a_job_in_such_a_lab(open_path: Path) -> None:
-    """`nicps lab run`: the switch adds, and what it said is beside the report; no key is left."""
+    """`nicps lab run`: the switch adds, and its output is beside the report; no key is left."""
     command = ["lab", "run", "trainer/jobs/digits", "--hosts", "2", "--switch", "xdp", "--key"]
     command += ["--set", "rounds=3", "--user", "root", "--runs", str(open_path), "--json"]
     done = subprocess.run([*NICPS, *command], cwd=ROOT, capture_output=True, text=True, timeout=180)

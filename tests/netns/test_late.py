@@ -34,7 +34,7 @@ def four(network: Network) -> Iterator[Scripts]:
 
 
 def check(scripts: Scripts) -> dict[int, dict[str, Any]]:
-    """All members came to the same after every step, and to what NumPy makes of those that were there."""
+    """All members had the same result after every step, equal to NumPy's for the members that were there."""
     by_step, total = scripts.agree(), np.zeros(LENGTH, np.int64)
     for step, line in by_step.items():
         total = sum((vector_of(rank, step) for rank in line["here"]), total)
@@ -49,7 +49,7 @@ def finish(*scripts: Script) -> list[dict[str, Any]]:
 
 
 def number_1(started: list[Script]) -> Script:
-    """Rank 0 is number 1, which leads, where no program says a rank."""
+    """Rank 0 is number 1, which leads, if no program asks for a rank."""
     for script in started:
         script.until(3)
     return next(script for script in started if script.lines[0]["formed"] == 0)
@@ -158,7 +158,7 @@ def test_a_host_that_was_stopped_comes_back_by_itself(scripts: Scripts) -> None:
 
 @pytest.mark.long
 def test_a_host_that_was_unplugged_comes_back_by_itself(scripts: Scripts) -> None:
-    """It has no majority, and says so; once it is heard again it is taken in."""
+    """It has no majority, and reports this; once it is heard again it is taken in."""
     first = scripts.start("h1", "h2", "h3", returns=True)
     for script in first:
         script.until(5)

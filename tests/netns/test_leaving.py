@@ -58,7 +58,7 @@ def ends_well(done: Ended, members: set[str], rounds: int = 80) -> dict[str, Any
 
 
 def last_job(network: Network, job_id: str, *hosts: str) -> dict[str, Any]:
-    """What the one of these that led the job says of its end."""
+    """The line about the job's end of the one that led it."""
 
     def ended() -> dict[str, Any]:
         found = [network.status(host) for host in hosts]
@@ -74,7 +74,7 @@ def processes(network: Network, host: str, word: str) -> list[Running]:
 
 
 def programs(network: Network, host: str) -> list[Running]:
-    """The host's training programs, and what prepares a job or draws its report."""
+    """The host's training programs, and the programs that prepare a job or draw its report."""
     found = [*processes(network, host, "trainer"), *processes(network, host, light_nicps.ENTRY)]
     return [process for process in found if " -m nicps join " not in process.command]
 
@@ -114,7 +114,7 @@ def test_a_signal_at_the_moment_from_which_the_socket_answers(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_while_compiling(three: Network, number: signal.Signals) -> None:
-    """Where nothing that was compiled has been kept."""
+    """Without compiled programs from an earlier start."""
     three.leave("h3")
     said = len(three.log("h3"))
     bare = 'mkdir -p /run/nicps && mount -t tmpfs none /run/nicps && exec "$@"'
@@ -145,7 +145,7 @@ def test_while_standing_by(three: Network, number: signal.Signals) -> None:
 
 
 def test_started_with_sigint_ignored(three: Network) -> None:
-    """As `nicps join &` in a script: Ctrl-C is meant for others, and SIGTERM ends it as ever."""
+    """As `nicps join &` in a script: Ctrl-C is meant for others, and SIGTERM ends it as always."""
     three.leave("h3")
     three.join("h3", wrap=["sh", "-c", "trap '' INT; exec \"$@\"", "sh"])
     three.all_stand_by()
@@ -211,7 +211,7 @@ def test_a_member_while_training(three: Network, open_path: Path, how: str) -> N
 @pytest.mark.short("SIGINT")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_the_starter_while_training(three: Network, open_path: Path, how: str) -> None:
-    """Another host leads the job to its end; who submitted it is told that this host has left."""
+    """Another host leads the job to its end; the submitter is told that this host has left."""
     child = under_way(three, open_path)
     status = three.status("h1")
     assert status is not None

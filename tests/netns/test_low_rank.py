@@ -21,7 +21,7 @@ OTHER = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "2"}
 
 
 def run(network: Network, *arguments: str) -> list[tuple[list[dict[str, Any]], int]]:
-    """The script on all hosts, the last of which is another processor: what each rank says, and its exit code."""
+    """The script on all hosts, the last of which is another processor: the output of each rank, and its exit code."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     started = []
     for host in network.names:

@@ -21,7 +21,7 @@ SETTINGS = {"quorum": 1.0, "lane": "i8", "exchange": "stripes", "microbatch_seco
 
 
 def places(fragments: int) -> int:
-    """Bytes of those of so long a stripe."""
+    """Bytes of the maps of so long a stripe."""
     return 2 * (11520 + 384) * fragments
 
 
@@ -33,7 +33,7 @@ def three() -> Iterator[Network]:
 
 
 def test_what_stripes_take_is_given_back(three: Network) -> None:
-    """Also that of a stripe that was longer in a smaller view."""
+    """Also the memory of a stripe that was longer in a smaller view."""
     job = tiny_job(three.folder, WIDE)
     pids = {host: agent.process.pid for host, agent in three.agents.items()}
     before = {host: map_bytes(pid) for host, pid in pids.items()}

@@ -169,7 +169,7 @@ def test_nicps_top_shows_the_job(network: Network, job: Channel) -> None:
 
 
 def test_a_port_that_another_agent_has(network: Network) -> None:
-    """One line, and nothing of that agent is there."""
+    """One line, and no part of that agent is left."""
     host = network.lab.host("h1")
     program = host.read_link().xdp_mode
     ended = network.command(

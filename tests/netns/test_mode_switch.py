@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps join --mode switch` where no switch adds, and where not all hosts are told so."""
+"""`nicps join --mode switch` without a switch that adds, and with hosts that are not all told so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def network() -> Iterator[Network]:
 
 
 def test_no_switch_adds(network: Network) -> None:
-    """The hosts find out in the first round with a gradient, say so, and train on by themselves."""
+    """The hosts find out in the first round with a gradient, report it, and train on by themselves."""
     run = network.train(tiny_job(network.folder), save_gradients=True)
     assert run.result["weights_identical"] is True
     said = [event.message for event in run.events if isinstance(event, Warned)]

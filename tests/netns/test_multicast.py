@@ -27,7 +27,7 @@ from tests.netns.planes import (
 )
 from tests.netns.wires import run, veth_pair
 
-ETH_P_ALL = 3  # what goes out is shown to nobody else
+ETH_P_ALL = 3  # frames that go out are shown to no other socket
 OTHER = bytes.fromhex("03aabbccddee")
 THIRD = b"\2\0\0\0\0\3"
 DESTINATIONS = [
@@ -62,7 +62,7 @@ def test_over_a_wire(of_left: bytes, of_right: bytes) -> None:
 
 
 def talk(here: DataPlane, there: DataPlane, number: int) -> None:
-    """Member `number` sends some of everything, and it comes."""
+    """Member `number` sends some frames of each kind, and they arrive."""
     headers, payload = fragments(20, random_lanes(20))
     headers[:, 17] = number
     send_all(here, headers, payload)
@@ -84,7 +84,7 @@ def heard(sock: socket.socket) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("group", [wire.GROUP, OTHER])
 def test_the_interface_lets_the_group_through(group: bytes) -> None:
-    """What a NIC's filter is made of names the group, and the usual one in any case, while the agent runs."""
+    """The list of a NIC's filter names the group, and always the usual one, while the agent runs."""
     with veth_pair() as (left, _):
 
         def joined() -> set[str]:
@@ -99,7 +99,7 @@ def test_the_interface_lets_the_group_through(group: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def snooping() -> Iterator[Network]:
-    """Three hosts at a switch that forwards multicast only where somebody listens, as far as it can tell."""
+    """Three hosts at a switch that forwards multicast only to ports with listeners, as far as it can tell."""
     with Network(3, program=LIGHT) as made:
         made.lab.up()
         switch = namespaces.switch_name(made.lab.name)

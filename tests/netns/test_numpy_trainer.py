@@ -62,7 +62,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 def refusal(agent: AgentProcess, **message: Any) -> str:
-    """What the agent says to a message that it refuses."""
+    """The agent's answer to a message that it refuses."""
     channel = agent.connect()
     with contextlib.closing(channel):
         channel.send(message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training programs that need nothing but Python, and say nothing but what docs/socket.md demands."""
+"""Training programs that need nothing but Python, and send nothing but what docs/socket.md demands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = ROOT / "tests" / "netns" / "plain_trainer.py"
 
 
 class Plain(Network):
-    """Hosts with such programs; those of h2 leave out what is in `lacks` in their last row."""
+    """Hosts with such programs; those of h2 leave the names in `lacks` out of their last row."""
 
     lacks = ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cables for a BMv2 and its hosts: frames go through as they are, and nobody else sends any."""
+"""Cables for a BMv2 and its hosts: frames pass unchanged, and no other program sends any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nicps.bench.bmv2 import add_cable, quieten
 from nicps.lab import links, port
 from tests.netns.wires import run, veth_pair
 
-#: Of the kernel, that `ethtool -K IF tx off rx off tso off gso off gro off` ends.
+#: Offloads of the kernel that `ethtool -K IF tx off rx off tso off gso off gro off` ends.
 OFFLOADS = (
     *("tx-checksum-ip-generic", "rx-checksum", "tx-tcp-segmentation", "tx-tcp6-segmentation"),
     *("tx-generic-segmentation", "rx-gro"),
@@ -18,13 +18,13 @@ OFFLOADS = (
 
 
 def offloads(name: str) -> set[str]:
-    """Those that are on."""
+    """The offloads that are on."""
     features = IoctlEthtool(name).get_features()
     return {feature for feature in OFFLOADS if features.is_active(feature)}
 
 
 def test_a_cable_that_ends_at_an_xdp_program() -> None:
-    """The kernel has switched off what such a program cannot take, and lets nobody set it."""
+    """The kernel has switched off the offloads that such a program cannot take, and refuses to set them."""
     with veth_pair() as (left, right), port.pass_program() as program, IPRoute() as ipr:
         links.attach(ipr, links.index_of(ipr, left), program)
         before = offloads(right)

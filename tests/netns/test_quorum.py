@@ -40,14 +40,14 @@ def train(
         assert [row["counted"] for row in run.training(host)] == listed
         assert [row["samples"] for row in run.training(host)] == [sum(c.values()) for c in listed]
     assert run.result["weights_identical"] is True
-    # What was rounded off a gradient that did not count must not be lost, nor added twice.
+    # The rounding error of a gradient that did not count must not be lost, nor added twice.
     assert reference.check(16, run.gradients()) == sum(map(len, listed))
     names = dict(zip(map(str, range(1, 5)), run.members, strict=True))
     return run, [{names[number]: n for number, n in counted.items()} for counted in listed]
 
 
 def in_all_but_one(facts: Iterable[bool]) -> bool:
-    """Whether it is so in every round, but perhaps one."""
+    """Whether the condition holds in every round, except perhaps one."""
     return list(facts).count(False) <= 1
 
 

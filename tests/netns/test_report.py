@@ -33,13 +33,13 @@ def network() -> Iterator[Network]:
 
 
 def states(network: Network, host: str) -> dict[str, str]:
-    """What that host says of all."""
+    """That host's status of all members."""
     status = network.status(host) or {"members": []}
     return {member["name"]: member["state"] for member in status["members"]}
 
 
 def trains(network: Network, host: str, witness: str) -> bool:
-    """Whether the host's gradients come, as another one says."""
+    """Whether the host's gradients come, as another host reports."""
     return states(network, witness).get(host) == "sent"
 
 
@@ -115,7 +115,7 @@ def test_hosts_that_were_killed_and_came_back(network: Network, open_path: Path)
 
 
 def test_a_training_program_that_is_started_again(network: Network, open_path: Path) -> None:
-    """Its agent stays, and says why it was gone; what the first program wrote down is there as well."""
+    """Its agent stays, and reports why it was gone; the records of the first program are there as well."""
     end = open_path / "end"
     channel = network.submit(
         "h1", tiny_job(open_path, hooks=ENDLESS.format(end=str(end))), **SETTINGS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounding has left over goes on with a job that is resumed: every host keeps its own, beside the checkpoint.
+"""The residuals of a job that is resumed go on: every host keeps its own, beside the checkpoint.
 
 Then the weights are those of a job that was never stopped, bit for bit. Members are numbered in the order of their
 answers, so two hosts have the same numbers every time.
@@ -35,7 +35,7 @@ Weights = dict[int, str]  # hashes by the number of trained rounds
 @pytest.fixture(scope="module")
 def two() -> Iterator[Network]:
     # Of two hosts the first may go on when the other is silent, and that one comes back without its residual. So
-    # nobody is taken for silent here, however busy the machine is.
+    # no host is taken for silent here, however busy the machine is.
     with Network(2, program=LIGHT, arguments=("--silence", "20")) as made:
         made.up()
         yield made
@@ -83,7 +83,7 @@ def kept(two: Network, run: str, host: str) -> Path:
 
 
 def resumed(two: Network, run: str, trained: int = HALF, rounds: int = ROUNDS) -> Weights:
-    """After so many rounds in all, of which so many had been trained."""
+    """The weights after so many rounds in all, of which so many had been trained."""
     folder = two.place("h1", "runs") / run
     more = ("--set", f"rounds={rounds}", "--wait", "--json")
     done: Ended = two.command("h1", "resume", str(folder), *more)
@@ -104,7 +104,7 @@ def test_a_resumed_job_has_the_same_bits(
 def test_without_its_residual_a_host_begins_at_zero(
     two: Network, job: Path, through: dict[str, Weights], how: str
 ) -> None:
-    """It says so, and all train on alike; but it is not what it would have been."""
+    """It reports this, and all train on alike; but the weights are not those of a job without a stop."""
     run = half(two, job, "stripes")
     path = kept(two, run, "h2")
     if how == "missing":
@@ -142,7 +142,7 @@ def test_a_cancelled_job_is_resumed_with_the_same_bits(two: Network, job: Path) 
 @pytest.mark.short("stripes")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_killed_hosts_go_on_from_a_checkpoint_in_the_middle(two: Network, exchange: str) -> None:
-    """All write their residuals of the same round: the lead's training program says which, before it is committed."""
+    """All write their residuals of the same round: the lead's training program names it before it is committed."""
     hold = two.folder / "hold"
     waits = f"def before_batch():\n    while os.path.exists({str(hold)!r}): time.sleep(0.01)\n"
     job = tiny_job(two.folder, WIDER, "held", waits)
@@ -174,7 +174,7 @@ def test_killed_hosts_go_on_from_a_checkpoint_in_the_middle(two: Network, exchan
 
 
 def head(path: Path) -> dict[str, Any]:
-    """What a residual's file says of itself; nothing where there is none."""
+    """The fields of a residual's file about itself; empty if there is none."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = json.loads(archive.read("residual.json"))

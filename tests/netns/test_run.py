@@ -59,7 +59,7 @@ def folder(three: Network) -> Path:
 
 
 def lines_of(out: str) -> dict[str, list[str]]:
-    """By host."""
+    """The output, by host."""
     found: dict[str, list[str]] = {}
     for line in out.splitlines():
         host, _, text = line.partition(": ")
@@ -145,7 +145,7 @@ def test_a_host_that_is_lost(three: Network, folder: Path) -> None:
 def test_a_script_that_fails_before_the_group_has_formed(
     three: Network, folder: Path, rank: str
 ) -> None:
-    """Also the one of the host that has started the run, where nobody waits then."""
+    """Also the one of the host that has started the run, at which no command waits then."""
     ended = three.command("h1", "run", script(folder, FAILS), rank, timeout_s=60)
     assert "ended with exit code 1 before all had joined the group" in ended.error(5)
     assert "no data here" in ended.err and "no data here" not in ended.out
@@ -200,7 +200,7 @@ dist.destroy_process_group()
 
 
 def test_arguments_in_the_wrong_place(tmp_path: Path) -> None:
-    """Said before a lab is made."""
+    """Refused before a lab is made."""
     (tmp_path / "it.py").write_text("")
     command = nicps_command("lab", "run", "--script", str(tmp_path / "it.py"))
     for arguments, said in (

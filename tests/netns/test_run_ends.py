@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run of `nicps run` ends where a script, or the command itself, fails (docs/run.md), with real agents."""
+"""How a run of `nicps run` ends if a script, or the command itself, fails (docs/run.md), with real agents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def script(folder: Path, text: str) -> str:
 
 
 def outcome(three: Network, *arguments: str) -> tuple[int, dict[str, Any], list[str]]:
-    """Of `nicps run --json` on h1: its exit code, its result, and the lines of stderr."""
+    """The outcome of `nicps run --json` on h1: its exit code, its result, and the lines of stderr."""
     ended = three.command("h1", "run", "--json", *arguments)
     return ended.code, json.loads(ended.out), ended.err.splitlines()
 
@@ -84,7 +84,7 @@ def test_the_others_go_on_without_a_script_that_fails(
 
 
 def test_a_command_that_is_killed_leaves_nothing(three: Network, folder: Path) -> None:
-    """Nor does what the script has detached from itself."""
+    """Nor do processes that the script has detached from itself."""
     child = three.start("h1", "run", script(folder, WAITS))
     assert child.stdout is not None
     assert {child.stdout.readline() for _ in three.names} == {
@@ -108,7 +108,7 @@ def test_much_output(three: Network, folder: Path) -> None:
 
 def test_a_script_that_the_training_user_cannot_read(three: Network, folder: Path) -> None:
     if three.user == "root":
-        return  # who reads everything
+        return  # root can read everything
     path = Path(script(folder, WAITS))
     path.chmod(0o600)
     ended = three.command("h1", "run", str(path))

@@ -64,8 +64,8 @@ def test_too_few_are_left(three: Network, open_path: Path) -> None:
 
 
 def test_no_majority_is_left(three: Network, open_path: Path) -> None:
-    """R18: two of three are killed at once. The last one may not go on: it saves what it has, runs the hook once, and
-    waits. As the others do not come back to the job, the user makes it leave, join, and resume what it has saved.
+    """R18: two of three are killed at once. The last one may not go on: it saves its state, runs the hook once, and
+    waits. As the others do not come back to the job, the user makes it leave, join, and resume the saved job.
     """
     told = hooked(three, open_path, "h3")
     child = under_way(three, open_path, 100_000)

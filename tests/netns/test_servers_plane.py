@@ -111,7 +111,9 @@ def members(request: pytest.FixtureRequest) -> Iterator[tuple[Member, Member]]:
 
 
 def test_steps_parameters_and_a_synchronisation(members: tuple[Member, Member]) -> None:
-    """What the server holds and what the worker has pulled are the same numbers, and no process has added them."""
+    """The server's parameters and those that the worker has pulled are the same numbers, and no process has added
+    them.
+    """
     server, worker = members
     unit = 2.0**EXACT
     assert (worker.pull(1) == start().reshape(-1) * unit).all()

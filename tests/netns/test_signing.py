@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network with a key, over a wire: what a member signs is taken, what somebody else sends is refused and counted."""
+"""A network with a key, over a wire: frames that a member signs are taken, those of others are refused and counted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def one_fragment(lanes: Any, index: int = 0, sequence: int = 1, key: bytes = KEY
 
 
 def settled(host: DataPlane, before: dict[str, int], frames: int) -> Counter[str]:
-    """What became of the frames that were sent, once all of them have come."""
+    """The counters of the frames that were sent, once all of them have come."""
 
     def risen() -> Counter[str]:
         return (
@@ -244,7 +244,7 @@ time.sleep(60)
 
 
 def test_gone_with_its_process(checkout: Path) -> None:
-    """After a kill -9 nobody signs any more, whatever mark a frame carries."""
+    """After a kill -9 no frame is signed any more, whatever mark it carries."""
     with veth_pair() as (left, right), DataPlane(right, NETWORK, keyed=True) as host:
         mac = interface.read_interface(left).mac
         host.enter_view(VIEW, 2, [mac, host.mac, THIRD], 3, KEY)
@@ -338,7 +338,7 @@ def test_what_an_older_run_left_is_cleared(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_kernel_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says what is missing."""
+    """One line that names what is missing."""
 
     def refuse(*_: int) -> int:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what at the agent's socket: root, the training user, members of the group, everybody else."""
+"""The rights at the agent's socket: of root, the training user, members of the group, and all other users."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def host(made: Network) -> Iterator[Network]:
 def start(
     host: Network, user: str, argv: list[str], group: str = "", **pipes: int
 ) -> subprocess.Popen[str]:
-    """Start something as another user, who is in its own group and at most in one more."""
+    """Start a program as another user, which is in its own group and at most in one more."""
     entry = pwd.getpwnam(user)
     groups = ["--groups", str(grp.getgrnam(group).gr_gid)] if group else ["--clear-groups"]
     become = ["setpriv", "--reuid", str(entry.pw_uid), "--regid", str(entry.pw_gid), *groups, "--"]
@@ -123,7 +123,7 @@ def test_members_of_the_group_command(host: Network, open_path: Path) -> None:
 
 
 def test_who_may_submit_names_the_module_that_trains(host: Network, open_path: Path) -> None:
-    """It never runs as anybody but the training user."""
+    """It never runs as any other user than the training user."""
     joined(host, "--group", GROUP)
     message = {"op": "submit", "job": str(tiny_job(open_path)), "entry": "trainer"}
     ended = host.finish(start(host, USER, [sys.executable, "-c", ASK, json.dumps(message)], GROUP))

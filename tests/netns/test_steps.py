@@ -31,7 +31,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Network]:
-    """Nobody is taken for silent, however busy the machine is: both are counted in every step."""
+    """No host is taken for silent, however busy the machine is: both are counted in every step."""
     with Network(2, arguments=("--silence", "20")) as made:
         made.up()
         yield made

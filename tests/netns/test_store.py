@@ -59,7 +59,7 @@ def test_every_call_from_several_threads(scripts: Scripts, loss: float) -> None:
 @pytest.mark.short("1")
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_host_dies(scripts: Scripts, number: int) -> None:
-    """The one that puts calls in order, or another one: its values stay, and who waits is answered."""
+    """The one that puts calls in order, or another one: its values stay, and calls that wait are answered."""
     started = scripts.start(*HOSTS, what="loses")
     rank = {until(script, "ready")["ready"]: script for script in started}
     dies = rank[number - 1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stripes over the wires of a lab: contributions go to their aggregators, and the kernels' sums to all.
 
-The tests play the agents: they send contributions, ask for what is missing, and send again what is said to be lacking.
+The tests play the agents: they send contributions, ask for missing sums, and send again what LACKING frames name.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Network:
         self.members = {host.number: Member(host) for host in lab.hosts}
 
     def begin(self, width: int, seed: int) -> None:
-        """Round 1; everybody has lanes for it."""
+        """Round 1; all members have lanes for it."""
         self.width = width
         rng = np.random.default_rng(seed)
         ranks = {number: number for number in self.members}
@@ -120,7 +120,7 @@ class Network:
         member.socket.send(to + member.mac + frame[6:])
 
     def contribute(self) -> None:
-        """Everybody sends all that is not its own stripe."""
+        """All members send all fragments outside their own stripes."""
         for index in range(FRAGMENTS):
             for number in self.members:
                 if self.aggregator(index) != number:
@@ -132,7 +132,7 @@ class Network:
         return np.flatnonzero(tags != VIEW << 32 | 1).tolist()
 
     def repair(self) -> None:
-        """Everybody asks, and sends again what is said to be lacking."""
+        """All members ask, and send again what LACKING frames name."""
         for number in self.members:
             for index in self.lacking(number):
                 if self.aggregator(index) != number:
@@ -147,7 +147,7 @@ class Network:
                     self.send(number, frame.body.index)
 
     def check(self) -> None:
-        """All hosts have the same sums, equal to the reference; and the aggregators what rounding left over."""
+        """All hosts have the same sums, equal to the reference; and the aggregators the remainders."""
         n = LANES[self.width]
         for index in range(FRAGMENTS):
             total = np.zeros(n, np.int64)
@@ -191,7 +191,7 @@ def test_everybody_has_the_same_sums(network: Network, width: int) -> None:
 
 
 def test_losses_and_duplicates_change_nothing(network: Network) -> None:
-    """Whoever lacks a sum asks for it; who has not contributed to it does so again."""
+    """A member that lacks a sum asks for it; a member that has not contributed to it does so again."""
     network.begin(16, seed=99)
     network.lab.fault("all", loss=0.1, duplicate=0.1, reorder=0.1)
     try:

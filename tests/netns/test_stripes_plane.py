@@ -84,13 +84,13 @@ class Member:
         self.plane.tx.flush()
 
     def has(self, count: int) -> bool:
-        """Of the sums."""
+        """Compare the sums."""
         lacking = self.maps.missing_sums(1, VIEW, 0, FRAGMENTS, FRAGMENTS)
         return FRAGMENTS - sum(n for _, n in lacking) == count
 
 
 def check(members: tuple[Member, Member]) -> None:
-    """Both have the same sums, those of the reference, and each what its rounding left over."""
+    """Both have the same sums, those of the reference, and each its remainders."""
     first, second = members
     for index in range(FRAGMENTS):
         total = np.zeros(LANES[WIDTH], np.int64)
@@ -120,7 +120,7 @@ def members(request: pytest.FixtureRequest) -> Iterator[tuple[Member, Member]]:
 
 
 def counted(member: Member, **expected: int) -> None:
-    """What became of frames, all of them."""
+    """The counters of frames, all of them."""
     found = {name: count for name, count in member.maps.counters().items() if count}
     assert found == expected
 
@@ -255,7 +255,9 @@ def test_both_layouts_take_turns_in_the_ring() -> None:
 
 
 def test_the_room_is_opened_when_it_is_needed() -> None:
-    """Before, frames of stripes are counted and dropped; twice, and from several threads, is once."""
+    """Before, frames of stripes are counted and dropped; a second call, and calls of several threads, change
+    nothing.
+    """
     with veth_pair() as names, ExitStack() as stack:
         left, right = (stack.enter_context(DataPlane(name, NETWORK)) for name in names)
         first, second = Member(1, left, right), Member(2, right, left)
@@ -280,7 +282,7 @@ def test_the_room_is_opened_when_it_is_needed() -> None:
 
 
 def test_a_room_that_the_kernel_refuses() -> None:
-    """Everything else goes on, and the error says why."""
+    """All other functions go on, and the error gives the reason."""
     with veth_pair() as names, ExitStack() as stack:
         left, right = (stack.enter_context(DataPlane(name, NETWORK)) for name in names)
         later: dict[str, Any] = left._loaded.later

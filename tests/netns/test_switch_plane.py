@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Linux switch that adds, on real ports of a bridge: contributions in, sums out, and everything else through it."""
+"""A Linux switch that adds, on real ports of a bridge: contributions in, sums out, and all other frames through it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def sums(host: Host) -> dict[int, wire.Frame]:
 
 
 def model(hosts: list[Host], key: bytes = b"") -> SwitchModel:
-    """With the sums that there must be."""
+    """Compare with the expected sums."""
     made = SwitchModel(frozenset({1, 2, 3}), FRAGMENTS, WIDTH, VIEW)
     for index in range(FRAGMENTS):
         for host in hosts:
@@ -101,7 +101,7 @@ def contribute(hosts: list[Host], indices: range = range(FRAGMENTS), **fields: i
 @pytest.mark.parametrize("mode", ["native", "generic"])
 def test_sums_reach_all_and_all_else_passes(hosts: list[Host], mode: str) -> None:
     ports = [*PORTS]
-    if mode == "generic":  # one driver has no native mode: so all ports are in generic mode
+    if mode == "generic":  # one driver has no native mode, so all ports are in generic mode
         run("ip link add eth9 type ifb")
         run("ip link set eth9 addrgenmode none master br0 up")
         ports.insert(2, "eth9")
@@ -133,7 +133,7 @@ def test_sums_reach_all_and_all_else_passes(hosts: list[Host], mode: str) -> Non
 
 
 def asks(plane: SwitchPlane, hosts: list[Host]) -> None:
-    """The answer goes to who asked, and to nobody else."""
+    """The answer goes to the host that asked, and to no other."""
     for host in hosts:
         host.ours().clear()
     one = hosts[1]
@@ -213,7 +213,9 @@ def passes(hosts: list[Host]) -> None:
 
 
 def test_a_network_with_a_key(hosts: list[Host]) -> None:
-    """What is not signed, or signed with another key, is refused; what comes out is signed, and numbered."""
+    """Frames that are not signed, or signed with another key, are refused; frames that come out are signed, and
+    numbered.
+    """
     key = bytes(range(100, 116))
     with SwitchPlane(PORTS, NETWORK) as plane:
         plane.grow(FRAGMENTS, WIDTH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps switch xdp run` on the ports of a lab's switch, without agents: what it refuses, says and leaves behind.
+"""`nicps switch xdp run` on the ports of a lab's switch, without agents: its errors, its output, and its leftovers.
 
 Hosts are played by packet sockets, which answer HELLO with grants.
 """

@@ -18,7 +18,7 @@ SETTINGS = ("rounds=120", "test_every=10")
 
 
 def measure(checkout: Path, out: Path, target: str, ways: str) -> tuple[list[Any], str]:
-    """The table as JSON, and what is said on the way; nothing is left of it."""
+    """The table as JSON, and the lines of progress; nothing is left of it."""
     command = [sys.executable, "-m", "benchmarks.time_to_accuracy", "--job", "digits", "--json"]
     command += ["--rate", "100mbit", "--seeds", "1", "--target", target, "--ways", ways]
     command += ["--out", str(out), *(word for text in SETTINGS for word in ("--set", text))]

@@ -20,7 +20,7 @@ PROGRAM = [sys.executable, "-m", "tests.netns.torch_program"]
 
 
 def run(network: Network, what: str, **environment: str) -> tuple[list[list[Any]], list[int]]:
-    """The script on all hosts: what each rank says, in order of rank, and its exit code."""
+    """The script on all hosts: the output of each rank, in order of rank, and its exit code."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     env = {**os.environ, **environment}
     started = [
@@ -84,7 +84,7 @@ def test_a_subgroup_after_the_loss_of_rank_0(three: Network) -> None:
 
 @pytest.mark.long
 def test_a_host_without_an_address(three: Network) -> None:
-    """One is enough for the group to do without TCP; what it does itself goes on."""
+    """One is enough for the group to do without TCP; its native calls go on."""
     three.run("h2", ["ip", "address", "flush", "dev", "eth1"]).wait(10)
     try:
         said, codes = run(three, "refusals", WORLD_SIZE="3")

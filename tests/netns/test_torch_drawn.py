@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of torch.distributed that hypothesis draws, against NumPy, while frames are lost and a host is."""
+"""Calls of torch.distributed that hypothesis draws, against NumPy, while frames and a host are lost."""
 
 from __future__ import annotations
 

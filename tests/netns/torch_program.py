@@ -27,12 +27,12 @@ STEPS, DIES_AT = 12, 6
 
 
 def say(**values: Any) -> None:
-    """For the test."""
+    """Print a line for the test."""
     print(orjson.dumps(values).decode(), flush=True)
 
 
 def of(rank: int, dtype: torch.dtype = torch.float32, length: int = 1000) -> torch.Tensor:
-    """What that rank has."""
+    """The tensor of that rank."""
     random = torch.Generator().manual_seed(rank)
     if dtype.is_floating_point:
         return torch.randn(length, generator=random).to(dtype)
@@ -40,7 +40,7 @@ def of(rank: int, dtype: torch.dtype = torch.float32, length: int = 1000) -> tor
 
 
 def collectives() -> None:
-    """All of them, against what torch makes of the same tensors here."""
+    """All of them, against torch's result for the same tensors here."""
     rank, size = dist.get_rank(), dist.get_world_size()
     every = range(size)
     for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16):
@@ -93,7 +93,7 @@ def collectives() -> None:
 
 
 def refusals() -> None:
-    """What the backend does not do is said in one line, and it goes on."""
+    """Calls that the backend refuses raise one line, and it goes on."""
 
     def refused(call: Callable[[], Any]) -> str:
         try:
@@ -117,7 +117,7 @@ def refusals() -> None:
 
 
 def over_tcp() -> None:
-    """What Gloo does for the backend, and the store, without MASTER_ADDR."""
+    """The calls that Gloo does for the backend, and the store, without MASTER_ADDR."""
     rank, size = dist.get_rank(), dist.get_world_size()
     after, before = (rank + 1) % size, (rank - 1) % size
     sent, got = of(rank), torch.empty(1000)
@@ -181,7 +181,7 @@ class Model(nn.Module):
 def train(dies: int | None = None) -> None:
     """A script of DDP; one rank may be killed in the middle."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)  # DDP gives all what rank 0 has
+    torch.manual_seed(rank)  # DDP gives all ranks the model of rank 0
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     random = torch.Generator().manual_seed(7)
@@ -209,7 +209,7 @@ def train(dies: int | None = None) -> None:
 
 
 def main(what: str) -> int:
-    """Join, and do that."""
+    """Join, and run that part."""
     torch.set_num_threads(1)
     try:
         dist.init_process_group("nicps")

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from nicps.lab import Lab, PortCount
 from tests.netns.labs import raw_socket, until
 
-ETHERTYPE = 0x88B6  # the other local experimental one: nobody filters it
+ETHERTYPE = 0x88B6  # the other local experimental one: no program filters it
 BROADCAST = b"\xff" * 6
 _HEAD = 14
 _SO_RCVBUFFORCE = 33

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests start in labs begins in a process that has imported everything: most of its processor time is imports.
+"""Commands of tests in labs begin in a process that has imported everything: most of their processor time is imports.
 
     python -m tests.netns.warm KIND FD .....   forks for each command. The child enters its host's network namespace,
                                                and becomes what the lab's launcher would have made of it: session,

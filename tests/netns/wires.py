@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A veth pair in a network namespace of its own, which ends with whatever holds it.
+"""A veth pair in a network namespace of its own, which ends with the process or thread that holds it.
 
 +------- namespace -------+
 |  left ---------- right  |
@@ -27,7 +27,7 @@ def run(command: str) -> str:
 def veth_pair(rate: str = "", mtu: int = 1500) -> Iterator[tuple[str, str]]:
     """Both interfaces up in a new namespace, which this thread is in until the end.
 
-    The namespace has no name: the kernel takes it away, with all in it, when nobody is in it any more.
+    The namespace has no name: the kernel removes it, with all in it, when no process is in it any more.
     """
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     enter.unshare(enter.CLONE_NEWNET)

@@ -6,6 +6,8 @@ host.py     one host: the node, a model of its XDP program, of its agent and its
 stripes.py  its XDP program's part in the exchange stripes; places.py, what that one writes to
 checks.py   the invariants, looked at after every step
 sums.py     those of the sums of stripes, which it makes again from gradients.py
+servers.py  parameter servers: what the XDP program does; served_host.py, the job around it, served_program.py,
+            served_checks.py and served_schedules.py
 faults.py   schedules of faults, from a seed
 __main__.py python -m tests.simulator --seed 17 --trace: one schedule again, readable
 """

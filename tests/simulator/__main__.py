@@ -4,6 +4,7 @@
 python -m tests.simulator --seeds 2000            seeds 0 to 1999
 python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of its trace
 python -m tests.simulator --seeds 500 --exchange stripes
+python -m tests.simulator --seeds 500 --exchange servers
 python -m tests.simulator --seeds 500 --steps     of jobs whose steps take several rounds
 python -m tests.simulator --seeds 1000 --digest   a hash for each seed, and one over all: a refactoring changes none
 """

@@ -15,7 +15,7 @@ from nicps.exchange import Exchange
 from nicps.job import actions as act
 from nicps.job.plan import stop, test_round
 from nicps.protocol import Node, Offer, Phase
-from nicps.protocol.serving import Serving
+from nicps.protocol.serving import Serving, per_push
 from tests.simulator.host import Host
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox
@@ -59,7 +59,7 @@ class ServedHost(Host):
         self.committed = self.last_read = 0
         self.training: Phase | None = None  # the last such phase that was in force here
         self.whole: frozenset[int] = frozenset()  # workers that have all parameters of some time
-        self.serves: tuple[tuple[int, ...], int] = (), 0  # of the part that is here, and the rank
+        self.serves = 0, 0  # how many servers when the part that is here was made, and its rank
         self.finishing = False
         self._steps = 0
         self._word = 0, ""  # what its training program says, after a round
@@ -166,7 +166,7 @@ class ServedHost(Host):
                 self.note(f"STRUCK {reason}")
                 self.phase, self.process = None, None
                 self.servers.part = self.servers.coming = None
-                self.serves = (), 0
+                self.serves = 0, 0
                 if ending:
                     self.job_over = reason
                     self.lan.over(self, reason, ending is wire.Ending.DONE)
@@ -363,8 +363,21 @@ class ServedHost(Host):
         self.note(f"JOB OVER {phase.settings['message']}")
         if ok and self.process is not None and self._works:
             self.result = self.trained, repr([sorted(c) for c in self.process.state])
+        elif ok and self.servers.part is not None:
+            self.result = self._served_result(self.servers.part)
         self.job_over = phase.settings["message"] or "well"
         self.lan.over(self, phase.settings["message"], ok)
+
+    def _served_result(self, part: Part) -> tuple[int, str] | None:
+        """Of a server that has all parts. Of several each pulls the others' parts, which the model does not do."""
+        if len(part.homes) < self.lan.fragments:
+            return None
+        found = []
+        for home in part.homes.values():
+            due = home.due and home.tag & 0xFFFFFFFF <= self.servers.settled
+            content = {**home.content, **home.sums} if due else home.content
+            found += [sorted(content.items())] * per_push(self.lan.plan.width)
+        return self.trained, repr(found)
 
     def _enter_training(self, phase: Phase) -> None:
         serving, number = phase.serving, self.node.number
@@ -382,7 +395,11 @@ class ServedHost(Host):
         rank = serving.servers.index(number)
         part = serving.part(rank, phase.fragments)
         learns = number in self.node.learners
-        if self.servers.part is not None and self.serves == (serving.servers, rank) and not learns:
+        if (
+            self.servers.part is not None
+            and self.serves == (len(serving.servers), rank)
+            and not learns
+        ):
             self._prepared(phase)
         else:
             self.later(_FILL_S * self.lan.odds.random.random(), lambda: self._fill(phase, part))
@@ -405,7 +422,7 @@ class ServedHost(Host):
         lan.parts += 1
         self.servers.coming = Part(lan.parts, phase.first_round, part, contents)
         rank = serving.servers.index(self.node.number)
-        self.serves = serving.servers, rank
+        self.serves = len(serving.servers), rank
         self._prepared(phase)
 
     def _offer_test(self, phase: Phase) -> None:

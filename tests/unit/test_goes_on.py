@@ -297,6 +297,19 @@ def test_a_step_that_waits_goes_along() -> None:
     assert types(worker(carried=replace(ring.carry(), goes_on=NEXT))[0].pull(START, ())) == {PULL}
 
 
+def test_without_a_server_what_is_asked_for_waits() -> None:
+    view = replace(VIEW, live=frozenset({1, 2, 3}))
+    kernel, carried = ServedKernel(), Carried(NEXT, -40, ROUND, goes_on=NEXT)
+    timeout = AdaptiveTimeout(TIMINGS)
+    ring = ServedRing(phase_of(), view, 2, kernel, TIMINGS, timeout, carried, START)
+    ring.on_token(START, token(5))
+    assert not types(ring.pull(START, ()))
+    begun = ring.carry().pending.begun
+    assert begun is not None and begun.type is PULL
+    assert not types(ring.step(START, step()))
+    assert ring.carry().pending.step == step()
+
+
 def test_a_contribution_has_another_number_in_each_view() -> None:
     """What was acknowledged in the view before counts for nothing in this one."""
     numbers = iter(range(10, 20))

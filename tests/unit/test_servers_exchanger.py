@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -191,6 +192,22 @@ def test_in_a_round_that_is_dropped_only_a_pull_goes_on(kind: wire.FrameType) ->
     assert (Pulled(ROUND, 5) in told) is (kind is PULL)
     begun = Begun(PUSH, 5, versions={4: 0, 1: 0})
     assert (part.begun == begun) is (kind is PUSH), "it goes along into the next view"
+
+
+def test_without_a_server_nothing_begins_and_nothing_goes_on() -> None:
+    """Until there is a phase in which another member has its part: what is filled from a store must stand still."""
+    kernel = ServedKernel()
+    view = replace(VIEW, live=frozenset({1, 2, 3}))
+    part = exchanger_of(phase_of(), view, 2, kernel, TIMINGS, 0.0)
+    assert isinstance(part, ServersExchanger)
+    part.open(ROUND)
+    assert part.lacks_server and not part.may_enter()
+    part.conversion = 9
+    assert part.on_closed(0.0, closed(2, 3)) == []
+    part.begun = Begun(PULL, 6)
+    assert part.advance(0.0) == [] and part.deadline() == math.inf
+    assert part.begun == Begun(PULL, 6), "it goes along into the next view"
+    assert not member().lacks_server
 
 
 def test_a_refusal_is_asked_again_soon() -> None:

@@ -12,6 +12,7 @@ from nicps.exchange import Exchange
 from nicps.protocol import Committed, Member, Phase, Timings, View
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.progress import Standstill
+from nicps.protocol.serving import Serving
 from nicps.protocol.signals import Lacking
 
 pytestmark = pytest.mark.unit
@@ -88,3 +89,17 @@ def test_not_all_wait_for_one_another(leads: bool) -> None:
     assert blamed == ([True] * len(blamed) if leads else [True] * 2 + [False] * (len(blamed) - 2))
     found.hear(9.0, Lacking(8, 3, {1: 40}), frozenset())
     assert found.blames_network(phase(1, 1, 1)), "another round begins anew"
+
+
+def test_only_workers_judge_a_server() -> None:
+    """Of six members four serve: they lack nothing, and so do not speak for one that two workers miss."""
+    served = replace(
+        phase(0, 0, 0, 0, 1, 1), exchange=Exchange.SERVERS, serving=Serving((1, 2, 3, 4), 8)
+    )
+    found, _ = standstill(view(1, 2, 3, 4, 5, 6))
+    blamed = set[int]()
+    for now in (0.0, 0.1, 1.5, 1.6):
+        for worker in (5, 6):
+            told = found.hear(now, Lacking(7, worker, {2: 9}), (), served)
+            blamed |= {one.evicted for one in told if one.evicted}
+    assert blamed == {2}

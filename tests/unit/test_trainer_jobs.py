@@ -48,6 +48,32 @@ def test_mnist_learns_from_idx_files(tmp_path: Path) -> None:
     assert last[0]["accuracy"] > 0.8
 
 
+def test_branches_learn_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NICPS_DATA", raising=False)
+    outcome = run_job(JOBS / "branches", tmp_path / "run", 2, epochs=6)
+    assert outcome.errors == [None, None]
+    last = [outcome.metrics(number)[-1] for number in (1, 2)]
+    assert last[0]["weights_sha256"] == last[1]["weights_sha256"]
+    assert last[0]["samples"] == 359 and last[0]["accuracy"] >= 0.96
+
+
+def test_branches_take_mnist_where_it_is_given(tmp_path: Path) -> None:
+    data = make_mnist(tmp_path / "data")
+    prepared = prepare(JOBS / "branches", tmp_path / "out", str(data), {})
+    assert prepared["train"] == {
+        "records": 120,
+        "fields": [
+            {"name": "image", "dtype": "uint8", "shape": [28, 28]},
+            {"name": "label", "dtype": "uint8", "shape": []},
+        ],
+    }
+    os.truncate(data / FILES[3], 30)
+    with pytest.raises(JobError, match="is cut off: "):
+        prepare(JOBS / "branches", tmp_path / "out", str(data), {})
+    with pytest.raises(JobError, match="no such data folder"):
+        prepare(JOBS / "branches", tmp_path / "out", str(tmp_path / "wrong"), {})
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_mnist_says_what_is_missing_or_cut_off(tmp_path: Path, name: str) -> None:
     data = make_mnist(tmp_path / "data")

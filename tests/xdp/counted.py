@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that BPF_PROG_TEST_RUN runs, and what it counts."""
+"""A program that BPF_PROG_TEST_RUN runs, and its counters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Counted:
         return bpf.prog_test_run(self.program, frame)
 
     def counters(self) -> dict[str, int]:
-        """What became of our frames, by reason."""
+        """Counts of our frames by outcome."""
         return dict(zip(layout().counters, self._counters.tolist(), strict=True))
 
     def count(self, frame: bytes) -> tuple[str, tuple[str, ...], bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames that are wrong in every way that comes to mind: thousands at once, from a seed, by NumPy."""
+"""Frames that are wrong in many ways: thousands at once, from a seed, by NumPy."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Mutator:
             lengths[:] = lengths[order]
 
     def _random_headers(self, rows: U8, lengths: Ints) -> None:
-        """What comes behind the part that tells our frames from others'."""
+        """The part behind the fields that tell our frames from others'."""
         start = _OURS + int(self.rng.choice([2, 8, 16, 32]))
         rows[:, start:_HEADERS] = self.rng.integers(
             256, size=(len(rows), _HEADERS - start), dtype=np.uint8

@@ -75,7 +75,7 @@ class Target(Counted):
         self._loaded.close()
 
     def begin(self, model: ServersModel) -> None:
-        """Empty maps, and what the model has."""
+        """Empty maps, and the model's state."""
         self.doorbell.take()
         for view in (self.config, self.members, self.key, self.outgoing, self.windows):
             view[...] = np.zeros((), view.dtype)
@@ -148,7 +148,7 @@ class Target(Counted):
             self.homes[local]["due"] = home.due
 
     def run(self, frame: bytes) -> Outcome:
-        """One frame, and all that came of it."""
+        """One frame, and all its effects."""
         self.ring["heard_ns"] = 0
         verdict, names, after = self.count(frame)
         assert verdict in ("drop", "tx"), "nothing of servers goes up"
@@ -158,11 +158,11 @@ class Target(Counted):
         return Outcome(verdict, names, out, bool(self.ring["heard_ns"][0]))
 
     def take_bells(self) -> list[Bell]:
-        """What the agent was told since, but for refusals: of these it is told once in a tick of the clock."""
+        """The messages to the agent since, except refusals: of these there is one message in a tick of the clock."""
         return [bell for bell in self.doorbell.take() if bell.fragments]
 
     def same_state(self, model: ServersModel) -> None:
-        """All that the maps hold is what the model holds, and nothing else; so is what was told to the agent."""
+        """The maps and the messages to the agent equal the model's, and have nothing else."""
         assert self.take_bells() == model.bells
         model.bells.clear()
         for records in (self.homes, self.store, self.pushers):

@@ -27,7 +27,7 @@ Lanes = int | Sequence[int] | I64
 
 
 class Frames:
-    """Frames for a host, of the round and the view that are open there; of worker 3 unless another one is named."""
+    """Frames for a host, of the round and the view that are open at it; of worker 3 unless another one is named."""
 
     def __init__(self, model: ServersModel) -> None:
         self._model = model
@@ -108,7 +108,7 @@ class Frames:
         reason: int = 0,
         **header: int,
     ) -> bytes:
-        """A server says that it has added a fragment, or why not."""
+        """A server acknowledges a fragment, or gives the reason why not."""
         width, fragments = self._model.width, self._model.fragments
         body = wire.Taken(version, number, index, fragments, staleness, width, EXACT, reason)
         return self.make(body, b"", sender, **header)
@@ -182,7 +182,7 @@ class Host:
         return self.target.lanes(self.model, local).copy()
 
     def bells(self) -> list[Bell]:
-        """What was told, and that nothing differs from the model."""
+        """The messages; and nothing differs from the model."""
         bells = list(self.model.bells)
         self.target.same_state(self.model)
         return bells

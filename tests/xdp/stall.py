@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XDP programs in which a processor stalls where a test wants it (`stall.h`)."""
+"""XDP programs in which a processor stalls at a place that a test names (`stall.h`)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 
 def words_of(fds: Mapping[str, int]) -> Any:
-    """By which a test stalls the program (`struct stall`)."""
+    """The memory by which a test stalls the program (`struct stall`)."""
     record = np.dtype([(name, np.uint64) for name in WORDS])
     return np.frombuffer(bpf.map_memory(fds["stalls"]), record, 1)[0]
 
 
 @dataclass
 class Met(Generic[T]):
-    """What came of a frame whose processor stalled, and of what was done meanwhile; counters that have risen."""
+    """The outcome of a frame whose processor stalled, and of the actions meanwhile; counters that have risen."""
 
     run: bpf.Run
     meanwhile: T
@@ -50,7 +50,7 @@ class Meeting:
     """A program, and a second processor that stalls in it.
 
     Args:
-        run: gives the program a frame; `counters` are what became of frames.
+        run: gives the program a frame; `counters` are counts of frames by outcome.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Meeting:
 
     @property
     def reached(self) -> bool:
-        """Somebody stalls, or has stalled."""
+        """Whether a processor stalls, or has stalled."""
         return bool(self._words["reached"])
 
     def go(self) -> None:
-        """Whoever stalls goes on."""
+        """Let the processor that stalls go on."""
         self._words["go"], self._words["place"] = 1, 0
 
     def meet(
@@ -117,7 +117,7 @@ class Stalling(Meeting):
         self.kernel, self.maps = program, program.maps
 
     def reset(self, blocks: int = 2) -> None:
-        """Nothing stalls; empty maps."""
+        """No processor stalls; empty maps."""
         for name in WORDS:
             self._words[name] = 0
         self.kernel.reset(blocks)

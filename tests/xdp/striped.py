@@ -85,7 +85,7 @@ class Target(Counted):
         self.enter(model)
 
     def enter(self, model: StripesModel) -> None:
-        """The model's view and rounds, and what belongs to them."""
+        """The model's view and rounds, and the values that belong to them."""
         first, last = model.rounds
         self.config["view"], self.config["round"] = model.view, first
         self.config["round_low"], self.config["round_high"] = first, last
@@ -98,7 +98,7 @@ class Target(Counted):
             self.members["rank"][number] = [ranks.get(number, 0) for ranks in model.ranks]
 
     def write_own(self, model: StripesModel) -> None:
-        """What the training program has converted, and which of it was offered."""
+        """The lanes that the training program has converted, and the conversion that was offered."""
         for (bank, index), own in model.own.items():
             record = self.own[bank * model.room + index]
             record["exponent"], record["conversion"] = own.exponent & 0xFF, own.conversion
@@ -108,7 +108,7 @@ class Target(Counted):
             self.sent[bank * (wire.MAX_MEMBERS + 1) + number] = round_ << 32 | index
 
     def run(self, frame: bytes) -> Outcome:
-        """One frame, and all that came of it."""
+        """One frame, and all its effects."""
         self.ring["heard_ns"] = 0
         verdict, names, after = self.count(frame)
         if verdict == "pass":
@@ -119,7 +119,7 @@ class Target(Counted):
         return Outcome(verdict, names, out, bool(self.ring["heard_ns"][0]))
 
     def same_state(self, model: StripesModel) -> None:
-        """All that the maps hold is what the model holds, and nothing else; so is what was told to the agent."""
+        """The maps and the messages to the agent equal the model's, and have nothing else."""
         assert self.doorbell.take() == model.bells
         model.bells.clear()
         assert not self.sums["claim"].any() and not self.gathers["claim"].any()

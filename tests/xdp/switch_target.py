@@ -79,7 +79,7 @@ class SwitchTarget(Counted):
         self.config["view"] = model.view
 
     def run(self, frame: bytes) -> Outcome:
-        """One frame, and all that came of it."""
+        """One frame, and all its effects."""
         self.told["due_ns"] = 0  # no rate: the model knows no time
         verdict, names, after = self.count(frame)
         sent = verdict in ("tx", "redirect")
@@ -87,18 +87,18 @@ class SwitchTarget(Counted):
         return Outcome(verdict, names, after if sent else None)
 
     def messages(self) -> list[Message]:
-        """What the control process was told."""
+        """The messages to the control process."""
         return [read_message(record) for record in self.doorbell.read()]
 
     def total(self, model: SwitchModel, index: int, at: int) -> NDArray[np.int64]:
-        """The accumulators of a place, or what rounding has left in them."""
+        """The accumulators of a place, or the remainders in them."""
         block, part = divmod(index, PER_BLOCK[model.width])
         n = LANES[model.width]
         lanes: NDArray[np.int64] = self.blocks["lane"].view(np.int64)[block * PLACES + at]
         return lanes[part * n : (part + 1) * n]
 
     def same_state(self, model: SwitchModel) -> None:
-        """All that the maps hold is what the model holds, and nothing else; so is what was told."""
+        """The maps and the messages equal the model's, and have nothing else."""
         assert self.messages() == model.messages
         model.messages.clear()
         assert not self.places["claim"].any()

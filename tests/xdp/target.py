@@ -121,7 +121,7 @@ class XdpTarget:
         return Outcome(verdict, names, result.frame, heard)
 
     def peek(self, frame: bytes) -> Outcome:
-        """What it would make of a frame; everything is as before."""
+        """The program's verdict on a frame; the state is unchanged afterwards."""
         views = (self._ring, self._progress, self._counters, self._slots, self._sums)
         views += (self._windows, self._limits, self._saved, self._outgoing, self._train)
         before = [view.copy() for view in views]
@@ -131,7 +131,7 @@ class XdpTarget:
         return outcome
 
     def agents(self) -> bytes:
-        """What only the agent writes: configuration, members, key."""
+        """Write the values that only the agent writes: configuration, members, key."""
         return b"".join(view.tobytes() for view in (self._config, self._members, self._key))
 
     def expect(self, nonce: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nicps bench kernel` measures what it says: every run is a fragment that was added."""
+"""`nicps bench kernel` measures additions: every run is a fragment that was added."""
 
 from __future__ import annotations
 

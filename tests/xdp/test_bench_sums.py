@@ -76,7 +76,7 @@ def bench(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 
 @pytest.mark.parametrize("run", [0, 2], ids=["hosts add", "a switch adds"], indirect=True)
 def test_programs_that_end_and_begin(run: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """A correct run, though what rounding left over was forgotten twice, and its last round never committed."""
+    """A correct run, though its residuals were dropped twice, and its last round never committed."""
     code, said = bench(run, capsys)
     assert code == 0, said
     assert said.startswith(f"{len(LIVES)} rounds, {2 * len(LIVES)} gradients: ")

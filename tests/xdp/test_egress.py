@@ -128,7 +128,7 @@ def test_one_counter_for_both_programs(programs: Egress) -> None:
 
 
 def test_numbers_used_up(programs: Egress) -> None:
-    """At the last number the view is over: nothing more is signed, and the agent can see it coming."""
+    """At the last number the view is over: no more frames are signed, and the agent can see it coming."""
     programs.reset(KEY)
     programs.outgoing[0] = LAST - 1
     config = programs.maps.config

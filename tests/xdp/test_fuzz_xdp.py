@@ -34,8 +34,8 @@ BLOCKS = 6  # allocated in a bank; those that a batch does not use are watched
 NETWORK, VIEW, GENERATION = 0x0A0B0C0D, 3, 4
 TRAIN = 0x1122334455667788
 SWITCH = "02:6e:69:63:70:73"
-#: What a test run on one processor cannot come to: two processors at once, a second's worth of control frames, and
-#: what only the egress program or a Linux switch counts; and stripes and servers, whose room is not loaded
+#: Counters that a test run on one processor cannot reach: two processors at once, a second's worth of control frames,
+#: and those of the egress program or a Linux switch only; and stripes and servers, whose room is not loaded
 #: (tests/xdp/test_stripes.py, tests/xdp/test_servers.py).
 NEVER = {"busy", "limited", "spent", "left_out"}
 NEVER |= {"gathered", "summed", "stored", "clocked", "answered", "unready", "astray"}
@@ -94,13 +94,13 @@ class Batch:
             self.frames = [self._signed(frame) for frame in self.frames]
 
     def _signed(self, frame: bytes) -> bytes:
-        """Half of those that were changed are signed all the same, as by a member that errs."""
+        """Half of the changed frames are signed all the same, as by a member that errs."""
         if len(frame) < 46 or self.rng.random() < 0.5:
             return frame
         return frame[:14] + encode.sign(frame[14:], self.key)
 
     def _good(self, rng: np.random.Generator) -> bytes:
-        """A frame of a member, as the program is to take it."""
+        """A frame of a member, as the program must take it."""
         self.sequence += int(rng.integers(1, 40))
         sender = int(rng.choice(self.others)) if self.others else self.own
         round_ = int(rng.integers(self.config["round_low"], self.config["round_high"] + 1))
@@ -165,7 +165,7 @@ def program() -> Iterator[XdpTarget]:
 
 
 def run_batch(program: XdpTarget, batch: Batch, where: str) -> Counter[str]:
-    """The batch through program and model; how often each counter rose, and "" for what is not ours."""
+    """The batch through program and model; how often each counter rose, and "" for frames that are not ours."""
     program.begin(batch.config, batch.macs, batch.key)
     program.expect(TRAIN)
     model = replay.ModelTarget(batch.config, batch.macs, batch.key)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel adds, bit for bit, against NumPy: every width, every shift, 64 members, two processors at once."""
+"""The kernel's sums, bit for bit, against NumPy: every width, every shift, 64 members, two processors at once."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ class Stalled:
         assert self.model.places[0][0] is not None and self.model.places[0][0].total.any()
 
     def give(self, one: bytes) -> int:
-        """To program and model; the program's verdict. In what they differ `agrees` says.
+        """To program and model; returns the program's verdict. `agrees` reports differences.
 
-        What is done while a processor stalls may find that it has gone on too early: then all is done once more.
+        An action during a stall may find that the processor has gone on too early: then all is done once more.
         """
         expected, found = VERDICT[self.model.run(one).verdict], self.target.give(one).verdict
         self.differing += [(expected, found)] * (expected != found)
@@ -152,7 +152,7 @@ def test_who_meets_a_claim_is_sent_again(program: Stalled, place: int) -> None:
 
 
 def test_a_sum_is_sent_by_whoever_made_it(program: Stalled) -> None:
-    """Its processor stalls before that: who asks is answered, the next round goes on, and the sum still comes."""
+    """Its processor stalls before that: questions are answered, the next round goes on, and the sum still comes."""
 
     def prepare() -> None:
         program.reset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling and loading: what comes back, and one clear error for each thing that can be wrong."""
+"""Compiling and loading: the results, and one clear error for each thing that can be wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From now on nothing can be compiled."""
+    """From now on compiling fails."""
 
     def compile_(*_: object) -> NoReturn:
         raise AssertionError("compiled")

@@ -88,12 +88,12 @@ def test_allocate_is_exact_and_starts_again(loaded: Kernel) -> None:
 
 
 def test_the_accumulators_of_another_process(loaded: Kernel) -> None:
-    """The trainer maps the descriptor that it is handed, and sees sums without a system call."""
+    """The trainer maps the descriptor that it is given, and sees sums without a system call."""
     loaded.reset(blocks=2)
     theirs_fd = os.dup(loaded.maps.accumulators_fd)
     theirs = np.frombuffer(bpf.map_memory(theirs_fd, writable=False), np.int64)
     with pytest.raises(OSError):
-        bpf.map_memory(theirs_fd)  # nobody but the program writes there
+        bpf.map_memory(theirs_fd)  # only the program writes to it
     loaded.run(fragment(b"\xff" * 1440, width=8, shift=3, index=1))
     assert (theirs[2 * 1440 + 1440 : 2 * 1440 + 2880] == -8).all()
     assert theirs.sum() == -8 * 1440

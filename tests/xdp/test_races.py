@@ -2,8 +2,8 @@
 """Kernel against kernel, and kernel against agent, over many rounds: sums and counts are exact.
 
 A processor stalls in the middle of a fragment, at a random place. Meanwhile another processor takes other fragments,
-also of later rounds, and the agent does what it does: it opens and drops rounds, enters a view, takes other
-accumulators, reads sums early and in the end. What must be in the maps is computed here, from what every slot says.
+also of later rounds, and the agent goes on: it opens and drops rounds, enters a view, takes other accumulators, reads
+sums early and in the end. The expected contents of the maps are computed here, from the seen-bits of every slot.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def piece(view: int, round_: int, sender: int, index: int) -> bytes:
 
 @dataclass
 class Race:
-    """The agent, and what comes in.
+    """The agent, and the frames that come in.
 
     Args:
-        senders: of whom fragments come; 0: a switch, with its sums.
+        senders: the senders of fragments; 0: a switch, with its sums.
 
     Attributes: `overtaken`, fragments whose processor stalled until a newer tag was in its bank.
     """
@@ -87,7 +87,7 @@ class Race:
         """The accumulators, as a training program has them."""
         self.sums.map(os.dup(self.maps.accumulators_fd), os.dup(self.maps.slots_fd), BLOCKS)
 
-    # ---- what comes in
+    # ---- frames
 
     def any(self) -> bytes:
         """A fragment of the open round."""
@@ -124,7 +124,7 @@ class Race:
         write_settings(self.maps.config, state)
 
     def missing(self) -> list[tuple[int, int]]:
-        """What is not here: sender and index of each."""
+        """The fragments that are not here: sender and index of each."""
         return [
             (sender, index)
             for sender in self.senders
@@ -139,7 +139,7 @@ class Race:
         return [self.maps.count(self.round, self.view, sender) for sender in self.senders]
 
     def complete(self) -> None:
-        """All comes in, what is lost is sent again, and the sum is read, as far as it can be early."""
+        """All fragments come in, lost ones are sent again, and the sum is read, as far as possible early."""
         lanes = np.frombuffer(payload_of(gradient(self.view, self.round, 1), 32), np.uint8)
         own = np.tile(lanes, (FRAGMENTS, 1)), np.zeros(FRAGMENTS, np.uint8)
         self.out[:] = np.nan
@@ -177,7 +177,7 @@ class Race:
             self.open()
 
     def enter_view(self) -> None:
-        """The round is run again in another one. It is waited for that the processor which stalls goes on."""
+        """The round is run again in another view. This waits until the processor which stalls goes on."""
         self.kept = None
         threading.Timer(0.002, self.program.go).start()
         self.maps.enter_view(self.view + 1, 1, MACS, 2)
@@ -194,7 +194,9 @@ class Race:
         self.open()
 
     def check(self) -> None:
-        """Nobody is in the program: each slot of the open round holds what it says, and counts are those of slots."""
+        """No processor is in the program: each slot of the open round equals its seen-bits, and counts are those of
+        slots.
+        """
         missing = self.missing()
         bank = self.maps.accumulators[self.round & 1].reshape(-1, 360)
         for index in range(FRAGMENTS):

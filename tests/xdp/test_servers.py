@@ -33,7 +33,7 @@ def target() -> Iterator[Target]:
 
 
 def answer(found: Outcome) -> str:
-    """What was answered: parameters, or the reason of a short frame; empty: nothing."""
+    """The answer: parameters, or the reason of a short frame; empty: none."""
     if found.out is None:
         return ""
     frame = wire.unpack(found.out[wire.ETHERNET_BYTES :])
@@ -44,7 +44,7 @@ def answer(found: Outcome) -> str:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_random_sequences(target: Target, first: int) -> None:
-    """Each frame is treated as the model says; all that is held, and all that is told, is the same."""
+    """Each frame is treated as the model says; maps and messages are the same."""
     reached: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         scene = Scene(seed)

@@ -250,7 +250,7 @@ def test_what_a_job_has_settled_is_nothing_to_the_next_one(host: Host) -> None:
 
 
 def test_a_phase_keeps_what_was_committed(host: Host) -> None:
-    """Nobody may have asked for some of it since."""
+    """Some fragments may not have been asked for since."""
     servers = host.servers
     for sender in (2, 3):
         host.contribute(10 * sender, sender)

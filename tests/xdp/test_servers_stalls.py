@@ -31,11 +31,11 @@ class Served:
 
     @property
     def frames(self) -> Frames:
-        """For the host."""
+        """Give the host a frame."""
         return self.host.frames
 
     def give(self, frame: bytes) -> bpf.Run:
-        """To the program alone: what the model would say of it depends on which was first."""
+        """Give a frame to the program alone: the model's verdict depends on which was first."""
         return self.target.give(frame)
 
     def enter(self, later: str) -> None:
@@ -63,11 +63,11 @@ class Served:
         return self._meeting.meet(place, made, begin, meanwhile)
 
     def version(self) -> tuple[int, int]:
-        """Round, and pushes."""
+        """The round, and the pushes."""
         return divmod(int(self.target.ring["version"][0]), 1 << 32)
 
     def count(self, bank: int, sender: int) -> tuple[int, int]:
-        """Tag and count; nobody is about to count."""
+        """Tag and count; no processor is about to count."""
         record = self.target.progress[bank * SENDERS + sender]
         return int(record["tag"]), int(record["count"])
 

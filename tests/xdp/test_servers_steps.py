@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server and a worker do, step by step, with results that are worked out by hand or in whole numbers.
+"""A server's and a worker's steps, one by one, with results worked out by hand or in whole numbers.
 
 Each of these runs through the program, and through the model of `tests.servers`, which must say the same.
 """
@@ -122,7 +122,7 @@ def test_a_push_comes_twice(target: Target) -> None:
 
 
 def test_an_older_step_where_it_has_not_been(target: Target) -> None:
-    """Its worker has begun a newer one: whatever it was, nobody waits for it."""
+    """Its worker has begun a newer one: whatever it was, it is not waited for."""
     host = Host(target)
     host.push(1, 0, number=2)
     assert host.push(1, 1, number=1) == Outcome(DROP, ("round",))
@@ -295,7 +295,7 @@ def test_a_round_that_is_not_open_yet(target: Target, asks: str) -> None:
 
 
 def test_a_synchronisation(target: Target) -> None:
-    """The parameters change with the commit, by the first who comes, and by the average."""
+    """The parameters change with the commit, by the first program that claims them, and by the average."""
     host = Host(target, room=1)
     found = host.contribute(10, 3)
     assert found.counters == ("gathered",) and len(found.out or b"") == 70
@@ -503,7 +503,7 @@ def test_a_step_is_acknowledged(target: Target) -> None:
 
 
 def test_what_comes_back_of_a_push_acknowledges_it(target: Target) -> None:
-    """A pull with the same number does not: nobody has said that the step is in."""
+    """A pull with the same number does not: no server has acknowledged the step."""
     host = worker(target)
     assert host.held(0, 3).counters == ("stored",)
     assert host.held(1, 3, staleness=2).counters == ("stored", "acknowledged")

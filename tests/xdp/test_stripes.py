@@ -26,7 +26,7 @@ def target() -> Iterator[Target]:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_random_sequences(target: Target, first: int) -> None:
-    """Each frame is treated as the model says; every sum, and what rounding left over, is the same bit for bit."""
+    """Each frame is treated as the model says; every sum, and every remainder, is the same bit for bit."""
     reached: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         scene = Scene(seed)

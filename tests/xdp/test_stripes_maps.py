@@ -221,7 +221,7 @@ def memory_of(*numbers: int) -> int:
 
 
 def test_released_maps_are_given_back(host: Host) -> None:
-    """All but what another process has mapped, as long as it has."""
+    """All memory except that of maps which another process has mapped, for as long as it has."""
     stripes, config, maps = host.maps.stripes, host.maps.config, host.loaded.maps
     room = 3000
     host.use(room, 500)

@@ -101,7 +101,7 @@ def test_who_meets_a_claim_is_sent_again(program: Striped) -> None:
 
 @pytest.mark.parametrize("later", LATER)
 def test_a_sum_counts_for_its_own_round(program: Striped, later: str) -> None:
-    """It is made, and neither counted nor sent, when its processor stalls: who asks is answered, no other counts."""
+    """It is made, and neither counted nor sent, when its processor stalls: questions are answered, no other counts."""
     view, round_ = LATER[later]
     first, last = (frame(FrameType.CONTRIBUTION, k, k) for k in (2, 3))
     newer = [frame(FrameType.CONTRIBUTION, k, k, view=view, round_=round_) for k in (2, 3)]
@@ -131,7 +131,7 @@ def test_a_sum_counts_for_its_own_round(program: Striped, later: str) -> None:
 
 
 def test_a_question_while_the_last_contribution_is_added(program: Striped) -> None:
-    """The sum is not there yet: who has not contributed is named."""
+    """The sum is not there yet: members that have not contributed are named."""
     first, last = (frame(FrameType.CONTRIBUTION, k, k) for k in (2, 3))
 
     def prepare() -> None:

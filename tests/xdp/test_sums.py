@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts add and what a switch's model adds are the same, by the real XDP program (`tests.sums`)."""
+"""The hosts' sums and those of a switch's model are the same, by the real XDP program (`tests.sums`)."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_room(switch: Switch) -> None:
 
 @pytest.mark.parametrize("width", [8, 16, 32])
 def test_memory(switch: Switch, width: int) -> None:
-    """What is said beforehand is what the maps take; and what they took is given back."""
+    """The announced size is the maps' memory; and that memory is given back."""
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
     reserved = switch.maps.reserve(1001, width)
@@ -211,7 +211,7 @@ def test_a_list_that_cannot_be(
 
 
 def test_messages(switch: Switch) -> None:
-    """Each is told once, and of each kind at most ten a second with ten at once."""
+    """Each is reported once, and of each kind at most ten a second with ten at once."""
     use(switch)
     switch.enter()
     fragments = [ROOM + 2, ROOM + 1, ROOM + 2, ROOM + 4]

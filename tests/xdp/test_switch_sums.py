@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A switch's sums as they come in: what wakes the agent, and what it reads of them."""
+"""A switch's sums as they come in: the messages that wake the agent, and its readings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLOCK = 3
 
 @dataclass(frozen=True)
 class Host:
-    """A kernel, and what wakes its agent."""
+    """A kernel, and the ring that wakes its agent."""
 
     kernel: Kernel
     doorbell: Doorbell

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs that ship with nicps: MNIST, and scikit-learn's digits for where MNIST is not found."""
+"""The jobs that ship with nicps: MNIST, scikit-learn's digits for where MNIST is not found, and others."""

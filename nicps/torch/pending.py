@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pending parameters: `optimizer.step()` returns at once, and code that touches a parameter waits for its update.
+
+    steps = PendingSteps(model, optimizer, cut(named, cuts), offer)  # the training loop stays as it is
+    ...
+    steps.close()
+
+`offer(part, vector)` gets a part's gradients, float32, one behind the other, once they are whole. Its future is done
+when the means have taken their place. docs/channels.md ("In scripts", P3) says what waits for what, and what is
+refused.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from nicps.errors import UsageProblem
+from nicps.torch.guarded import WaitingHook, WaitingState, waiting_class
+from nicps.torch.parts import Due, Part, Parts, PartStep
+
+Offer = Callable[[Part, torch.Tensor], Future[Any]]
+
+#: Models whose forward pass reads parameters without Python, or whose gradients another one averages.
+_REFUSED_MODULES = {
+    "OptimizedModule": "compiled",
+    "ScriptModule": "scripted",
+    "DataParallel": "a DataParallel",
+    "DistributedDataParallel": "a DistributedDataParallel",
+    "FullyShardedDataParallel": "a FullyShardedDataParallel",
+}
+_SCHEDULED = "_wrapped_by_lr_sched"
+_STEPPED_AT = "_nicps_stepped_at"  # of a gradient that a step has used: its version then
+
+
+class PendingSteps:
+    """The steps of an optimizer whose gradients are averaged part by part.
+
+    Args:
+        model: its modules wait in front of their forward pass, each for its own parameters.
+        parts: all parameters of the optimizer that require a gradient, in the order of need.
+        offer: the source of sums.
+
+    Raises:
+        UsageProblem: the model or the optimizer cannot be updated part by part.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, parts: Sequence[Part], offer: Offer
+    ) -> None:
+        self._update = PartStep(optimizer)
+        self._parts = Parts(self._show_and_update, parts, self._hide, self._updated)
+        self._offer, self._optimizer = offer, optimizer
+        self._values: dict[int, torch.Tensor] = {}  # of pending parameters
+        self._place = {
+            id(each): (part, at) for part in parts for at, each in enumerate(part.parameters)
+        }
+        _check_model(model)
+        _check_cover(model, optimizer, self._place)
+        _check_step(optimizer)
+        self._gathered: dict[int, dict[int, torch.Tensor]] = {}  # of each part, by parameter
+        self._local = False  # gradients of `no_sync` are there, and no others
+        self._syncs, self._touched, self._closed = True, False, False
+        self._warned: set[str] = set()
+        self._sorted = 0  # so many entries of the optimizer's state are in its parameters' order
+        self._parameter = waiting_class(nn.Parameter, self._wait_for)
+        self._gradient = waiting_class(
+            torch.Tensor, lambda _: self._wait_for_gradients("reads a gradient")
+        )
+        self._hooks: list[Any] = [*self._of_modules(model), *self._of_states(model, optimizer)]
+        for each in self._parameters():
+            self._hooks.append(each.register_post_accumulate_grad_hook(self._take))  # type: ignore[no-untyped-call]
+        self._whole_step = optimizer.step
+        self._take_over(optimizer)
+
+    # ---- what a script calls
+
+    def wait(self) -> None:
+        """Wait until all parameters are updated, if `step()` was called."""
+        self._parts.wait()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in it add gradients up here. The first one after it exchanges the sum."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def close(self) -> None:
+        """Wait, and leave model and optimizer as they were, also if that fails: it raises what has failed then."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._parts.wait()
+            self._parts.wait_for_sums()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            self._show(self._parameters())
+            for parameter in self._parameters():
+                self._give_back(parameter, nn.Parameter)
+                if parameter.grad is not None:
+                    self._give_back(parameter.grad, torch.Tensor)
+            self._optimizer.state = self._optimizer.state.plain()  # type: ignore[attr-defined]
+            if self._optimizer.__dict__.get("step") is self._own_step:
+                self._optimizer.step = self._whole_step  # type: ignore[method-assign]
+                if not hasattr(self._whole_step, _SCHEDULED):
+                    del self._optimizer.step
+
+    # ---- hooks
+
+    def _take_over(self, optimizer: Optimizer) -> None:
+        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return self._step(closure)
+
+        # What a scheduler looks for at the function that it has put there is at this one too.
+        if hasattr(optimizer.step, _SCHEDULED):
+            setattr(step, _SCHEDULED, True)
+        self._own_step = types.MethodType(step, optimizer)
+        optimizer.step = self._own_step  # type: ignore[method-assign]
+        self._guard_state(optimizer)
+
+    def _guard_state(self, optimizer: Optimizer) -> None:
+        optimizer.state = WaitingState(optimizer.state, self.wait)
+
+    def _of_modules(self, model: nn.Module) -> Iterator[Any]:
+        for module in model.modules():
+            own, below = (
+                tuple({self._place[id(p)][0].index for p in found if id(p) in self._place})
+                for found in (module.parameters(recurse=False), module.parameters())
+            )
+            if below:
+                # A module's `eval` forward may read its children's parameters by a faster way of its own.
+                yield module.register_forward_pre_hook(
+                    WaitingHook(partial(_wait_in_front, self._parts, own, below)), prepend=True
+                )
+
+    def _of_states(self, model: Any, optimizer: Optimizer) -> Iterator[Any]:
+        def wait(*_: Any) -> None:
+            self._parts.wait()
+
+        yield model.register_state_dict_pre_hook(WaitingHook(wait))
+        yield model.register_load_state_dict_pre_hook(WaitingHook(wait))
+        yield optimizer.register_state_dict_pre_hook(wait)
+        yield optimizer.register_load_state_dict_pre_hook(wait)
+        yield optimizer.register_load_state_dict_post_hook(self._guard_state)
+
+    # ---- gradients
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        """A parameter's gradient is there: what autograd calls."""
+        part, at = self._place[id(parameter)]
+        gradient = parameter.grad
+        assert gradient is not None
+        if reason := self._refusal(parameter, gradient, part):
+            error = UsageProblem(f"{part.names[at]}: {reason}")
+            self._parts.fail(error)
+            raise error
+        if not self._syncs:
+            self._local = True
+            return
+        gathered = self._gathered.setdefault(part.index, {})
+        gathered[at] = gradient
+        if len(gathered) == len(part.parameters):
+            self._offer_part(part, [gathered.pop(i) for i in range(len(part.parameters))])
+
+    def _refusal(self, parameter: nn.Parameter, gradient: torch.Tensor, part: Part) -> str:
+        at = self._place[id(parameter)][1]
+        if type(parameter) is self._parameter:
+            return (
+                "a gradient of the step before came before its update: run the forward pass again"
+            )
+        if gradient.layout is not torch.strided:
+            return "its gradient is sparse, and parts take dense ones only"
+        if gradient.requires_grad:
+            return "create_graph=True is not possible with parts, whose gradients are means"
+        if getattr(gradient, _STEPPED_AT, None) == gradient._version - 1:
+            return (
+                "a gradient was added to the mean of the step before: call zero_grad() after step()"
+            )
+        due = next((each for each in self._parts.offered() if each.part is part), None)
+        if due and (self._touched or gradient is not due.gradients[at]):
+            self._skip()
+        elif due or at in self._gathered.get(part.index, {}):
+            return (
+                "it has a second gradient before step(): use no_sync() in all backward passes but the last one, and"
+                " no parameter twice in a model with reentrant checkpoints"
+            )
+        return ""
+
+    def _skip(self) -> None:
+        """The script has dropped the gradients of a backward pass without a step, as a loss scaler does."""
+        self._settle()
+        self._parts.drop()
+        self._touched = False
+
+    def _offer_part(self, part: Part, found: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            vector = torch.empty(part.size, dtype=torch.float32, device="cpu")
+            places, gradients, at = [], [], 0
+            for parameter, gradient in zip(part.parameters, found, strict=True):
+                # The strides are the gradient's, so that an update has the bits that it has with that.
+                stride = torch.empty_like(gradient, device="meta").stride()
+                place = vector.as_strided(gradient.shape, stride, at)
+                place.copy_(gradient)
+                at += gradient.numel()
+                same = place.data if gradient.dtype == place.dtype else torch.empty_like(gradient)
+                parameter.grad = same.as_subclass(self._gradient)
+                places.append(place)
+                gradients.append(parameter.grad)
+        self._local = False
+        try:
+            future = self._offer(part, vector)
+        except BaseException as error:
+            self._parts.fail(error)
+            raise
+        self._parts.offer(Due(part, places, gradients, future))
+
+    def _wait_for_gradients(self, why: str) -> None:
+        """Somebody needs means: those of a step that is promised, or else of the next one, which is whole then."""
+        self._warn(why)
+        self._parts.wait()
+        if offered := self._settle():
+            self._touched = True
+            _mark(gradient for due in offered for gradient in due.gradients)
+
+    def _settle(self) -> list[Due]:
+        """Wait for the sums of all parts. From now on what the parameters have as `grad` are plain tensors."""
+        self._check_all_are_there()
+        offered = self._parts.wait_for_sums()
+        for due in offered:
+            for gradient in due.gradients:
+                self._give_back(gradient, torch.Tensor)
+        return offered
+
+    def _check_all_are_there(self) -> None:
+        offered = {due.part.index for due in self._parts.offered()}
+        if not offered and not any(self._gathered.values()):
+            return
+        missing = [
+            name
+            for part in self._parts.parts
+            if part.index not in offered
+            for at, name in enumerate(part.names)
+            if at not in self._gathered.get(part.index, {})
+        ]
+        if missing:
+            error = UsageProblem(
+                f"{missing[0]} has no gradient in this step ({len(missing)} parameters have none): all must have one"
+                " after the backward pass, or requires_grad_(False) before parts are made"
+            )
+            self._parts.fail(error)
+            raise error
+
+    # ---- `step()`
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        optimizer: Any = self._optimizer
+        optimizer._opt_called = True  # what a scheduler looks for
+        if self._closed:
+            return self._whole_step(closure)
+        self._parts.wait()
+        self._check_groups()
+        if closure is not None:
+            return self._make_whole(partial(self._run, closure))
+        self._check_all_are_there()
+        offered = self._parts.offered()
+        if self._local and any(each.grad is not None for each in self._parameters()):
+            raise UsageProblem(
+                "step() after no_sync() only: these gradients were not averaged over the members"
+            )
+        if reason := self._whole_because(offered):
+            self._warn(reason)
+            return self._make_whole()
+        if not offered or all(due.future.done() for due in offered):
+            return self._make_whole()
+        self._parts.promise(self._update.settings())
+        return None
+
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        found = closure()
+        self._settle()
+        return found
+
+    def _whole_because(self, offered: Iterable[Due]) -> str:
+        """Why all sums must be there before anything is updated."""
+        optimizer = self._optimizer
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return "has a hook at the optimizer's step"
+        if (
+            torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
+        ):
+            return "has a hook at the steps of all optimizers"
+        if self._touched:
+            return "reads a gradient"
+        for due in offered:
+            for parameter, gradient in zip(due.part.parameters, due.gradients, strict=True):
+                if parameter.grad is not gradient:
+                    return "changes a gradient"
+        return ""
+
+    def _make_whole(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._settle()
+        found = self._whole_step() if closure is None else self._whole_step(closure)
+        self._parts.drop()
+        _mark(parameter.grad for parameter in self._parameters())
+        self._touched = False
+        return found
+
+    def _check_groups(self) -> None:
+        known, found = set(self._place), _trained(self._optimizer)
+        if found.keys() != known:
+            raise UsageProblem(
+                f"the optimizer has {len(found)} parameters that require a gradient, and had {len(known)} when parts"
+                " were made: make them anew"
+            )
+
+    def _warn(self, why: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(
+                f"nicps: the script {why}, so this step waits for all sums, and the next forward pass does not"
+                " overlap with them",
+                stacklevel=4,
+            )
+
+    # ---- pending tensors
+
+    def _wait_for(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._parts.wait({self._place[id(tensor)][0].index for tensor in tensors})
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for part in self._parts.parts for parameter in part.parameters)
+
+    def _hide(self, due: Due) -> None:
+        """From now on these are pending. What reads one without Python gets NaN, and no value that is not final."""
+        for parameter in due.part.parameters:
+            self._values[id(parameter)] = parameter.data
+            nowhere = torch.full((), torch.nan, dtype=parameter.dtype, device="cpu")
+            parameter.__class__ = self._parameter
+            with torch._C.DisableTorchFunctionSubclass():
+                parameter.data = nowhere.expand(parameter.shape)
+
+    def _show(self, parameters: Iterable[nn.Parameter]) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in parameters:
+                if (value := self._values.pop(id(parameter), None)) is not None:
+                    parameter.data = value
+
+    def _show_and_update(self, parameters: Sequence[nn.Parameter], *rest: Any) -> None:
+        self._show(parameters)
+        self._update(parameters, *rest)
+
+    def _updated(self, due: Due) -> None:
+        for parameter in due.part.parameters:
+            self._give_back(parameter, nn.Parameter)
+        for gradient in due.gradients:
+            self._give_back(gradient, torch.Tensor)
+        _mark(due.gradients)
+        state: Any = self._optimizer.state
+        if not self._parts.waits and len(state) != self._sorted:
+            state.sort(each for group in self._optimizer.param_groups for each in group["params"])
+            self._sorted = len(state)
+
+    def _give_back(self, tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
+        if type(tensor) in (self._parameter, self._gradient):
+            tensor.__class__ = kind
+
+
+def _wait_in_front(
+    parts: Parts, own: tuple[int, ...], below: tuple[int, ...], module: nn.Module
+) -> None:
+    parts.wait(own if module.training else below)
+
+
+def _mark(gradients: Iterable[torch.Tensor | None]) -> None:
+    """A step has used these. One that is only added to afterwards was not set to zero."""
+    for gradient in gradients:
+        if gradient is not None:
+            setattr(gradient, _STEPPED_AT, gradient._version)
+
+
+# ---- what is refused
+
+
+def _check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        where = f"module {name}" if name else "the model"
+        for kind in type(module).__mro__:
+            if what := _REFUSED_MODULES.get(kind.__name__):
+                raise UsageProblem(f"{where} is {what}: parts take the module itself")
+        if module._compiled_call_impl is not None:
+            raise UsageProblem(f"{where} is compiled: parts take the module itself")
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UsageProblem(f"{where} has sparse gradients: leave sparse=True out")
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    if "step" in optimizer.__dict__ and not hasattr(optimizer.step, _SCHEDULED):
+        raise UsageProblem(
+            "the optimizer's `step` was replaced by another function: make parts before that is done"
+        )
+
+
+def _trained(optimizer: Optimizer) -> dict[int, torch.Tensor]:
+    found = (each for group in optimizer.param_groups for each in group["params"])
+    return {id(each): each for each in found if each.requires_grad}
+
+
+def _check_cover(model: nn.Module, optimizer: Optimizer, place: dict[int, Any]) -> None:
+    trained = _trained(optimizer)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in trained:
+            raise UsageProblem(
+                f"{name} is not in the optimizer: add it, or call requires_grad_(False)"
+            )
+        if (id(parameter) in trained) != (id(parameter) in place):
+            raise UsageProblem(
+                f"{name} must be in a part, as all parameters that are trained, and no other one"
+            )
+    if trained.keys() != place.keys():
+        raise UsageProblem(
+            f"the parts have {len(place)} parameters, and the optimizer {len(trained)} that require a gradient: parts"
+            " need the same ones"
+        )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""B1, B2: branches in two sets of near-equal size, and workers in groups of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer import weights
+from trainer.branches import UNEQUAL, Item
+
+#: Parameters in a fragment that is pulled.
+FRAGMENT = 360
+_EXACT = 64  # items whose best division is looked for
+_FINE = 1 << 20  # parameters; with fewer an item counts as what it has, not in fragments
+
+
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """B1: the two sets. The first one has the model's first item."""
+
+    items: tuple[tuple[Item, ...], tuple[Item, ...]]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Parameters that are trained, of each."""
+        first, second = (sum(item.size for item in items) for items in self.items)
+        return first, second
+
+    def order(self) -> list[str]:
+        """All names as they lie in the vector: set 1 first, in each set buffers first.
+
+        BatchNorm changes its buffers in the forward pass. At the beginning of a set they are there before its modules.
+        The fragment in which both sets meet is late for a member that pulls set 2 from the servers: so that set begins
+        with what it needs last, as many parameters as fill a fragment.
+        """
+        (first, first_buffers), (second, buffers) = map(_tensors, self.items)
+        at, held = len(second), 0
+        while at and held < FRAGMENT:
+            at -= 1
+            held += second[at][1]
+        first_names, last, others = (
+            [name for name, _ in part] for part in (first, second[at:], second[:at])
+        )
+        return [*first_buffers, *first_names, *last, *buffers, *others]
+
+    def lanes(self, layout: weights.Layout) -> tuple[int, int]:
+        """Numbers of each set in the round's vector."""
+        firsts = {name for item in self.items[0] for name in item.tensors}
+        first = weights.lanes([entry for entry in layout if entry["name"] in firsts])
+        return first, weights.lanes(layout) - first
+
+    def warning(self) -> str | None:
+        """What to say if they are not near-equal."""
+        first, second = self.sizes
+        if abs(first - second) < UNEQUAL * (first + second):
+            return None
+        part = abs(first - second) / (first + second)
+        return (
+            f"the two sets of branches have {first:,} and {second:,} parameters: they differ by {part:.0%} of all; "
+            "branches(model) in job.py can name other branches (docs/jobs.md)"
+        )
+
+
+def _tensors(items: Iterable[Item]) -> tuple[list[tuple[str, int]], list[str]]:
+    """Parameters with their sizes, and buffers."""
+    parameters: list[tuple[str, int]] = []
+    buffers: list[str] = []
+    for item in items:
+        parameters += zip(item.parameters, item.numbers, strict=True)
+        buffers += item.buffers
+    return parameters, buffers
+
+
+def pack(items: Sequence[Item]) -> Sets:
+    """B1: the items in two sets by their sizes: the largest first, and the last 64 as well as they can be.
+
+    Args:
+        items: in the model's order.
+    """
+    by_size = sorted(range(len(items)), key=lambda at: (-items[at].size, at))
+    greedy, exact = by_size[:-_EXACT], by_size[-_EXACT:]
+    chosen: set[int] = set()
+    ahead = 0  # the size of what is chosen, less that of the others
+    for at in greedy:
+        if ahead <= 0:
+            chosen.add(at)
+        ahead += items[at].size if at in chosen else -items[at].size
+    unit = 1 if sum(item.size for item in items) < _FINE else FRAGMENT
+    sizes = [round(items[at].size / unit) for at in exact]
+    chosen.update(exact[at] for at in _subset(sizes, (sum(sizes) - round(ahead / unit)) / 2))
+    if 0 not in chosen:
+        chosen = set(range(len(items))) - chosen
+    first = tuple(item for at, item in enumerate(items) if at in chosen)
+    return Sets((first, tuple(item for at, item in enumerate(items) if at not in chosen)))
+
+
+def _subset(sizes: Sequence[int], target: float) -> list[int]:
+    """Places of the sizes whose sum is nearest to `target`."""
+    sums = [1]  # bit s of entry k: the first k sizes have a subset with the sum s
+    for size in sizes:
+        sums.append(sums[-1] | sums[-1] << size)
+    middle = min(max(int(target), 0), sum(sizes))
+    below = (sums[-1] & ((2 << middle) - 1)).bit_length() - 1
+    above = sums[-1] >> (middle + 1)
+    best = below
+    if above:
+        next_one = middle + (above & -above).bit_length()
+        best = below if target - below <= next_one - target else next_one
+    found = []
+    for at in reversed(range(len(sizes))):
+        if not sums[at] >> best & 1:
+            found.append(at)
+            best -= sizes[at]
+    return found
+
+
+def groups(workers: Iterable[int]) -> list[tuple[int, ...]]:
+    """B2: workers in order of number, by twos; of an odd number the last three are a group. A single one is alone."""
+    numbers = sorted(workers)
+    odd = len(numbers) % 2
+    starts = range(0, max(len(numbers) - odd, odd), 2)
+    found = [tuple(numbers[at : at + 2]) for at in starts]
+    if odd and len(numbers) > 1:
+        found[-1] += (numbers[-1],)
+    return found
+
+
+def first_set(group: Sequence[int], worker: int) -> int:
+    """B3: the set that a worker pulls from the servers: 1 for the first of its group, 2 for the others."""
+    return 1 if worker == group[0] else 2
+
+
+def fragments(layout: weights.Layout) -> dict[str, range]:
+    """Of each tensor in the round's vector, the fragments in which it lies."""
+    found, at = {}, 0
+    for entry in layout:
+        if entry["kind"] in weights.IN_VECTOR:
+            end = at + weights.size(entry)
+            found[entry["name"]] = range(at // FRAGMENT, -(-end // FRAGMENT))
+            at = end
+    return found
+
+
+def second_begins(sets: Sequence[Any]) -> int:
+    """The first fragment of set 2, out of `sets` of prepared.json. That in which both meet belongs to set 1."""
+    return -(-int(sets[0]) // FRAGMENT)
