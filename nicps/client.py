@@ -69,6 +69,7 @@ class Session:
         self._memory: Memory | None = None
         self._phase = Phase("none", 0, 0, ())
         self._next: shared_form.Phase | None = None
+        self._kept: list[OfRound] = []  # what was told of rounds, and is not awaited yet
         self._offered = 0  # round of the last contribution
         self._vector: F32 | None = None  # the same
         #: Parameters, from the first training phase on in which members serve them.
@@ -139,7 +140,7 @@ class Session:
             JobAborted: the job was stopped.
         """
         phase = self._next or self._receive(shared_form.Phase)[0]
-        self._next = None
+        self._next, self._kept = None, []
         self._offered = 0
         self._phase = Phase(
             phase.kind, phase.first_round, phase.number, phase.shares, phase.exchange
@@ -274,12 +275,17 @@ class Session:
     def _await(self, round_: int, *kinds: type[R], through: tuple[str, ...] = ()) -> R | None:
         """The round's next message of these kinds; None if another phase comes before, but for those in `through`."""
         while self._next is None or self._next.kind in through:
-            message: R | shared_form.Phase
-            message, _ = self._receive(*kinds, shared_form.Phase)
-            if isinstance(message, shared_form.Phase):
-                self._next = message
-            elif message.round == round_:
-                return message
+            self._kept = [message for message in self._kept if message.round >= round_]
+            for message in self._kept:
+                if isinstance(message, kinds) and message.round == round_:
+                    self._kept.remove(message)
+                    return message
+            found: OfRound | shared_form.Phase
+            found, _ = self._receive(shared_form.Committed, Stepped, Pulled, shared_form.Phase)
+            if isinstance(found, shared_form.Phase):
+                self._next = found
+            else:
+                self._kept.append(found)
         return None
 
     @property

@@ -157,6 +157,8 @@ class Servers:
             inner.put(self._fds["homes"], reserved.homes_fd)
             self._config["gather_blocks"] = reserved.blocks
             inner.put(self._fds["parameters"], reserved.parameters_fd)
+            # Of the job before: in new homes nothing is due, and none is full.
+            self._config["settled"] = self._ring["full"] = 0
             self._drop(self.part)
             self.part = reserved
         self.homes = inner.view(reserved.homes_fd, layout().records["home"], 1)[0]

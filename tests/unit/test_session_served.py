@@ -346,6 +346,36 @@ def test_a_pull_after_a_commit_comes_before_a_test(small: Agent) -> None:
     assert small.session.next_phase().kind == "test"
 
 
+def test_a_round_can_be_committed_while_a_server_pulls(small: Agent) -> None:
+    """Workers do not wait for a host that only serves. What it was told meanwhile is not lost."""
+    small.begin()
+    small.committed(ROUND)
+    small.served.wait(ROUND)
+    small.served.pull(ROUND + 1)
+    small.committed(ROUND + 1, 3)
+    small.tell("pulled", round=ROUND + 1, number=3)
+    small.committed(ROUND + 2)
+    small.channel.close()  # nothing more comes
+    assert small.served.wait_pulled(ROUND + 1)
+    for round_, counted in ((ROUND + 1, {3: 4}), (ROUND + 2, {})):
+        commit = small.served.wait(round_)
+        assert isinstance(commit, Commit) and commit.counted == counted
+    assert not small.session._kept
+
+
+def test_what_was_told_of_a_round_ends_with_its_phase(small: Agent) -> None:
+    small.begin()
+    small.served.pull(ROUND)
+    small.take()
+    small.committed(ROUND)
+    small.tell("pulled", round=ROUND, number=3)
+    assert small.served.wait_pulled(ROUND)
+    small.enter()
+    small.committed(ROUND, 3)
+    commit = small.served.wait(ROUND)
+    assert isinstance(commit, Commit) and commit.counted == {3: 4}
+
+
 @pytest.mark.parametrize("kind", ["train", "save", "load", "test"])
 def test_another_phase_ends_a_pull(small: Agent, kind: str) -> None:
     """A test does where there is nothing to be read: the last commit was read before."""

@@ -53,11 +53,10 @@ class Host:
         self.maps.enter_view(VIEW, 1, MACS[:3], 2)
         self.maps.stripes.set_ranks((1, 2), (1, 2))
         config = self.maps.config
-        config["width"], config["staleness"], config["settled"] = WIDTH, 1, ROUND - 1
+        config["width"], config["staleness"] = WIDTH, 1
         config["round_high"], config["enabled"] = ROUND + 1, 1
         self.use_part(start())
         self.servers.use_store(self.servers.reserve_store(ROOM, PUSHES))
-        self.maps.ring["full"] = 0
         self.servers.begin_phase()
         self.servers.open_round(ROUND, settled=False)
 
@@ -235,6 +234,21 @@ def test_another_phase_forgets_steps_and_what_was_dropped(host: Host) -> None:
     assert (servers.parameters() == before).all()
 
 
+def test_what_a_job_has_settled_is_nothing_to_the_next_one(host: Host) -> None:
+    """Rounds begin at low numbers again: what such a round has come to counts with its own commit, as ever."""
+    servers = host.servers
+    host.maps.config["settled"] = ROUND + 500
+    host.begin()
+    before = servers.parameters()
+    for _ in range(2):  # the second ones are duplicates, and touch the homes
+        for sender in (2, 3):
+            host.contribute(10 * sender, sender)
+    assert servers.homes["due"].all() and (servers.parameters() == before).all()
+    servers.begin_phase()
+    servers.open_round(ROUND + 1, settled=False)
+    assert (servers.parameters() == before).all(), "it was dropped"
+
+
 def test_a_phase_keeps_what_was_committed(host: Host) -> None:
     """Some fragments may not have been asked for since."""
     servers = host.servers
@@ -253,6 +267,8 @@ def test_full(host: Host) -> None:
     host.use_part(np.full(PART * LANES[WIDTH], (1 << 62) - 1, np.int64))
     host.push(2)
     assert servers.full == 2
+    host.use_part(start())
+    assert servers.full is None, "of new homes none is"
 
 
 # ---- readings
