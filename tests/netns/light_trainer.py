@@ -90,6 +90,13 @@ class Model:
         self._common += total[len(self.gradient) :]
         self.restore()
 
+    @property
+    def weights(self) -> Array:
+        return self._weights
+
+    def adopt(self) -> None:
+        self._common[:] = self.buffers
+
     def restore(self) -> None:
         self.buffers[:] = self._common
 
