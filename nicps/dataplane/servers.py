@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,11 @@ from nicps.barrier import barrier
 from nicps.dataplane import bpf, inner
 from nicps.dataplane.inner import Records, Wanted
 from nicps.dataplane.parameters import F32, I64, as_told, largest
+from nicps.errors import JobFailed
 from nicps.layout import layout
 from nicps.wire import MAX_MEMBERS
 
+_CLAIMED_S = 3.0  # a program has a claim for a microsecond
 _DISTINCT = 0xFFFFFFFF  # of a count, how many
 _LOW = np.uint64(0xFFFFFFFF)
 _BATCH = 64  # push fragments that are read at a time
@@ -278,7 +281,10 @@ class Servers:
     def parameters(self, first: int = 0, end: int | None = None) -> I64:
         """Of the own part, int64 (fragments, lanes), as it is once all that is committed is in it; a copy.
 
-        Nobody may push meanwhile.
+        Nobody may push or contribute meanwhile; pulls may come.
+
+        Raises:
+            JobFailed: a program keeps a claim.
 
         Args:
             first, end: push fragments of the part.
@@ -286,15 +292,28 @@ class Servers:
         part = self.part
         if part is None:
             return np.zeros((0, 0), np.int64)
-        here = slice(first, part.fragments if end is None else min(end, part.fragments))
+        end = part.fragments if end is None else min(end, part.fragments)
         flat = self._blocks.reshape(-1, wire.lanes_per_fragment(part.width))
-        found = flat[here].copy()
-        homes = self.homes[here]
-        settled = (homes["tag"] & _LOW) <= self._config["settled"][0]
-        due = np.flatnonzero((homes["due"] != 0) & settled & (homes["full"] == 0))
-        if len(due):
-            sums = part.blocks * wire.fragments_per_block(part.width)
-            found[due] += flat[sums + first + due]
+        sums = part.blocks * wire.fragments_per_block(part.width)
+        found = np.empty((end - first, flat.shape[1]), np.int64)
+        left, deadline = np.arange(first, end), time.monotonic() + _CLAIMED_S
+        while len(left):
+            # A pull settles its home: what is due goes into the parameters, under a claim.
+            before = self.homes[left]
+            barrier()
+            units = flat[left]
+            settled = (before["tag"] & _LOW) <= self._config["settled"][0]
+            due = (before["due"] != 0) & settled & (before["full"] == 0)
+            units[due] += flat[sums + left[due]]
+            barrier()
+            after = self.homes[left]
+            same = (before["due"] == after["due"]) & (before["claim"] == 0) & (after["claim"] == 0)
+            found[left[same] - first] = units[same]
+            left = left[~same]
+            if len(left) and time.monotonic() > deadline:
+                raise JobFailed(
+                    f"push fragment {left[0]} of this server's part stays claimed: a program has stopped in it"
+                )
         return found
 
     def read_part(self, out: F32) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from nicps import wire
 from nicps.agent.served import ServedPart, WeightsFile
-from nicps.dataplane import bpf, loader
+from nicps.dataplane import bpf, loader, servers
 from nicps.dataplane.maps import Maps
 from nicps.dataplane.servers import Servers
-from nicps.errors import EnvironmentProblem, TooLarge
+from nicps.errors import EnvironmentProblem, JobFailed, TooLarge
 from nicps.job.serving import Room
 from nicps.session.served_form import NearLimit
 from nicps.wire import Refusal
@@ -259,6 +259,36 @@ def test_a_phase_keeps_what_was_committed(host: Host) -> None:
     servers.begin_phase()
     servers.open_round(ROUND + 1, settled=False)
     assert (servers.parameters() == before + 25).all()
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_a_pull_comes_while_the_part_is_read(
+    host: Host, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It settles its home: what is due there is counted once, whichever of the two adds it."""
+    for sender in (2, 3):
+        host.contribute(8, sender)
+    host.servers.open_round(ROUND + 1, settled=True)
+    calls = 0
+
+    def barrier() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            host.pull(0, ROUND + 1)
+
+    monkeypatch.setattr(servers, "barrier", barrier)
+    assert (host.servers.parameters().reshape(-1) == start() + 8).all()
+    assert calls > moment
+
+
+def test_a_claim_that_stays_while_the_part_is_read(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_CLAIMED_S", 0.01)
+    host.servers.homes["claim"][1] = 1
+    with pytest.raises(JobFailed, match="push fragment 1 of this server's part stays claimed"):
+        host.servers.parameters()
 
 
 def test_full(host: Host) -> None:
