@@ -44,7 +44,9 @@ A job:
     preparation.py  the preparation of a submitted job
     prepared.py     what a job's preparation left: settings, files, model
     program.py      the training program's process, memory and connection
+    served_room.py  what the job here has of parameter servers
     served.py       the part of the parameters that this host serves
+    served_frames.py  frames to parameter servers
     crash.py        how a training program ended, in words
     metrics.py      the rows that a training program writes, checked
     bundle.py       files as a stream for the hand-out, and back

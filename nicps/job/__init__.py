@@ -20,6 +20,7 @@ Its roles in a job:
     course.py         the lead's decisions, from the first hand-out to the end (R5 to R7, R14, R15, R20 to R22)
     choice.py         the exchange of the next training phase
     serving.py        which members serve parameters, and what a host needs for its part
+    served.py         what there is of that in the kernel
     steps.py          the training steps at one host, of one round each or of several
     under_way.py      a group that is under way, as its lead names it
     script.py         a script of `nicps run`, whose files are only handed out
