@@ -13,6 +13,7 @@ import pytest
 from nicps.session.channel import Channel
 from tests.netns.labs import until
 from tests.netns.members import LIGHT, Network, Run, tiny_job
+from tests.netns.stage import Stage
 
 #: 5,100 numbers: 15 fragments of 32 bits, 8 of 16, 4 of 8.
 WIDER = "\ndef model():\n    return nn.Sequential(nn.Linear(16, 300))\n"
@@ -113,6 +114,22 @@ def test_two_percent_of_all_frames_are_lost(lossy: Network) -> None:
     )
     checked(run)
     assert run.result["fragments_sent_again"] > 0
+
+
+@pytest.fixture
+def keyed() -> Iterator[Stage]:
+    with Stage(3, keyed=True, program=LIGHT) as made:
+        made.up()
+        yield made
+
+
+def test_with_a_key(keyed: Stage) -> None:
+    """Steps, questions, answers and contributions are signed and numbered: none is refused."""
+    counters, of = Counters(keyed), {"sync_every": 4, "test_every": 10}
+    run = keyed.train(tiny_job(keyed.folder, WIDER), rounds=20, **of, **SYSTEM)
+    checked(run)
+    assert counters.of("pushed") and counters.of("acknowledged")
+    assert not counters.of("forged") and not counters.of("replayed")
 
 
 class Slow:
