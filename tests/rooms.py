@@ -26,6 +26,7 @@ from nicps.agent.program import Program
 from nicps.agent.records import TimeLine
 from nicps.agent.scripts import Scripts
 from nicps.agent.sender import Sender
+from nicps.agent.served_room import ServedRoom
 from nicps.agent.settings import AgentSettings
 from nicps.agent.stores import Stores
 from nicps.dataplane.maps import Accumulators
@@ -41,6 +42,7 @@ class NoKernel:
     """A data plane without one, and its maps: nothing comes, and what is sent is kept."""
 
     mode, iface, sequence = "native", "eth1", 0
+    servers = None
 
     def __init__(self) -> None:
         self.maps = self.stripes = self
@@ -109,6 +111,7 @@ class Rooms:
             self.children,
             self.dataplane,
             self.sender,
+            ServedRoom(self.dataplane),
             TimeLine(),
             self.settings,
             self.user,

@@ -123,6 +123,8 @@ class Served:
         if self._fresh:
             self._note_commit()
             self._fresh = False
+        elif self._moved:
+            self._go_back()  # a server that takes another one's place begins with the last commit
         self._servers.fill(self._model.weights)
 
     # ---- a worker

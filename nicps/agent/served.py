@@ -13,10 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nicps.dataplane.parameters import F32, I64, from_lanes, from_weights
+from nicps.dataplane.parameters import F32, I64, from_weights
 from nicps.dataplane.servers import Servers, ServersPart
 from nicps.job.serving import Room
-from nicps.protocol.serving import per_push
 from nicps.session.served_form import NearLimit
 
 
@@ -68,18 +67,6 @@ class ServedPart:
             EnvironmentProblem: there is not enough memory.
         """
         return self._reserve(lambda units: from_weights(file.values, self.lanes.start, units))
-
-    def fill_from_store(self) -> ServersPart:
-        """New maps with what this host has pulled from the worker that is the source.
-
-        Raises:
-            JobFailed: that worker has passed on what no server has told.
-            EnvironmentProblem: there is not enough memory.
-        """
-        each = per_push(self._width)
-        first = self._room.first * each
-        records = self._servers.sums[first : first + self._room.homes * each]
-        return self._reserve(lambda units: from_lanes(records, units))
 
     def _reserve(self, fill: Callable[[I64], None]) -> ServersPart:
         room = self._room

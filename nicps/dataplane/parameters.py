@@ -6,13 +6,11 @@ Batch by batch, so that temporaries stay in a core's cache (docs/servers.md, "Nu
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from nicps import wire
-from nicps.errors import JobFailed, TooLarge
+from nicps.errors import TooLarge
 from nicps.layout import layout
 
 F32 = npt.NDArray[np.float32]
@@ -23,8 +21,6 @@ _FULL = 1 << 62  # of a magnitude, in units: its home takes no more steps
 _TOLD_WIDTH = 32
 _LANES = wire.lanes_per_fragment(_TOLD_WIDTH)
 _BATCH = 256  # fragments of parameters
-#: Exponents that a server gives its lanes: it shifts by 0 to 32 bits.
-_LEAST, _MOST = -_BITS, 32 - _BITS
 
 
 def from_weights(weights: F32, first: int, units: I64) -> None:
@@ -47,30 +43,6 @@ def from_weights(weights: F32, first: int, units: I64) -> None:
             raise TooLarge(first + at + place, float(here[place]), "a weight is")
         here *= 1 << _BITS
         np.copyto(units[at : at + len(here)], np.rint(here), casting="unsafe")
-
-
-def from_lanes(records: npt.NDArray[Any], units: I64) -> None:
-    """Parameters are what was pulled: lanes times 2**exponent, which is a shift.
-
-    Args:
-        records: `struct nicps_stored`, (n,).
-        units: int64, the first of them are written; what there is no room for is behind the vector's end.
-
-    Raises:
-        JobFailed: no server has given such lanes.
-    """
-    lanes = records["lane"].view(">i4")
-    shifts = records["exponent"].view(np.int8).astype(np.int64) - _LEAST
-    if len(shifts) and not (shifts.min() >= 0 and shifts.max() <= _MOST - _LEAST):
-        raise JobFailed(
-            "the parameters that another host has passed on have exponents of no server"
-        )
-    for at in range(0, len(records), _BATCH):
-        here = lanes[at : at + _BATCH].astype(np.int64) << shifts[at : at + _BATCH, None]
-        if (magnitudes_of(here) >= _FULL).any():
-            raise JobFailed("the parameters that another host has passed on are near the limits")
-        out = units[at * _LANES :][: here.size]
-        out[:] = here.reshape(-1)[: len(out)]
 
 
 def as_told(units: I64, out: F32) -> None:

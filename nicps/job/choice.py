@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from nicps.exchange import Exchange
 from nicps.job.actions import Log
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import Orders, PublishEvent
-from nicps.job.plan import Plan
+from nicps.job.orders import Order, Orders, PublishEvent
+from nicps.job.plan import Found, Plan
+from nicps.job.serving import replace_servers
 from nicps.protocol import Phase
+from nicps.protocol.serving import Serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +33,19 @@ class Choice:
     An exchange that has made no sums is given up for the rest of the job.
 
     Args:
-        failed: exchanges that were given up before this host has led, or that it does not believe.
+        found: how far the job is, where another host has led before.
 
-    Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there.
+    Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there; `read`, the last round
+    that all workers have read, if there are parameter servers.
     """
 
-    def __init__(self, plan: Plan, node: NodeInfo, failed: Collection[Exchange] = ()) -> None:
+    def __init__(self, plan: Plan, node: NodeInfo, found: Found | None = None) -> None:
         self.exchange = plan.exchange
         self.wait: Wait | None = None
+        self.read = 0
         self._plan, self._node = plan, node
-        self._failed = set(failed)
+        self._failed = set(found.failed) if found is not None else set()
+        self._servers = found.servers if found is not None else ()  # of the last phase, by rank
         self._waits = 0
         self._waited_in = 0  # the view in which the switch has been waited for
         self._said = ""
@@ -82,6 +87,29 @@ class Choice:
         if why and self._plan.names_switch:
             return [PublishEvent("warning", {"message": text})]
         return [Log(text)]
+
+    def choose_servers(self, counted: Collection[int]) -> tuple[Serving | None, Orders]:
+        """Which members serve parameters in the next training phase, and what is said of that; None: none does.
+
+        Args:
+            counted: the members that have the job's state.
+
+        Raises:
+            JobFailed: there are too few members for servers and workers.
+        """
+        plan, view = self._plan, self._node.view
+        if plan.servers is None:
+            return None, []
+        before, told = self._servers, list[Order]()
+        servers = before or plan.servers.choose(view)
+        if gone := [number for number in servers if number not in counted]:
+            servers = replace_servers(servers, counted, view)
+            new = view.names(set(servers) - set(before))
+            text = f"{view.names(gone)} served parameters, and left: {new} serves in its place"
+            lost = "what was pushed since the last synchronisation is lost there"
+            told.append(PublishEvent("warning", {"message": f"{text}; {lost}"}))
+        self._servers = servers
+        return Serving(servers, plan.every, plan.staleness), told
 
     def improves(self, phase: Phase, fragments: int) -> bool:
         """Whether a switch has become ready that could take over. A program of all-reduces expects no new phase for

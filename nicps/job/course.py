@@ -30,7 +30,6 @@ from nicps.job.orders import (
 from nicps.job.plan import Found, Plan
 from nicps.protocol.actions import Answered
 from nicps.protocol.phase import Phase
-from nicps.protocol.serving import Serving
 from nicps.protocol.view import View
 
 
@@ -49,7 +48,7 @@ class Course:
         self.unit = plan.unit  # the next training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
-        self.choice = Choice(plan, node, found.failed if found is not None else ())
+        self.choice = Choice(plan, node, found)
         self._unit_of = Exchange.BROADCAST  # the exchange that `unit` is for
         if found is not None and found.unit is not None:
             self.round_committed(found.unit, found.exchange)
@@ -75,8 +74,6 @@ class Course:
         self._cancelled = False  # a user has asked for that
         self._saving = False  # it is being saved
         self._stop: Phase | None = None
-        self._servers = found.servers if found is not None else ()  # of the last phase, by rank
-        self._read = 0  # the last round that all workers have read, where there are servers
 
     # ---- events
 
@@ -129,7 +126,7 @@ class Course:
         if self.choice.has_failed(phase.exchange):
             return self._train()
         if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
-            return self._lose_server(set(phase.serving.servers) - view.live)
+            return self._train()  # another member takes its place
         if self._decided is not None and self._decided[0] == node.open_round - 1:
             round_, what, saves = self._decided
             return self.round_judged(round_, what, saves=saves)
@@ -187,7 +184,7 @@ class Course:
             return []  # repeated by a program that lags: it judges the later rounds yet
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
-        if phase is not None and phase.serving is not None and self._read < round_:
+        if phase is not None and phase.serving is not None and self.choice.read < round_:
             return []  # `read_by_all` comes here again
         if self.plan.group:
             return self._group_judged(what, phase)
@@ -213,7 +210,7 @@ class Course:
 
     def read_by_all(self, round_: int) -> Orders:
         """With servers: all workers have read that round. What comes after it may be decided."""
-        self._read = round_
+        self.choice.read = round_
         if self._decided is None or self._decided[0] != round_:
             return []
         return self.round_judged(round_, self._decided[1], saves=self._decided[2])
@@ -372,18 +369,12 @@ class Course:
                 exchange,
             )  # it was as coarse as gradients are large
         of = counted, self.fragments, self.unit, exchange
-        serving = None
-        if plan.servers is not None:
-            try:
-                servers = self._servers or plan.servers.choose(node.view)
-            except JobFailed as error:
-                return self.stop(str(error))
-            if gone := set(servers) - counted:
-                return self._lose_server(gone)
-            self._servers = servers
-            serving = Serving(servers, plan.every, plan.staleness)
+        try:
+            serving, changed = self.choice.choose_servers(counted)
+        except JobFailed as error:
+            return self._give_up(str(error))
         phase = plan.training(node.view, node.open_round + 1, *of, serving)
-        return [*told, *self._decide(phase)]
+        return [*told, *changed, *self._decide(phase)]
 
     def _go_on(self) -> Orders:
         """The open round, or the first one of a phase, may be committed."""
@@ -471,12 +462,11 @@ class Course:
         """Whether a hand-out was decided, and has not begun."""
         return self._open_stream("job") if self._purpose == "job" else self._give()
 
-    def _lose_server(self, gone: set[int]) -> Orders:
-        """What these members served is gone. Each worker has the parameters of the last commit."""
-        names = self._node.view.names(gone)
+    def _give_up(self, reason: str) -> Orders:
+        """There are no servers, or no workers: the job is saved, and stopped."""
         if not self._trained:
-            return self.stop(f"{names} was to serve parameters, and left")
-        self.raise_alarm(f"{names} served parameters, and left")
+            return self.stop(reason)
+        self.raise_alarm(reason)
         self._saving = True
         return [SaveState(Saving.ALARM)]
 

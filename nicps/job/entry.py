@@ -66,8 +66,7 @@ class Entry:
         """The training program goes into the phase."""
         memory, serves = self._accumulators.memory, None
         if phase.exchange.served:
-            shown, program.store_shown = program.store_shown, self._served.made
-            serves = self._served.message(phase, program.lanes, shown=shown)
+            serves = self._served.message(phase, program.number)
         return program.enter(now, phase, first_round, memory, self._node, serves)
 
     def _show_places(self, now: float) -> Orders:
@@ -135,7 +134,7 @@ class Entry:
             return []  # it has been lost meanwhile
         return [*begins, *self._send_in(now, entering, phase, phase.first_round)]
 
-    def acknowledge(self, phase: Phase, program: Program) -> Orders:
+    def acknowledge(self, phase: Phase) -> Orders:
         """The training program is in the phase: so is this host, once its part is filled."""
         done = Acknowledge(phase.number)
         if not self._served.needs_filling(phase):
@@ -143,7 +142,6 @@ class Entry:
         return [
             self._served.fill(
                 phase,
-                program.lanes,
                 lambda: phase is self.phase,
                 lambda _: [self._served.begin(phase), done],
             )

@@ -381,7 +381,7 @@ class Part:
             program.give_duty(now, "work")
             return [Post(program.number, message)]
 
-        return [self.served.read(phase, program.lanes, round_, read)]
+        return [self.served.read(phase, round_, read)]
 
     def note_pulled(self, now: float, action: protocol.Pulled) -> Orders:
         """All parameters are here."""
@@ -422,7 +422,7 @@ class Part:
         phase = self.phase
         if phase is None or phase.number != number or phase.kind is wire.PhaseKind.FINISH:
             return []
-        return self._entry.acknowledge(phase, program)
+        return self._entry.acknowledge(phase)
 
     def _build(self, now: float, program: Program, lanes: int, digest: str) -> Orders:
         width = self.settings.get("lane", "i16")
@@ -431,8 +431,9 @@ class Part:
             per_fragment = wire.lanes_per_fragment(bits)
         except (ValueError, KeyError):
             raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
-        program.note_ready(lanes, max(1, -(-lanes // per_fragment)), digest)
+        program.note_ready(max(1, -(-lanes // per_fragment)), digest)
         # The hosts add.
+        self.served.lanes = lanes
         alone = self.group or has_steps(self.settings) or is_served(self.settings)
         room = [NeedRoom(program.fragments, bits)] if not alone else []
         arena = ShareArena(program.number, program.fragments, *resumed_from(self.prepared))

@@ -33,7 +33,7 @@ class Program:
         patient: no message is expected of it at any time, except the rest of a gradient that it has begun to convert.
 
     Attributes: `attached`, it has connected; `gateway`, a process connects for it. `ready`, it has built the model,
-    whose gradient has `fragments`, and `lanes`. `ended`, its process is gone. `digest`, of its state (hexadecimal).
+    whose gradient has `fragments`. `ended`, its process is gone. `digest`, of its state (hexadecimal).
     `holds_state`: that was the others' state, too, so it is no new program. `trained`, the last round that it was told
     of; `saved`, the number of rounds of the state that it saved last. `duty`, what it has to do ("start", "work",
     "save", "load", "judge" or "end"); empty while it waits for this host.
@@ -46,8 +46,7 @@ class Program:
         self.duty = "start"
         self.attached = self.gateway = self.ready = self.ended = self.holds_state = False
         self.digest = ""
-        self.fragments = self.lanes = 0
-        self.store_shown = 0  # the how manieth store of parameters it has mapped
+        self.fragments = 0
         self.trained = self.saved = 0
         self._moved = now  # when it sent a message, or was told what to do
         self._unanswered = 0  # phases that it was told of and is not in yet
@@ -252,10 +251,9 @@ class Program:
         if what not in ("continue", "more"):
             self.excuse()  # the lead goes on once all do something else
 
-    def note_ready(self, lanes: int, fragments: int, digest: str) -> None:
+    def note_ready(self, fragments: int, digest: str) -> None:
         """It has built the model."""
-        self.ready, self.lanes, self.fragments = True, lanes, fragments
-        self.digest, self.duty = digest, ""
+        self.ready, self.fragments, self.digest, self.duty = True, fragments, digest, ""
 
     def note_state(self, number: int, digest: str) -> bool:
         """It has saved its state, or loaded another's; return whether that was its last order."""

@@ -31,14 +31,16 @@ from nicps.session.served_form import Pulled, Serves
 class ServedMemory:
     """What there is, and what a phase needs.
 
-    Attributes: `serving`, of the last training phase, if that had servers; `made`, the how manieth store this is, for
-    a program must map a new one.
+    Attributes: `serving`, of the last training phase, if that had servers; `lanes`, parameters of the vector, once the
+    training program has told that.
     """
 
     def __init__(self, node: NodeInfo, tasks: Tasks, owner: object) -> None:
         self._node, self._tasks, self._owner = node, tasks, owner
         self.serving: Serving | None = None
-        self.made = 0
+        self.lanes = 0
+        self._made = 0  # the how manieth store this is
+        self._mapped = 0, 0  # the last training program that was told of one, and of which
         self._opened = False
         self._store = 0, 0  # fragments of parameters, and of steps
         self._before: Phase | None = None  # the last one whose part is here
@@ -68,6 +70,9 @@ class ServedMemory:
     def _room(self, phase: Phase) -> Room:
         return Room.of(phase, self._node.number)
 
+    def _part_of(self, phase: Phase) -> PartOf:
+        return PartOf(self._room(phase), phase.width, self.lanes)
+
     def _needed(self, phase: Phase) -> tuple[int, int]:
         room = self._room(phase)
         return room.room, room.pushes
@@ -87,19 +92,15 @@ class ServedMemory:
             self._opened = True
             if not sizes[0]:
                 return then(now)
-            self._store, self.made = sizes, self.made + 1
+            self._store, self._made = sizes, self._made + 1
             return [UseServed(outcome), *then(now)]
 
         return self._tasks.begin(self._owner, ReserveServed(*sizes), made)
 
     def fill(
-        self, phase: Phase, lanes: int, current: Callable[[], bool], then: Callable[[float], Orders]
+        self, phase: Phase, current: Callable[[], bool], then: Callable[[float], Orders]
     ) -> BeginTask:
-        """Make the own part out of the weights that the program has given, if the phase is still `current` then.
-
-        Args:
-            lanes: parameters of the vector.
-        """
+        """Make the own part out of the weights that the program has given, if the phase is still `current` then."""
 
         def filled(now: float, number: int) -> Orders:
             if not current():
@@ -107,8 +108,7 @@ class ServedMemory:
             self._before = phase
             return [UseServed(number), *then(now)]
 
-        part = PartOf(self._room(phase), phase.width, lanes)
-        return self._tasks.begin(self._owner, FillPart(part), filled)
+        return self._tasks.begin(self._owner, FillPart(self._part_of(phase)), filled)
 
     def begin(self, phase: Phase) -> BeginServing:
         """The phase's rounds come next. Hosts that have come back number their steps from 1 on again."""
@@ -119,21 +119,17 @@ class ServedMemory:
 
     # ---- what the training program is told, and asks for
 
-    def message(self, phase: Phase, lanes: int, *, shown: int) -> Serves:
-        """Who serves, and what is new.
+    def message(self, phase: Phase, program: int) -> Serves:
+        """Who serves, and what is new to the training program of that number."""
+        before, self._mapped = self._mapped, (program, self._made)
+        fills = self.needs_filling(phase)
+        return announce(
+            phase, self._node.number, self.lanes, new=self._mapped != before, fills=fills
+        )
 
-        Args:
-            lanes: parameters of the vector.
-            shown: the store that the program has mapped.
-        """
-        new, fills = self.made != shown, self.needs_filling(phase)
-        return announce(phase, self._node.number, lanes, new=new, fills=fills)
-
-    def read(
-        self, phase: Phase, lanes: int, round_: int, then: Callable[[float, Pulled], Orders]
-    ) -> BeginTask:
+    def read(self, phase: Phase, round_: int, then: Callable[[float, Pulled], Orders]) -> BeginTask:
         """Read the own part, which is in no store, for the program."""
-        part = PartOf(self._room(phase), phase.width, lanes)
+        part = self._part_of(phase)
         message = Pulled(round_, 1, part.lanes.start, len(part.lanes))
         return self._tasks.begin(self._owner, ReadPart(part), lambda now, _: then(now, message))
 

@@ -91,55 +91,29 @@ def _is_number(text: str) -> bool:
     return text.strip().lstrip("-").isdecimal()
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Who serves in the next phase, by rank; the worker `source` that new parts are filled from, 0: from no worker."""
+def replace_servers(
+    before: tuple[int, ...], counted: Collection[int], view: View
+) -> tuple[int, ...]:
+    """Who serves after servers have gone: workers take their ranks, those with the highest numbers.
 
-    servers: tuple[int, ...]
-    source: int = 0
-
-
-def choose_source(workers: Collection[int], read: Mapping[int, int], first_round: int) -> int:
-    """The worker that a new server is filled from: it has read most, and of these it has the lowest number.
-
-    Args:
-        workers: that are live, have trained, and go on.
-        read: the last round that each has read.
-        first_round: of the first training phase with servers. Before it was read nothing is trained, and a new server
-            has the weights from its own program: 0.
-    """
-    able = [number for number in workers if read.get(number, 0) >= first_round]
-    return min(able, key=lambda number: (-read[number], number), default=0)
-
-
-def follow(
-    before: tuple[int, ...], live: Collection[int], workers: Collection[int], source: int
-) -> Roles | None:
-    """Who serves after hosts have gone, or come; None: the job cannot go on, and is saved and stopped (R22).
-
-    A member that does not serve takes the rank of a server that has gone: of those that are no workers the one with
-    the lowest number, or else of the workers, but for the last one. If there is none, the servers that are left deal
-    the parameters out anew, and all of them are filled from `source`.
+    Each of them has the parameters of the last commit. The lead has the lowest number: it goes on as a worker, so that
+    hosts that come back get its optimizer's state.
 
     Args:
         before: the servers of the phase before, by rank.
-        workers: that have trained, and go on.
-        source: as `choose_source` says, for the case that somebody must be filled; it goes on as a worker.
+        counted: the live members that have the job's state.
+
+    Raises:
+        JobFailed: no worker would be left.
     """
-    gone = [server for server in before if server not in live]
-    if not gone:
-        return Roles(before)
-    idle = sorted(set(live) - set(before) - set(workers))
-    busy = sorted(set(workers) & set(live) - set(before) - {source})
-    if not source and busy:
-        busy.pop()  # one of them stays a worker
-    new = iter((*idle, *busy))
-    taken = {server: next(new, 0) for server in gone}
-    servers = tuple(taken.get(server, server) for server in before)
-    if 0 in servers:
-        servers = tuple(server for server in before if server in live)
-    left = set(workers) & set(live) - set(servers)
-    return Roles(servers, source) if servers and left else None
+    gone = [number for number in before if number not in counted]
+    workers = sorted(set(counted) - set(before))
+    if len(workers) <= len(gone):
+        raise JobFailed(
+            f"{view.names(gone)} served parameters, and left: too few hosts are left to serve and to train"
+        )
+    taken = dict(zip(gone, reversed(workers), strict=False))
+    return tuple(taken.get(number, number) for number in before)
 
 
 # ---- every host: what it needs

@@ -155,11 +155,35 @@ def test_a_worker_is_killed_and_comes_back(four: Network, job: Path, every: int)
     four.ready()
 
 
-def test_a_server_is_killed(four: Network, job: Path) -> None:
-    """The job is saved with what the last commit has come to, and says how it goes on."""
-    slow = Slow(four, job, servers="h2")
-    four.end("h2", signal.SIGKILL)
-    until(lambda: four.stands_by("h1"), "the job is stopped")
-    assert "h2 served parameters, and left" in four.log("h1")
+@pytest.mark.parametrize(("every", "servers"), [(1, "h2"), (6, "h2"), (6, "h1"), (6, "h2,h3")])
+def test_a_server_is_killed(four: Network, job: Path, every: int, servers: str) -> None:
+    """A worker serves in its place, with the state of the last commit. h1 has submitted the job, and leads it."""
+    slow = Slow(four, job, servers=servers, sync_every=every, rounds=120, test_every=120)
+    killed = servers[:2]
+    four.end(killed, signal.SIGKILL)
+    other = "h4" if killed == "h1" else "h1"
+    until(lambda: f"{killed} served parameters, and left: " in four.log(other), "said at the lead")
+    if killed != "h1":
+        checked(four.finished(slow.channel))
+    else:
+        until(lambda: "job done, standing by" in four.log("h4"), "the job's end")
     slow.channel.close()
     four.ready()
+
+
+@pytest.fixture
+def two() -> Iterator[Network]:
+    with Network(2, program=LIGHT) as made:
+        made.up()
+        yield made
+
+
+def test_the_only_server_of_two_hosts_is_killed(two: Network) -> None:
+    """Nobody would be left to train: the job is saved, and stopped. Of two hosts the first may go on alone."""
+    slow = Slow(two, tiny_job(two.folder, WIDER), servers="h2")
+    two.end("h2", signal.SIGKILL)
+    until(lambda: two.stands_by("h1"), "the job is stopped")
+    log = two.log("h1")
+    assert "h2 served parameters, and left: too few hosts are left to serve and to train" in log
+    assert "saved after" in log
+    slow.channel.close()

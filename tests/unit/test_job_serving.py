@@ -10,7 +10,7 @@ import pytest
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.job.serving import Asked, Roles, Room, announce, choose_source, follow, keeps_part
+from nicps.job.serving import Asked, Room, announce, keeps_part, replace_servers
 from nicps.protocol import Member, Phase, View
 from nicps.protocol.serving import Serving
 from nicps.session.served_form import Serves
@@ -72,40 +72,17 @@ def test_too_few_hosts_where_servers_train() -> None:
 # ---- who takes a server's place
 
 
-def test_a_source_has_read_most_and_the_lowest_number() -> None:
-    read = {1: 0, 2: 7, 3: 8, 4: 8, 5: 9}
-    assert choose_source((2, 3, 4), read, 7) == 3, "5 is no worker"
-    assert choose_source((2, 3, 4, 5), read, 7) == 5
-    assert choose_source((2,), read, 7) == 2
-    assert choose_source((2,), read, 8) == 0, "nothing is trained yet"
-    assert choose_source((), read, 7) == 0 and choose_source((6,), read, 7) == 0
-
-
-def test_all_is_as_it_was() -> None:
-    assert follow((2, 1), ALL, (3, 4, 5), 3) == Roles((2, 1))
-    assert follow((2, 1), (1, 2, 4), (4,), 4) == Roles((2, 1)), "a worker has gone"
-    assert follow((2, 1), (1, 2, 4), (), 4) == Roles((2, 1)), "others come to train"
-
-
-def test_who_takes_a_rank() -> None:
-    assert follow((2, 1), (1, 3, 4, 5), (3, 4), 3) == Roles((5, 1), 3), "5 is no worker"
-    assert follow((2, 1), (1, 3, 4, 5), (3, 4, 5), 3) == Roles((4, 1), 3), "3 is the source"
-    assert follow((2, 1), (1, 3, 4, 5), (3, 4, 5), 4) == Roles((3, 1), 4)
-    assert follow((2, 1), (3, 4, 5), (3, 4, 5), 4) == Roles((3, 5), 4), "both have gone"
-    assert follow((2, 1), (1, 3, 4), (3, 4), 0) == Roles((3, 1)), "nothing is trained yet"
-    assert follow((2, 1), (1, 4), (4,), 0) == Roles((1,)), "4 stays a worker"
-
-
-def test_the_rest_deal_out_anew() -> None:
-    assert follow((2, 1, 5), (1, 4, 5), (4,), 4) == Roles((1, 5), 4)
-    assert follow((2, 1), (1, 4), (4,), 4) == Roles((1,), 4)
-    assert follow((2, 1, 5), (1, 3, 4), (3, 4), 3) == Roles((1,), 3), "one is not enough for two"
-
-
-def test_the_job_ends() -> None:
-    assert follow((1,), (4,), (4,), 4) is None, "4 cannot serve and train"
-    assert follow((1, 2), (1,), (), 0) is None, "no worker is left"
-    assert follow((1, 2), (1, 3), (), 0) is None, "3 has never trained, and nobody else has"
+def test_workers_take_the_ranks_of_servers_that_have_gone() -> None:
+    """The highest numbers; a worker stays."""
+    whole = view(1, 2, 3, 4, 5)
+    assert replace_servers((2, 1), (1, 2, 3), whole) == (2, 1)
+    assert replace_servers((2, 1), (1, 3, 4, 5), whole) == (5, 1)
+    assert replace_servers((2, 1), (3, 4, 5), whole) == (5, 4)
+    assert replace_servers((1,), (3, 4), whole) == (4,)
+    with pytest.raises(JobFailed, match=r"^h1 served parameters, and left: too few hosts"):
+        replace_servers((1,), (4,), whole)
+    with pytest.raises(JobFailed, match=r"^h1, h2 served parameters"):
+        replace_servers((2, 1), (3, 4), whole)
 
 
 # ---- what a host needs

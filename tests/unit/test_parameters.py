@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from nicps.dataplane import parameters
-from nicps.errors import JobFailed, TooLarge
-from nicps.layout import layout
+from nicps.errors import TooLarge
 from tests import served_reference as reference
 from tests.served_reference import PULLED
 
@@ -38,34 +37,6 @@ def test_as_told() -> None:
     parts = [numbers[at : at + PULLED] for at in range(0, len(numbers), PULLED)]
     expected = np.concatenate([reference.read(*reference.held(part)) for part in parts])
     assert (out.view(np.uint32) == expected[:-7].view(np.uint32)).all()
-
-
-def test_lanes_become_the_units_that_they_are() -> None:
-    numbers = units(2)
-    parts = [numbers[at : at + PULLED] for at in range(0, len(numbers), PULLED)]
-    records = np.zeros(FRAGMENTS, layout().records["stored"])
-    expected: list[int] = []
-    for record, part in zip(records, parts, strict=True):
-        exponent, lanes = reference.held(part)
-        record["lane"] = np.frombuffer(np.array(lanes, ">i4").tobytes(), np.uint8)
-        record["exponent"] = exponent & 0xFF
-        expected += [lane << (exponent + 40) for lane in lanes]
-    found = np.full(FRAGMENTS * PULLED - 7, 5, np.int64)
-    parameters.from_lanes(records, found)
-    assert found.tolist() == expected[:-7]
-    records["exponent"][290], records["lane"][290] = -8 & 0xFF, 0x7F
-    with pytest.raises(JobFailed, match="near the limits"):
-        parameters.from_lanes(records, found)
-
-
-@pytest.mark.parametrize("exponent", [-41, -7, 127, -128])
-def test_lanes_of_no_server(exponent: int) -> None:
-    records = np.zeros(3, layout().records["stored"])
-    records["exponent"] = -40 & 0xFF
-    parameters.from_lanes(records, np.zeros(3 * PULLED, np.int64))
-    records["exponent"][2] = exponent & 0xFF
-    with pytest.raises(JobFailed, match="exponents of no server"):
-        parameters.from_lanes(records, np.zeros(3 * PULLED, np.int64))
 
 
 def test_weights_become_units() -> None:

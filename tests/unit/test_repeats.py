@@ -14,6 +14,7 @@ from nicps.agent.frames import Frames
 from nicps.agent.keyring import Keyring
 from nicps.agent.loop import Loop
 from nicps.agent.records import TimeLine
+from nicps.agent.served_room import ServedRoom
 from nicps.job import Life, LifeSettings
 from nicps.protocol import Send, SendFragments
 from nicps.protocol.ring import Offer, Ring
@@ -85,7 +86,8 @@ def test_a_token_that_the_kernel_has_forwarded_is_not_handled_as_well() -> None:
     loop = Loop(lambda error: None)
     loop.watch = lambda *_, **__: None  # type: ignore[method-assign]
     plane: Any = kernel
-    frames = Frames(Driver(life), plane, Keyring.read(None), loop, TimeLine(), lambda *_: None)
+    rooms = TimeLine(), ServedRoom(plane)
+    frames = Frames(Driver(life), plane, Keyring.read(None), loop, *rooms, lambda *_: None)
     ring.offer(START, Offer(1, 4))
     frames._receive()
     assert not sent(life.done, SendFragments) and not ring.holding

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from nicps import wire
 from nicps.errors import JobFailed, WireError
 from nicps.exchange import Exchange
-from nicps.job.orders import Acknowledge, Fail
 from nicps.job.plan import Plan
 from nicps.protocol import Phase
 from nicps.protocol.serving import Serving, per_push, pulled_fragments
-from tests.parts import Host, training
 
 SERVING = Serving((1, 4), 64, True, 5, 2)
 PHASE = Phase(
@@ -145,17 +143,3 @@ def test_servers_are_no_setting_of_the_exchange() -> None:
     """A user asks for the system, and not for the way in which its sums are made."""
     with pytest.raises(JobFailed, match="'servers' is not a setting"):
         Plan.choose({"exchange": "servers"}, Exchange.BROADCAST)
-
-
-@pytest.mark.parametrize("shares", [(4, 4, 4), (0, 4, 4)])
-def test_a_host_that_cannot_serve_says_so(shares: tuple[int, ...]) -> None:
-    """The lead's version is newer: the job ends with a line, where no acknowledgement would let it wait."""
-    host = Host()
-    host.builds()
-    host.forget()
-    host.decides(training(4, exchange=Exchange.SERVERS, serving=Serving((2,), 1), shares=shares))
-    host.settle()
-    assert [fail.reason for fail in host.found(Fail)] == [
-        "cannot prepare for train: the lead's version of nicps has parameter servers: install it on all hosts"
-    ]
-    assert not host.found(Acknowledge)

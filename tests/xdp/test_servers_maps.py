@@ -426,19 +426,6 @@ def test_a_part_is_read_as_it_is_told(host: Host) -> None:
     after.close()
 
 
-def test_a_new_server_is_filled_with_what_it_has_pulled(host: Host) -> None:
-    """Its part is then what the store had, fragment by fragment."""
-    other = Room(1, PART, PART, ROOM, PUSHES, True)
-    for index in range(PART * 2, ROOM):
-        body = wire.Held(5, 9, index, ROOM, 0, 32, -30)
-        host.give(body, 2, lane=-3 - index)
-    host.servers.use_part(ServedPart(host.servers, other, WIDTH, 10**6).fill_from_store())
-    found = host.servers.parameters().reshape(-1, 360)
-    for index in range(PART * 2, ROOM):
-        assert (found[index - PART * 2] == (-3 - index) << 10).all()
-    assert not found[ROOM - PART * 2 :].any(), "behind the end"
-
-
 def test_the_parameter_that_is_near_the_limit(host: Host) -> None:
     assert own(host).find_full() is None
     units = np.zeros(PART * LANES[WIDTH], np.int64)
