@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.served_session import ServedNetwork
 from tests.served_training import Reference, vector_of
@@ -55,6 +56,15 @@ FALLING = (
     "\ndef scheduler(optimizer, rounds):\n"
     "    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)\n\ndef optimizer",
 )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As a training program has: a mean of BatchNorm has other bits with two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @dataclass
