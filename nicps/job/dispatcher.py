@@ -79,9 +79,10 @@ class Dispatcher:
             case protocol.SendServed():
                 self._send_served(action)
             case protocol.Stepped():
-                orders = part.note_stepped(now, action) if part else []
+                orders = self._note_stepped(now, action)
             case protocol.Pulled():
-                orders = part.note_pulled(now, action) if part else []
+                program = part.program if part is not None else None
+                orders = part.served.note_pulled(now, program, action) if part and program else []
             case protocol.ReadByAll(round_):
                 orders = lead.course.read_by_all(round_) if lead else []
             case protocol.Need(round_, samples):
@@ -127,6 +128,14 @@ class Dispatcher:
             case protocol.Failed(reason):
                 orders = self._fail_job(reason)
         self._carry_out_orders(now, orders)
+
+    def _note_stepped(self, now: float, action: protocol.Stepped) -> Orders:
+        part = self.part
+        if part is None or part.program is None:
+            return []
+        part.programs.note_training()
+        part.finish.note_stepped(action.staleness)
+        return part.served.note_stepped(now, part.program, action)
 
     def _send_served(self, action: protocol.SendServed) -> None:
         ring = self.node.ring

@@ -18,7 +18,7 @@ from typing import Any
 
 from nicps import protocol, wire
 from nicps.errors import Cancelled, JobFailed, NetworkProblem
-from nicps.job.actions import Action, Log
+from nicps.job.actions import Action, Log, Post
 from nicps.job.dispatcher import Dispatcher
 from nicps.job.orders import Cancel, Fail, Orders, Warn
 from nicps.job.part import Part
@@ -148,7 +148,8 @@ class Life:
 
     def near_limit(self, now: float, what: NearLimit) -> list[Action]:
         """A parameter of the own part takes no more steps: the training program is told which."""
-        orders = self.part.note_near_limit(what) if self.part is not None else []
+        program = self.part.program if self.part is not None else None
+        orders: Orders = [Post(program.number, what)] if program is not None else []
         return self._dispatcher.process(now, (), orders)
 
     def list_came(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from nicps import protocol, wire
+from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.accumulators import Accumulators
@@ -15,7 +15,6 @@ from nicps.job.actions import (
     CountFragments,
     DropFragments,
     NoteEvent,
-    Post,
     RemoveState,
     Settle,
     Settled,
@@ -31,8 +30,6 @@ from nicps.job.finish import Finish
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import (
-    BeginPull,
-    BeginStep,
     Depart,
     Fail,
     HandOutEnded,
@@ -59,7 +56,7 @@ from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
 from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
 from nicps.session import shared_form as says
-from nicps.session.served_form import NearLimit, Pull, Pulled, Step, Stepped
+from nicps.session.served_form import Pull, Step
 from nicps.session.shared_form import has_steps
 
 
@@ -108,7 +105,6 @@ class Part:
         self.finishing = self.cancelled = self.switch_failed = False
         self.exchange: Exchange | None = None
         self.rest = NO_REST
-        self._trained_in: Phase | None = None  # the last phase of training that this host was in
         self._saving: Saving | None = None
         # Another member's state is here, which the program has not loaded yet; a group's program has reported its end.
         self._has_state = self._left = False
@@ -179,7 +175,7 @@ class Part:
         entry.waiting = None  # an earlier decision's, which does not come
         if phase.kind is wire.PhaseKind.TRAIN:
             self.exchange, self.rest = phase.exchange, phase.rest
-            self.served.serving, self._trained_in = phase.serving, phase
+            self.served.phase = phase
             self.switch_failed = bool(phase.settings.get("switch_failed"))
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self.finishing = False
@@ -321,14 +317,11 @@ class Part:
                 program.excuse()
                 self.contribution.begin(now)
                 return [Offer(round_, samples, unit, skip, conversion)]
-            case Step(round_, samples, skip):
-                if program.lags:
-                    return []
-                program.excuse()
+            case Step(round_, samples, skip) if not program.lags:
                 self.contribution.begin(now)
-                return [BeginStep(Offer(round_, samples, skip=skip))]
+                return self.served.step(program, Offer(round_, samples, skip=skip))
             case Pull(round_):
-                return self._pull(program, round_)
+                return self.served.pull(program, round_)
             case says.Read(round_, digest):
                 return self._read(now, program, round_, digest)
             case says.Prepared(number):
@@ -361,53 +354,6 @@ class Part:
                 return [Fail(reason)]
             case _:
                 return []
-
-    # ---- with servers: its steps, and parameters
-
-    def _pull(self, program: Program, round_: int) -> Orders:
-        """It needs all parameters. A server has its own part by itself, and pulls what others serve."""
-        phase = self._trained_in
-        if phase is None:
-            return []
-        program.excuse()
-        if phase.shares[self._node.number - 1]:
-            return [BeginPull(round_)]
-        if others := self.served.others(phase):
-            return [BeginPull(round_, others)]
-        return self._give_part(phase, program, round_)
-
-    def _give_part(self, phase: Phase, program: Program, round_: int) -> Orders:
-        def read(now: float, message: Pulled) -> Orders:
-            program.give_duty(now, "work")
-            return [Post(program.number, message)]
-
-        return [self.served.read(phase, round_, read)]
-
-    def note_pulled(self, now: float, action: protocol.Pulled) -> Orders:
-        """All parameters are here."""
-        phase, program = self._trained_in, self.program
-        if phase is None or program is None:
-            return []
-        if self.served.serves(phase):
-            return self._give_part(phase, program, action.round)
-        program.give_duty(now, "work")
-        return [Post(program.number, Pulled(action.round, action.number))]
-
-    def note_stepped(self, now: float, action: protocol.Stepped) -> Orders:
-        """All servers have added its step."""
-        program = self.program
-        if program is None:
-            return []
-        program.give_duty(now, "work")
-        self.programs.note_training()
-        self.finish.note_stepped(action.staleness)
-        values = action.round, action.number, action.version, action.staleness
-        return [Post(program.number, Stepped(*values))]
-
-    def note_near_limit(self, what: NearLimit) -> Orders:
-        """A parameter of the own part takes no more steps."""
-        program = self.program
-        return [Post(program.number, what)] if program is not None else []
 
     def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
         program.note_read(round_, digest)

@@ -9,35 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nicps import protocol
 from nicps.job.actions import (
     BeginServing,
     BeginTask,
     DropServed,
     FillPart,
+    Post,
     ReadPart,
     ReserveServed,
     StripesRefused,
     UseServed,
 )
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import Orders
+from nicps.job.orders import BeginPull, BeginStep, Orders
+from nicps.job.program import Program
 from nicps.job.serving import PartOf, Room, announce, keeps_part
 from nicps.job.tasks import Tasks
-from nicps.protocol import Phase, Source
+from nicps.protocol import Offer, Phase, Source
 from nicps.protocol.serving import Serving, per_push, pulled_fragments
-from nicps.session.served_form import Pulled, Serves
+from nicps.session.served_form import Pulled, Serves, Stepped
 
 
 class ServedMemory:
     """What there is, and what a phase needs.
 
-    Attributes: `serving`, of the last training phase, if that had servers; `lanes`, parameters of the vector, once the
+    Attributes: `phase`, the last one of training that this host was in; `lanes`, parameters of the vector, once the
     training program has told that.
     """
 
     def __init__(self, node: NodeInfo, tasks: Tasks, owner: object) -> None:
         self._node, self._tasks, self._owner = node, tasks, owner
-        self.serving: Serving | None = None
+        self.phase: Phase | None = None
         self.lanes = 0
         self._made = 0  # the how manieth store this is
         self._mapped = 0, 0  # the last training program that was told of one, and of which
@@ -48,7 +51,8 @@ class ServedMemory:
     @property
     def servers(self) -> tuple[int, ...]:
         """Of the last training phase, by rank."""
-        return self.serving.servers if self.serving is not None else ()
+        serving = self.phase.serving if self.phase is not None else None
+        return serving.servers if serving is not None else ()
 
     # ---- what a phase needs
 
@@ -127,17 +131,50 @@ class ServedMemory:
             phase, self._node.number, self.lanes, new=self._mapped != before, fills=fills
         )
 
-    def read(self, phase: Phase, round_: int, then: Callable[[float, Pulled], Orders]) -> BeginTask:
+    def step(self, program: Program, offer: Offer) -> Orders:
+        """It has a step."""
+        program.excuse()
+        return [BeginStep(offer)]
+
+    def note_stepped(self, now: float, program: Program, action: protocol.Stepped) -> Orders:
+        """All servers have added its step."""
+        program.give_duty(now, "work")
+        values = action.round, action.number, action.version, action.staleness
+        return [Post(program.number, Stepped(*values))]
+
+    def pull(self, program: Program, round_: int) -> Orders:
+        """It needs all parameters. A server has its own part by itself, and pulls what others serve."""
+        phase = self.phase
+        if phase is None or phase.serving is None:
+            return []
+        program.excuse()
+        if phase.shares[self._node.number - 1]:
+            return [BeginPull(round_)]
+        if others := self._others(phase, phase.serving):
+            return [BeginPull(round_, others)]
+        return self._give_part(phase, program, round_)
+
+    def note_pulled(self, now: float, program: Program, action: protocol.Pulled) -> Orders:
+        """All parameters have come that it needs from others."""
+        if self.phase is not None and self.serves(self.phase):
+            return self._give_part(self.phase, program, action.round)
+        program.give_duty(now, "work")
+        return [Post(program.number, Pulled(action.round, action.number))]
+
+    def _give_part(self, phase: Phase, program: Program, round_: int) -> Orders:
         """Read the own part, which is in no store, for the program."""
         part = self._part_of(phase)
         message = Pulled(round_, 1, part.lanes.start, len(part.lanes))
-        return self._tasks.begin(self._owner, ReadPart(part), lambda now, _: then(now, message))
 
-    def others(self, phase: Phase) -> tuple[Source, ...]:
+        def read(now: float, _: object) -> Orders:
+            program.give_duty(now, "work")
+            return [Post(program.number, message)]
+
+        return [self._tasks.begin(self._owner, ReadPart(part), read)]
+
+    def _others(self, phase: Phase, serving: Serving) -> tuple[Source, ...]:
         """Where the parameters are that are not in the own part."""
-        assert phase.serving is not None
-        serving, each = phase.serving, per_push(phase.width)
-        found = []
+        each, found = per_push(phase.width), []
         for rank, server in enumerate(serving.servers):
             part = serving.part(rank, phase.fragments)
             if server != self._node.number:
