@@ -283,6 +283,8 @@ class Session:
             found: OfRound | shared_form.Phase
             found, _ = self._receive(shared_form.Committed, Stepped, Pulled, shared_form.Phase)
             if isinstance(found, shared_form.Phase):
+                if self._next is not None:  # another one has come in its place
+                    self._send(shared_form.Prepared(self._next.number))
                 self._next = found
             else:
                 self._kept.append(found)

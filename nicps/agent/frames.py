@@ -115,7 +115,10 @@ class Frames:
         now, life = self._driver.now, self._life
         if not bell.fragments:
             return life.servers_refused(now)
-        full = self._served.find_full()
+        try:
+            full = self._served.find_full()
+        except JobFailed as error:
+            return life.action_failed(now, str(error))
         return life.near_limit(now, full) if full is not None else []
 
     def _change_link(self) -> None:
@@ -256,7 +259,8 @@ class Frames:
             config["enabled"] = config["bounce"] = 0
             return
         maps = self._dataplane.maps
-        self._served.open_round(state.round)
+        if state.aggregators:
+            self._served.open_round(state.round)
         orders = state.aggregators, state.aggregators_next
         if before is None or orders != (before.aggregators, before.aggregators_next):
             write_settings(config, state, lambda: maps.stripes.set_ranks(*orders))

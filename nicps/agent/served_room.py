@@ -27,6 +27,7 @@ class ServedRoom:
         self._reserved: dict[int, ServersPart | ServersStore] = {}
         self._given: WeightsFile | None = None  # that the program writes its weights to
         self._told: WeightsFile | None = None  # with the own part
+        self._former: list[WeightsFile] = []  # files that are not needed any more
         self._part: ServedPart | None = None
         self._begins: act.BeginServing | None = None  # a phase that is prepared
         self.versions = 0
@@ -66,7 +67,7 @@ class ServedRoom:
         assert self._part is not None, "this host serves"
         former, self._told = self._told, self._part.read()
         if former is not None:
-            former.close()
+            self._former.append(former)
 
     # ---- at once
 
@@ -87,14 +88,22 @@ class ServedRoom:
         self._begins = action
 
     def open_round(self, round_: int) -> None:
-        """That round is going to be open, before the kernel is told."""
-        servers, begins = self._dataplane.maps.servers, self._begins
+        """That round of a phase with servers is going to be open, before the kernel is told."""
+        servers, begins, config = (
+            self._dataplane.maps.servers,
+            self._begins,
+            self._dataplane.maps.config,
+        )
         if servers is None:
             return
         if begins is not None and round_ >= begins.first_round:
             self._begins = None
-            servers.begin_phase(begins.forget, begins.room)
-        if round_ != self._dataplane.maps.config["round"]:
+            config["round_low"], config["round_high"] = (
+                1,
+                0,
+            )  # none, until the new words are written
+            servers.begin_phase(begins.forget, begins.room, staleness=begins.staleness)
+        if round_ != config["round"]:
             servers.begin_round(round_)
 
     def settle(self, action: act.Settled) -> None:
@@ -117,6 +126,8 @@ class ServedRoom:
 
     def descriptors(self, message: Message) -> tuple[int, ...]:
         """Of the memory that a message tells of, in the order that it promises."""
+        while self._former:  # not in the thread: their descriptors may be on their way
+            self._former.pop().close()
         if isinstance(message, Pulled) and message.lanes:
             assert self._told is not None, "the part is read first"
             return (self._told.fd,)
@@ -139,10 +150,11 @@ class ServedRoom:
         reserved, self._reserved = self._reserved, {}
         for made in reserved.values():
             made.close()
-        for file in (self._given, self._told):
+        for file in (self._given, self._told, *self._former):
             if file is not None:
                 file.close()
         self._given = self._told = self._part = self._begins = None
+        self._former = []
         self.versions = 0
         if self._dataplane.maps.servers is not None:
             self._servers.retire()

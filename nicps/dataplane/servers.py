@@ -223,7 +223,13 @@ class Servers:
 
     # ---- phases and rounds
 
-    def begin_phase(self, forget: Collection[int] | None = None, room: int | None = None) -> None:
+    def begin_phase(
+        self,
+        forget: Collection[int] | None = None,
+        room: int | None = None,
+        *,
+        staleness: bool = True,
+    ) -> None:
         """What a round of the phase before has come to that was dropped never counts.
 
         No round is open until the next one begins. Takes 10 to 30 ms: a frame that was checked before may still be
@@ -233,8 +239,10 @@ class Servers:
             forget: members whose agents have begun anew, and number their steps from 1 on again; None: all. Others may
                 still have frames of the phase before under way, which are duplicates.
             room: fragments of parameters in the vector, where this host has no store.
+            staleness: a push counts 1 / staleness (S3); otherwise all count alike.
         """
         self._config["round"] = 0
+        self._config["staleness"] = staleness
         if room is not None:
             self._config["room"] = room
         self._quiesce()
@@ -301,13 +309,15 @@ class Servers:
             # A pull settles its home: what is due goes into the parameters, under a claim.
             before = self.homes[left]
             barrier()
+            free = self.homes["claim"][left] == 0  # read after what it guards
+            barrier()
             units = flat[left]
             settled = (before["tag"] & _LOW) <= self._config["settled"][0]
             due = (before["due"] != 0) & settled & (before["full"] == 0)
             units[due] += flat[sums + left[due]]
             barrier()
             after = self.homes[left]
-            same = (before["due"] == after["due"]) & (before["claim"] == 0) & (after["claim"] == 0)
+            same = free & (before["due"] == after["due"]) & (after["claim"] == 0)
             found[left[same] - first] = units[same]
             left = left[~same]
             if len(left) and time.monotonic() > deadline:

@@ -164,7 +164,8 @@ class Stripes:
         Takes up to 0.1 s, and may be done in another thread. A process that has mapped the maps keeps them.
         """
         with self._swapping:
-            if self.room or self.own_fd < 0:
+            used = self._config["room"][0] or self._config["gather_blocks"][0]  # by servers, too
+            if used or self.own_fd < 0:
                 return
             for name in ("own", "sums", "gathers", "gather_blocks"):
                 inner.take_out(self._fds[name])

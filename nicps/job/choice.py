@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.actions import Log
 from nicps.job.node_info import NodeInfo
@@ -88,20 +89,29 @@ class Choice:
             return [PublishEvent("warning", {"message": text})]
         return [Log(text)]
 
-    def choose_servers(self, counted: Collection[int]) -> tuple[Serving | None, Orders]:
+    def choose_servers(
+        self, counted: Collection[int], fragments: int
+    ) -> tuple[Serving | None, Orders]:
         """Which members serve parameters in the next training phase, and what is said of that; None: none does.
 
         Args:
             counted: the members that have the job's state.
+            fragments: of steps in the vector.
 
         Raises:
-            JobFailed: there are too few members for servers and workers.
+            JobFailed: there are too few members for servers and workers, or too many servers for the model.
         """
         plan, view = self._plan, self._node.view
         if plan.servers is None:
             return None, []
         before, told = self._servers, list[Order]()
         servers = before or plan.servers.choose(view)
+        if len(servers) > fragments:
+            raise JobFailed(
+                f"{len(servers)} servers are too many for a model of {fragments} fragments: name {fragments} or fewer"
+            )
+        if not set(counted).difference(servers):
+            raise JobFailed("all hosts that trained have left")
         if gone := [number for number in servers if number not in counted]:
             servers = replace_servers(servers, counted, view)
             new = view.names(set(servers) - set(before))

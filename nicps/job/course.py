@@ -127,6 +127,8 @@ class Course:
             return self._train()
         if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
             return self._train()  # another member takes its place
+        if phase.serving is not None and not phase.sharing(view.live):
+            return self._give_up("all hosts that trained have left")
         if self._decided is not None and self._decided[0] == node.open_round - 1:
             round_, what, saves = self._decided
             return self.round_judged(round_, what, saves=saves)
@@ -370,7 +372,7 @@ class Course:
             )  # it was as coarse as gradients are large
         of = counted, self.fragments, self.unit, exchange
         try:
-            serving, changed = self.choice.choose_servers(counted)
+            serving, changed = self.choice.choose_servers(counted, self.fragments)
         except JobFailed as error:
             return self._give_up(str(error))
         phase = plan.training(node.view, node.open_round + 1, *of, serving)

@@ -236,6 +236,8 @@ class Part:
         mine = self._entry.has_share(phase) and program is not None and program.holds_state
         noted = self.steps.commit(commit, mine=mine, several=has_steps(self.settings))
         listed = len(commit.counted) if phase.exchange.served else None
+        if phase.exchange.served:
+            self.served.note_commit(phase)
         orders: Orders = [*noted, CountFragments(commit.round, listed)]
         if listed:
             orders.append(Settled(commit.round))
@@ -321,7 +323,7 @@ class Part:
                 self.contribution.begin(now)
                 return self.served.step(program, Offer(round_, samples, skip=skip))
             case Pull(round_):
-                return self.served.pull(program, round_)
+                return self.served.pull(now, program, round_, self.phase)
             case says.Read(round_, digest):
                 return self._read(now, program, round_, digest)
             case says.Prepared(number):

@@ -46,7 +46,11 @@ class ServedMemory:
         self._mapped = 0, 0  # the last training program that was told of one, and of which
         self._opened = False
         self._store = 0, 0  # fragments of parameters, and of steps
-        self._before: Phase | None = None  # the last one whose part is here
+        self._before: Phase | None = (
+            None  # of whose rounds the part that is here has seen one committed
+        )
+        self._filled = 0  # the first round of the phase for which it was filled last
+        self._asked = 0  # the round in which the program wants all parameters
 
     @property
     def servers(self) -> tuple[int, ...]:
@@ -67,9 +71,13 @@ class ServedMemory:
     def needs_filling(self, phase: Phase) -> bool:
         """Whether the own part is not here yet."""
         node = self._node
-        return self.serves(phase) and not keeps_part(
-            self._before, phase, node.number, node.learners
-        )
+        if not self.serves(phase) or self._filled == phase.first_round:
+            return False
+        return not keeps_part(self._before, phase, node.number, node.learners)
+
+    def note_commit(self, phase: Phase) -> None:
+        """A round of the phase counts: from now on the part that it has is the newest. A worker has none."""
+        self._before = phase if self.serves(phase) else None
 
     def _room(self, phase: Phase) -> Room:
         return Room.of(phase, self._node.number)
@@ -109,17 +117,17 @@ class ServedMemory:
         def filled(now: float, number: int) -> Orders:
             if not current():
                 return [DropServed(number)]
-            self._before = phase
+            self._filled, self._before = phase.first_round, None
             return [UseServed(number), *then(now)]
 
         return self._tasks.begin(self._owner, FillPart(self._part_of(phase)), filled)
 
     def begin(self, phase: Phase) -> BeginServing:
         """The phase's rounds come next. Hosts that have come back number their steps from 1 on again."""
-        if self.serves(phase):
-            self._before = phase
-        room = pulled_fragments(phase.fragments, phase.width)
-        return BeginServing(phase.first_round, frozenset(self._node.learners), room)
+        assert phase.serving is not None
+        room, staleness = pulled_fragments(phase.fragments, phase.width), phase.serving.staleness
+        forget = frozenset(self._node.learners)
+        return BeginServing(phase.first_round, forget, room, staleness)
 
     # ---- what the training program is told, and asks for
 
@@ -142,24 +150,34 @@ class ServedMemory:
         values = action.round, action.number, action.version, action.staleness
         return [Post(program.number, Stepped(*values))]
 
-    def pull(self, program: Program, round_: int) -> Orders:
-        """It needs all parameters. A server has its own part by itself, and pulls what others serve."""
+    def pull(self, now: float, program: Program, round_: int, current: Phase | None) -> Orders:
+        """It needs all parameters. A server has its own part by itself, and pulls what others serve.
+
+        Args:
+            current: the phase that this host is in or getting ready for. Without servers, or if one of them has gone,
+                nobody answers, and the program is told.
+        """
         phase = self.phase
         if phase is None or phase.serving is None:
             return []
         program.excuse()
-        if phase.shares[self._node.number - 1]:
-            return [BeginPull(round_)]
-        if others := self._others(phase, phase.serving):
-            return [BeginPull(round_, others)]
-        return self._give_part(phase, program, round_)
+        self._asked = round_
+        trains = bool(phase.shares[self._node.number - 1])
+        others = () if trains else self._others(phase, phase.serving)
+        if not (trains or others):
+            return self._give_part(phase, program, round_)
+        serving = current.serving if current is not None else None
+        if serving is None or not self._node.view.live.issuperset(serving.servers):
+            program.give_duty(now, "work")
+            return [Post(program.number, Pulled(round_, 1, lost=True))]
+        return [BeginPull(round_, others)]
 
     def note_pulled(self, now: float, program: Program, action: protocol.Pulled) -> Orders:
         """All parameters have come that it needs from others."""
         if self.phase is not None and self.serves(self.phase):
-            return self._give_part(self.phase, program, action.round)
+            return self._give_part(self.phase, program, self._asked)
         program.give_duty(now, "work")
-        return [Post(program.number, Pulled(action.round, action.number))]
+        return [Post(program.number, Pulled(self._asked, action.number))]
 
     def _give_part(self, phase: Phase, program: Program, round_: int) -> Orders:
         """Read the own part, which is in no store, for the program."""

@@ -185,13 +185,15 @@ class Served:
         self._say(Pull(round_))
 
     def wait_pulled(self, round_: int) -> bool:
-        """Wait until all are here; whether they are, before another phase. Where a round was committed, a test waits.
+        """Wait until all are here; False if another phase comes before, or no server can give them. After a commit a
+        test waits.
 
         Raises:
             JobAborted: the job was stopped.
         """
         through = _AFTER_READING if self._reads else ()
-        if self._wait(round_, Pulled, through=through) is None:
+        found = self._wait(round_, Pulled, through=through)
+        if found is None or found.lost:
             return False
         self._reads = False
         return True

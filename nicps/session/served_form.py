@@ -102,6 +102,10 @@ class Pulled(Message):
     number: Annotated[int, Field(_NUMBER, "the pull's")]
     first: Annotated[int, Field(COUNT, "the first parameter of the file")] = 0
     lanes: Annotated[int, Field(COUNT, "parameters in the file; 0: there is none")] = 0
+    lost: Annotated[
+        bool,
+        Field(FLAG, "nothing has come, and nothing will: a server has gone, or no round is open"),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

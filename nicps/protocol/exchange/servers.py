@@ -165,13 +165,19 @@ class ServersExchanger(Exchanger):
         listed = sum(1 << k for k, line in enumerate(token.lines) if line.contributed)
         if not listed:
             return True
-        if listed >> (self._number - 1) & 1 and not (self._contributes and self._steps.whole):
+        if listed >> (self._number - 1) & 1 and not self._has_contributed:
             return False
         if self._number not in self.aggregators:
             return True
         rank = self.aggregators.index(self._number)
         homes = len(self._serving.part(rank, self._phase.fragments))
         return self._kernel.made(token.round, self._view.number) >= homes
+
+    @property
+    def _has_contributed(self) -> bool:
+        """All of what this member gives to the open round is added."""
+        steps = self._steps
+        return self._contributes and steps.whole and steps.number == self.conversion
 
     def ask(self, now: float, token: TokenState) -> bool:
         """Whoever sends knows what lacks."""
