@@ -217,6 +217,18 @@ def test_rounds(host: Host) -> None:
     assert (servers.homes["due"] == 0).all() and (servers.parameters() == before + 25).all()
 
 
+@pytest.mark.parametrize(("staleness", "added"), [(True, 4), (False, 8)])
+def test_a_phase_says_whether_staleness_counts(host: Host, staleness: bool, added: int) -> None:
+    """S3: the second of two pushes, which was computed from the same parameters."""
+    host.servers.begin_phase(staleness=staleness)
+    host.servers.open_round(ROUND, settled=False)
+    for sender in (2, 3):
+        for index in range(PART):
+            body = wire.Push(0, 1, index, PUSHES, 0, WIDTH, -40)
+            host.give(body, sender, lane=8 * (sender == 3))
+    assert (host.servers.parameters().reshape(-1) == start() + added).all()
+
+
 def test_another_phase_forgets_steps_and_what_was_dropped(host: Host) -> None:
     servers = host.servers
     host.push(0, number=8)
