@@ -67,24 +67,15 @@ class Served:
 
     def step(self, offer: Offer) -> None:
         """Its next step is converted."""
-        control = self._control
-        works = self._number in self._workers and not self._gives
-        if works and offer.round == control.round and not control.line().settled:
+        control, works = self._control, self._number in self._workers
+        settled = control.has_offered or control.line().settled
+        if works and offer.round == control.round and not settled:
             self._step = offer
 
     def pull(self, sources: tuple[Source, ...]) -> None:
-        """It needs all parameters: from these, or else from the servers."""
-        if not self._gives:
+        """It needs all parameters: from these, or else from the servers. What it has offered must be added first."""
+        if not self._control.has_offered:
             self._step, self._begun = None, Begun(wire.FrameType.PULL, next(self._numbers), sources)
-
-    @property
-    def _gives(self) -> bool:
-        """Its step is on its way, or is offered: nothing else is taken from its training program before that ends."""
-        pushes = any(
-            begun is not None and begun.type is wire.FrameType.PUSH
-            for begun in (self._begun, self._exchange.begun)
-        )
-        return pushes or self._control.has_offered
 
     def settle(self, now: float) -> Steps:
         """Begin what can be begun now; the lead gives GO, once it can."""

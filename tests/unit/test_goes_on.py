@@ -201,6 +201,14 @@ def test_who_skips_lets_the_round_end(every: int) -> None:
     assert types(ring.step(START, step())) == ({PUSH} if every == 0 else set())
 
 
+def test_a_program_that_pulls_what_it_has_offered_for_gets_nothing() -> None:
+    """Its contribution has the number that it was offered with, and numbers rise."""
+    ring, _ = worker(every=1, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
+    ring.step(START, step())
+    assert not types(ring.pull(START, ()))
+    assert types(ring.on_want(START, said(3, OFFERED))) == {CONTRIBUTION}
+
+
 def test_the_offers_of_all_workers_close_the_list_and_contributions_begin() -> None:
     ring, kernel = worker(every=1, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
     ring.step(START, step())
