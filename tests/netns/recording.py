@@ -43,7 +43,7 @@ class Recording(Session):
             return
         arena = self._shared().arena
         doorbell = self._shared().adding.offers._handover._doorbell
-        tell, total = arena.set_converted, LaneFormat(self._lanes, self._width()).fragments
+        tell, total = arena.set_converted, LaneFormat(self._format.lanes, self._width()).fragments
 
         def tell_half(of: int, fragments: int) -> None:
             if 2 * fragments >= total and not (self.folder / f"{of}.half").exists():

@@ -56,7 +56,7 @@ def damage(what):
     if what == "weights":
         found("FlatModel").model[0].weight.data[0, 0] += 0.5
     elif what == "buffers":
-        found("FlatModel")._common[0] += 0.5
+        found("FlatModel")._averages[0].common[0] += 0.5
     else:
         optimizer = found("Training").optimizer
         next(iter(optimizer.state.values()))["momentum_buffer"][0, 0] += 0.5
