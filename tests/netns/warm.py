@@ -262,6 +262,8 @@ def _serve(fd: int) -> None:
             request = json.loads(data)
             pid = os.fork()
             if pid == 0:
+                for own in (requests, woken, wakes):
+                    own.detach()  # else they would close descriptors of the command's as it ends
                 _become(request, fds[:_STREAMS])
                 _show_as(request["argv"], request["env"][processes.MARK])
                 _run(sys.argv[0])
