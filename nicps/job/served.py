@@ -154,8 +154,8 @@ class ServedMemory:
         """It needs all parameters. A server has its own part by itself, and pulls what others serve.
 
         Args:
-            current: the phase that this host is in or getting ready for. Without servers, or if one of them has gone,
-                nobody answers, and the program is told.
+            current: the phase that this host is in or getting ready for. If neither that nor the phase in force has
+                servers, or one of them has gone, nobody answers, and the program is told.
         """
         phase = self.phase
         if phase is None or phase.serving is None:
@@ -166,6 +166,8 @@ class ServedMemory:
         others = () if trains else self._others(phase, phase.serving)
         if not (trains or others):
             return self._give_part(phase, program, round_)
+        if current is None or current.serving is None:
+            current = self._node.phase_in_force  # which a test that is being prepared for follows
         serving = current.serving if current is not None else None
         if serving is None or not self._node.view.live.issuperset(serving.servers):
             program.give_duty(now, "work")

@@ -146,14 +146,29 @@ def test_a_pull_that_nobody_answers(host: Host, what: str) -> None:
     """The program is told, and waits no longer."""
     prepared(host, phase(2))
     if what == "another phase":
-        host.decides(training(6, 9, kind=wire.PhaseKind.TEST, shares=(1, 1, 1)))
+        test = training(6, 9, kind=wire.PhaseKind.TEST, shares=(1, 1, 1))
+        host.decides(test)
         host.settle()
+        host.spot.phase_in_force = test
     else:
         host.spot.view = replace(host.spot.view, live=frozenset({1, 3}), lead=1)
     host.forget()
     host.hears(served.Pull(3))
     assert [post.message for post in host.found(Post)] == [served.Pulled(3, 1, lost=True)]
     assert not host.found(BeginPull)
+
+
+def test_a_pull_while_a_test_is_prepared(host: Host) -> None:
+    """The phase in force has servers, which answer: the test waits until all have read the last round."""
+    serving = Serving((1, 2), 6)
+    settings = {"exchange": Exchange.SERVERS, "serving": serving, "shares": (0, 0, 12)}
+    prepared(host, training(4, **settings))
+    host.decides(training(6, 9, kind=wire.PhaseKind.TEST, shares=(1, 1, 1)))
+    host.settle()
+    host.forget()
+    host.hears(served.Pull(8))
+    assert host.found(BeginPull) == [BeginPull(8, (Source(2, 600, 1200),))]
+    assert not [post for post in host.found(Post) if isinstance(post.message, served.Pulled)]
 
 
 def test_a_pull_in_a_job_without_servers(host: Host) -> None:
