@@ -32,9 +32,6 @@ from xdist.workermanage import WorkerController
 
 from nicps.programs import PACKAGES, find_program, missing_programs
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # PyTorch's threads spin while other workers need the processors
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 ROOT = Path(__file__).resolve().parent.parent
 MUST_RUN = frozenset({"unit", "xdp", "netns"})
 BMV2, P4C = "simple_switch", "p4c-bm2-ss"
