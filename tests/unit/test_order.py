@@ -44,6 +44,8 @@ from trainer.order import (
 from trainer.packing import FRAGMENT, pack
 from trainer.prepare import prepare
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHIPPED = Path(__file__).resolve().parents[2] / "trainer" / "jobs" / "branches"
 SEED = 7
 

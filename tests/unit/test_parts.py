@@ -21,6 +21,8 @@ from nicps.errors import JobFailed, UsageProblem
 from nicps.torch.parts import Due, Part, Parts, PartStep, Settings, cut
 from tests.pending import OPTIMIZERS, named, network, random_cuts, same, states, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 4
 
 

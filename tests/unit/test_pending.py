@@ -8,7 +8,7 @@ import io
 import pickle
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,23 +29,13 @@ from tests.pending import (
     batch,
     chain,
     named,
-    no_other_warning,
     pending,
     same,
     train,
     weights,
 )
 
-
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with no_other_warning():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread", "unwarned")
 
 
 # ---- modules

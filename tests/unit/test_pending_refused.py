@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,23 +26,13 @@ from tests.pending import (
     chain,
     loss,
     named,
-    no_other_warning,
     pending,
     same,
     warned,
     weights,
 )
 
-
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with no_other_warning():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread", "unwarned")
 
 
 # ---- failures

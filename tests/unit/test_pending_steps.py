@@ -7,7 +7,7 @@ import contextlib
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,22 +22,12 @@ from tests.pending import (
     ORDER,
     Scene,
     loss,
-    no_other_warning,
     same,
     warned,
     weights,
 )
 
-
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with no_other_warning():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread", "unwarned")
 
 
 # ---- gradients

@@ -65,7 +65,7 @@ def test_a_worker_has_a_store_and_is_told_of_it(host: Host, staleness: bool) -> 
     (serves,) = prepared(host, phase(2, staleness=staleness))
     assert (serves.servers, serves.every, serves.room, serves.pushes) == ((2,), 6, 1200, 600)
     assert not serves.lanes and not host.found(FillPart)
-    assert host.found(BeginServing) == [BeginServing(3, frozenset(), 1200, staleness)]
+    assert host.found(BeginServing) == [BeginServing(3, frozenset(), 1200, staleness, serves=False)]
     assert host.answers == [4] and len(host.found(EnterPhase)) == 1
     (again,) = prepared(host, phase(2, 5, 9, staleness))
     assert not again.room, "the store that it has mapped"
