@@ -92,8 +92,14 @@ class Served:
 
     def catch_up(self) -> None:
         """Take the state of the last commit, as it may be the servers' only, before it is tested or saved."""
-        if self._behind and self._pull(self._behind + 1):
+        if not self._behind:
+            return
+        if self._pull(self._behind + 1):
             self._note_commit()
+        else:
+            self._journal.warn(
+                f"the state after round {self._behind} has not come: an older one is tested, or saved"
+            )
 
     def keep(self, save: Callable[[], None]) -> None:
         """R18: save the state of the last commit while this member waits. A step that it has given needs no weights."""

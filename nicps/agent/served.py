@@ -30,7 +30,9 @@ class WeightsFile:
         self.fd = os.memfd_create("nicps-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)  # who shrinks it would kill the other end
+        fcntl.fcntl(
+            self.fd, fcntl.F_ADD_SEALS, seals
+        )  # a process that shrank it would kill the other end
         self.values: F32 = np.zeros(0, np.float32)
         if lanes:
             self.values = np.frombuffer(mmap.mmap(self.fd, size), np.float32, lanes)
@@ -73,7 +75,7 @@ class ServedPart:
         return self._servers.reserve_part(room.homes, self._width, fill, averages=room.averages)
 
     def read(self) -> WeightsFile:
-        """A file with the part as whoever pulls it reads it. Nobody may push meanwhile."""
+        """A file with the part, rounded as in an answer to a pull. No worker may push meanwhile."""
         file = WeightsFile(len(self.lanes))
         self._servers.read_part(file.values)
         return file

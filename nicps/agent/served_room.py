@@ -103,6 +103,8 @@ class ServedRoom:
                 0,
             )  # none, until the new words are written
             servers.begin_phase(begins.forget, begins.room, staleness=begins.staleness)
+            if not begins.serves:
+                self._part = None  # of an earlier phase
         if round_ != config["round"]:
             servers.begin_round(round_)
 

@@ -46,7 +46,7 @@ def from_weights(weights: F32, first: int, units: I64) -> None:
 
 
 def as_told(units: I64, out: F32) -> None:
-    """Read parameters as everybody does to whom their server has told them.
+    """Convert parameters to float32, rounded as in an answer to a pull.
 
     Args:
         units: int64 (n, 360).

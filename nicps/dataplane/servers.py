@@ -327,7 +327,7 @@ class Servers:
         return found
 
     def read_part(self, out: F32) -> None:
-        """Read the own part as whoever pulls it does. It may be done in another thread; as `parameters`.
+        """Read the own part, rounded as in an answer to a pull. Another thread may do so; as `parameters`.
 
         Args:
             out: float32 (n,), what of the vector is in the part; written.

@@ -132,13 +132,14 @@ class BeginServing:
     """A phase with servers begins with that round. Nothing that a round has come to that was dropped counts any more.
 
     `forget`: members whose steps have low numbers again. `room`: fragments of parameters in the vector. `staleness`: a
-    push counts by that.
+    push counts by that. `serves`: this host serves in it.
     """
 
     first_round: int
     forget: frozenset[int]
     room: int
     staleness: bool
+    serves: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,12 +127,12 @@ class ServedMemory:
         assert phase.serving is not None
         room, staleness = pulled_fragments(phase.fragments, phase.width), phase.serving.staleness
         forget = frozenset(self._node.learners)
-        return BeginServing(phase.first_round, forget, room, staleness)
+        return BeginServing(phase.first_round, forget, room, staleness, self.serves(phase))
 
     # ---- what the training program is told, and asks for
 
     def message(self, phase: Phase, program: int) -> Serves:
-        """Who serves, and what is new to the training program of that number."""
+        """Which members serve, and which memory the training program of that number has not mapped yet."""
         before, self._mapped = self._mapped, (program, self._made)
         fills = self.needs_filling(phase)
         return announce(

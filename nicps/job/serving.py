@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which members serve, who takes a server's place, and what a host needs for its part (docs/servers.md).
+"""Which members serve, which member replaces a lost server, and what a host needs for its part (docs/servers.md).
 
 Nothing here has a state: the lead asks as it decides on a training phase, and each host as it prepares for one.
 """
@@ -18,7 +18,7 @@ from nicps.protocol.serving import pulled_fragments
 from nicps.protocol.view import View
 from nicps.session.served_form import Serves
 
-SYNC_EVERY = 64  # T of S4, where a job says nothing of it
+SYNC_EVERY = 64  # pushes from one synchronisation to the next (T of S4): the default of the setting `sync_every`
 
 
 def is_served(settings: Mapping[str, Any]) -> bool:
@@ -26,7 +26,7 @@ def is_served(settings: Mapping[str, Any]) -> bool:
     return str(settings.get("system", "R")) != "R"
 
 
-# ---- the lead: who serves
+# ---- the lead: which members serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _is_number(text: str) -> bool:
 def replace_servers(
     before: tuple[int, ...], counted: Collection[int], view: View
 ) -> tuple[int, ...]:
-    """Who serves after servers have gone: workers take their ranks, those with the highest numbers.
+    """The servers of the next phase, after some were lost: the workers with the highest numbers take their ranks.
 
     Each of them has the parameters of the last commit. The lead has the lowest number: it goes on as a worker, so that
     hosts that come back get its optimizer's state.
@@ -172,7 +172,7 @@ def keeps_part(before: Phase | None, phase: Phase, number: int, learners: Collec
 
     Args:
         before: the last phase with servers that it was in.
-        learners: who has missed rounds.
+        learners: members that have missed rounds.
     """
     if before is None or before.serving is None or number in learners:
         return False

@@ -47,7 +47,7 @@ class GoesOn:
             self.hear(token.round)
 
     def enter(self, token: TokenState) -> None:
-        """The lead's entry tells it to whoever has not heard it."""
+        """The lead marks its entry in the token, for members that have missed the broadcast."""
         if self._first_round < token.round <= self.known:
             token.lines[self._lead - 1].marks |= wire.Mark.GOES_ON
 

@@ -18,7 +18,8 @@ from nicps.protocol.token import TokenState
 class Begun(NamedTuple):
     """A worker's push or pull that is not whole yet.
 
-    `sources`: of a pull, from whom. `versions`: of a push that has begun, what it was computed from.
+    `sources`: of a pull, the members that are asked. `versions`: of a push that has begun, those of the parameters that
+    it was computed from.
     """
 
     type: wire.FrameType
@@ -180,7 +181,7 @@ class ServersExchanger(Exchanger):
         return self._contributes and steps.whole and steps.number == self.conversion
 
     def ask(self, now: float, token: TokenState) -> bool:
-        """Whoever sends knows what lacks."""
+        """Nothing: a sender learns from the answers which fragments are missing."""
         return False
 
     def take_report(self, now: float, token: TokenState) -> Lacks:
