@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from nicps.programs import PACKAGES, find_program, missing_programs
+from tests.reaper import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 MUST_RUN = frozenset({"unit", "xdp", "netns"})
@@ -297,7 +297,6 @@ def checkout() -> Path:
 @pytest.fixture
 def open_path() -> Iterator[Path]:
     """An empty folder that every user may enter (pytest's own tmp_path is its user's only)."""
-    path = Path(tempfile.mkdtemp(prefix="nicps-test-"))
-    path.chmod(0o755)
+    path = fresh_folder()
     yield path
     shutil.rmtree(path, ignore_errors=True)

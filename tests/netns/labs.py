@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 import socket
 import subprocess
@@ -21,13 +19,7 @@ from nicps.lab.lab import Host, Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 NICPS = [sys.executable, "-m", "nicps"]
-_numbers = itertools.count(1)
 _OURS = re.compile(r"p\d+|br0|eth1")
-
-
-def fresh_name() -> str:
-    """A lab's name that no other test uses."""
-    return f"test-{os.getpid()}-{next(_numbers)}"
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,8 @@ from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import await_result
 from nicps.session.events import Event
 from tests.netns import light_nicps
-from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, until
+from tests.netns.labs import NICPS, ROOT, leftovers, until
+from tests.reaper import fresh_folder, fresh_name
 
 DIGITS = ROOT / "trainer" / "jobs" / "digits"
 MNIST = ROOT / "trainer" / "jobs" / "mnist"
@@ -167,8 +167,7 @@ class Network:
     agents: dict[str, AgentProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="nicps-test-"))
-        self.folder.chmod(0o755)
+        self.folder = fresh_folder()
         self.lab = Lab(LabSettings(fresh_name(), self.hosts, loss=self.loss))
         self.user = choose_user(RunSettings(DIGITS, self.lab.settings))
         self._runs = 0

@@ -15,7 +15,8 @@ from pyroute2 import IPRoute
 from nicps.cli import main
 from nicps.dataplane import bpf
 from nicps.lab import Lab, LabExists, LabNotFound, LabSettings, links, namespaces
-from tests.netns.labs import fresh_name, leftovers, own_links, raw_socket, until
+from tests.netns.labs import leftovers, own_links, raw_socket, until
+from tests.reaper import fresh_name
 
 ETHERTYPE = 0x88B6  # the other local experimental one: nobody filters it
 BROADCAST = b"\xff" * 6

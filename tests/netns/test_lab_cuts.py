@@ -10,8 +10,9 @@ import pytest
 
 from nicps.errors import NicpsError, UsageProblem
 from nicps.lab import Faults, Lab, LabNotFound, LabSettings, state
-from tests.netns.labs import fresh_name, leftovers, nicps, own_links, until
+from tests.netns.labs import leftovers, nicps, own_links, until
 from tests.netns.traffic import mac_bytes, numbered, traffic
+from tests.reaper import fresh_name
 
 pytestmark = pytest.mark.xdp
 

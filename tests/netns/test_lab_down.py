@@ -26,15 +26,8 @@ from nicps.lab import (
     processes,
     state,
 )
-from tests.netns.labs import (
-    ROOT,
-    fresh_name,
-    in_lab_unmarked,
-    leftovers,
-    nicps,
-    own_links,
-    until,
-)
+from tests.netns.labs import ROOT, in_lab_unmarked, leftovers, nicps, own_links, until
+from tests.reaper import fresh_name
 
 # Stops in the middle of `up`, at the n-th call of the named function, and reports that.
 HALF_WAY = """

@@ -30,8 +30,9 @@ from nicps.lab import (
     state,
 )
 from nicps.lab.delayline import LATE_S
-from tests.netns.labs import fresh_name, leftovers, nicps, own_links, raw_socket, until
+from tests.netns.labs import leftovers, nicps, own_links, raw_socket, until
 from tests.netns.traffic import ETHERTYPE, numbered, traffic
+from tests.reaper import fresh_name
 
 pytestmark = pytest.mark.xdp
 

@@ -9,8 +9,9 @@ import pytest
 
 from nicps import wire
 from nicps.lab import Lab, LabSettings
-from tests.netns.labs import fresh_name, nicps, raw_socket
+from tests.netns.labs import nicps, raw_socket
 from tests.netns.traffic import BROADCAST, mac_bytes
+from tests.reaper import fresh_name
 
 pytestmark = pytest.mark.xdp
 

@@ -17,7 +17,8 @@ import pytest
 
 from nicps.errors import NicpsError, UsageProblem
 from nicps.lab import AgentFailed, LabSettings, agents, jobs
-from tests.netns.labs import ROOT, fresh_name, leftovers, nicps, until
+from tests.netns.labs import ROOT, leftovers, nicps, until
+from tests.reaper import fresh_name
 
 # A word in the stand-in's environment decides what it does.
 STAND_IN = """

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from nicps.lab import Lab, LabProblem, LabSettings
-from tests.netns.labs import fresh_name, leftovers, nicps, until
+from tests.netns.labs import leftovers, nicps, until
 from tests.netns.members import LIGHT, Network, tiny_job
+from tests.reaper import fresh_name
 
 # In the place of `nicps`: an agent, with a training program that has started something itself.
 STAND_IN = """

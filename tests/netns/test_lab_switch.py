@@ -25,16 +25,8 @@ from nicps.dataplane import bpf
 from nicps.errors import UsageProblem
 from nicps.lab import Lab, LabNotFound, LabSettings, links, namespaces, state
 from nicps.lab.errors import NothingRuns
-from tests.netns.labs import (
-    NICPS,
-    ROOT,
-    fresh_name,
-    leftovers,
-    nicps,
-    own_links,
-    raw_socket,
-    until,
-)
+from tests.netns.labs import NICPS, ROOT, leftovers, nicps, own_links, raw_socket, until
+from tests.reaper import fresh_name
 
 pytestmark = pytest.mark.xdp
 

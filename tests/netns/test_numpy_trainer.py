@@ -19,7 +19,8 @@ from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, Folders, await_agents, start_agent
 from nicps.session.commands import await_result
-from tests.netns.labs import ROOT, fresh_name, until
+from tests.netns.labs import ROOT, until
+from tests.reaper import fresh_name
 
 JOB = ROOT / "docs" / "examples" / "mlp"
 PROGRAM = JOB / "numpy_trainer.py"

@@ -21,7 +21,8 @@ from nicps.dataplane.interface import read_interface
 from nicps.lab import Lab, LabSettings, namespaces
 from nicps.lab.lab import Host
 from nicps.wire import FrameType
-from tests.netns.labs import fresh_name, until
+from tests.netns.labs import until
+from tests.reaper import fresh_name
 from tests.stripes import (
     LANES,
     NATIVE,

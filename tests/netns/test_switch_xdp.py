@@ -23,7 +23,8 @@ from nicps.dataplane import bpf
 from nicps.lab import Lab, LabSettings, adding, links, state
 from nicps.switchauth import SwitchKey
 from nicps.wire import SwitchStep
-from tests.netns.labs import NICPS, ROOT, fresh_name, leftovers, nicps, raw_socket, until
+from tests.netns.labs import NICPS, ROOT, leftovers, nicps, raw_socket, until
+from tests.reaper import fresh_name
 
 pytestmark = pytest.mark.xdp
 

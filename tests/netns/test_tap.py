@@ -11,7 +11,8 @@ from nicps import wire
 from nicps.dataplane.interface import read_interface
 from nicps.dataplane.tap import Sender, Tap
 from nicps.lab import Lab, LabSettings, links, namespaces
-from tests.netns.labs import fresh_name, raw_socket, until
+from tests.netns.labs import raw_socket, until
+from tests.reaper import fresh_name
 
 KINDS = (wire.FrameType.VIEW, wire.FrameType.SWITCH)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import reference
-from tests.netns.labs import fresh_name, leftovers, nicps
+from tests.netns.labs import leftovers, nicps
 from tests.netns.members import DIGITS, Network, Run, tiny_job
+from tests.reaper import fresh_name
 
 ROUNDS = 6
 LANES = {"i32": 360, "i16": 720, "i8": 1440}  # numbers in a fragment

@@ -11,7 +11,7 @@ from nicps.bench.bmv2 import Bmv2
 from nicps.errors import EnvironmentProblem
 from nicps.lab import links, namespaces
 from nicps.switch.runtime import Program
-from tests.netns.labs import fresh_name
+from tests.reaper import fresh_name
 
 
 @pytest.fixture
