@@ -25,9 +25,9 @@ SLOTS_PER_BLOCK = 8
 #: How far a sender's numbers may fall behind the highest.
 REPLAY_WINDOW = 1024
 LAST_SEQUENCE = LAST_HOP = 2**32 - 1
-#: Of stripes, which are a room of their own (tests/stripes.py).
+#: Of stripes, which are a room of their own (tests/stripes_model.py).
 STRIPES = frozenset({FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING})
-#: Of parameter servers, likewise (tests/servers.py).
+#: Of parameter servers, likewise (tests/servers_model.py).
 SERVERS = frozenset({FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN})
 CONTROL = frozenset(FrameType) - STRIPES - SERVERS
 CONTROL -= {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}

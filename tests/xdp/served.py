@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real XDP program with its room for servers, run by BPF_PROG_TEST_RUN, beside the model of `tests.servers`."""
+"""The real XDP program with its room for servers, run by BPF_PROG_TEST_RUN, beside `tests.servers_model`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nicps.dataplane import bpf, loader
 from nicps.dataplane.doorbell import Bell, Doorbell
 from nicps.layout import layout
 from tests.model import Outcome
-from tests.servers import ServersModel
+from tests.servers_model import ServersModel
 from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, mac_of
 from tests.xdp.counted import Counted
 from tests.xdp.target import SEAL

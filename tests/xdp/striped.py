@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real XDP program with its room for stripes, run by BPF_PROG_TEST_RUN, beside the model of `tests.stripes`."""
+"""The real XDP program with its room for stripes, run by BPF_PROG_TEST_RUN, beside `tests.stripes_model`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from nicps.dataplane import bpf, loader
 from nicps.dataplane.doorbell import Doorbell
 from nicps.layout import layout
 from tests.model import BANKS, Outcome
-from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, StripesModel, mac_of
+from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, mac_of
+from tests.stripes_model import StripesModel
 from tests.xdp.counted import Counted
 from tests.xdp.target import SEAL
 

@@ -12,7 +12,8 @@ import pytest
 from nicps import wire
 from nicps.dataplane import bpf
 from nicps.wire import FrameType
-from tests.stripes import GROUP, MACS, NETWORK, Own, StripesModel, signed
+from tests.stripes import GROUP, MACS, NETWORK, signed
+from tests.stripes_model import Own, StripesModel
 from tests.xdp import stall
 from tests.xdp.stall import Meeting
 from tests.xdp.striped import Target
