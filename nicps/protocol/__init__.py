@@ -8,6 +8,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     kernel.py        the XDP program as the machines know it
     offers.py        broadcast offers, which tell a round's list without the token
     phase.py         what a decision starts; waiting times
+    plan.py          the rounds of a training step on each channel
     serving.py       which members are parameter servers, of which part
     view.py          the member list in force, and what follows it
     token.py         the token, as its holder works on it
