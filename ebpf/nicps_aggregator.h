@@ -47,7 +47,8 @@ static __always_inline void nicps_finish_sum(struct nicps_gather *gather,
 static __always_inline int
 nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 		struct nicps_contribution *body, void *payload, const void *end,
-		const struct nicps_sender *sender, const struct nicps_config *config)
+		const struct nicps_sender *sender, const struct nicps_channel *channel,
+		const struct nicps_config *config)
 {
 	u64 tag = (u64)sender->view << 32 | sender->round;
 	u64 members = __be64_to_cpu(body->members);
@@ -55,36 +56,36 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	u64 mine = nicps_bit(config->number) & members;
 	u32 index = bpf_ntohl(body->index), bank = sender->round & 1,
 	    width = body->width;
-	u32 aggregators = nicps_aggregators(config, sender->round);
-	u32 rank = sender->round > config->round ? config->rank_next : config->rank;
+	bool later = sender->round > channel->round;
+	u32 aggregators = nicps_aggregators(config, later);
+	u32 rank = later ? config->rank_next : config->rank;
 	s32 unit = (s8)body->unit, exponent = (s8)body->exponent, mine_at = 0;
 	struct nicps_ring *ring = nicps_ring();
-	struct nicps_progress *progress = nicps_progress(bank, 0);
+	struct nicps_progress *progress = nicps_sums_progress(bank, sender->channel);
 	struct nicps_gather *gather;
 	struct nicps_block *block;
 	struct nicps_stored *sum;
 	struct nicps_own *own;
-	u32 first = 0, local, part;
+	u32 first = 0, local, part, blocks;
 	bool fresh, last;
 	int reason = NICPS_ENTERED;
 
 	if (!(members & bit) || members & ~config->live_members ||
-	    width != nicps_width(config, sender->round) || nicps_parts(width) < 0 ||
-	    !width)
+	    width != nicps_width(channel, later) || nicps_parts(width) < 0 || !width)
 		return nicps_drop(NICPS_COUNT_MALFORMED);
 	if (!nicps_fits(width, exponent, unit))
 		return nicps_drop(NICPS_COUNT_SHIFT);
-	if (!nicps_in_stripe(body, rank, aggregators, &first) || index >= config->room)
+	if (!nicps_in_stripe(body, rank, aggregators, &first) || index >= channel->room)
 		return nicps_drop(NICPS_COUNT_RANGE);
 	local = index - first;
 	part = local & ((1 << nicps_parts(width)) - 1);
-	if (local >> nicps_parts(width) >= config->gather_blocks)
+	if (local >> nicps_parts(width) >= channel->blocks)
 		return nicps_drop(NICPS_COUNT_RANGE);
-	block = nicps_gather_block(bank * config->gather_blocks +
-				   (local >> nicps_parts(width)));
-	gather = nicps_gather(bank * config->gather_blocks * NICPS_BLOCK_SLOTS + local);
-	sum = nicps_stored(bank * config->room + index);
-	own = nicps_own(bank * config->room + index);
+	blocks = nicps_first_block(config, channel, bank);
+	block = nicps_gather_block(blocks + (local >> nicps_parts(width)));
+	gather = nicps_gather(blocks * NICPS_BLOCK_SLOTS + local);
+	sum = nicps_stored(nicps_place(config, channel, bank, index));
+	own = nicps_own(nicps_place(config, channel, bank, index));
 	if (!block || !gather || !sum || !own || !ring || !progress)
 		return nicps_drop(NICPS_COUNT_RANGE);
 	NICPS_STALL(CHECKED);
@@ -103,7 +104,7 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 		reason = NICPS_COUNT_MALFORMED;
 	else if (!fresh && gather->seen & bit)
 		reason = NICPS_COUNT_DUPLICATE;
-	else if (last && mine && !nicps_is_offered(config, own, bank))
+	else if (last && mine && !nicps_is_offered(channel, own, bank))
 		reason = NICPS_COUNT_UNREADY;
 	else if (last && !nicps_claim_soon(&sum->claim))
 		reason = NICPS_COUNT_BUSY;
@@ -141,7 +142,7 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	nicps_gather_lanes(block, part, width, payload,
 			   nicps_down(width, exponent, unit), fresh);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
-	nicps_announce(ring, tag, body);
+	nicps_announce(ring, sender->channel, tag, body);
 	if (!*(volatile u8 *)&gather->last) {
 		nicps_release(&gather->claim);
 		nicps_count(NICPS_COUNT_GATHERED);
@@ -154,7 +155,7 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	nicps_release(&gather->claim);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_SUMMED);
-	nicps_tell_count(config, tag, nicps_leave(progress),
+	nicps_tell_count(channel->clock, sender->channel, tag, nicps_leave(progress),
 			 bpf_ntohl(body->fragments));
 	return nicps_answer(ethernet, header, NICPS_TYPE_SUM, config->everybody, end,
 			    config);
@@ -165,15 +166,16 @@ static __always_inline int
 nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
 		 struct nicps_contribution *body, void *payload, const void *end,
 		 const struct nicps_sender *sender, struct nicps_window *window,
-		 const struct nicps_config *config)
+		 const struct nicps_channel *channel, const struct nicps_config *config)
 {
 	u64 tag = (u64)sender->view << 32 | sender->round;
 	u64 mine = nicps_bit(config->number);
 	u64 lacking = __be64_to_cpu(body->members);
 	bool alone = lacking == mine;
 	u32 index = bpf_ntohl(body->index), bank = sender->round & 1, first = 0;
-	u32 aggregators = nicps_aggregators(config, sender->round), local;
-	u32 rank = sender->round > config->round ? config->rank_next : config->rank;
+	bool later = sender->round > channel->round;
+	u32 aggregators = nicps_aggregators(config, later), local;
+	u32 rank = later ? config->rank_next : config->rank;
 	struct nicps_member *asker = nicps_member(sender->number);
 	struct nicps_gather *gather;
 	struct nicps_stored *sum;
@@ -183,17 +185,18 @@ nicps_answer_ask(struct ethhdr *ethernet, struct nicps_header *header,
 	if (!alone && !nicps_in_stripe(body, rank, aggregators, &first))
 		return nicps_drop(NICPS_COUNT_RANGE);
 	local = alone ? 0 : index - first;
-	if (index >= bpf_ntohl(body->fragments) || index >= config->room ||
-	    local >= config->gather_blocks * NICPS_BLOCK_SLOTS)
+	if (index >= bpf_ntohl(body->fragments) || index >= channel->room ||
+	    local >= channel->blocks * NICPS_BLOCK_SLOTS)
 		return nicps_drop(NICPS_COUNT_RANGE);
-	gather = nicps_gather(bank * config->gather_blocks * NICPS_BLOCK_SLOTS + local);
-	sum = nicps_stored(bank * config->room + index);
-	own = nicps_own(bank * config->room + index);
+	gather = nicps_gather(
+		nicps_first_block(config, channel, bank) * NICPS_BLOCK_SLOTS + local);
+	sum = nicps_stored(nicps_place(config, channel, bank, index));
+	own = nicps_own(nicps_place(config, channel, bank, index));
 	if (!gather || !sum || !own || !asker)
 		return nicps_drop(NICPS_COUNT_RANGE);
 	if (!nicps_claim_soon(&sum->claim))
 		return nicps_drop(NICPS_COUNT_BUSY);
-	ready = nicps_is_offered(config, own, bank);
+	ready = nicps_is_offered(channel, own, bank);
 	here = gather->tag == tag && !alone;
 	/* A full barrier between the tag and the lanes that it stands for. */
 	if (!nicps_unanswered(&window->asked, bpf_ntohl(body->number))) {

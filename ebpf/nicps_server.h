@@ -151,7 +151,7 @@ static __always_inline int nicps_contribute(struct nicps_contribution *body,
 		return NICPS_ANSWER_TAKEN;
 	}
 
-	nicps_announce(ring, tag, body);
+	nicps_announce(ring, 0, tag, body);
 	home->members = members;
 	home->seen = seen | bit;
 	home->due =
@@ -167,7 +167,8 @@ static __always_inline int nicps_contribute(struct nicps_contribution *body,
 	NICPS_STALL(ADDED);
 	nicps_count(last ? NICPS_COUNT_SUMMED : NICPS_COUNT_GATHERED);
 	if (last)
-		nicps_tell_count(config, tag, nicps_leave(progress), spot.fragments);
+		nicps_tell_count(config->clock, 0, tag, nicps_leave(progress),
+				 spot.fragments);
 	answer->number = body->number;
 	nicps_fill_answer(answer, version, 0, NICPS_REFUSAL_NONE);
 	return NICPS_ANSWER_TAKEN;

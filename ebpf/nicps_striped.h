@@ -10,11 +10,11 @@
 #include "nicps_fragment.h"
 #include "nicps_gather.h"
 
-/* Aggregators in that round; 0: it is not striped. */
+/* Aggregators in the open round, or in a later one; 0: it is not striped. */
 static __always_inline u32 nicps_aggregators(const struct nicps_config *config,
-					     u32 round)
+					     bool later)
 {
-	return round > config->round ? config->aggregators_next : config->aggregators;
+	return later ? config->aggregators_next : config->aggregators;
 }
 
 /* The bounds of stripes: that of rank r + 1 begins at `rank` r, and the last one ends at rank n. */
@@ -36,18 +36,34 @@ static __always_inline bool nicps_in_stripe(const struct nicps_contribution *bod
 }
 
 /* Whether my own lanes are those that I have offered. */
-static __always_inline bool nicps_is_offered(const struct nicps_config *config,
+static __always_inline bool nicps_is_offered(const struct nicps_channel *channel,
 					     const struct nicps_own *own, u32 bank)
 {
 	u32 conversion = own->conversion;
 
-	return conversion && conversion == config->offered[bank & 1];
+	return conversion && conversion == channel->offered[bank & 1];
 }
 
-/* Width of the lanes in that round. */
-static __always_inline u32 nicps_width(const struct nicps_config *config, u32 round)
+/* Width of the lanes in the open round, or in a later one. */
+static __always_inline u32 nicps_width(const struct nicps_channel *channel, bool later)
 {
-	return round > config->round ? config->width_next : config->width;
+	return later ? channel->width_next : channel->width;
+}
+
+/* The place of a fragment of the channel among own lanes, and among sums. */
+static __always_inline u32 nicps_place(const struct nicps_config *config,
+				       const struct nicps_channel *channel, u32 bank,
+				       u32 index)
+{
+	return bank * config->room + channel->first + index;
+}
+
+/* The first of the channel's blocks of my stripe. */
+static __always_inline u32 nicps_first_block(const struct nicps_config *config,
+					     const struct nicps_channel *channel,
+					     u32 bank)
+{
+	return bank * config->gather_blocks + channel->first_block;
 }
 
 /* Send the received frame back out as one of this host's. */
@@ -63,18 +79,23 @@ static __always_inline int nicps_answer(struct ethhdr *ethernet,
 }
 
 /* Send the list to the agent, once a round: it may not have heard that it is closed. */
-static __always_inline void nicps_announce(struct nicps_ring *ring, u64 tag,
+static __always_inline void nicps_announce(struct nicps_ring *ring, u32 channel,
+					   u64 tag,
 					   const struct nicps_contribution *body)
 {
-	u64 *announced = &ring->announced[tag & 1];
-	u64 before = *announced;
+	u64 at = (u64)channel << 1 | (tag & 1), *announced, before;
 	struct nicps_bell bell = {
 		.tag = tag,
 		.members = __be64_to_cpu(body->members),
 		.fragments = bpf_ntohl(body->fragments),
 		.unit = body->unit,
+		.channel = channel,
 	};
 
+	/* It changes no value: it is for the verifier. */
+	asm volatile("%0 &= 15" : "+r"(at));
+	announced = &ring->announced[at];
+	before = *announced;
 	if (before >= tag ||
 	    __sync_val_compare_and_swap(announced, before, tag) != before)
 		return;

@@ -67,7 +67,7 @@ static __always_inline int nicps_acknowledge(const struct nicps_push *body, u32 
 		return NICPS_COUNT_DUPLICATE;
 	}
 	nicps_count(NICPS_COUNT_ACKNOWLEDGED);
-	nicps_tell_count(config, number, nicps_leave(progress), fragments);
+	nicps_tell_count(config->clock, 0, number, nicps_leave(progress), fragments);
 	return NICPS_ENTERED;
 }
 
@@ -112,7 +112,7 @@ nicps_store_held(const struct nicps_push *body, const void *payload,
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_STORED);
-	nicps_tell_count(config, number, nicps_leave(progress), config->room);
+	nicps_tell_count(config->clock, 0, number, nicps_leave(progress), config->room);
 	if (body->staleness)
 		nicps_acknowledge(body, index, fragments, sender, config);
 	return XDP_DROP;

@@ -85,9 +85,10 @@ class Slot:
 
 @dataclass
 class Window:
-    """Numbers of a sender's frames: the highest believed, and the highest of a repeated token."""
+    """Numbers of a sender's frames: the highest believed of fragments, of tokens, and of repeated tokens."""
 
     highest: int = 0
+    token: int = 0
     repeat: int = 0
 
 
@@ -193,16 +194,21 @@ class XdpModel:
         if not self.config.keyed:
             return None
         window = self.windows.get(header.sender, Window())
-        if header.sequence + REPLAY_WINDOW <= window.highest:
+        token = header.type == FrameType.TOKEN
+        highest = window.token if token else window.highest
+        if header.sequence + REPLAY_WINDOW <= highest:
             return "replayed"
         if header.tag != tag_of(ours, header.length, self.key):
             return "forged"
         self.windows[header.sender] = window
-        if header.type == FrameType.TOKEN and header.flags & Flag.REPEAT:
+        if not token:
+            window.highest = max(highest, header.sequence)
+            return None
+        window.token = max(highest, header.sequence)
+        if header.flags & Flag.REPEAT:
             if header.sequence <= window.repeat:
                 return "replayed"
             window.repeat = header.sequence
-        window.highest = max(window.highest, header.sequence)
         return None
 
     def _token(self, frame: bytes, ours: bytes, header: wire.Header) -> Outcome:

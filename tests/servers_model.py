@@ -364,7 +364,8 @@ class ServersModel:
         if self.key:
             self.answers += 1
             sequence = self.answers
-        own = replace(header, flags=Flag.ANSWER, sender=self.number, sequence=sequence, tag=0)
+        flags = Flag.ANSWER | header.flags & wire.CHANNEL_MASK
+        own = replace(header, flags=flags, sender=self.number, sequence=sequence, tag=0)
         return signed(self.number, own, body, payload, MACS[header.sender - 1], self.key)
 
 

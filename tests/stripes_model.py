@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,7 +67,7 @@ class Own:
 
 @dataclass
 class StripesModel:
-    """One member's program.
+    """One member's program, in one channel.
 
     `ranks` by member number, 0 for who is no aggregator; `width` of a lane; of the open round, the first of `rounds`,
     and of later ones. Number 0 is a switch; whether there is one says `switch`. `rest` by parity: view, and so many
@@ -96,6 +97,9 @@ class StripesModel:
     bells: list[Bell] = field(default_factory=list)
     switch: bool = True
     rest: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0), (0, 0)])
+    channel: int = 0
+    # (bank, aggregator) -> so many sums that come send nothing
+    swallow: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def ranks_in(self, round_: int) -> dict[int, int]:
         """Of the aggregators in that round."""
@@ -114,6 +118,8 @@ class StripesModel:
             return Outcome(DROP, ("view",))
         if sender == self.number:
             return Outcome(DROP, ("echo",))
+        if wire.channel_of(header.flags) != self.channel:
+            return Outcome(DROP, ("mode",))
         known = (
             self.switch and self.ranks_in(header.round).get(0)
             if not sender
@@ -199,7 +205,8 @@ class StripesModel:
         place.not_finite |= not finite
         if tag > self.announced[bank]:
             self.announced[bank] = tag
-            self.bells.append(Bell(tag, body.members, 0, body.fragments, body.unit))
+            bell = Bell(tag, body.members, 0, body.fragments, body.unit, self.channel)
+            self.bells.append(bell)
         if not last:
             return Outcome(DROP, ("gathered",), heard=True)
         if mine:
@@ -225,7 +232,7 @@ class StripesModel:
         left = fragments - count
         step = min(self.clock, max(4, self.clock // 16)) if left < self.clock else self.clock
         if not left or (step and count % step == 0):
-            self.bells.append(Bell(tag, 0, count, fragments, 0))
+            self.bells.append(Bell(tag, 0, count, fragments, 0, self.channel))
 
     def _store(self, header: wire.Header, body: wire.Contribution, payload: bytes) -> Outcome:
         alone = header.sender and body.members == bit_of(header.sender)
@@ -253,6 +260,9 @@ class StripesModel:
         stripe = self.stripe(header.sender, header, body)
         own = self.own.get((bank, index))
         if not body.members >> self.number - 1 & 1 or body.width != width:
+            return None
+        if self.swallow.get((bank, header.sender)):
+            self.swallow[bank, header.sender] -= 1
             return None
         if round_ != header.round or index >= min(stripe.stop, self.room):
             return None
@@ -311,5 +321,36 @@ class StripesModel:
         if self.key:
             self.answers += 1
             sequence = self.answers
-        own = replace(header, flags=Flag.ANSWER, sender=self.number, sequence=sequence, tag=0)
+        flags = Flag.ANSWER | wire.channel_flags(self.channel)
+        own = replace(header, flags=flags, sender=self.number, sequence=sequence, tag=0)
         return signed(self.number, kind, own, body, payload, to, self.key)
+
+
+class ChannelsModel:
+    """One member's program, in all channels of a phase: only its answers are numbered in common.
+
+    Args:
+        channels: the model of each, with its number; view, members, ranks and key are the same in all.
+    """
+
+    def __init__(self, channels: Sequence[StripesModel]) -> None:
+        self.channels = tuple(channels)
+        assert [model.channel for model in self.channels] == list(range(len(self.channels)))
+        self.bells = self.first.bells
+        for model in self.channels:
+            model.bells = self.bells
+
+    @property
+    def first(self) -> StripesModel:
+        """Of channel 0."""
+        return self.channels[0]
+
+    def run(self, frame: bytes) -> Outcome:
+        """`StripesModel.run` of the frame's channel."""
+        flags = int.from_bytes(frame[wire.ETHERNET_BYTES + 2 :][:2], "big")
+        channel = wire.channel_of(flags)
+        model = self.channels[channel] if channel < len(self.channels) else self.first
+        outcome = model.run(frame)
+        for other in self.channels:
+            other.answers = model.answers
+        return outcome

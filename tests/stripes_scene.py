@@ -7,35 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from nicps import wire
 from nicps.wire import Flag, FrameType
 from tests.stripes import GROUP, KINDS, LANES, MACS, NATIVE, NETWORK, bit_of, signed
-from tests.stripes_model import Own, StripesModel
+from tests.stripes_model import ChannelsModel, Own, StripesModel
 
 
 class Scene:
-    """A member, and what it hears: random, from a seed. `go_on` leads to later rounds and views."""
+    """A member, and what it hears: random, from a seed. `go_on` leads to later rounds and views.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        like: the scene of channel 0, if this is of another one.
+    """
+
+    def __init__(self, seed: Any, like: Scene | None = None, channel: int = 0) -> None:
         rng = self.rng = np.random.default_rng(seed)
+        self._of_channels = np.random.default_rng((1, *np.atleast_1d(seed)))
+        self.channel = channel
         count = int(rng.integers(2, 6))
         self.live = frozenset(range(1, count + 1)) - (
             {int(rng.integers(1, count + 1))} if count > 2 and rng.random() < 0.3 else set()
         )
         self.number = int(rng.choice(sorted(self.live)))
-        self.others = sorted(self.live - {self.number})
         self.view, self.round = int(rng.integers(1, 5)), int(rng.integers(1, 9))
         self.key = rng.bytes(16) if rng.random() < 0.5 else b""
         self.sequence = dict.fromkeys({0, *self.live}, 0)
+        if like is not None:
+            self.live, self.number, self.view = like.live, like.number, like.view
+            self.key, self.sequence = like.key, like.sequence
+            if rng.random() < 0.4:  # rounds of equal numbers, or of the other parity
+                self.round = like.round + int(rng.random() < 0.4)
+        self.others = sorted(self.live - {self.number})
         self.sent: list[bytes] = []
         width = int(rng.choice([8, 16, 32]))
         self.model = StripesModel(
             self.number,
             self.live,
-            (self._ranks(), self._ranks()),
+            like.model.ranks if like is not None else (self._ranks(), self._ranks()),
             (width, width if rng.random() < 0.9 else int(rng.choice([8, 16, 32]))),
             room=int(rng.integers(1, 9)),
             blocks=int(rng.integers(4, 9)),
@@ -43,7 +55,8 @@ class Scene:
             rounds=(self.round, self.round + 1),
             key=self.key,
             clock=int(rng.integers(4)),
-            switch=bool(rng.random() < 0.9),
+            switch=like.model.switch if like is not None else bool(rng.random() < 0.9),
+            channel=channel,
         )
         self._choose()
 
@@ -67,15 +80,28 @@ class Scene:
 
     def go_on(self) -> None:
         """Two rounds later, in the same bank, or in another view."""
-        model, rng = self.model, self.rng
-        if rng.random() < 0.7:
-            self.round += int(rng.integers(1, 3))
+        model = self.model
+        if self.rng.random() < 0.7:
+            self._open_later()
             model.ranks = (model.ranks[1], self._ranks())
-            model.width = (model.width[1], model.width[0])
         else:
             self.view += 1
             model.ranks = (self._ranks(), self._ranks())
-        model.view, model.rounds = self.view, (self.round, self.round + 1)
+        self._enter()
+
+    def follow(self, like: Scene) -> None:
+        """Go on as channel 0 did."""
+        if like.view == self.view:
+            self._open_later()
+        self.model.ranks, self.view = like.model.ranks, like.view
+        self._enter()
+
+    def _open_later(self) -> None:
+        self.round += int(self.rng.integers(1, 3))
+        self.model.width = (self.model.width[1], self.model.width[0])
+
+    def _enter(self) -> None:
+        self.model.view, self.model.rounds = self.view, (self.round, self.round + 1)
         self._choose()
 
     def _list(self) -> int:
@@ -116,6 +142,7 @@ class Scene:
                 if self.rng.random() < 0.7:
                     round_ = self.round + int(self.round & 1 != bank)
                     model.sent[bank, number] = round_, int(self.rng.integers(model.room))
+                model.swallow[bank, number] = max(0, int(self._of_channels.integers(-9, 4)))
 
     def frames(self, count: int) -> Iterator[bytes]:
         """Frames that fit more or less, and old ones again."""
@@ -125,6 +152,12 @@ class Scene:
                 continue
             self.sent.append(self._frame())
             yield self.sent[-1]
+
+    def _flags(self, odd: bool) -> int:
+        channel = self.channel
+        if odd and self._of_channels.random() < 0.1:
+            channel = int(self._of_channels.integers(wire.MAX_CHANNELS))
+        return wire.channel_flags(channel)
 
     def _frame(self) -> bytes:
         rng, model = self.rng, self.model
@@ -141,7 +174,7 @@ class Scene:
             view=self.view + (odd and rng.random() < 0.2),
             round=self.round + later,
             sender=sender,
-            flags=Flag.ANSWER if rng.random() < 0.3 else 0,
+            flags=(Flag.ANSWER if rng.random() < 0.3 else 0) | self._flags(odd),
             sequence=self.sequence[sender] if self.key else 0,
         )
         width = model.width[header.round > self.round]
@@ -171,3 +204,39 @@ class Scene:
         if odd and self.key and rng.random() < 0.2:
             frame = frame[:-1] + bytes([frame[-1] ^ 1])
         return frame
+
+
+class ChannelsScene:
+    """A member whose phase has several channels: the frames of all in random turn."""
+
+    def __init__(self, seed: int, channels: int) -> None:
+        first = Scene(seed)
+        more = [Scene((seed, channel), first, channel) for channel in range(1, channels)]
+        self.scenes = [first, *more]
+        self.model = ChannelsModel([scene.model for scene in self.scenes])
+        self._rng = np.random.default_rng((seed, 0))
+        self._share()
+
+    def write_own(self) -> None:
+        """`Scene.write_own` of all."""
+        for scene in self.scenes:
+            scene.write_own()
+
+    def frames(self, count: int) -> Iterator[bytes]:
+        """`Scene.frames`, of all in turn."""
+        sources = [scene.frames(count) for scene in self.scenes]
+        for at in self._rng.integers(len(sources), size=count).tolist():
+            yield next(sources[at])
+
+    def go_on(self) -> None:
+        """Later rounds in each, or another view."""
+        first, *more = self.scenes
+        first.go_on()
+        for scene in more:
+            scene.follow(first)
+        self._share()
+
+    def _share(self) -> None:
+        """The remainders of a switch are those of channel 0."""
+        for model in self.model.channels:
+            model.rest = self.model.first.rest

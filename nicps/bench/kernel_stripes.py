@@ -61,7 +61,9 @@ class StripingKernel:
         self.maps.enter_view(_VIEW, 1, [self.mac] * wire.MAX_MEMBERS, 2, key)
         config = self.maps.config
         config["network"], config["everybody"] = _NETWORK, np.frombuffer(self.mac, np.uint8)
-        config["offered"], config["round_high"], config["enabled"] = _CONVERSION, 2**32 - 1, 1
+        self._channel = self.maps.stripes.areas.words[0]
+        self._channel["offered"], self._channel["round_high"] = _CONVERSION, 2**32 - 1
+        config["enabled"] = 1
         self._width = self._round = 0
 
     def begin(self, fragments: int, width: int) -> None:
@@ -70,8 +72,7 @@ class StripingKernel:
         stripes.use(stripes.reserve(fragments))
         stripes.use_places(stripes.reserve_places(-(-fragments // wire.fragments_per_block(width))))
         stripes.own["conversion"], stripes.own["exponent"] = _CONVERSION, _UNIT & 0xFF
-        config = self.maps.config
-        config["width"] = config["width_next"] = width
+        self._channel["width"] = self._channel["width_next"] = width
         self._width, self._round = width, 0
 
     def distinct(self, case: str, fragments: int, runs: int) -> Took:
@@ -84,7 +85,7 @@ class StripingKernel:
         self._round += 1
         order = (1,) if kind is FrameType.CONTRIBUTION else (2,)
         self.maps.stripes.set_ranks(order, order)
-        self.maps.config["round_low"] = self._round
+        self._channel["round_low"] = self._round
         if case == "clock":
             self.maps.stripes.forget_sent()
             self.maps.stripes.set_sent(self._round, 2, 1)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nicps import wire
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.doorbell import Bell, Doorbell
 from nicps.layout import layout
@@ -20,7 +19,7 @@ from tests.xdp.counted import Counted
 from tests.xdp.target import SEAL
 
 ROOM = 12
-SENDERS = wire.MAX_MEMBERS + 1
+COUNTS = layout().limits["COUNTS"]  # rows of a bank
 
 
 class Target(Counted):
@@ -192,7 +191,7 @@ class Target(Counted):
         for index, number in model.taken.items():
             assert int(self.taken[index]) == number
         counts = {
-            divmod(at, SENDERS): (int(p["tag"]), int(p["count"]))
+            divmod(at, COUNTS): (int(p["tag"]), int(p["count"]))
             for at, p in enumerate(self.progress)
             if p["tag"] or p["count"]
         }
@@ -213,4 +212,4 @@ class Target(Counted):
         ring = self.ring[0]
         assert int(ring["version"]) == model.version[0] << 32 | model.version[1]
         assert int(ring["full"]) == model.full
-        assert ring["announced"].tolist() == model.announced
+        assert ring["announced"].tolist() == [*model.announced, *[0] * 14]
