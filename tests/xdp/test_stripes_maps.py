@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import mmap
 import os
 import select
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from nicps.errors import EnvironmentProblem
 from nicps.layout import layout
 from nicps.wire import BLOCK_LANES, FrameType
 from tests.stripes import LANES, MACS, NATIVE, NETWORK, signed
+from tests.xdp.memory import memory_of
 from tests.xdp.test_maps import runs
 
 VIEW, UNIT, WIDTH, ROOM = 7, -60, 16, 12
@@ -73,10 +72,16 @@ class Host:
         self.maps.stripes.use_places(self.maps.stripes.reserve_places(blocks))
 
     def give(
-        self, kind: FrameType, sender: int, index: int, view: int = VIEW, **body: Any
+        self,
+        kind: FrameType,
+        sender: int,
+        index: int,
+        view: int = VIEW,
+        flags: int = 0,
+        **body: Any,
     ) -> bpf.Run:
         """A frame of stripes with lanes of 1."""
-        header = wire.Header(network=NETWORK, view=view, round=1, sender=sender)
+        header = wire.Header(network=NETWORK, view=view, round=1, sender=sender, flags=flags)
         values = wire.Contribution(0b111, index, ROOM, 0, WIDTH, UNIT, UNIT)
         lanes = np.ones(LANES[WIDTH], NATIVE[WIDTH]).tobytes()
         frame = signed(sender, kind, header, replace(values, **body), lanes, MACS[0], b"")
@@ -213,18 +218,6 @@ def test_retired_places_take_nothing_and_keep_what_they_hold(host: Host) -> None
     assert stripes.converted(1, 5, 0, 4) == 4
     now = theirs[: np.prod(shape)].reshape(shape)[1, 0, : LANES[WIDTH]]
     assert (now == left).all() and left.any()
-
-
-def memory_of(*numbers: int) -> int:
-    """Bytes of the kernel's memory that maps of these numbers take, as it accounts for them."""
-    total = 0
-    for number in numbers:
-        with contextlib.suppress(FileNotFoundError):
-            fd = bpf.map_by_id(number)
-            lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
-            os.close(fd)
-            total += next(int(line.split()[1]) for line in lines if line.startswith("memlock:"))
-    return total
 
 
 def test_released_maps_are_given_back(host: Host) -> None:
